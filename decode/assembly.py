@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from transport.frames import KvChunk, KvManifest
 
 
-class Verdict(Enum):
+class ChunkVerdict(Enum):
     """What to do with a chunk."""
 
     TAKEN = auto()  # copy it into the leased blocks
@@ -63,7 +63,7 @@ class Assembly:
         """Whether every block is there and the manifest says that this is all."""
         return self.manifest is not None and self._num_missing == 0
 
-    def judge(self, chunk: KvChunk, payload: bytes | memoryview) -> Verdict:
+    def judge(self, chunk: KvChunk, payload: bytes | memoryview) -> ChunkVerdict:
         """Check one chunk and note it as received if it is good.
 
         Raises:
@@ -74,11 +74,11 @@ class Assembly:
         if known is not None:
             if known != where:
                 raise RemoteProtocolError(f"chunk {chunk.index} came twice with other blocks")
-            return Verdict.DUPLICATE
+            return ChunkVerdict.DUPLICATE
         self._check_address(chunk, len(payload))
         if payload_digest(payload) != chunk.digest:
             self._failures[chunk.index] = self._failures.get(chunk.index, 0) + 1
-            return Verdict.CORRUPT
+            return ChunkVerdict.CORRUPT
         blocks = slice(chunk.first_block, chunk.first_block + chunk.num_blocks)
         if any(self._filled[blocks]):
             raise RemoteProtocolError(f"chunk {chunk.index} overlaps another chunk")
@@ -86,7 +86,7 @@ class Assembly:
         self._chunks[chunk.index] = where
         self._num_missing -= chunk.num_blocks
         self._check_count()
-        return Verdict.TAKEN
+        return ChunkVerdict.TAKEN
 
     def num_failures(self, index: int) -> int:
         """Return how often this chunk came with a wrong digest."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, eq=False)
-class Attempt:
+class DecodeAttempt:
     """A lease and what it is for.
 
     Attributes:

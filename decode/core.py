@@ -47,12 +47,12 @@ from worker.outbox import Outbox
 from worker.server_sessions import PeerTable, ServerSessions
 
 from .assembly import Assembly
-from .attempt import Attempt
+from .attempt import DecodeAttempt
 from .intake import KvIntake
 from .prompts import keep_completion, num_shared_blocks
 from .scheduler import blocks_for
 from .speculation import Speculation
-from .stepper import Stepper
+from .stepper import DecodeStepper
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -166,7 +166,7 @@ class DecodeCore:
         self._link = link
         self._read_process = read_process
         self._orders = count()
-        self.attempt_table: AttemptTable[Attempt] = AttemptTable(
+        self.attempt_table: AttemptTable[DecodeAttempt] = AttemptTable(
             engine.ledger, DECODE_TRANSITIONS, link, self.outbox, on_end=self._on_end
         )
         self.server_sessions = ServerSessions(
@@ -190,7 +190,7 @@ class DecodeCore:
             welcome=self._shared_memory.welcome,
         )
         self._speculation = Speculation(source, speculation, self.counters)
-        self.stepper = Stepper(
+        self.stepper = DecodeStepper(
             engine, identity, self.attempt_table, self.outbox, self.counters, self._speculation
         )
         self._intake = KvIntake(
@@ -369,7 +369,7 @@ class DecodeCore:
         frame: Reserve,
         num_prompt_tokens: int,
         num_replay_tokens: int,
-        origin: Attempt | None,
+        origin: DecodeAttempt | None,
     ) -> RefuseReason | None:
         if self.server_sessions.is_draining:
             return RefuseReason.DRAINING
@@ -399,7 +399,7 @@ class DecodeCore:
         frame: Reserve,
         prompt_ids: tuple[int, ...],
         replay_ids: tuple[int, ...],
-        origin: Attempt | None,
+        origin: DecodeAttempt | None,
         now: float,
     ) -> None:
         block_size = self._engine.block_size
@@ -415,7 +415,7 @@ class DecodeCore:
             blocks = self._engine.ledger.lease(frame.key, num_blocks - num_held_blocks)
         num_held_tokens = num_held_blocks * block_size
         is_local = origin is not None or len(prompt_ids) - num_held_tokens <= frame.local_tokens
-        attempt = Attempt(
+        attempt = DecodeAttempt(
             key=frame.key,
             server=server,
             prompt_ids=prompt_ids,
@@ -455,7 +455,7 @@ class DecodeCore:
             if attempt is not None and attempt.server == server:
                 self.stepper.credit(attempt, row)
 
-    def _on_end(self, attempt: Attempt, now: float) -> None:
+    def _on_end(self, attempt: DecodeAttempt, now: float) -> None:
         self.stepper.forks.forsake(attempt, now)
         self._speculation.forget(attempt.key)
         if not attempt.assembly.is_complete:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from triolet.ids import AttemptKey
     from worker.engine_port import EnginePort
 
-    from .attempt import Attempt
+    from .attempt import DecodeAttempt
 
 
 WORD_BYTES = array("I").itemsize
@@ -79,7 +79,7 @@ class Lookup:
         self._config = config
         self._histories: dict[AttemptKey, History] = {}
 
-    def guess(self, attempt: Attempt, most: int) -> Sequence[int]:
+    def guess(self, attempt: DecodeAttempt, most: int) -> Sequence[int]:
         """Return up to `most` tokens that may follow what an attempt has."""
         history = self._histories.get(attempt.key)
         if history is None:
@@ -211,7 +211,7 @@ class Drafts:
         self._config = config
         self._vocab_size = vocab_size
         self._drafts: dict[AttemptKey, _Draft] = {}
-        self._rows: list[tuple[Attempt, int]] = []
+        self._rows: list[tuple[DecodeAttempt, int]] = []
         self._leaving: list[AttemptKey] = []
         self._has_failed = False
 
@@ -220,7 +220,7 @@ class Drafts:
         """The leases of the draft pool."""
         return self._engine.ledger
 
-    def plan(self, wanted: Iterable[tuple[Attempt, int]]) -> list[DraftRow]:
+    def plan(self, wanted: Iterable[tuple[DecodeAttempt, int]]) -> list[DraftRow]:
         """Begin a round of guesses; an empty list means that there is none to make.
 
         Args:
@@ -257,7 +257,7 @@ class Drafts:
         self._has_failed = True
         self._end_round()
 
-    def guess(self, attempt: Attempt, most: int) -> Sequence[int]:
+    def guess(self, attempt: DecodeAttempt, most: int) -> Sequence[int]:
         """Return what was guessed to follow what an attempt has; nothing if it was not its turn."""
         draft = self._drafts.get(attempt.key)
         if draft is None or draft.guessed_at != attempt.num_tokens:
@@ -279,7 +279,7 @@ class Drafts:
         for key in leaving:
             self.forget(key)
 
-    def _settled(self, attempt: Attempt) -> _Draft:
+    def _settled(self, attempt: DecodeAttempt) -> _Draft:
         """Return a sequence's draft; of the guesses whose KV is there, those that held count."""
         draft = self._drafts.setdefault(attempt.key, _Draft())
         if draft.guesses and draft.guessed_at < attempt.num_tokens:
@@ -293,7 +293,9 @@ class Drafts:
             draft.guesses = ()
         return draft
 
-    def _row(self, attempt: Attempt, draft: _Draft, most: int, budget: int) -> DraftRow | None:
+    def _row(
+        self, attempt: DecodeAttempt, draft: _Draft, most: int, budget: int
+    ) -> DraftRow | None:
         start = draft.num_computed_tokens
         count = min(budget, attempt.num_tokens - start)
         is_caught_up = start + count == attempt.num_tokens

@@ -14,7 +14,7 @@ from transport.lease import LeaseEvent, LeaseState
 from triolet.errors import RemoteProtocolError
 from worker.counters import Drop
 
-from .assembly import Verdict
+from .assembly import ChunkVerdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from worker.identity import Identity
     from worker.outbox import Outbox
 
-    from .attempt import Attempt
+    from .attempt import DecodeAttempt
 
 _INCOMPLETE = (LeaseState.RESERVED, LeaseState.FILLING)
 
@@ -51,10 +51,10 @@ class KvIntake:
         engine: EnginePort,
         identity: Identity,
         link: LinkConfig,
-        attempt_table: AttemptTable[Attempt],
+        attempt_table: AttemptTable[DecodeAttempt],
         outbox: Outbox,
         counters: Counters,
-        on_complete: Callable[[Attempt, float], None],
+        on_complete: Callable[[DecodeAttempt, float], None],
     ) -> None:
         self._engine = engine
         self._identity = identity
@@ -82,10 +82,10 @@ class KvIntake:
             self._give_credit(sender, chunk, payload)
             self._attempt_table.end(chunk.key, EndReason.ERROR, now, str(error))
             return
-        if verdict is Verdict.CORRUPT:
+        if verdict is ChunkVerdict.CORRUPT:
             self._on_corrupt(sender, attempt, chunk, now)
             return
-        if verdict is Verdict.TAKEN:
+        if verdict is ChunkVerdict.TAKEN:
             end = chunk.first_block + chunk.num_blocks
             self._engine.import_blocks(attempt.block_table[chunk.first_block : end], payload)
             self._counters.kv_bytes += len(payload)
@@ -110,7 +110,7 @@ class KvIntake:
             return
         self._finish_if_complete(attempt, now)
 
-    def abandon(self, attempt: Attempt) -> None:
+    def abandon(self, attempt: DecodeAttempt) -> None:
         """Tell the sender of an attempt that ended that nothing more is wanted."""
         if attempt.kv_sender is not None:
             self._say_done(attempt.kv_sender, attempt.key)
@@ -123,7 +123,7 @@ class KvIntake:
         self._counters.drop(Drop.FORGED)
         return True
 
-    def _wanted(self, sender: bytes, key: AttemptKey, target_epoch: int) -> Attempt | None:
+    def _wanted(self, sender: bytes, key: AttemptKey, target_epoch: int) -> DecodeAttempt | None:
         """Return the attempt that takes this frame, or None after saying that it is not wanted."""
         attempt = self._attempt_table.attempts.get(key)
         is_alien = attempt is None or attempt.is_local  # its KV is computed here only
@@ -142,7 +142,9 @@ class KvIntake:
         lease = self._attempt_table.leases.get(key)
         return LeaseState.RELEASED if lease is None else lease.state
 
-    def _on_corrupt(self, sender: bytes, attempt: Attempt, chunk: KvChunk, now: float) -> None:
+    def _on_corrupt(
+        self, sender: bytes, attempt: DecodeAttempt, chunk: KvChunk, now: float
+    ) -> None:
         self._counters.bad_digests += 1
         failures = attempt.assembly.num_failures(chunk.index)
         if failures > self._max_resends:
@@ -151,7 +153,7 @@ class KvIntake:
         else:
             self._outbox.to_sender(sender, KvResend(*chunk.key, indices=(chunk.index,)))
 
-    def _finish_if_complete(self, attempt: Attempt, now: float) -> None:
+    def _finish_if_complete(self, attempt: DecodeAttempt, now: float) -> None:
         if attempt.assembly.is_complete:
             self._attempt_table.leases.step(attempt.key, LeaseEvent.COMPLETE)
             self.abandon(attempt)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from transport.frames import EndReason
 from transport.lease import LeaseEvent, LeaseState
 from transport.tokens import pack_tokens
-from worker.chunks import Chunk, ChunkScheduler
+from worker.chunks import ChunkScheduler, PromptChunk
 from worker.rates import StepRates
 
 if TYPE_CHECKING:
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     from worker.attempt_table import AttemptTable
     from worker.engine_port import EnginePort
 
-    from .attempt import Attempt
+    from .attempt import DecodeAttempt
 
 
-def keep_prompt(cache: PrefixCache, attempt: Attempt, block_size: int) -> None:
+def keep_prompt(cache: PrefixCache, attempt: DecodeAttempt, block_size: int) -> None:
     """Note that the KV of a whole prompt is here."""
     _keep(cache, attempt, len(attempt.prompt_ids) // block_size)
 
 
-def keep_completion(cache: PrefixCache, attempt: Attempt, block_size: int) -> None:
+def keep_completion(cache: PrefixCache, attempt: DecodeAttempt, block_size: int) -> None:
     """Note what an attempt that ends leaves behind: the next turn of its chat begins with it."""
     if cache.keeps_completions and attempt.output_ids:
         _keep(cache, attempt, attempt.num_computed_tokens // block_size)
 
 
-def _keep(cache: PrefixCache, attempt: Attempt, num_blocks: int) -> None:
+def _keep(cache: PrefixCache, attempt: DecodeAttempt, num_blocks: int) -> None:
     if num_blocks:
         tokens = pack_tokens((*attempt.prompt_ids, *attempt.output_ids))
         cache.insert(tokens, attempt.cache_key, attempt.block_table[:num_blocks], attempt.keeper)
@@ -61,16 +61,18 @@ class Prompts:
       rates: how fast steps have been.
     """
 
-    def __init__(self, attempt_table: AttemptTable[Attempt], pace: Pace, max_num_seqs: int) -> None:
+    def __init__(
+        self, attempt_table: AttemptTable[DecodeAttempt], pace: Pace, max_num_seqs: int
+    ) -> None:
         self.rates = StepRates(pace)
         self._attempt_table = attempt_table
         self._most_rows = max(1, max_num_seqs // PROMPT_ROWS)
-        self._scheduler: ChunkScheduler[Attempt] = ChunkScheduler()
-        self._open: dict[AttemptKey, Attempt] = {}
-        self._chunks: list[Chunk[Attempt]] = []
+        self._scheduler: ChunkScheduler[DecodeAttempt] = ChunkScheduler()
+        self._open: dict[AttemptKey, DecodeAttempt] = {}
+        self._chunks: list[PromptChunk[DecodeAttempt]] = []
         self._began_at = 0.0
 
-    def add(self, attempt: Attempt) -> None:
+    def add(self, attempt: DecodeAttempt) -> None:
         """Take an attempt whose prompt is to be computed here."""
         self._open[attempt.key] = attempt
 
@@ -84,7 +86,7 @@ class Prompts:
         """Rows of the next step that prompts may want."""
         return min(len(self._waiting()), self._most_rows)
 
-    def plan(self, num_decode_rows: int, now: float) -> list[Chunk[Attempt]]:
+    def plan(self, num_decode_rows: int, now: float) -> list[PromptChunk[DecodeAttempt]]:
         """Choose the chunks that ride beside so many rows of running streams."""
         budget = self.rates.chunk_tokens(num_decode_rows)
         self._chunks = self._scheduler.plan(self._waiting(), budget, 0, self._most_rows)
@@ -95,7 +97,9 @@ class Prompts:
                 self._attempt_table.leases.step(lease.key, LeaseEvent.START)
         return self._chunks
 
-    def take(self, num_decode_rows: int, now: float, speedup: float) -> list[Chunk[Attempt]]:
+    def take(
+        self, num_decode_rows: int, now: float, speedup: float
+    ) -> list[PromptChunk[DecodeAttempt]]:
         """Return the chunks of the step that has returned, having learned from it."""
         chunks, self._chunks = self._chunks, []
         num_tokens = sum(chunk.num_tokens for chunk in chunks)
@@ -107,7 +111,7 @@ class Prompts:
         )
         return chunks
 
-    def _waiting(self) -> list[Attempt]:
+    def _waiting(self) -> list[DecodeAttempt]:
         """Return those that live and are not done, and forget the others."""
         if not self._open:
             return []  # the usual case: this is asked several times in each step
@@ -135,23 +139,23 @@ class Forks:
     """
 
     def __init__(
-        self, engine: EnginePort, attempt_table: AttemptTable[Attempt], prompts: Prompts
+        self, engine: EnginePort, attempt_table: AttemptTable[DecodeAttempt], prompts: Prompts
     ) -> None:
         self._engine = engine
         self._attempt_table = attempt_table
         self._prompts = prompts
-        self._waiting: dict[AttemptKey, list[Attempt]] = {}
+        self._waiting: dict[AttemptKey, list[DecodeAttempt]] = {}
 
     def origin(
         self, row: AttemptRow, server: PeerId, prompt_ids: tuple[int, ...], cache_key: bytes
-    ) -> Attempt | None:
+    ) -> DecodeAttempt | None:
         """Return the attempt whose prompt is to be shared; None if it is not here, or not that."""
         origin = self._attempt_table.attempts.get(row.key)
         if origin is None or origin.server != server or origin.cache_key != cache_key:
             return None
         return origin if origin.prompt_ids == prompt_ids else None
 
-    def add(self, fork: Attempt, origin: Attempt) -> None:
+    def add(self, fork: DecodeAttempt, origin: DecodeAttempt) -> None:
         """Take an attempt that holds a lease of its own blocks; the shared ones come with the
         prompt, at once if that is here."""
         if origin.output_ids:
@@ -159,18 +163,18 @@ class Forks:
         else:
             self._waiting.setdefault(origin.key, []).append(fork)
 
-    def complete(self, origin: Attempt) -> None:
+    def complete(self, origin: DecodeAttempt) -> None:
         """Take in that the prompt of an attempt is here, before anything else comes of it."""
         for fork in self._waiting.pop(origin.key, ()):
             if fork.key in self._attempt_table.attempts:
                 self._part(fork, origin)
 
-    def forsake(self, origin: Attempt, now: float) -> None:
+    def forsake(self, origin: DecodeAttempt, now: float) -> None:
         """An attempt ends: those that still wait for its prompt have to begin anew."""
         for fork in self._waiting.pop(origin.key, ()):
             self._attempt_table.end(fork.key, EndReason.FORSAKEN, now)
 
-    def _part(self, fork: Attempt, origin: Attempt) -> None:
+    def _part(self, fork: DecodeAttempt, origin: DecodeAttempt) -> None:
         num_shared = fork.num_held_blocks
         self._engine.copy_block(origin.block_table[num_shared], fork.block_table[0])
         shared = origin.block_table[:num_shared]

@@ -15,7 +15,7 @@ from triolet.service_class import class_of, rank_without_share
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from .attempt import Attempt
+    from .attempt import DecodeAttempt
 
 
 Load: TypeAlias = "tuple[float, int]"
@@ -31,9 +31,9 @@ class StepPlan(NamedTuple):
       rows: compute the next token of these.
     """
 
-    preempted: list[Attempt]
-    growing: list[Attempt]
-    rows: list[Attempt]
+    preempted: list[DecodeAttempt]
+    growing: list[DecodeAttempt]
+    rows: list[DecodeAttempt]
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
@@ -41,12 +41,14 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
 
 
-def needs_block(attempt: Attempt, block_size: int) -> bool:
+def needs_block(attempt: DecodeAttempt, block_size: int) -> bool:
     """Return whether the KV of its next token falls behind its last block."""
     return attempt.num_computed_tokens >= len(attempt.block_table) * block_size
 
 
-def choose_victim(attempts: Iterable[Attempt], loads: dict[bytes, Load] | None = None) -> Attempt:
+def choose_victim(
+    attempts: Iterable[DecodeAttempt], loads: dict[bytes, Load] | None = None
+) -> DecodeAttempt:
     """Return the attempt to preempt: in the lowest class, of the tenant that holds most for its
     weight, the least important to its client, among these the youngest, which has the least work to
     lose.
@@ -62,7 +64,7 @@ def choose_victim(attempts: Iterable[Attempt], loads: dict[bytes, Load] | None =
     attempts, loads = tuple(attempts), {} if loads is None else loads
     lowest = max(class_of(attempt.priority) for attempt in attempts)
     rivals = [attempt for attempt in attempts if class_of(attempt.priority) is lowest]
-    by_tenant: defaultdict[bytes, list[Attempt]] = defaultdict(list)
+    by_tenant: defaultdict[bytes, list[DecodeAttempt]] = defaultdict(list)
     for attempt in rivals:
         by_tenant[attempt.keeper.tenant].append(attempt)
     youngest = max(rivals, key=_by_age)
@@ -79,11 +81,11 @@ def choose_victim(attempts: Iterable[Attempt], loads: dict[bytes, Load] | None =
     return victim
 
 
-def _by_age(attempt: Attempt) -> int:
+def _by_age(attempt: DecodeAttempt) -> int:
     return attempt.order
 
 
-def _load(own: Sequence[Attempt]) -> Load:
+def _load(own: Sequence[DecodeAttempt]) -> Load:
     """Return how much one tenant's attempts hold for its weight, as that was said last, and when
     the youngest of them came. What they share counts once."""
     youngest = max(own, key=_by_age)
@@ -92,11 +94,11 @@ def _load(own: Sequence[Attempt]) -> Load:
 
 
 def plan_step(
-    holders: Iterable[Attempt],
-    runnable: Iterable[Attempt],
+    holders: Iterable[DecodeAttempt],
+    runnable: Iterable[DecodeAttempt],
     *,
     free_blocks: int,
-    num_returned: Callable[[Sequence[Attempt]], int],
+    num_returned: Callable[[Sequence[DecodeAttempt]], int],
     block_size: int,
     max_num_seqs: int,
 ) -> StepPlan:
@@ -119,7 +121,7 @@ def plan_step(
     rows = sorted(runnable, key=lambda a: (a.last_turn, a.priority, a.order))[:max_num_seqs]
     growing = [attempt for attempt in rows if needs_block(attempt, block_size)]
     candidates = list(holders) if len(growing) > free_blocks else []
-    preempted: list[Attempt] = []
+    preempted: list[DecodeAttempt] = []
     loads: dict[bytes, Load] = {}
     while len(growing) > free_blocks + num_returned(preempted):
         victim = choose_victim(candidates, loads)

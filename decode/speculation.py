@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from triolet.ids import AttemptKey
     from worker.counters import Counters
 
-    from .attempt import Attempt
+    from .attempt import DecodeAttempt
 
 
 TRUST: Final = 0.125
@@ -89,7 +89,7 @@ class GuessSource(Protocol):
         """The leases of a pool of its own; None if it has none."""
         ...
 
-    def guess(self, attempt: Attempt, most: int) -> Sequence[int]:
+    def guess(self, attempt: DecodeAttempt, most: int) -> Sequence[int]:
         """Return up to `most` tokens that may follow what an attempt has."""
         ...
 
@@ -98,7 +98,7 @@ class GuessSource(Protocol):
         ...
 
 
-class Room(NamedTuple):
+class GuessRoom(NamedTuple):
     """What a step may take for guesses.
 
     Attributes:
@@ -112,7 +112,7 @@ class Room(NamedTuple):
     max_model_len: int
 
 
-class Turn(NamedTuple):
+class GuessTurn(NamedTuple):
     """One attempt's part in a step.
 
     Attributes:
@@ -122,7 +122,7 @@ class Turn(NamedTuple):
       num_more: tokens of a replay behind its row's; each has a row.
     """
 
-    attempt: Attempt
+    attempt: DecodeAttempt
     guesses: tuple[int, ...] = ()
     num_new_blocks: int = 0
     num_more: int = 0
@@ -160,13 +160,13 @@ class Speculation:
         """The leases of the source's own pool, if it has one."""
         return None if self._source is None else self._source.ledger
 
-    def plan(self, rows: Sequence[Attempt], room: Room) -> list[Turn]:
+    def plan(self, rows: Sequence[DecodeAttempt], room: GuessRoom) -> list[GuessTurn]:
         """Give rows their guesses, in the order given, as far as the step has room; and replays
         more tokens at once, which are known and are computed in the same way."""
         left, share = self._shares(len(rows))
         turns = []
         for attempt in rows:
-            turn = Turn(attempt)
+            turn = GuessTurn(attempt)
             if left > 0:
                 turn = self._turn(attempt, min(left, share), room)
                 left -= turn.num_rows - 1
@@ -174,7 +174,9 @@ class Speculation:
             turns.append(turn)
         return turns
 
-    def wanted(self, rows: Sequence[Attempt], max_model_len: int) -> list[tuple[Attempt, int]]:
+    def wanted(
+        self, rows: Sequence[DecodeAttempt], max_model_len: int
+    ) -> list[tuple[DecodeAttempt, int]]:
         """Return which of the rows of a step could use guesses, and how many."""
         left, share = self._shares(len(rows))
         most = min(left, share)
@@ -184,7 +186,7 @@ class Speculation:
             if attempt.samples_next and (count := min(most, self._most(attempt, max_model_len))) > 0
         ]
 
-    def went(self, turn: Turn, num_tokens: int) -> None:
+    def went(self, turn: GuessTurn, num_tokens: int) -> None:
         """Note how many tokens a turn has brought: one without guesses, and one for each that
         held."""
         if self._source is None:
@@ -210,7 +212,7 @@ class Speculation:
         left = max(0, self._config.max_step_tokens - num_rows)
         return left, max(1, left // max(1, num_rows))
 
-    def _most(self, attempt: Attempt, max_model_len: int) -> int:
+    def _most(self, attempt: DecodeAttempt, max_model_len: int) -> int:
         """Return how many guesses an attempt could use: it may end, or have to wait, before."""
         position = len(attempt.output_ids)
         return min(
@@ -220,23 +222,23 @@ class Speculation:
             max_model_len - attempt.num_tokens - 1,
         )
 
-    def _turn(self, attempt: Attempt, most: int, room: Room) -> Turn:
+    def _turn(self, attempt: DecodeAttempt, most: int, room: GuessRoom) -> GuessTurn:
         # The row's own token and those behind it are all stored.
         held = len(attempt.block_table) * room.block_size - attempt.num_computed_tokens - 1
         if not attempt.samples_next:
-            return Turn(attempt, num_more=min(most, held, attempt.num_to_replay - 1))
+            return GuessTurn(attempt, num_more=min(most, held, attempt.num_to_replay - 1))
         if self._source is None:
-            return Turn(attempt)
+            return GuessTurn(attempt)
         most = min(most, self._most(attempt, room.max_model_len))
         most = min(most, held + room.spare_blocks * room.block_size)
         if most < 1:
-            return Turn(attempt)
+            return GuessTurn(attempt)
         guesses = tuple(self._source.guess(attempt, most))
         assert len(guesses) <= most, "more guesses than were asked for"
         num_new_blocks = blocks_for(max(0, len(guesses) - held), room.block_size)
-        return Turn(attempt, guesses, num_new_blocks)
+        return GuessTurn(attempt, guesses, num_new_blocks)
 
-    def _pace(self, attempt: Attempt) -> GuessPace:
+    def _pace(self, attempt: DecodeAttempt) -> GuessPace:
         pace = self._paces.get(attempt.key)
         if pace is None:
             pace = self._paces[attempt.key] = GuessPace(self._config)

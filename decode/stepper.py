@@ -19,7 +19,7 @@ from worker.rows import END_REASONS, token_row
 
 from .prompts import Forks, Prompts, keep_prompt
 from .scheduler import plan_step
-from .speculation import Room
+from .speculation import GuessRoom
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from transport.frames import CreditRow, TokenRow
     from triolet.ids import AttemptKey, PeerId
     from worker.attempt_table import AttemptTable
-    from worker.chunks import Chunk
+    from worker.chunks import PromptChunk
     from worker.counters import Counters
     from worker.engine_port import EnginePort
     from worker.identity import Identity
     from worker.outbox import Outbox
 
-    from .attempt import Attempt
-    from .speculation import Speculation, Turn
+    from .attempt import DecodeAttempt
+    from .speculation import GuessTurn, Speculation
 
 
-class Stepper:
+class DecodeStepper:
     """Plans steps and takes in their results.
 
     Args:
@@ -58,7 +58,7 @@ class Stepper:
         self,
         engine: EnginePort,
         identity: Identity,
-        attempt_table: AttemptTable[Attempt],
+        attempt_table: AttemptTable[DecodeAttempt],
         outbox: Outbox,
         counters: Counters,
         speculation: Speculation,
@@ -71,8 +71,8 @@ class Stepper:
         self._speculation = speculation
         self.prompts = Prompts(attempt_table, engine.pace, identity.capacity.max_num_seqs)
         self.forks = Forks(engine, attempt_table, self.prompts)
-        self._turns: list[Turn] = []
-        self._awake: dict[AttemptKey, Attempt] = {}
+        self._turns: list[GuessTurn] = []
+        self._awake: dict[AttemptKey, DecodeAttempt] = {}
 
     @property
     def has_work(self) -> bool:
@@ -108,7 +108,7 @@ class Stepper:
         ]
         return rows + [chunk_row(chunk) for chunk in chunks]
 
-    def wanted_guesses(self) -> list[tuple[Attempt, int]]:
+    def wanted_guesses(self) -> list[tuple[DecodeAttempt, int]]:
         """Return the attempts that will probably have a row in the next step and could use guesses
         of what follows, and how many."""
         rows = [
@@ -140,7 +140,7 @@ class Stepper:
         for attempt in struck:
             self._attempt_table.end(attempt.key, EndReason.ERROR, now, message, failed)
 
-    def _take_step(self, now: float) -> tuple[list[Turn], list[Chunk[Attempt]]]:
+    def _take_step(self, now: float) -> tuple[list[GuessTurn], list[PromptChunk[DecodeAttempt]]]:
         self._counters.steps += 1
         turns, self._turns = self._turns, []
         self._counters.borrowed_steps += self._engine.speedup > 1.0
@@ -148,9 +148,9 @@ class Stepper:
         return turns, self.prompts.take(len(turns), now, self._engine.speedup)
 
     def _take_tokens(
-        self, turns: list[Turn], results: Iterator[Sampled | None], now: float
+        self, turns: list[GuessTurn], results: Iterator[Sampled | None], now: float
     ) -> None:
-        produced: list[tuple[Attempt, TokenRow]] = []
+        produced: list[tuple[DecodeAttempt, TokenRow]] = []
         for turn in turns:
             own = list(islice(results, turn.num_rows))
             self._counters.computed_tokens += len(own)
@@ -164,7 +164,9 @@ class Stepper:
         self._tell([(attempt.server, row) for attempt, row in produced])
         self._end_finished((attempt for attempt, _ in produced), now)
 
-    def _decided(self, turn: Turn, results: Sequence[Sampled | None], now: float) -> list[TokenRow]:
+    def _decided(
+        self, turn: GuessTurn, results: Sequence[Sampled | None], now: float
+    ) -> list[TokenRow]:
         """Take what an attempt's rows chose, until one is not what was guessed to follow it.
 
         KV behind that lies beyond `num_computed_tokens`, where nothing is read before the right
@@ -194,7 +196,9 @@ class Stepper:
             self._speculation.went(turn, len(rows))
         return rows
 
-    def _take_chunk(self, chunk: Chunk[Attempt], sampled: Sampled | None, now: float) -> None:
+    def _take_chunk(
+        self, chunk: PromptChunk[DecodeAttempt], sampled: Sampled | None, now: float
+    ) -> None:
         attempt, num_tokens = chunk
         self._counters.computed_tokens += num_tokens
         self._counters.prompt_tokens += num_tokens
@@ -214,14 +218,14 @@ class Stepper:
             self._attempt_table.leases.step(attempt.key, LeaseEvent.COMPLETE)
             self._begin(attempt, token_row(attempt.key, 0, sampled), now)
 
-    def join(self, attempt: Attempt, now: float) -> None:
+    def join(self, attempt: DecodeAttempt, now: float) -> None:
         """Take an attempt whose KV has come; its row comes with the next step."""
         manifest = attempt.assembly.manifest
         assert manifest is not None, "complete without a manifest"
         attempt.num_computed_tokens = len(attempt.prompt_ids)
         self._begin(attempt, manifest.first, now)
 
-    def _begin(self, attempt: Attempt, first: TokenRow, now: float) -> None:
+    def _begin(self, attempt: DecodeAttempt, first: TokenRow, now: float) -> None:
         """Take an attempt whose prompt is computed.
 
         The first token decides whether this attempt continues what its client has already: it was
@@ -249,7 +253,7 @@ class Stepper:
         self.forks.complete(attempt)
         self._end_finished((attempt,), now)
 
-    def credit(self, attempt: Attempt, row: CreditRow) -> None:
+    def credit(self, attempt: DecodeAttempt, row: CreditRow) -> None:
         """Take in how far an attempt may run, and how far its server has heard of it.
 
         What allows nothing new is said by a server that waits: the rows that it misses are said
@@ -264,7 +268,7 @@ class Stepper:
             rows = attempt.unheard[:MAX_TOKEN_ROWS]
             self._tell((attempt.server, repeated) for repeated in rows)
 
-    def _runnable(self) -> list[Attempt]:
+    def _runnable(self) -> list[DecodeAttempt]:
         """Move leases between READY, RUNNING and PAUSED; return those that may have a row.
 
         A paused attempt sleeps until it is given credit: it costs running ones nothing.
@@ -287,10 +291,12 @@ class Stepper:
         # With nothing else to compute the step itself waits for a mask.
         return [attempt for attempt in runnable if not attempt.is_awaiting_mask] or runnable
 
-    def _room(self) -> Room:
+    def _room(self) -> GuessRoom:
         # Everybody here may need another block soon: a guess must not make that a preemption.
         spare_blocks = self._engine.ledger.available_blocks - len(self._attempt_table.leases)
-        return Room(max(0, spare_blocks), self._engine.block_size, self._capacity.max_model_len)
+        return GuessRoom(
+            max(0, spare_blocks), self._engine.block_size, self._capacity.max_model_len
+        )
 
     def _tell(self, rows: Iterable[tuple[PeerId, TokenRow]]) -> None:
         """Send each server its rows of this step in one frame."""
@@ -301,7 +307,7 @@ class Stepper:
             frame = Tokens(self._counters.steps, tuple(its_rows))
             self._outbox.to_server(server.identity(), frame)
 
-    def _end_finished(self, attempts: Iterable[Attempt], now: float) -> None:
+    def _end_finished(self, attempts: Iterable[DecodeAttempt], now: float) -> None:
         for attempt in attempts:
             reason = attempt.finish_reason(self._capacity.max_model_len)
             if reason is not None:

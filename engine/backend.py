@@ -25,7 +25,7 @@ from .native.packing import own_pages
 from .native.pieces import Packing
 from .rope import RotaryTable
 from .runner import Runner
-from .snapshots.file import Key
+from .snapshots.file import SnapshotKey
 from .snapshots.makers import CODE_DIGEST
 from .weights import WeightReader, load_weights
 
@@ -116,7 +116,7 @@ def build_model(
         if snapshots is None:
             pieces = dict(packing.pieces(own_pages, torch.get_num_threads()))
         else:
-            key = Key(
+            key = SnapshotKey(
                 weights=snapshots.weights_digest(),
                 place=snapshots.place,
                 shape=model_config.digest,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import torch
 
 from store.gguf.directory import gguf_weights
-from store.measured import Key
+from store.measured import MeasurementKey
 from triolet.adapter_keys import adapters_mark, digest_bytes
 from triolet.config import Dtype, EngineConfig, require
 from triolet.errors import CapacityError, ConfigError
@@ -88,7 +88,7 @@ class Engine:
     ledger: BlockLedger
     prefix_cache: PrefixCache
     fingerprint: str
-    key: Key
+    key: MeasurementKey
     model_config: ModelConfig
     eos_token_ids: tuple[int, ...]
     max_model_len: int
@@ -173,12 +173,12 @@ def load_engine(
     )
 
 
-def _key(backend: str, config: EngineConfig, computed_by: str) -> Key:
+def _key(backend: str, config: EngineConfig, computed_by: str) -> MeasurementKey:
     """Return what golden tokens hold for. The bits of a row depend on the shape of its step, unless
     the backend computes them alike in all."""
     if not ALL_TRAITS[backend].is_path_invariant:
         computed_by += f",{config.block_size}-token-blocks,{config.max_num_seqs}-rows"
-    return Key(backend, config.chosen_dtype.value, computed_by)
+    return MeasurementKey(backend, config.chosen_dtype.value, computed_by)
 
 
 def _sized(

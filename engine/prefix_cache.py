@@ -84,7 +84,7 @@ class CacheCounts:
     restored_blocks: int = 0
 
 
-class Frontier(NamedTuple):
+class PrefixFrontier(NamedTuple):
     """Where a sequence leaves the tree: two that do so at one place will compute the same block."""
 
     node: Node
@@ -102,7 +102,7 @@ class Prospect(NamedTuple):
 
     num_cached_blocks: int
     num_needed_blocks: int
-    frontier: Frontier | None
+    frontier: PrefixFrontier | None
 
 
 class Leased(NamedTuple):
@@ -282,15 +282,19 @@ class PrefixCache:
             path.append(node)
         return path
 
-    def _frontier(self, tokens: bytes, salt: bytes, path: list[Node]) -> Frontier | None:
+    def _frontier(self, tokens: bytes, salt: bytes, path: list[Node]) -> PrefixFrontier | None:
         start = len(path) * self._key_bytes
         next_key = tokens[start : start + self._key_bytes]
         if len(next_key) < self._key_bytes or not self._is_enabled:
             return None
         if path:
-            return Frontier(path[-1], next_key)
+            return PrefixFrontier(path[-1], next_key)
         root = self._top.children.get(salt)
-        return Frontier(self._top, salt + next_key) if root is None else Frontier(root, next_key)
+        return (
+            PrefixFrontier(self._top, salt + next_key)
+            if root is None
+            else PrefixFrontier(root, next_key)
+        )
 
     @staticmethod
     def _child(node: Node, key: bytes) -> Node:

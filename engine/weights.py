@@ -13,7 +13,7 @@ import torch
 import xxhash
 from safetensors import SafetensorError, safe_open
 
-from store.model_dir.headers import Stored, weight_files
+from store.model_dir.headers import StoredTensor, weight_files
 from triolet.errors import ConfigError, ModelError
 
 from .layers import DecoderLayer, Linear, RMSNorm, Weights
@@ -84,7 +84,7 @@ class Checkpoint:
         if opened is None:
             raise missing(name, self.files[0].parent)
         stored = opened.get_slice(name)
-        found = Stored(self._path_of[name], stored.get_dtype(), tuple(stored.get_shape()))
+        found = StoredTensor(self._path_of[name], stored.get_dtype(), tuple(stored.get_shape()))
         if found.shape != shape or found.dtype not in FLOATS:
             raise mismatched(name, found, shape)
         try:

@@ -9,7 +9,7 @@ import typer
 from triolet.errors import ConfigError
 from triolet.plain_text import one_line
 from triolet.private_files import keep_private
-from triolet.status import Failed, report
+from triolet.status import ProcessFailed, report
 
 from .exit_codes import EXIT_BAD_INPUT
 from .logs import configure_logs
@@ -57,5 +57,5 @@ def run_role(
     if settings.supervisor_pid is None:
         raise problem
     # The supervisor prints the one line, after it has ended the others.
-    report(Failed(one_line(str(problem))))
+    report(ProcessFailed(one_line(str(problem))))
     raise typer.Exit(EXIT_BAD_INPUT)

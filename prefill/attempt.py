@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, eq=False)
-class Attempt:
+class PrefillAttempt:
     """A prompt to compute and ship.
 
     Attributes:

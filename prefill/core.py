@@ -39,10 +39,10 @@ from worker.engine_port import require_adapter
 from worker.outbox import Outbox
 from worker.server_sessions import ServerSessions
 
-from .attempt import Attempt
+from .attempt import PrefillAttempt
 from .embedding import Embedding
 from .shipper import KvSend, Shipper
-from .stepper import Stepper
+from .stepper import PrefillStepper
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -98,7 +98,7 @@ class PrefillCore:
     ) -> None:
         self.outbox = Outbox()
         self.counters = Counters()
-        self.attempt_table: AttemptTable[Attempt | Embedding] = AttemptTable(
+        self.attempt_table: AttemptTable[PrefillAttempt | Embedding] = AttemptTable(
             engine.ledger, PREFILL_TRANSITIONS, link, self.outbox, on_end=self._on_end
         )
         self.shipper = Shipper(link, ring, engine.bytes_per_block, self._export)
@@ -117,7 +117,7 @@ class PrefillCore:
             self.account,
             now,
         )
-        self.stepper = Stepper(
+        self.stepper = PrefillStepper(
             engine,
             self.attempt_table,
             self.shipper,
@@ -239,7 +239,7 @@ class PrefillCore:
     def _num_waiting_tokens(self) -> int:
         # Inputs that become vectors give way to prompts, so they are nothing to wait for.
         attempts = self.attempt_table.attempts.values()
-        return sum(a.num_remaining_tokens for a in attempts if isinstance(a, Attempt))
+        return sum(a.num_remaining_tokens for a in attempts if isinstance(a, PrefillAttempt))
 
     def _accept(self, server: PeerId, frame: Prefill, now: float) -> None:
         standing = self.attempt_table.leases.standing(frame.key)
@@ -330,7 +330,7 @@ class PrefillCore:
         now: float,
     ) -> None:
         num_blocks = -(-len(prompt_ids) // self._engine.block_size)
-        attempt = Attempt(
+        attempt = PrefillAttempt(
             key=frame.key,
             server=server,
             prompt_ids=prompt_ids,
@@ -369,9 +369,9 @@ class PrefillCore:
         else:
             self.attempt_table.end(key, EndReason.UNWANTED, now)
 
-    def _on_end(self, attempt: Attempt | Embedding, now: float) -> None:
+    def _on_end(self, attempt: PrefillAttempt | Embedding, now: float) -> None:
         del now
-        if isinstance(attempt, Attempt):
+        if isinstance(attempt, PrefillAttempt):
             self.shipper.forget(attempt.key)
 
     def _export(self, key: AttemptKey, blocks: range, into: memoryview) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from worker.engine_port import EnginePort
     from worker.outbox import Outbox
 
-    from .attempt import Attempt
+    from .attempt import PrefillAttempt
 
 
 @dataclass(slots=True, eq=False)
@@ -99,7 +99,7 @@ class InputChunk(NamedTuple):
     num_tokens: int
 
 
-class Room(NamedTuple):
+class StepRoom(NamedTuple):
     """What a step has for inputs.
 
     Attributes:
@@ -160,7 +160,7 @@ def due_at(waiting: Sequence[Embedding], config: EmbeddingConfig) -> float | Non
 
 
 def plan_inputs(
-    waiting: Sequence[Embedding], room: Room, config: EmbeddingConfig
+    waiting: Sequence[Embedding], room: StepRoom, config: EmbeddingConfig
 ) -> list[InputChunk]:
     """Choose the inputs of the next step.
 
@@ -207,7 +207,7 @@ def plan_inputs(
     return chosen
 
 
-def _blocks_left(waiting: Sequence[Embedding], room: Room) -> int:
+def _blocks_left(waiting: Sequence[Embedding], room: StepRoom) -> int:
     held = sum(one.num_blocks for one in waiting if one.is_started)
     return min(room.free_blocks, room.total_blocks // POOL_SHARE - held)
 
@@ -234,7 +234,7 @@ class Embedder:
     def __init__(
         self,
         engine: EnginePort,
-        attempt_table: AttemptTable[Attempt | Embedding],
+        attempt_table: AttemptTable[PrefillAttempt | Embedding],
         outbox: Outbox,
         counters: Counters,
         config: EmbeddingConfig,
@@ -273,7 +273,7 @@ class Embedder:
         due = due_at(waiting, self._config)
         if due is None or due > now or max_tokens <= 0:
             return []
-        room = Room(max_tokens, ledger.available_blocks, ledger.total_blocks, is_beside_chat)
+        room = StepRoom(max_tokens, ledger.available_blocks, ledger.total_blocks, is_beside_chat)
         self._chunks = plan_inputs(waiting, room, self._config)
         return [self._row(chunk, now) for chunk in self._chunks]
 

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from transport.frames import KvTarget, SharedRing
-    from transport.link import Connection, Hold, Message, Network
+    from transport.link import Connection, Hold, LinkMessage, Network
     from triolet.config import LinkConfig
     from worker.identity import Identity
 
     from .core import PrefillCore
-    from .ring import Slot
+    from .ring import RingSlot
     from .shipper import KvSend
 
 log = structlog.get_logger()
@@ -50,7 +50,7 @@ class _Link:
     used_at: float
     shares_ring: bool = False
 
-    def shares(self, slot: Slot) -> bool:
+    def shares(self, slot: RingSlot) -> bool:
         """Return whether the target reads a slot where it is."""
         return self.shares_ring and slot.offset is not None
 
@@ -167,7 +167,7 @@ class KvLinks:
         finally:
             link.connection.close()
 
-    def _take(self, target: KvTarget, messages: Sequence[Message]) -> None:
+    def _take(self, target: KvTarget, messages: Sequence[LinkMessage]) -> None:
         now = trio.current_time()
         self._core.wake(now)
         for message in messages:

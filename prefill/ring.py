@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from transport.link import Hold
 
 
-class Slot:
+class RingSlot:
     """A piece of the ring with the bytes of one chunk.
 
     Attributes:
@@ -38,7 +38,7 @@ class Slot:
         return bool(self._holds)
 
 
-class Ring:
+class SlotRing:
     """Takes extents first fit, in any order of return.
 
     Args:
@@ -50,7 +50,7 @@ class Ring:
         # (begin, end), ascending, never adjacent.
         self._gaps: list[tuple[int, int]] = [(0, len(memory))]
         self._used_bytes = 0
-        self._returned: list[Slot] = []
+        self._returned: list[RingSlot] = []
 
     @property
     def size_bytes(self) -> int:
@@ -74,7 +74,7 @@ class Ring:
         # Anything fits into an empty ring: one block may be larger than all of it.
         return not self._used_bytes or self._find(num_bytes) is not None
 
-    def take(self, num_bytes: int) -> Slot | None:
+    def take(self, num_bytes: int) -> RingSlot | None:
         """Return a slot, or None if there is no room for it now."""
         self._reclaim()
         index = self._find(num_bytes)
@@ -82,15 +82,15 @@ class Ring:
             begin, end = self._gaps[index]
             rest = begin + num_bytes
             self._gaps[index : index + 1] = [(rest, end)] if rest < end else []
-            slot = Slot(self._memory[begin:rest], begin)
+            slot = RingSlot(self._memory[begin:rest], begin)
         elif not self._used_bytes:
-            slot = Slot(memoryview(bytearray(num_bytes)), None)
+            slot = RingSlot(memoryview(bytearray(num_bytes)), None)
         else:
             return None
         self._used_bytes += num_bytes
         return slot
 
-    def give_back(self, slot: Slot) -> None:
+    def give_back(self, slot: RingSlot) -> None:
         """Return a slot; it is free as soon as no network reads it any more."""
         self._returned.append(slot)
         self._reclaim()

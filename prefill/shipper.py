@@ -15,7 +15,7 @@ from transport.window import ByteWindow
 from triolet.audit import WindowsAudit
 from worker.account import verdict_of
 
-from .ring import Ring
+from .ring import SlotRing
 from .transfer import Frames, Transfer
 
 if TYPE_CHECKING:
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from triolet.config import LinkConfig
     from triolet.ids import AttemptKey
 
-    from .ring import Slot
-    from .transfer import Chunk
+    from .ring import RingSlot
+    from .transfer import TransferChunk
 
 
 class Sent(NamedTuple):
     """A chunk that is not answered yet."""
 
-    slot: Slot
+    slot: RingSlot
     sent_at: float
 
 
@@ -64,19 +64,19 @@ class InFlightWindow:
         """Return whether that much may be sent now."""
         return self.window is not None and self.window.has_room(num_bytes)
 
-    def send(self, key: AttemptKey, chunk: Chunk, now: float) -> None:
+    def send(self, key: AttemptKey, chunk: TransferChunk, now: float) -> None:
         """Note that a chunk is sent, for which the window has room."""
         assert self.window is not None, "sent before the receiver said WELCOME"
         is_taken = self.window.try_consume(chunk.num_bytes)
         assert is_taken, "sent beyond the window"
         self.note_sent(key, chunk, now)
 
-    def note_sent(self, key: AttemptKey, chunk: Chunk, now: float) -> None:
+    def note_sent(self, key: AttemptKey, chunk: TransferChunk, now: float) -> None:
         """Note that a chunk is sent, maybe once more."""
         self._sent[key, chunk.frame.index] = Sent(chunk.slot, now)
         chunk.sent_at = now
 
-    def settle(self, key: AttemptKey, index: int) -> Slot | None:
+    def settle(self, key: AttemptKey, index: int) -> RingSlot | None:
         """Give a chunk's window back and return its slot; None if it is not on the wire."""
         sent = self._sent.pop((key, index), None)
         if sent is None:
@@ -98,7 +98,7 @@ class InFlightWindow:
         return list(self._sent)
 
 
-Outgoing: TypeAlias = "tuple[KvChunk | KvManifest, Slot | None]"
+Outgoing: TypeAlias = "tuple[KvChunk | KvManifest, RingSlot | None]"
 
 
 class PeerSender:
@@ -109,14 +109,14 @@ class PeerSender:
       in_flight: what the receiver has not answered yet.
     """
 
-    def __init__(self, link: LinkConfig, ring: Ring, now: float) -> None:
+    def __init__(self, link: LinkConfig, ring: SlotRing, now: float) -> None:
         self.transfers: dict[AttemptKey, Transfer] = {}
         self._link = link
         self._ring = ring
         self._last_heard = now
         self.in_flight = InFlightWindow()
         # In the order in which they go; those of ended attempts are passed over.
-        self._unsent: deque[tuple[Transfer, Chunk]] = deque()
+        self._unsent: deque[tuple[Transfer, TransferChunk]] = deque()
 
     @property
     def is_idle(self) -> bool:
@@ -136,7 +136,7 @@ class PeerSender:
         self._last_heard = now
 
     def send(
-        self, now: float, export: Callable[[], tuple[Transfer, Chunk] | None]
+        self, now: float, export: Callable[[], tuple[Transfer, TransferChunk] | None]
     ) -> Iterator[Outgoing]:
         """Yield everything that may be sent now.
 
@@ -285,7 +285,7 @@ class KvSend(NamedTuple):
 
     target: KvTarget
     frame: KvChunk | KvManifest
-    slot: Slot | None
+    slot: RingSlot | None
 
     @property
     def payload(self) -> memoryview | None:
@@ -317,7 +317,7 @@ class Shipper:
         self._link = link
         self._export = export
         self._frames = Frames(link.kv_chunk_bytes, bytes_per_block)
-        self._ring = Ring(memory)
+        self._ring = SlotRing(memory)
         self._peer_senders: dict[KvTarget, PeerSender] = {}
         self._targets: dict[AttemptKey, KvTarget] = {}
 
@@ -490,7 +490,7 @@ class Shipper:
         used += self._ring.returned_bytes
         assert used == self._ring.used_bytes, "the ring's count drifted"
 
-    def _export_next(self, peer_sender: PeerSender) -> tuple[Transfer, Chunk] | None:
+    def _export_next(self, peer_sender: PeerSender) -> tuple[Transfer, TransferChunk] | None:
         """Export one chunk, if there is one and room for it."""
         for transfer in peer_sender.transfers.values():
             if transfer.is_exported:

@@ -13,18 +13,18 @@ from engine.pace import StepBudget
 from transport.frames import EndReason, FirstToken
 from transport.lease import LeaseEvent
 from worker.attempt_table import FailedStep
-from worker.chunks import Chunk, ChunkScheduler, chunk_row
+from worker.chunks import ChunkScheduler, PromptChunk, chunk_row
 from worker.rates import StepRates
 from worker.rows import END_REASONS, token_row
 
-from .attempt import Attempt
+from .attempt import PrefillAttempt
 from .embedding import Embedder, part_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from engine.batch import Sampled, StepRow
-    from engine.prefix_cache import Frontier, PrefixCache
+    from engine.prefix_cache import PrefixCache, PrefixFrontier
     from triolet.config import EmbeddingConfig
     from worker.attempt_table import AttemptTable
     from worker.counters import Counters
@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from .shipper import Shipper
 
 
-def candidates(attempts: Iterable[Attempt], cache: PrefixCache, block_size: int) -> list[Attempt]:
+def candidates(
+    attempts: Iterable[PrefillAttempt], cache: PrefixCache, block_size: int
+) -> list[PrefillAttempt]:
     """Return the attempts to plan with; notes on those that wait what their start would find.
 
     Args:
@@ -43,8 +45,8 @@ def candidates(attempts: Iterable[Attempt], cache: PrefixCache, block_size: int)
       cache: of the worker.
       block_size: tokens per block.
     """
-    chosen: list[Attempt] = []
-    ahead: dict[Frontier, int] = {}
+    chosen: list[PrefillAttempt] = []
+    ahead: dict[PrefixFrontier, int] = {}
     for attempt in sorted(attempts, key=_by_precedence):
         prospect = cache.prospect(attempt.packed_ids, attempt.cache_key, attempt.num_blocks)
         frontier = prospect.frontier
@@ -60,11 +62,11 @@ def candidates(attempts: Iterable[Attempt], cache: PrefixCache, block_size: int)
     return chosen
 
 
-def _by_precedence(attempt: Attempt) -> tuple[bool, int, int]:
+def _by_precedence(attempt: PrefillAttempt) -> tuple[bool, int, int]:
     return (not attempt.is_started, attempt.priority, attempt.order)
 
 
-class Stepper:
+class PrefillStepper:
     """Plans steps and takes in their results.
 
     Args:
@@ -83,7 +85,7 @@ class Stepper:
     def __init__(
         self,
         engine: EnginePort,
-        attempt_table: AttemptTable[Attempt | Embedding],
+        attempt_table: AttemptTable[PrefillAttempt | Embedding],
         shipper: Shipper,
         outbox: Outbox,
         counters: Counters,
@@ -96,10 +98,10 @@ class Stepper:
         self._counters = counters
         self.rates = StepRates(engine.pace)
         self.embedder = Embedder(engine, attempt_table, outbox, counters, embedding)
-        self._scheduler: ChunkScheduler[Attempt] = ChunkScheduler()
+        self._scheduler: ChunkScheduler[PrefillAttempt] = ChunkScheduler()
         self._budget = StepBudget(engine.pace)
         self._wide_budget = StepBudget.of_wide_steps(engine.pace, embedding.max_batch_tokens)
-        self._chunks: list[Chunk[Attempt]] = []
+        self._chunks: list[PromptChunk[PrefillAttempt]] = []
         self._began_at = 0.0
 
     @property
@@ -139,12 +141,12 @@ class Stepper:
         return due_at if due_at is not None and due_at > now else None
 
     @property
-    def _prompts(self) -> list[Attempt]:
+    def _prompts(self) -> list[PrefillAttempt]:
         """Of chats, that are not computed."""
         attempts = self._attempt_table.attempts.values()
-        return [a for a in attempts if isinstance(a, Attempt) and not a.is_computed]
+        return [a for a in attempts if isinstance(a, PrefillAttempt) and not a.is_computed]
 
-    def _candidates(self, prompts: list[Attempt]) -> list[Attempt]:
+    def _candidates(self, prompts: list[PrefillAttempt]) -> list[PrefillAttempt]:
         return candidates(prompts, self._engine.prefix_cache, self._engine.block_size)
 
     def complete(self, results: Sequence[Sampled | None], now: float) -> None:
@@ -195,13 +197,13 @@ class Stepper:
             self._attempt_table.end(chunk.attempt.key, EndReason.ERROR, now, message, failed)
         self.embedder.fail(message, failed, now)
 
-    def _take_chunks(self, now: float) -> list[Chunk[Attempt]]:
+    def _take_chunks(self, now: float) -> list[PromptChunk[PrefillAttempt]]:
         self._counters.steps += 1
         self._attempt_table.finish_step(now)
         chunks, self._chunks = self._chunks, []
         return chunks
 
-    def _start(self, attempt: Attempt, now: float) -> None:
+    def _start(self, attempt: PrefillAttempt, now: float) -> None:
         attempt.block_table, num_cached_blocks = self._engine.prefix_cache.lease(
             attempt.key, attempt.packed_ids, attempt.cache_key, attempt.num_blocks
         )
@@ -211,7 +213,7 @@ class Stepper:
         self._attempt_table.leases.step(attempt.key, LeaseEvent.START)
         self._shipper.computed(attempt.key, num_cached_blocks, None)
 
-    def _finish(self, attempt: Attempt, sampled: Sampled, now: float) -> None:
+    def _finish(self, attempt: PrefillAttempt, sampled: Sampled, now: float) -> None:
         """Send the first token straight to the server; KV and manifest follow to decode."""
         assert attempt.started_at is not None, "computed without having started"
         self._attempt_table.leases.step(attempt.key, LeaseEvent.COMPUTED)

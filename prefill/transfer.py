@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from transport.frames import TokenRow
     from triolet.ids import AttemptKey
 
-    from .ring import Slot
+    from .ring import RingSlot
 
 CACHED_BYTES: Final = 1 * MIB
 """What is digested right after it was copied, from the cache of the core that copied it."""
 
 
 @dataclass(slots=True)
-class Chunk:
+class TransferChunk:
     """Some whole blocks outside the pool, kept until the receiver has taken them.
 
     Attributes:
@@ -35,7 +35,7 @@ class Chunk:
     """
 
     frame: KvChunk
-    slot: Slot
+    slot: RingSlot
     sent_at: float | None = None
 
     @property
@@ -99,7 +99,7 @@ class Transfer:
     num_exported: int
     num_computed: int = 0
     first: TokenRow | None = None
-    chunks: dict[int, Chunk] = field(default_factory=dict)
+    chunks: dict[int, TransferChunk] = field(default_factory=dict)
     num_chunks: int = 0
     num_unsent: int = 0
     manifest_sent_at: float | None = None
@@ -127,7 +127,7 @@ class Transfer:
             return range(self.num_exported, end)
         return None
 
-    def add_chunk(self, blocks: range, slot: Slot, digest: bytes) -> Chunk:
+    def add_chunk(self, blocks: range, slot: RingSlot, digest: bytes) -> TransferChunk:
         """Keep exported blocks for sending; return them as a chunk."""
         request_id, attempt = self.key
         frame = KvChunk(
@@ -141,7 +141,7 @@ class Transfer:
         )
         if self.kv_key:
             frame = sealed(frame, self.kv_key, slot.memory)
-        chunk = self.chunks[self.num_chunks] = Chunk(frame, slot)
+        chunk = self.chunks[self.num_chunks] = TransferChunk(frame, slot)
         self.num_chunks += 1
         self.num_unsent += 1
         self.num_exported = blocks.stop

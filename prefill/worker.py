@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from transport.link import Network
-    from transport.shared_ring import Ring
+    from transport.shared_ring import RingMemory
     from triolet.config import LinkConfig, WorkerConfig
     from worker.engine_port import EnginePort
     from worker.worker_loop import Device
@@ -42,7 +42,7 @@ async def serve(
     kv_network: Network,
     *,
     draw_epoch: Callable[[], int] = new_epoch,
-    make_ring: Callable[[int], Ring] = OwnRing,
+    make_ring: Callable[[int], RingMemory] = OwnRing,
     task_status: trio.TaskStatus[WorkerLoop] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve with an engine that is loaded, until drained.
@@ -110,7 +110,7 @@ def _identity(config: WorkerConfig, engine: EnginePort, draw_epoch: Callable[[],
     )
 
 
-def _ring(link: LinkConfig, make_ring: Callable[[int], Ring]) -> Ring:
+def _ring(link: LinkConfig, make_ring: Callable[[int], RingMemory]) -> RingMemory:
     """Return a ring that others on this host may read, if that is wanted and can be."""
     if link.wire.share_memory is not MemorySharing.OFF:
         try:

@@ -33,7 +33,7 @@ from .campaign import MAX_SHOWN, keep_quiet
 from .checker import Checker
 from .client import Client, Wish
 from .deterministic import run
-from .engine import VOCAB_SIZE, Cost
+from .engine import VOCAB_SIZE, SimulatedCost
 from .faults import CALM, Tally
 from .trace import Trace
 from .world import Sizes, World
@@ -48,8 +48,8 @@ SIZES: Final = Sizes(
     num_blocks=64,
     max_num_seqs=6,
     costs={
-        Role.PREFILL: Cost(10 * MILLISECONDS, 2 * MILLISECONDS),
-        Role.DECODE: Cost(40 * MILLISECONDS, 2 * MILLISECONDS),
+        Role.PREFILL: SimulatedCost(10 * MILLISECONDS, 2 * MILLISECONDS),
+        Role.DECODE: SimulatedCost(40 * MILLISECONDS, 2 * MILLISECONDS),
     },
 )
 INSTRUCTIONS: Final = tuple(range(900, 909))

@@ -12,7 +12,7 @@ from server.contract.generation import Charges
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from server.contract.generation import Cost, Usage
+    from server.contract.generation import RequestCost, Usage
 
 
 class Charge(NamedTuple):
@@ -47,7 +47,7 @@ class RecordingCharges(Charges):
         """Report it: answers are not kept here."""
         self._report(f"{request_id.hex()} was answered from memory")
 
-    def ended(self, request_id: bytes, usage: Usage, *, is_begun: bool) -> Cost | None:
+    def ended(self, request_id: bytes, usage: Usage, *, is_begun: bool) -> RequestCost | None:
         """Take in its end."""
         if request_id not in self._open:
             self._report(f"{request_id.hex()} was charged twice, or never taken on")

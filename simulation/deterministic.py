@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Gate:
+class ProcessGate:
     """Stops and continues all tasks of one simulated process.
 
     A stopped task finishes the step it is in and begins no other; what woke it waits for it. Time,
@@ -58,11 +58,11 @@ class Gate:
         self._held.append(task)
 
 
-_GATE: ContextVar[Gate | None] = ContextVar("gate", default=None)
+_GATE: ContextVar[ProcessGate | None] = ContextVar("gate", default=None)
 
 
 @contextmanager
-def behind(gate: Gate) -> Iterator[None]:
+def behind(gate: ProcessGate) -> Iterator[None]:
     """Put every task that is spawned in this block, and all their children, behind a gate."""
     token = _GATE.set(gate)
     try:
@@ -82,7 +82,7 @@ class _GatedCoroutine:
     """A coroutine that goes on only while its gate is open."""
 
     def __init__(
-        self, inner: Coroutine[Any, Any, object], task: trio.lowlevel.Task, gate: Gate
+        self, inner: Coroutine[Any, Any, object], task: trio.lowlevel.Task, gate: ProcessGate
     ) -> None:
         self._inner = inner
         self._task = task

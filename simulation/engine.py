@@ -30,7 +30,7 @@ from .faults import Fault
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    from decode.attempt import Attempt
+    from decode.attempt import DecodeAttempt
     from engine.batch import SampleSpec, StepRow
     from engine.pace import Pace
     from triolet.ids import AttemptKey
@@ -107,7 +107,7 @@ def reference_vector(input_ids: Sequence[int]) -> bytes:
     return pool.vector()
 
 
-class Cost(NamedTuple):
+class SimulatedCost(NamedTuple):
     """What a step takes.
 
     Attributes:
@@ -329,7 +329,9 @@ class SimulatedDevice:
       on_step: told of the time at which a step begins.
     """
 
-    def __init__(self, engine: ScriptedEngine, cost: Cost, happened: Counter[Fault]) -> None:
+    def __init__(
+        self, engine: ScriptedEngine, cost: SimulatedCost, happened: Counter[Fault]
+    ) -> None:
         self.on_step: Callable[[float], None] | None = None
         self._engine = engine
         self._cost = cost
@@ -381,7 +383,7 @@ class Guesses:
     def __init__(self) -> None:
         self._completions: dict[AttemptKey, tuple[int, ...]] = {}
 
-    def guess(self, attempt: Attempt, most: int) -> list[int]:
+    def guess(self, attempt: DecodeAttempt, most: int) -> list[int]:
         """Return tokens that follow; which are wrong depends on seed and position alone."""
         if attempt.key not in self._completions:
             self._completions[attempt.key] = reference(attempt.prompt_ids, attempt.sampling)

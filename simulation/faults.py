@@ -143,7 +143,7 @@ def draw_loss(rng: random.Random) -> Loss:
 
 
 @dataclass(slots=True)
-class Plan:
+class FaultPlan:
     """What one seed suffers.
 
     Attributes:
@@ -170,7 +170,7 @@ class Plan:
         return network.max_delay_s + (network.reorder_s if is_late else 0.0)
 
 
-def draw_plan(rng: random.Random) -> Plan:
+def draw_plan(rng: random.Random) -> FaultPlan:
     """Draw a seed's misfortune."""
     enabled = frozenset(fault for fault in Fault if rng.random() < SHARE_ENABLED)
     once, is_mild = None, rng.random() < SHARE_MILD
@@ -197,7 +197,7 @@ def draw_plan(rng: random.Random) -> Plan:
         reorder_s=late_s,
         corruption=share(Fault.CORRUPTION, 0.3),
     )
-    return Plan(enabled, network, rng.uniform(0.3, 2.0), once, is_mild)
+    return FaultPlan(enabled, network, rng.uniform(0.3, 2.0), once, is_mild)
 
 
 @dataclass(slots=True)

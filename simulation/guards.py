@@ -16,7 +16,7 @@ import decode.assembly
 import server.scheduling.attempt
 import server.scheduling.frames
 from decode.intake import KvIntake
-from decode.speculation import Turn
+from decode.speculation import GuessTurn
 from engine.block_ledger import BlockLedger
 from engine.prefix_cache import TOKEN_BYTES, PrefixCache
 from prefill.links import KvLinks
@@ -38,7 +38,7 @@ from worker.server_sessions import PeerTable, _Known
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator
 
-    from decode.attempt import Attempt as DecodeAttempt
+    from decode.attempt import DecodeAttempt as DecodeAttempt
     from engine.prefix_cache import Leased
     from server.scheduling.frames import Change
     from server.scheduling.request import Attempt, Request
@@ -324,7 +324,7 @@ def finished_kv() -> list[Exchange]:
 
 def right_guesses() -> list[Exchange]:
     """Whatever was computed behind a guess is kept, whether the guess held or not."""
-    return [Exchange(Turn, "holds", lambda turn, index, token_id: index < len(turn.guesses))]
+    return [Exchange(GuessTurn, "holds", lambda turn, index, token_id: index < len(turn.guesses))]
 
 
 GUARDS: Final[dict[str, Callable[[], list[Exchange]]]] = {

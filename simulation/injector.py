@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Awaitable, Callable
 
-    from .faults import Loss, Plan
+    from .faults import FaultPlan, Loss
     from .process import Process
     from .roles import WorkerProcess
     from .world import World
@@ -33,7 +33,7 @@ class Injector:
     """
 
     def __init__(
-        self, world: World, plan: Plan, rng: random.Random, happened: Counter[Fault]
+        self, world: World, plan: FaultPlan, rng: random.Random, happened: Counter[Fault]
     ) -> None:
         self._world = world
         self._plan = plan

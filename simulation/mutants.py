@@ -63,7 +63,7 @@ MUTANTS: Final = (
 )
 
 
-class Verdict(NamedTuple):
+class MutantVerdict(NamedTuple):
     """What came of one mutant.
 
     Attributes:
@@ -79,7 +79,7 @@ class Verdict(NamedTuple):
     seconds: float
 
 
-def hunt(mutant: Mutant) -> Verdict:
+def hunt(mutant: Mutant) -> MutantVerdict:
     """Run seeds from 0 on until one catches the mutant."""
     began_at = time.monotonic()
     with without(*mutant.removed):
@@ -87,8 +87,8 @@ def hunt(mutant: Mutant) -> Verdict:
             report = simulate(seed)
             if report.violations:
                 elapsed_s = time.monotonic() - began_at
-                return Verdict(mutant, seed, report.violations[0], elapsed_s)
-    return Verdict(mutant, None, "", time.monotonic() - began_at)
+                return MutantVerdict(mutant, seed, report.violations[0], elapsed_s)
+    return MutantVerdict(mutant, None, "", time.monotonic() - began_at)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from transport.frames import AnyFrame
     from triolet.config import LinkConfig
     from triolet.ids import AttemptKey
-    from worker.attempt_table import Member
+    from worker.attempt_table import TableMember
 
     from .process import Process
 
@@ -62,7 +62,7 @@ class Overseer:
         add = self._core.attempt_table.add
         seen_at: dict[AttemptKey, float] = {}  # for as long as the product remembers ends
 
-        def add_once(attempt: Member, now: float, remaining_s: float) -> None:
+        def add_once(attempt: TableMember, now: float, remaining_s: float) -> None:
             if attempt.key in seen_at:
                 self._report(f"{self._process} leased {attempt.key} for the second time")
             seen_at[attempt.key] = now

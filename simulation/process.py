@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from .deterministic import Gate, behind
+from .deterministic import ProcessGate, behind
 
 if TYPE_CHECKING:
     import random
@@ -123,7 +123,7 @@ class Process(ABC):
         self.stopped_s = 0.0
         self._stopped_at = 0.0
         self._around = around
-        self._gate = Gate()
+        self._gate = ProcessGate()
         self._scope = trio.CancelScope()
         self._wiring = Wiring(around.network)
 
@@ -149,7 +149,7 @@ class Process(ABC):
         """Start it again whenever it has ended. Runs outside of the process itself."""
         while True:
             self.lives += 1
-            self._gate = Gate()
+            self._gate = ProcessGate()
             self._scope = trio.CancelScope()
             self._wiring = Wiring(self._around.network)
             try:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from triolet.config import EngineConfig, ServerConfig
     from worker.worker_loop import WorkerLoop
 
-    from .engine import Cost
+    from .engine import SimulatedCost
     from .faults import Tally
     from .network import Host
     from .process import Surroundings
@@ -56,7 +56,7 @@ class WorkerProcess(Process):
         around: Surroundings,
         config: EngineConfig,
         num_blocks: int,
-        cost: Cost,
+        cost: SimulatedCost,
         host: Host,
         *,
         guesses: bool = False,

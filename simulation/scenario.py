@@ -20,8 +20,8 @@ from triolet.units import MILLISECONDS, SECONDS
 from .checker import Checker
 from .client import Client, InputClient, Wish
 from .deterministic import run
-from .engine import VOCAB_SIZE, Cost, reference
-from .faults import Fault, Plan, Tally, draw_loss, draw_plan
+from .engine import VOCAB_SIZE, SimulatedCost, reference
+from .faults import Fault, FaultPlan, Tally, draw_loss, draw_plan
 from .injector import Injector
 from .trace import Trace
 from .world import Sizes, World
@@ -47,8 +47,8 @@ MANY_BLOCKS: Final = 64
 FEW_BLOCKS: Final = 15
 """A long request fits alone; two of them push one another out."""
 COSTS: Final = {
-    Role.PREFILL: Cost(20 * MILLISECONDS, 2 * MILLISECONDS),
-    Role.DECODE: Cost(60 * MILLISECONDS, 5 * MILLISECONDS),
+    Role.PREFILL: SimulatedCost(20 * MILLISECONDS, 2 * MILLISECONDS),
+    Role.DECODE: SimulatedCost(60 * MILLISECONDS, 5 * MILLISECONDS),
 }
 """Slow, so that few steps fill the time in which faults come."""
 GUESSING_ONE_IN: Final = 3
@@ -234,7 +234,7 @@ class _Scenario:
         self._trace.finish()  # accounts name threads and memory of this very process
         await checker.audit()
 
-    def _wishes(self, plan: Plan) -> list[Wish]:
+    def _wishes(self, plan: FaultPlan) -> list[Wish]:
         rng = self._rng
         wishes: list[Wish] = []
         for number in range(rng.randint(MIN_CLIENTS, MAX_CLIENTS)):
@@ -277,7 +277,7 @@ class _Scenario:
         return (1 + number, *(self._rng.randrange(1, VOCAB_SIZE) for _ in range(length)))
 
 
-def _with_loss(plan: Plan, seed: int) -> Plan:
+def _with_loss(plan: FaultPlan, seed: int) -> FaultPlan:
     """Let every second mild seed lose one frame, and have its one fault be a standstill about then;
     drawn apart, so that all else stays as it was."""
     rng = random.Random(f"loss {seed}")
@@ -286,7 +286,7 @@ def _with_loss(plan: Plan, seed: int) -> Plan:
     return plan
 
 
-def _sizes(plan: Plan, rng: random.Random) -> Sizes:
+def _sizes(plan: FaultPlan, rng: random.Random) -> Sizes:
     has_few = Fault.EXHAUSTION in plan.enabled
     return Sizes(
         num_servers=rng.choice((1, 1, 2)),
@@ -303,7 +303,7 @@ def _local_prefill(seed: int) -> LocalPrefill:
     return random.Random(f"local prefill {seed}").choice(modes)
 
 
-def _inputs(plan: Plan, seed: int) -> list[Wish]:
+def _inputs(plan: FaultPlan, seed: int) -> list[Wish]:
     """Return what clients of a seed want vectors of; drawn apart, so that all else stays as it was.
     None of their inputs begins like another one."""
     rng = random.Random(f"inputs {seed}")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from .client import Client
-    from .engine import Cost
+    from .engine import SimulatedCost
     from .faults import Tally
     from .process import Process
     from .trace import Trace
@@ -45,7 +45,7 @@ class Sizes(NamedTuple):
     num_servers: int
     num_blocks: int
     max_num_seqs: int
-    costs: Mapping[Role, Cost]
+    costs: Mapping[Role, SimulatedCost]
     has_guesses: bool = False
     local_prefill: LocalPrefill = LocalPrefill.AUTO
 

@@ -67,7 +67,7 @@ _REFUSED: Final[Mapping[str, str]] = {
 """Fields that change what an adapter computes, and what each asks for."""
 
 
-class Place(NamedTuple):
+class MatrixPlace(NamedTuple):
     """Where a matrix of an adapter belongs.
 
     Attributes:
@@ -112,7 +112,7 @@ class AdapterFiles:
     path: Path
     rank: int
     scale: float
-    matrices: Mapping[Place, Matrix]
+    matrices: Mapping[MatrixPlace, Matrix]
     digest: str
 
     @property
@@ -121,12 +121,12 @@ class AdapterFiles:
         return self.path / WEIGHTS_FILE
 
 
-def place_of(name: str) -> Place | None:
+def place_of(name: str) -> MatrixPlace | None:
     """Return where a tensor belongs by its name; None if that is no matrix of LoRA."""
     matched = _TENSOR.fullmatch(name)
     if matched is None or MODULES.get(matched[3]) != matched[2]:
         return None
-    return Place(int(matched[1]), matched[3], matched[4])
+    return MatrixPlace(int(matched[1]), matched[3], matched[4])
 
 
 def read_adapter(path: Path, base_digest: str, max_rank: int) -> AdapterFiles:
@@ -221,7 +221,7 @@ def _rank_and_scale(path: Path, fields: Mapping[str, Any], max_rank: int) -> tup
     return rank, alpha / math.sqrt(rank) if is_rs else alpha / rank
 
 
-def _read_matrices(path: Path, rank: int) -> dict[Place, Matrix]:
+def _read_matrices(path: Path, rank: int) -> dict[MatrixPlace, Matrix]:
     """Return the matrices of a file, which is read once."""
     _require_memory(path)
     try:
@@ -234,7 +234,7 @@ def _read_matrices(path: Path, rank: int) -> dict[Place, Matrix]:
         raise ModelError(
             f"{path} is not a sound safetensors file: {error}; save the adapter again"
         ) from error
-    found: dict[Place, Matrix] = {}
+    found: dict[MatrixPlace, Matrix] = {}
     for name, entry in sorted(tensors.items()):  # they come in no order
         place = place_of(name)
         if place is None:
@@ -259,7 +259,9 @@ def _read_matrices(path: Path, rank: int) -> dict[Place, Matrix]:
     return found
 
 
-def _require_whole(path: Path, matrices: Mapping[Place, Matrix], fields: Mapping[str, Any]) -> None:
+def _require_whole(
+    path: Path, matrices: Mapping[MatrixPlace, Matrix], fields: Mapping[str, Any]
+) -> None:
     """Refuse a file that lacks the counterpart of a matrix, or a module that its config names."""
     if not matrices:
         raise ModelError(f"{path} holds no matrices of LoRA; save the adapter again")
@@ -286,5 +288,5 @@ def _require_whole(path: Path, matrices: Mapping[Place, Matrix], fields: Mapping
             )
 
 
-def _in_order(matrices: Mapping[Place, Matrix]) -> list[Matrix]:
+def _in_order(matrices: Mapping[MatrixPlace, Matrix]) -> list[Matrix]:
     return [matrices[place] for place in sorted(matrices)]

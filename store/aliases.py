@@ -49,7 +49,7 @@ _SCHEMA: Final = (
 )
 
 
-class Move(NamedTuple):
+class AliasMove(NamedTuple):
     """A change of a tag or alias.
 
     Attributes:
@@ -98,7 +98,7 @@ class Aliases:
         there = {(entry.name, entry.digest) for entry in self._store.entries()}
         return {pointer for pointer, to in found.items() if (pointer.name, to) not in there}
 
-    def moves(self, pointer: Pointer) -> list[Move]:
+    def moves(self, pointer: Pointer) -> list[AliasMove]:
         """Return the moves of a tag or alias, the newest first."""
         with self._reading() as connection:
             if connection is None:
@@ -108,7 +108,7 @@ class Aliases:
                 "ORDER BY id DESC",
                 pointer,
             ).fetchall()
-        return [Move(*row) for row in rows]
+        return [AliasMove(*row) for row in rows]
 
     def move(self, pointer: Pointer, digest: str, expect: str | None = None) -> str:
         """Point a tag or alias to a version and return the digest that it had, or ABSENT.

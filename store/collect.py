@@ -46,7 +46,7 @@ class Removed(NamedTuple):
     digest: str | None
 
 
-class Collected(NamedTuple):
+class CollectedVersions(NamedTuple):
     """What a collection removed.
 
     Attributes:
@@ -80,7 +80,7 @@ def remove(writer: Writer, aliases: Aliases, reference: Reference) -> Removed:
     return Removed(reference.pointer, digest)
 
 
-def collect(writer: Writer, wanted: Collection[str] = ()) -> Collected:
+def collect(writer: Writer, wanted: Collection[str] = ()) -> CollectedVersions:
     """Remove all blobs that neither a version in the index nor a served one names, and what pulls
     have begun, unless one runs.
 
@@ -112,7 +112,7 @@ def collect(writer: Writer, wanted: Collection[str] = ()) -> Collected:
         sync_folder(store.blobs)
         store.receipts.keep_only(kept)
         num_partial, partial_bytes = Partials(store).collect()
-    return Collected(num_blobs + num_partial, num_bytes + partial_bytes, sorted(in_use))
+    return CollectedVersions(num_blobs + num_partial, num_bytes + partial_bytes, sorted(in_use))
 
 
 def _removed_but_served(store: ModelStore, roots: set[str], held: ExitStack) -> set[str]:

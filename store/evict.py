@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
     from .aliases import Aliases
-    from .layout import Entry, ModelStore, Writer
+    from .layout import ModelStore, StoreEntry, Writer
     from .sources import Source
 
 
@@ -68,14 +68,14 @@ class _Version(NamedTuple):
 
     at_ns: int
     digest: str
-    known: list[tuple[Entry, Source]]
+    known: list[tuple[StoreEntry, Source]]
 
 
 class _Plan:
     """Which versions go, before any does."""
 
     def __init__(self, store: ModelStore, aliases: Aliases, wanted: Collection[str]) -> None:
-        self.victims: list[tuple[Entry, Source]] = []
+        self.victims: list[tuple[StoreEntry, Source]] = []
         self.stays: Counter[Stays] = Counter()
         self._store = store
         self._wanted = set(wanted)
@@ -217,7 +217,7 @@ def make_room(
     return Evicted(gone, before - left, left, plan.stays)
 
 
-def _remove(writer: Writer, aliases: Aliases, entry: Entry, source: Source) -> bool:
+def _remove(writer: Writer, aliases: Aliases, entry: StoreEntry, source: Source) -> bool:
     """Take a version from the index with its own tag; not if it has got another name meanwhile, or
     is served."""
     gone = (entry.name, entry.digest)

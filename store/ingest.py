@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from triolet.errors import StoreError
 
-from .layout import BLOB_MODE, Entry, explained
+from .layout import BLOB_MODE, StoreEntry, explained
 from .manifest import (
     EMPTY_POLICY,
     ENGINE_TYPE,
@@ -223,7 +223,7 @@ def ingest(
     writer.put(config)
     digest = writer.put(manifest)
     read_manifest(manifest, digest)  # what is written can be read
-    entry = Entry(name, digest, len(manifest))
+    entry = StoreEntry(name, digest, len(manifest))
     writer.set_entries({*writer.store.entries(), entry})
     num_bytes = dict.fromkeys(Way, 0)
     for layer, way in placed:

@@ -62,7 +62,7 @@ _NO_ROOM: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NO_RIGHT: Final = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
-class Entry(NamedTuple):
+class StoreEntry(NamedTuple):
     """A version in the index.
 
     Attributes:
@@ -156,7 +156,7 @@ class ModelStore:
             )
         return self.blobs / digest.removeprefix("sha256:")
 
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[StoreEntry, ...]:
         """Return every version, sorted by name and digest; none where there is no store.
 
         Raises:
@@ -172,7 +172,7 @@ class ModelStore:
         """
         return tuple(one for one in self._index()[1] if subject in (None, one.subject))
 
-    def _index(self) -> tuple[tuple[Entry, ...], tuple[Referrer, ...]]:
+    def _index(self) -> tuple[tuple[StoreEntry, ...], tuple[Referrer, ...]]:
         path = self.root / INDEX_FILE
         with explained(path):
             try:
@@ -186,7 +186,7 @@ class ModelStore:
         try:
             index = msgspec.json.decode(content, type=_Index)
             entries = tuple(
-                Entry(require_name(one.annotations[NAME]), one.digest, one.size)
+                StoreEntry(require_name(one.annotations[NAME]), one.digest, one.size)
                 for one in index.manifests
                 if SUBJECT not in one.annotations
             )
@@ -348,7 +348,7 @@ class Writer:
             self.store.receipts.write(path.lstat(), digest)
 
     def set_entries(
-        self, entries: Collection[Entry], referrers: Collection[Referrer] | None = None
+        self, entries: Collection[StoreEntry], referrers: Collection[Referrer] | None = None
     ) -> None:
         """Replace the index, once all blobs are on disk under their names.
 
@@ -362,7 +362,7 @@ class Writer:
         digests = {one.digest for one in entries}
         if referrers is None:
             referrers = self.store.referrers()
-        named: list[tuple[str, Entry | Referrer, dict[str, str]]] = [
+        named: list[tuple[str, StoreEntry | Referrer, dict[str, str]]] = [
             *((ARTIFACT_TYPE, one, {NAME: one.name}) for one in sorted(set(entries))),
             *(
                 (one.artifact_type, one, {SUBJECT: one.subject})

@@ -46,7 +46,7 @@ _TokenId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 _Number: TypeAlias = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
 
 
-class Key(msgspec.Struct, frozen=True):
+class MeasurementKey(msgspec.Struct, frozen=True):
     """What a measurement holds for, beside the version.
 
     Attributes:
@@ -65,7 +65,7 @@ class Key(msgspec.Struct, frozen=True):
         return f"{self.backend} {self.dtype} {self.arithmetic} host={self.host}"
 
 
-class Prompt(msgspec.Struct, frozen=True):
+class GoldenPrompt(msgspec.Struct, frozen=True):
     """A prompt and what follows.
 
     Attributes:
@@ -89,11 +89,11 @@ class Golden(msgspec.Struct, frozen=True):
       prompts: with their tokens.
     """
 
-    key: Key
-    prompts: Annotated[tuple[Prompt, ...], msgspec.Meta(min_length=1, max_length=MAX_PROMPTS)]
+    key: MeasurementKey
+    prompts: Annotated[tuple[GoldenPrompt, ...], msgspec.Meta(min_length=1, max_length=MAX_PROMPTS)]
 
 
-class Capacity(msgspec.Struct, frozen=True):
+class MeasuredCapacity(msgspec.Struct, frozen=True):
     """How fast one worker was on an idle machine.
 
     A decode step takes `step_s + row_s * rows + kv_token_s * tokens in the KV of all rows`.
@@ -107,7 +107,7 @@ class Capacity(msgspec.Struct, frozen=True):
       load_s: from the start of the load to the first step, with the files in the page cache.
     """
 
-    key: Key
+    key: MeasurementKey
     prefill_tokens_per_s: _Number
     step_s: _Number
     row_s: _Number
@@ -115,7 +115,7 @@ class Capacity(msgspec.Struct, frozen=True):
     load_s: _Number
 
 
-class Kept(NamedTuple):
+class KeptMeasurement(NamedTuple):
     """A measurement that a store has.
 
     Attributes:
@@ -125,11 +125,11 @@ class Kept(NamedTuple):
     """
 
     referrer: Referrer
-    said: Golden | Capacity
+    said: Golden | MeasuredCapacity
     path: Path
 
 
-def as_artefact(said: Golden | Capacity, digest: str, size: int) -> tuple[str, Artefact]:
+def as_artefact(said: Golden | MeasuredCapacity, digest: str, size: int) -> tuple[str, Artefact]:
     """Return the type and the artefact of a measurement.
 
     Args:
@@ -141,7 +141,7 @@ def as_artefact(said: Golden | Capacity, digest: str, size: int) -> tuple[str, A
     return kind, artefact(kind, canonical(msgspec.to_builtins(said)), digest, size)
 
 
-def read_measured(found: Artefact, artifact_type: str, digest: str) -> Golden | Capacity:
+def read_measured(found: Artefact, artifact_type: str, digest: str) -> Golden | MeasuredCapacity:
     """Return what an artefact says.
 
     Args:
@@ -155,27 +155,31 @@ def read_measured(found: Artefact, artifact_type: str, digest: str) -> Golden | 
     layer = layer_of(found.manifest, artifact_type, digest)
     if digest_of(found.layer) != layer.digest:
         raise ReferrerFault("its layer is another one than its manifest says")
-    kind: type[Golden | Capacity] = Golden if artifact_type == GOLDEN_TYPE else Capacity
+    kind: type[Golden | MeasuredCapacity] = (
+        Golden if artifact_type == GOLDEN_TYPE else MeasuredCapacity
+    )
     try:
         return msgspec.json.decode(found.layer, type=kind)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ReferrerFault(f"its layer cannot be read: {error}") from None
 
 
-def measured_of(store: ModelStore, digest: str, artifact_type: str) -> list[Kept | str]:
+def measured_of(store: ModelStore, digest: str, artifact_type: str) -> list[KeptMeasurement | str]:
     """Return the measurements of a type about a version; a sentence for each that is damaged."""
-    found: list[Kept | str] = []
+    found: list[KeptMeasurement | str] = []
     for one in referrers_of(store, digest, artifact_type):
         try:
             parts = read_artefact(store, one)
             said = read_measured(parts, artifact_type, digest)
-            found.append(Kept(one, said, store.blob_path(digest_of(parts.layer))))
+            found.append(KeptMeasurement(one, said, store.blob_path(digest_of(parts.layer))))
         except (StoreError, ReferrerFault) as error:
             found.append(f"{WORDS[artifact_type]} {one.digest}: {error}")
     return found
 
 
-def keep_measured(writer: Writer, digest: str, measured: list[Golden | Capacity]) -> list[str]:
+def keep_measured(
+    writer: Writer, digest: str, measured: list[Golden | MeasuredCapacity]
+) -> list[str]:
     """Keep measurements beside their version; those with an equal key, and damaged ones, go.
 
     Args:
@@ -193,7 +197,9 @@ def keep_measured(writer: Writer, digest: str, measured: list[Golden | Capacity]
     new = [as_artefact(said, digest, size) for said in measured]
     replaced = set()
     for said, (kind, _) in zip(measured, new, strict=True):
-        sound = [one for one in measured_of(store, digest, kind) if isinstance(one, Kept)]
+        sound = [
+            one for one in measured_of(store, digest, kind) if isinstance(one, KeptMeasurement)
+        ]
         stay = {one.referrer.digest for one in sound if one.said.key != said.key}
         replaced |= {one.digest for one in referrers_of(store, digest, kind)} - stay
     keep_artefacts(writer, digest, new, replaced)
@@ -216,7 +222,7 @@ def without_known(
         (kind, one.said.key)
         for kind in (GOLDEN_TYPE, CAPACITY_TYPE)
         for one in measured_of(store, digest, kind)
-        if isinstance(one, Kept)
+        if isinstance(one, KeptMeasurement)
     }
     for kind, one in artefacts:
         if kind in (GOLDEN_TYPE, CAPACITY_TYPE):
@@ -239,7 +245,9 @@ def contradicted(
       digest: of the version.
       artefacts: valid ones, each with its type.
     """
-    kept = [one for one in measured_of(store, digest, GOLDEN_TYPE) if isinstance(one, Kept)]
+    kept = [
+        one for one in measured_of(store, digest, GOLDEN_TYPE) if isinstance(one, KeptMeasurement)
+    ]
     here = {one.said.key: one for one in kept}
     notes = []
     for kind, one in artefacts:
@@ -253,7 +261,7 @@ def contradicted(
     return notes
 
 
-def golden_for(root: Path, digest: str, key: Key) -> tuple[Golden, Path] | None:
+def golden_for(root: Path, digest: str, key: MeasurementKey) -> tuple[Golden, Path] | None:
     """Return the golden tokens that a worker has to compute and the file that says so; None if
     there are none for its key.
 

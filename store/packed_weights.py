@@ -21,7 +21,7 @@ OWN_STEM: Final = re.compile(r"[0-9a-f]{32}")
 """Of each file that is written there. An operator may name a folder that holds other things."""
 
 
-class Collected(NamedTuple):
+class CollectedSnapshots(NamedTuple):
     """What was removed.
 
     Attributes:
@@ -80,7 +80,7 @@ def remove_unless_held(path: Path) -> bool:
     return is_free
 
 
-def collect_packed(folder: Path) -> Collected:
+def collect_packed(folder: Path) -> CollectedSnapshots:
     """Remove all packed weights that no process uses.
 
     Raises:
@@ -96,4 +96,4 @@ def collect_packed(folder: Path) -> Collected:
                 num_files, num_bytes = num_files + 1, num_bytes + size
             else:
                 num_in_use += 1
-    return Collected(num_files, num_bytes, num_in_use)
+    return CollectedSnapshots(num_files, num_bytes, num_in_use)

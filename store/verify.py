@@ -16,7 +16,7 @@ from .receipts import now_ns
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .layout import Entry, ModelStore
+    from .layout import ModelStore, StoreEntry
     from .manifest import Descriptor
 
 
@@ -38,7 +38,7 @@ class Verified(NamedTuple):
     signed: dict[str, tuple[str, ...]]
 
 
-def verify(store: ModelStore, entries: Iterable[Entry]) -> Verified:
+def verify(store: ModelStore, entries: Iterable[StoreEntry]) -> Verified:
     """Read every byte of some versions, whatever receipts say; replace receipts by what was found.
 
     Raises:

@@ -17,7 +17,7 @@ from triolet.ids import PeerId, Role, shown_identity
 from .codec import decode_message
 from .frames import Hello
 from .handshake import goodbye
-from .link import MAX_BAD_FRAMES, LinkStatistics, Message, PeerGone
+from .link import MAX_BAD_FRAMES, LinkMessage, LinkStatistics, PeerGone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -145,7 +145,7 @@ class FrameGate:
         self._before_blame = before_blame
         self._bad_by_sender: dict[bytes, int] = {}
 
-    def admit(self, sender: bytes, parts: Sequence[bytes | memoryview]) -> Message | None:
+    def admit(self, sender: bytes, parts: Sequence[bytes | memoryview]) -> LinkMessage | None:
         """Return the message that the parts hold, or None if they are dropped.
 
         Args:
@@ -165,7 +165,7 @@ class FrameGate:
             log.warning("bad_frame", sender=shown_identity(sender), error=str(error))
             return None
         self.received_frames += 1
-        return Message(sender, frame, payload)
+        return LinkMessage(sender, frame, payload)
 
     def is_shut_out(self, sender: bytes) -> bool:
         """Whether this sender has sent `MAX_BAD_FRAMES` bad ones."""
@@ -201,7 +201,7 @@ class BoundGate:
 
     def admit(
         self, connection: bytes, parts: Sequence[bytes | memoryview], user_id: bytes = b""
-    ) -> Message | None:
+    ) -> LinkMessage | None:
         """Return the message that the parts hold, with its sender's name, or None if they are
         dropped.
 
@@ -220,7 +220,7 @@ class BoundGate:
                 self._refuse(connection, peer, objection)
                 return None
             self._refused.pop(peer.identity(), None)
-        return Message(self._names.sender(connection), message.frame, message.payload)
+        return LinkMessage(self._names.sender(connection), message.frame, message.payload)
 
     def _refuse(self, connection: bytes, peer: PeerId, objection: str) -> None:
         self.frames.blame(connection)

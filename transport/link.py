@@ -38,7 +38,7 @@ class Hold(Protocol):
         ...
 
 
-class Message(NamedTuple):
+class LinkMessage(NamedTuple):
     """One received frame.
 
     Attributes:
@@ -69,7 +69,7 @@ class Listener(Protocol):
         """What peers connect to; the port is filled in where the config said any."""
         ...
 
-    async def receive_many(self, max_messages: int = 256) -> Sequence[Message]:
+    async def receive_many(self, max_messages: int = 256) -> Sequence[LinkMessage]:
         """Wait for one message, then take what else is there. Cancellation loses nothing."""
         ...
 
@@ -114,7 +114,7 @@ class Connection(Protocol):
         """
         ...
 
-    async def receive_many(self, max_messages: int = 256) -> Sequence[Message]:
+    async def receive_many(self, max_messages: int = 256) -> Sequence[LinkMessage]:
         """Wait for one message, then take what else is there. Cancellation loses nothing."""
         ...
 

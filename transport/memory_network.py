@@ -19,7 +19,7 @@ from triolet.ids import shown_identity
 from .address import address_in_use
 from .codec import encode_message
 from .gate import BoundGate, FrameGate
-from .link import LinkStatistics, Message, PeerBusy, PeerGone
+from .link import LinkMessage, LinkStatistics, PeerBusy, PeerGone
 from .memory_pipe import Conditions, Faults, Inbox, Pipe
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class MemoryListener:
         """What peers connect to."""
         return self._address
 
-    async def receive_many(self, max_messages: int = 256) -> Sequence[Message]:
+    async def receive_many(self, max_messages: int = 256) -> Sequence[LinkMessage]:
         """Wait for one message, then take what else is there."""
         return await _receive_good(self.inbox, self._gate.admit, max_messages)
 
@@ -244,7 +244,7 @@ class MemoryConnection:
         self._broken = trio.Event()
         self._sent_frames = 0
 
-    async def receive_many(self, max_messages: int = 256) -> Sequence[Message]:
+    async def receive_many(self, max_messages: int = 256) -> Sequence[LinkMessage]:
         """Wait for one message, then take what else is there."""
         return await _receive_good(self.inbox, self._gate.admit, max_messages)
 
@@ -319,9 +319,9 @@ class MemoryConnection:
 
 async def _receive_good(
     inbox: Inbox,
-    admit: Callable[[bytes, Sequence[bytes | memoryview]], Message | None],
+    admit: Callable[[bytes, Sequence[bytes | memoryview]], LinkMessage | None],
     max_messages: int,
-) -> Sequence[Message]:
+) -> Sequence[LinkMessage]:
     """Return at least one message that a gate let in."""
     while True:
         messages = [

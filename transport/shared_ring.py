@@ -39,7 +39,7 @@ class NotSharedError(TrioletError):
     """An offer leads nowhere here; says why, for people."""
 
 
-class Ring(Protocol):
+class RingMemory(Protocol):
     """Memory in which chunks wait.
 
     Attributes:

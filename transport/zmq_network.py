@@ -19,7 +19,7 @@ from triolet.ids import shown_identity
 from .address import IpcAddress, TcpAddress, address_in_use, keys_needed, parse_address
 from .codec import encode_message
 from .gate import BoundGate, FrameGate
-from .link import LinkStatistics, Message, PeerBusy, PeerGone
+from .link import LinkMessage, LinkStatistics, PeerBusy, PeerGone
 from .zmq_curve import CurveGuard, KeyDirectory, Repeats
 from .zmq_socket import ZmqSocket
 
@@ -280,7 +280,7 @@ class ZmqListener:
         """What peers connect to."""
         return self._address
 
-    async def receive_many(self, max_messages: int = 256) -> Sequence[Message]:
+    async def receive_many(self, max_messages: int = 256) -> Sequence[LinkMessage]:
         """Wait for one message, then take what else is there."""
         while True:
             received = await self._socket.receive_many(max_messages)
@@ -314,7 +314,7 @@ class ZmqListener:
         self._socket.close()
         self._on_close(self)
 
-    def _admit(self, parts: list[bytes | memoryview]) -> Message | None:
+    def _admit(self, parts: list[bytes | memoryview]) -> LinkMessage | None:
         if self._is_authenticated:
             user_id, connection, *rest = parts
             return self._gate.admit(bytes(connection), rest, bytes(user_id))
@@ -356,7 +356,7 @@ class ZmqConnection:
         self._note_events()
         return self._handshakes.trouble
 
-    async def receive_many(self, max_messages: int = 256) -> Sequence[Message]:
+    async def receive_many(self, max_messages: int = 256) -> Sequence[LinkMessage]:
         """Wait for one message, then take what else is there."""
         while True:
             received = await self._socket.receive_many(max_messages)

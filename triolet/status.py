@@ -94,7 +94,7 @@ class ControlReady(msgspec.Struct, frozen=True, tag_field="event", tag="control_
     admin: str
 
 
-class Failed(msgspec.Struct, frozen=True, tag_field="event", tag="failed"):
+class ProcessFailed(msgspec.Struct, frozen=True, tag_field="event", tag="failed"):
     """A role ends because of its configuration or model; starting it again would not help.
 
     Attributes:
@@ -104,7 +104,7 @@ class Failed(msgspec.Struct, frozen=True, tag_field="event", tag="failed"):
     message: str
 
 
-Report: TypeAlias = Progress | WorkerReady | ServerReady | ControlReady | Failed
+Report: TypeAlias = Progress | WorkerReady | ServerReady | ControlReady | ProcessFailed
 
 _DECODER: msgspec.json.Decoder[Report] = msgspec.json.Decoder(Report)
 

@@ -22,7 +22,7 @@ from triolet.audit import (
 )
 from triolet.ids import shown_epoch
 
-from .attempt_table import Member
+from .attempt_table import TableMember
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .counters import Counters
     from .identity import Identity
 
-A = TypeVar("A", bound=Member)
+A = TypeVar("A", bound=TableMember)
 
 _WITH_ROW = (LeaseState.READY, LeaseState.RUNNING)
 

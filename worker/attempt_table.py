@@ -64,7 +64,7 @@ class Tombstones:
 log = structlog.get_logger()
 
 
-class Member(Protocol):
+class TableMember(Protocol):
     """What the attempt table must know of an attempt."""
 
     @property
@@ -83,7 +83,7 @@ class Member(Protocol):
         ...
 
 
-A = TypeVar("A", bound=Member)
+A = TypeVar("A", bound=TableMember)
 
 
 class FailedStep(NamedTuple):

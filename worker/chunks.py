@@ -38,7 +38,7 @@ MAX_URGENT_OVERTAKES: Final = 256
 """The same for those of more urgent classes than the oldest's."""
 
 
-class Prompt(Protocol):
+class ComputedPrompt(Protocol):
     """What must be known of an attempt whose prompt is computed here."""
 
     @property
@@ -102,10 +102,10 @@ class Prompt(Protocol):
         ...
 
 
-P = TypeVar("P", bound=Prompt)
+P = TypeVar("P", bound=ComputedPrompt)
 
 
-class Chunk(NamedTuple, Generic[P]):
+class PromptChunk(NamedTuple, Generic[P]):
     """One row of a step.
 
     Attributes:
@@ -117,7 +117,7 @@ class Chunk(NamedTuple, Generic[P]):
     num_tokens: int
 
 
-def chunk_row(chunk: Chunk[P]) -> StepRow:
+def chunk_row(chunk: PromptChunk[P]) -> StepRow:
     """Return the row of a chunk; the last one of a prompt chooses the first token."""
     attempt, num_tokens = chunk
     start = attempt.num_computed_tokens
@@ -152,7 +152,7 @@ class ChunkScheduler(Generic[P]):
         max_tokens: int,
         free_blocks: int,
         max_rows: int = MAX_NUM_SEQS,
-    ) -> list[Chunk[P]]:
+    ) -> list[PromptChunk[P]]:
         """Choose the next step.
 
         Args:
@@ -189,7 +189,7 @@ class ChunkScheduler(Generic[P]):
             more = min(attempt.num_remaining_tokens - shares[attempt], budget)
             shares[attempt] += more
             budget -= more
-        chosen = [Chunk(attempt, tokens) for attempt, tokens in shares.items() if tokens]
+        chosen = [PromptChunk(attempt, tokens) for attempt, tokens in shares.items() if tokens]
         self._count_overtakes(chosen, oldest)
         return chosen
 
@@ -211,16 +211,16 @@ class ChunkScheduler(Generic[P]):
                 admitted.append(attempt)
         return admitted
 
-    def _count_overtakes(self, chosen: list[Chunk[P]], oldest: P) -> None:
+    def _count_overtakes(self, chosen: list[PromptChunk[P]], oldest: P) -> None:
         if oldest.is_started or any(chunk.attempt is oldest for chunk in chosen):
             self._num_overtakes = 0
         else:
             self._num_overtakes += sum(not chunk.attempt.is_started for chunk in chosen)
 
 
-def _by_age(attempt: Prompt) -> int:
+def _by_age(attempt: ComputedPrompt) -> int:
     return attempt.order
 
 
-def _by_urgency(attempt: Prompt) -> tuple[int, int, int]:
+def _by_urgency(attempt: ComputedPrompt) -> tuple[int, int, int]:
     return (attempt.priority, attempt.num_remaining_tokens, attempt.order)

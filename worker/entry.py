@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from engine.load import Engine
     from engine.model_config import ModelConfig
-    from store.measured import Key
+    from store.measured import MeasurementKey
     from transport.link import Network
     from triolet.config import WorkerConfig
 
@@ -119,7 +119,7 @@ async def run_worker(
                 nursery.cancel_scope.cancel()
 
 
-def find_golden(config: WorkerConfig, key: Key) -> Expected | None:
+def find_golden(config: WorkerConfig, key: MeasurementKey) -> Expected | None:
     """Return the golden tokens of a worker's version for what the worker computes with, if there
     are any.
 

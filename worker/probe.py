@@ -15,7 +15,7 @@ from engine.device_thread import DeviceThread
 from engine.load import load_engine
 from engine.probe.capacity import measure_rates
 from engine.probe.golden import Expected, GoldenSteps
-from store.measured import Capacity, Golden, Prompt
+from store.measured import Golden, GoldenPrompt, MeasuredCapacity
 from triolet.errors import ModelError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Probed(NamedTuple):
     """
 
     golden: Golden
-    capacity: Capacity
+    capacity: MeasuredCapacity
 
 
 def main(config: WorkerConfig, prompts: Sequence[Sequence[int]]) -> Probed:
@@ -76,7 +76,7 @@ def _measure(config: WorkerConfig, prompts: Sequence[Sequence[int]]) -> Probed:
         engine.model_config,
     )
     tokens = steps.compute(prompts, GOLDEN_TOKENS)
-    found = tuple(Prompt(tuple(ids), own) for ids, own in zip(prompts, tokens, strict=True))
+    found = tuple(GoldenPrompt(tuple(ids), own) for ids, own in zip(prompts, tokens, strict=True))
     try:
         steps.check(Expected(found, "the same worker"))
     except ModelError as error:
@@ -87,5 +87,5 @@ def _measure(config: WorkerConfig, prompts: Sequence[Sequence[int]]) -> Probed:
     rates = measure_rates(engine, settings.max_num_batched_tokens, settings.max_num_seqs)
     host = f"{host_class(engine.pool.blocks.device)},{settings.threads}-threads"
     key = msgspec.structs.replace(engine.key, host=host)
-    capacity = Capacity(key, *rates, load_s)
+    capacity = MeasuredCapacity(key, *rates, load_s)
     return Probed(Golden(engine.key, found), capacity)

@@ -28,7 +28,7 @@ from transport.lease import Standing
 from transport.liveness import SelfFence
 from triolet.ids import Role
 
-from .attempt_table import Member
+from .attempt_table import TableMember
 from .counters import Drop
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ log = structlog.get_logger()
 SHUT_DOWN: Final = "this worker has shut down"
 """The reason of the GOODBYE after a drain."""
 
-A = TypeVar("A", bound=Member)
+A = TypeVar("A", bound=TableMember)
 
 
 class ServerSessions(Generic[A]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from store.adapter_files import WEIGHTS_FILE, Place, place_of
+from store.adapter_files import WEIGHTS_FILE, MatrixPlace, place_of
 from store.model_dir.headers import read_header
 from triolet.errors import ModelError
 
@@ -103,7 +103,7 @@ def adapter_numbers(configs: Iterable[AdapterConfig], model: ModelConfig) -> int
     """
     shapes, found = module_shapes(model), 0
     for config in configs:
-        ranks: dict[Place, int] = {}
+        ranks: dict[MatrixPlace, int] = {}
         try:
             header = read_header(Path(config.path) / WEIGHTS_FILE)
         except ModelError as error:
@@ -114,7 +114,7 @@ def adapter_numbers(configs: Iterable[AdapterConfig], model: ModelConfig) -> int
                 ranks[place] = stored.shape[0]
         for layer in {place.layer for place in ranks}:
             for modules in PRODUCTS.values():
-                rank = sum(ranks.get(Place(layer, module, "A"), 0) for module in modules)
+                rank = sum(ranks.get(MatrixPlace(layer, module, "A"), 0) for module in modules)
                 outputs = sum(shapes[module][0] for module in modules)
                 found += rank * (shapes[modules[0]][1] + outputs)
     return found

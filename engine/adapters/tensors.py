@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
-from store.adapter_files import Place, read_adapter
+from store.adapter_files import MatrixPlace, read_adapter
 from triolet.adapter_keys import digest_bytes
 from triolet.errors import ModelError
 
@@ -104,7 +104,7 @@ def layers_of(
     shapes = module_shapes(model)
 
     def tensor(layer: int, module: str, matrix: str) -> Tensor:
-        found = files.matrices[Place(layer, module, matrix)]
+        found = files.matrices[MatrixPlace(layer, module, matrix)]
         stored = torch.frombuffer(found.numbers, dtype=_DTYPES[found.dtype])
         scaled = stored.float().view(found.shape) * (files.scale if matrix == "B" else 1.0)
         if not bool(scaled.isfinite().all()):
@@ -121,7 +121,7 @@ def layers_of(
                 ).to(device, dtype),
             )
             for product, modules in PRODUCTS.items()
-            if (present := [m for m in modules if Place(index, m, "A") in files.matrices])
+            if (present := [m for m in modules if MatrixPlace(index, m, "A") in files.matrices])
         }
         for index in range(model.num_layers)
     ]

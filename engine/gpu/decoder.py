@@ -18,7 +18,7 @@ from ..batch import MAX_UNDER_WAY, Sampled, is_plain
 from ..sampler import begin_masks, sample
 from .decode_rows import NUM_FIELDS, DecodeRows
 from .decode_step import DecodeState, compute_step
-from .host_copies import Mark, Upload, host_tensor
+from .host_copies import HostUpload, Mark, host_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -60,8 +60,8 @@ class Decoder:
         self.sizes = tuple(sizes)
         max_blocks = -(-max_model_len // self._block_size)
         self._state = DecodeState(sizes[-1], max_blocks, transformer.vocab_size, device)
-        self._fields = Upload(device, NUM_FIELDS, sizes[-1], _DEPTH)
-        self._patches = Upload(device, _PATCH_FIELDS, sizes[-1] * max_blocks, _DEPTH)
+        self._fields = HostUpload(device, NUM_FIELDS, sizes[-1], _DEPTH)
+        self._patches = HostUpload(device, _PATCH_FIELDS, sizes[-1] * max_blocks, _DEPTH)
         self._results = [host_tensor(device, torch.int64, sizes[-1]) for _ in range(_DEPTH)]
         self._num_steps = 0
         self._replay: Callable[[int], None] = self.compute

@@ -51,7 +51,7 @@ class Mark:
             torch.cuda.current_stream(self._device).wait_event(self._event)
 
 
-class Upload:
+class HostUpload:
     """Copies arrays of one shape to the device, through host memory that it may reuse.
 
     Args:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from pathlib import Path
 
-    from store.model_dir.headers import Stored
+    from store.model_dir.headers import StoredTensor
 
     from ..model_config import ModelConfig
 
@@ -56,7 +56,7 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def check_tensors(config: ModelConfig, stored: Mapping[str, Stored], model_dir: Path) -> None:
+def check_tensors(config: ModelConfig, stored: Mapping[str, StoredTensor], model_dir: Path) -> None:
     """Compare what a checkpoint holds with what its config asks for.
 
     Raises:
@@ -80,7 +80,7 @@ def missing(name: str, model_dir: Path) -> ModelError:
     )
 
 
-def mismatched(name: str, found: Stored, shape: tuple[int, ...]) -> ModelError:
+def mismatched(name: str, found: StoredTensor, shape: tuple[int, ...]) -> ModelError:
     """Return the error for a tensor that is not as the config wants it."""
     return ModelError(
         f"{found.path}: tensor {name} is {found.dtype} {list(found.shape)}; "

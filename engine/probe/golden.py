@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import TypeAlias
 
-    from store.measured import Key, Prompt
+    from store.measured import GoldenPrompt, MeasurementKey
 
     from ..block_ledger import BlockLedger
     from ..model_config import ModelConfig
     from ..runner import Runner
 
-    FindGolden: TypeAlias = Callable[[Key], "Expected | None"]
+    FindGolden: TypeAlias = Callable[[MeasurementKey], "Expected | None"]
     """Returns the golden tokens for a key, None if there are none."""
 
 _GREEDY: Final = SamplingParams(temperature=0.0)
@@ -41,7 +41,7 @@ class Expected(NamedTuple):
       place: where that is written.
     """
 
-    prompts: tuple[Prompt, ...]
+    prompts: tuple[GoldenPrompt, ...]
     place: str
 
     @property
@@ -194,7 +194,7 @@ def _decode_row(
     return StepRow([token_id], len(prompt) + count - 1, table, spec, is_decode=True)
 
 
-def _require_equal(golden: Expected, prompt: Prompt, computed: tuple[int, ...]) -> None:
+def _require_equal(golden: Expected, prompt: GoldenPrompt, computed: tuple[int, ...]) -> None:
     expected = prompt.golden_ids
     if computed == expected:
         return

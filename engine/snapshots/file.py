@@ -36,7 +36,7 @@ class SnapshotDamagedError(TrioletError):
     """A file is no snapshot, or no whole one, or one of something else."""
 
 
-class Key(msgspec.Struct, frozen=True):
+class SnapshotKey(msgspec.Struct, frozen=True):
     """What the bytes of packed weights depend on.
 
     Attributes:
@@ -80,12 +80,12 @@ class _List(msgspec.Struct, frozen=True):
       entries: the pieces.
     """
 
-    key: Key
+    key: SnapshotKey
     digest: str
     entries: tuple[_Entry, ...]
 
 
-def write_snapshot(fd: int, key: Key, pieces: Iterable[tuple[str, Piece]]) -> int:
+def write_snapshot(fd: int, key: SnapshotKey, pieces: Iterable[tuple[str, Piece]]) -> int:
     """Write a snapshot into an empty file and return its size.
 
     Raises:
@@ -108,7 +108,7 @@ def write_snapshot(fd: int, key: Key, pieces: Iterable[tuple[str, Piece]]) -> in
     return end + len(listed) + len(tail)
 
 
-def map_snapshot(fd: int, key: Key) -> dict[str, Piece]:
+def map_snapshot(fd: int, key: SnapshotKey) -> dict[str, Piece]:
     """Map a snapshot for reading and return its pieces; they last as long as any of them.
 
     Args:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from triolet.config import SnapshotConfig
 
     from ..native.pieces import Packing, Piece
-    from .file import Key
+    from .file import SnapshotKey
 
 log = structlog.get_logger(__name__)
 
@@ -117,7 +117,7 @@ class Snapshots:
             digest = weights_digest(self._files)
         return digest
 
-    def load(self, key: Key, packing: Packing, num_threads: int) -> dict[str, Piece]:
+    def load(self, key: SnapshotKey, packing: Packing, num_threads: int) -> dict[str, Piece]:
         """Return packed weights: mapped from a snapshot, which is written if there is none.
 
         Args:
@@ -157,7 +157,7 @@ class Snapshots:
                 "worker.engine.snapshots.folder to a folder of this user"
             )
 
-    def _mapped(self, key: Key) -> dict[str, Piece] | None:
+    def _mapped(self, key: SnapshotKey) -> dict[str, Piece] | None:
         """Return the pieces of a sound snapshot; None if there is none."""
         path = self.folder / key.name
         try:
@@ -183,7 +183,7 @@ class Snapshots:
         log.info("packed_weights_mapped", path=str(path))
         return pieces
 
-    def _built(self, key: Key, packing: Packing) -> dict[str, Piece]:
+    def _built(self, key: SnapshotKey, packing: Packing) -> dict[str, Piece]:
         """Write a snapshot and map it, or wait for the process that does."""
         path = self.folder / key.name
         unfinished = path.with_suffix(UNFINISHED)
@@ -211,7 +211,9 @@ class Snapshots:
             if pieces is not None:
                 return pieces
 
-    def _written(self, fd: int, unfinished: Path, key: Key, packing: Packing) -> dict[str, Piece]:
+    def _written(
+        self, fd: int, unfinished: Path, key: SnapshotKey, packing: Packing
+    ) -> dict[str, Piece]:
         began_at = time.monotonic()
         path = self.folder / key.name
         # Others that start wait for this, so their cores are free.

@@ -32,7 +32,7 @@ from server.scheduling.attempt import Attempts
 from server.scheduling.request import RequestTable
 from server.scheduling.requests import Requests
 from server.tenants.opening import opened_quotas
-from server.tenants.quotas import Asked
+from server.tenants.quotas import AskedTokens
 from server.tenants.tenancy import Tenancy, enter_tenant
 from server.text.grammars import Grammars
 from server.text.processes import at_once
@@ -358,7 +358,7 @@ class RunningServer:
             scheduling=current_scheduling(tier),
             key=self._numbers.getrandbits(60),
         )
-        asked = Asked(request.request_id, PROMPT_TOKENS, MAX_TOKENS)
+        asked = AskedTokens(request.request_id, PROMPT_TOKENS, MAX_TOKENS)
         with await self.services.quotas.reserve(tenant, [asked]):
             self.fleet.submit(request)
 

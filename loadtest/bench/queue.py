@@ -15,7 +15,7 @@ from statistics import mean
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final
 
-from server.scheduling.queue import FairQueue, Place
+from server.scheduling.queue import FairQueue, QueuePlace
 from triolet.config import QueueConfig
 from triolet.service_class import Scheduling, ServiceClass
 
@@ -34,13 +34,15 @@ REPETITIONS: Final = 5_000
 NUM_TENANTS: Final = 500
 
 
-def place(rng: random.Random, order: int, num_tenants: int) -> Place:
+def place(rng: random.Random, order: int, num_tenants: int) -> QueuePlace:
     """Return a request of somebody: a few tenants ask for most."""
     tenant = min(int(rng.expovariate(8.0) * num_tenants), num_tenants - 1)
     service_class = ServiceClass.DEFAULT if num_tenants == 1 else ServiceClass(rng.randrange(4))
     scheduling = Scheduling(f"tenant {tenant}", 1.0 + tenant % 3, service_class)
     own = 0 if num_tenants == 1 else rng.choice((0, 0, 0, 1))
-    return Place(scheduling, own, order + rng.uniform(0, 1000), order, rng.randint(1, 4000), 200)
+    return QueuePlace(
+        scheduling, own, order + rng.uniform(0, 1000), order, rng.randint(1, 4000), 200
+    )
 
 
 class Timed:

@@ -21,7 +21,7 @@ import httpx2
 import trio
 from rich.console import Console
 
-from server.tenants.accounts import Ask, Limits, Settlement
+from server.tenants.accounts import QuotaAsk, Settlement, TenantLimits
 from server.tenants.memory_store import MemoryStore, QuotaObserver, SpendWatch
 from server.tenants.redis_store import RedisStore
 from triolet.config import QuotaConfig
@@ -180,13 +180,13 @@ async def _ask_for(url: str, seconds: float) -> int:
     """Ask as one of several servers for so long after the first of them did; return how often that
     was granted."""
     store = RedisStore(QuotaConfig(limits=url), Unwatched(), f"{time.time_ns()}")
-    limits, ids, admitted = Limits(tokens=PER_MINUTE), count(), 0
+    limits, ids, admitted = TenantLimits(tokens=PER_MINUTE), count(), 0
 
     async def ask() -> None:
         nonlocal admitted
         while True:
             ask_id = f"{next(ids)}"
-            verdict = await store.reserve(Ask(ask_id, "t", 1), limits)
+            verdict = await store.reserve(QuotaAsk(ask_id, "t", 1), limits)
             if verdict.refused_by is None:
                 admitted += 1
                 store.settle(Settlement(ask_id, "t", limits, 1, 0))
@@ -207,13 +207,13 @@ async def _time_store(name: str, url: str, requests: int) -> dict[str, Any]:
     store: MemoryStore | RedisStore = MemoryStore(QuotaConfig(), Unwatched())
     if url:
         store = RedisStore(QuotaConfig(limits=url), Unwatched(), "timed")
-    limits = Limits(1e9, 1e12, 10**6, 10**15)
+    limits = TenantLimits(1e9, 1e12, 10**6, 10**15)
     times = []
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
         for number in range(requests):
             began_at = time.perf_counter()
-            await store.reserve(Ask(f"{number}", "u", 100, 10), limits)
+            await store.reserve(QuotaAsk(f"{number}", "u", 100, 10), limits)
             times.append((time.perf_counter() - began_at) * 1e6)
             store.settle(Settlement(f"{number}", "u", limits, 50, 5))
         nursery.cancel_scope.cancel()

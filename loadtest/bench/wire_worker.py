@@ -29,7 +29,7 @@ from engine.load import Engine, load_engine
 from engine.pace import Pace
 from engine.prefix_cache import PrefixCache
 from simulation.engine import only_token
-from store.measured import Key
+from store.measured import MeasurementKey
 from transport.digest import kv_key
 from transport.frames import (
     AttemptRow,
@@ -127,7 +127,7 @@ def stored_engine(size: str, num_tokens: int, fingerprint: str) -> Engine:
         ledger,
         PrefixCache(ledger, BLOCK_SIZE, pool, is_enabled=False),
         fingerprint,
-        Key("none", "bfloat16", "none"),
+        MeasurementKey("none", "bfloat16", "none"),
         cast("ModelConfig", shape),
         (),
         most,

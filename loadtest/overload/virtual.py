@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from server.contract.generation import Delta, Failed, Finished, GenerationRequest
-from server.scheduling.admission import Ask
+from server.scheduling.admission import AdmissionAsk
 from simulation.deterministic import run
 from simulation.fleet import FleetShape, running_fleet
 from triolet.errors import RequestError
@@ -180,7 +180,7 @@ def _begin(fleet: Links, request: GenerationRequest) -> OutputStream:
     Raises:
       RequestError: refused, here or there.
     """
-    ask = Ask(request.scheduling, request.deadline_s, request.request_id, request.key)
+    ask = AdmissionAsk(request.scheduling, request.deadline_s, request.request_id, request.key)
     fleet.admission.admit(ask, trio.current_time())
     return fleet.submit(request)
 

@@ -61,7 +61,7 @@ class Action(StrEnum):
     WORKER_DRAIN = "worker.drain"
 
 
-class Outcome(StrEnum):
+class AuditOutcome(StrEnum):
     """How far an action came. BEGUN is written before the action, the others after it."""
 
     BEGUN = "begun"
@@ -69,7 +69,7 @@ class Outcome(StrEnum):
     FAILED = "failed"
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
+class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One administrative event. It names things; of users' data it holds digests and counts only.
 
     Attributes:
@@ -87,7 +87,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     action: Action
     subject: Subject
     actor: Name
-    outcome: Outcome = Outcome.DONE
+    outcome: AuditOutcome = AuditOutcome.DONE
     before: Digest | None = None
     after: Digest | None = None
     counts: Counts | None = None
@@ -95,11 +95,11 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     request_id: Name | None = None
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class AuditEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An event in the log: with its place and its time.
 
-    The fields of `Event`, but `action` and `outcome` are plain text: a log may hold actions of a
-    later release. `time` is UTC, RFC 3339 with microseconds.
+    The fields of `AuditEvent`, but `action` and `outcome` are plain text: a log may hold actions of
+    a later release. `time` is UTC, RFC 3339 with microseconds.
     """
 
     index: Annotated[int, msgspec.Meta(ge=0)]
@@ -116,15 +116,15 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 _ENCODER: Final = msgspec.json.Encoder(order="sorted")
-_EVENTS: Final = msgspec.json.Decoder(Event)
-_ENTRIES: Final = msgspec.json.Decoder(Entry)
+_EVENTS: Final = msgspec.json.Decoder(AuditEvent)
+_ENTRIES: Final = msgspec.json.Decoder(AuditEntry)
 
 
-class LineError(ValueError):
+class AuditLineError(ValueError):
     """A line that is no entry, or an altered one; says what is wrong."""
 
 
-class AlteredLine(LineError):
+class AlteredLine(AuditLineError):
     """A line with another content than the hash beside it.
 
     Attributes:
@@ -136,7 +136,7 @@ class AlteredLine(LineError):
         self.leaf = leaf
 
 
-def check_event(event: Event) -> None:
+def check_event(event: AuditEvent) -> None:
     """Refuse an event that the log would not take.
 
     Raises:
@@ -157,10 +157,10 @@ def check_event(event: Event) -> None:
         )
 
 
-def encode_line(event: Event, index: int, time_text: str) -> tuple[bytes, bytes]:
+def encode_line(event: AuditEvent, index: int, time_text: str) -> tuple[bytes, bytes]:
     """Return an event's line, without its newline, and its leaf hash."""
     content = _ENCODER.encode(
-        Entry(
+        AuditEntry(
             index=index,
             time=time_text,
             action=event.action.value,
@@ -186,17 +186,17 @@ def split_line(line: bytes) -> tuple[bytes, bytes]:
     """
     found = _LINE.fullmatch(line) if len(line) <= MAX_ENTRY_BYTES else None
     if found is None:
-        raise LineError("it has not the form of an entry")
+        raise AuditLineError("it has not the form of an entry")
     content, stated = found.groups()
     leaf = leaf_hash(content)
     if leaf.hex().encode() != stated:
         if not _HEX.fullmatch(stated):
-            raise LineError("its hash is no hexadecimal number")
+            raise AuditLineError("its hash is no hexadecimal number")
         raise AlteredLine(bytes.fromhex(stated.decode()))
     return content, leaf
 
 
-def decode_entry(content: bytes) -> Entry:
+def decode_entry(content: bytes) -> AuditEntry:
     """Return an entry from its JSON.
 
     Raises:
@@ -205,7 +205,7 @@ def decode_entry(content: bytes) -> Entry:
     try:
         return _ENTRIES.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise LineError(f"it is no entry: {error}") from None
+        raise AuditLineError(f"it is no entry: {error}") from None
 
 
 def time_text(seconds: float) -> str:

@@ -25,7 +25,7 @@ import structlog
 from triolet.errors import AuditLogError
 from triolet.private_files import take_private_folder
 
-from .events import Action, Event, check_event, digest, encode_line, os_user, time_text
+from .events import Action, AuditEvent, check_event, digest, encode_line, os_user, time_text
 from .heads import HEADS_NAME, KEY_NAME, HeadFile
 from .merkle import Frontier
 from .segments import FileLock, Position, Segments, segment_files, sync_folder, write_whole
@@ -87,7 +87,7 @@ class AuditLog:
         self._sign_rest()
         self._files.close()
 
-    def append(self, *events: Event) -> int:
+    def append(self, *events: AuditEvent) -> int:
         """Append events side by side and return the index of the first; they are on disk then.
 
         Raises:
@@ -122,7 +122,7 @@ class AuditLog:
             ) from error
         return first
 
-    def _write(self, events: Sequence[Event]) -> None:
+    def _write(self, events: Sequence[AuditEvent]) -> None:
         now = time_text(time.time())
         size = self._segments.tree.size
         pairs = [encode_line(event, size + n, now) for n, event in enumerate(events)]
@@ -166,8 +166,8 @@ class AuditLog:
     @staticmethod
     def _own(
         action: Action, before: str | None = None, counts: dict[str, int] | None = None
-    ) -> Event:
-        return Event(action=action, subject="", actor=os_user(), before=before, counts=counts)
+    ) -> AuditEvent:
+        return AuditEvent(action=action, subject="", actor=os_user(), before=before, counts=counts)
 
     def _commit(self, *, must_sign: bool = False) -> None:
         """Sync what all have written, and sign a head if it is time. Holds the lock `sync`."""

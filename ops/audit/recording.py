@@ -13,7 +13,7 @@ import structlog
 from triolet.errors import AuditLogError, ConfigError, TrioletError
 from triolet.home import state_home
 
-from .events import Action, Event, Outcome, os_user
+from .events import Action, AuditEvent, AuditOutcome, os_user
 from .log import AuditLog
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def record(
     *,
     folder: Path | None = None,
     actor: str | None = None,
-    outcome: Outcome = Outcome.DONE,
+    outcome: AuditOutcome = AuditOutcome.DONE,
     before: str | None = None,
     after: str | None = None,
     counts: Mapping[str, int] | None = None,
@@ -84,7 +84,7 @@ def record(
     """
     with AuditLog(default_folder() if folder is None else folder) as opened:
         return opened.append(
-            Event(
+            AuditEvent(
                 action=action,
                 subject=os.fsencode(subject).decode("utf-8", "backslashreplace"),
                 actor=os_user() if actor is None else actor,
@@ -143,7 +143,7 @@ def recorded(
     running = Recorded(secrets.token_hex(REQUEST_ID_BYTES), before)
     request_id = running.request_id
 
-    def note(outcome: Outcome, after: str | None = None, reason: str | None = None) -> None:
+    def note(outcome: AuditOutcome, after: str | None = None, reason: str | None = None) -> None:
         record(
             action,
             subject,
@@ -156,18 +156,18 @@ def recorded(
             request_id=request_id,
         )
 
-    note(Outcome.BEGUN)
+    note(AuditOutcome.BEGUN)
     try:
         yield running
     except BaseException as error:
         try:
-            note(Outcome.FAILED, reason=why_failed(error))
+            note(AuditOutcome.FAILED, reason=why_failed(error))
         except AuditLogError as unrecorded:
             # The action's own failure says more. Its begin is recorded.
             log.error("audit_end_not_recorded", request_id=request_id, error=str(unrecorded))
         raise
     try:
-        note(Outcome.DONE, running.after or after)
+        note(AuditOutcome.DONE, running.after or after)
     except AuditLogError as error:
         raise AuditLogError(
             f"{action.value} {subject} was done, and entry {request_id} of the audit log says that "

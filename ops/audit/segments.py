@@ -16,7 +16,7 @@ from triolet.errors import AuditLogError
 from triolet.private_files import FILE_MODE
 from triolet.units import MIB
 
-from .events import MAX_ENTRY_BYTES, LineError, decode_entry, split_line
+from .events import MAX_ENTRY_BYTES, AuditLineError, decode_entry, split_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -244,7 +244,7 @@ class Segments:
             try:
                 content, leaf = split_line(line)
                 index = decode_entry(content).index
-            except LineError as error:
+            except AuditLineError as error:
                 raise self._damage(f"has a wrong line at byte {offset}: {error}") from None
             if index != self.tree.size:
                 raise self._damage(f"has entry {index} in the place of {self.tree.size}")

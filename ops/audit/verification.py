@@ -13,7 +13,7 @@ import msgspec
 
 from triolet.errors import AuditLogError
 
-from .events import AlteredLine, LineError, decode_entry, split_line
+from .events import AlteredLine, AuditLineError, decode_entry, split_line
 from .heads import (
     HEADS_NAME,
     KEY_NAME,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from .events import Entry
+    from .events import AuditEntry
 
 MAX_DEFECTS: Final = 100
 """After so many the rest of a log is not looked at: it is beyond doubt that it was changed."""
@@ -52,7 +52,7 @@ class Defect(msgspec.Struct, frozen=True):
     what: str
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class LogVerdict(msgspec.Struct, frozen=True):
     """What a verification found.
 
     Attributes:
@@ -123,7 +123,7 @@ def take_snapshot(folder: Path) -> Snapshot:
     return Snapshot(segments, found)
 
 
-def read_entries(snapshot: Snapshot) -> Iterator[tuple[bytes, Entry]]:
+def read_entries(snapshot: Snapshot) -> Iterator[tuple[bytes, AuditEntry]]:
     """Yield the entries of a log with their canonical JSON.
 
     Raises:
@@ -138,8 +138,8 @@ def read_entries(snapshot: Snapshot) -> Iterator[tuple[bytes, Entry]]:
                 content, _ = split_line(line)
                 entry = decode_entry(content)
                 if entry.index != index:
-                    raise LineError(f"it holds entry {entry.index} in the place of {index}")
-            except LineError as error:
+                    raise AuditLineError(f"it holds entry {entry.index} in the place of {index}")
+            except AuditLineError as error:
                 raise AuditLogError(
                     f"{file.path}, line {number}: {error}; `triolet audit verify --audit "
                     f"{file.path.parent}` says how much of the log can be trusted"
@@ -282,7 +282,7 @@ def read_witnesses(file: Path) -> list[SignedHead]:
     return kept
 
 
-def verify(folder: Path, witnesses: Sequence[SignedHead] = ()) -> Verdict:
+def verify(folder: Path, witnesses: Sequence[SignedHead] = ()) -> LogVerdict:
     """Compare every entry with every head.
 
     Args:
@@ -299,7 +299,7 @@ def verify(folder: Path, witnesses: Sequence[SignedHead] = ()) -> Verdict:
     walk.read_segments(snapshot.segments)
     walk.check_ends(snapshot)
     newest = max((one.head.size for one in walk.own), default=0)
-    return Verdict(
+    return LogVerdict(
         entries=walk.tree.size,
         heads=walk.num_right,
         witnessed=walk.num_witnessed,
@@ -417,7 +417,7 @@ class _Walk:
             content, leaf = split_line(line)
             entry = decode_entry(content)
             if entry.index != index:
-                raise LineError(
+                raise AuditLineError(
                     f"it holds entry {entry.index} in the place of {index}: a line was removed, "
                     "added or moved"
                 )
@@ -426,7 +426,7 @@ class _Walk:
             self._note_defect(name, number, f"entry {index} was altered: {error}")
             self._are_entries_right = False
             leaf = error.leaf
-        except LineError as error:
+        except AuditLineError as error:
             self._stop(name, number, str(error))
             return
         self.tree.push(leaf)

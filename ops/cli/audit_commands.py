@@ -19,14 +19,14 @@ from triolet.errors import ConfigError
 from triolet.plain_text import one_line
 from triolet.units import parse_span
 
-from ..audit.events import Action, Entry, time_text
+from ..audit.events import Action, AuditEntry, time_text
 from ..exit_codes import EXIT_FAILED
 from .options import AuditOption  # noqa: TC001 (typer reads annotations)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ..audit.verification import Verdict
+    from ..audit.verification import LogVerdict
 
 
 audit_app = typer.Typer(
@@ -121,9 +121,9 @@ def export(
             typer.echo(content.decode())
         return
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(Entry.__struct_fields__)
+    writer.writerow(AuditEntry.__struct_fields__)
     for _, entry in entries:
-        values = (getattr(entry, name) for name in Entry.__struct_fields__)
+        values = (getattr(entry, name) for name in AuditEntry.__struct_fields__)
         writer.writerow(
             msgspec.json.encode(value).decode() if isinstance(value, dict) else value
             for value in values
@@ -176,7 +176,7 @@ def _is_wanted(action: str, wanted: tuple[str, ...]) -> bool:
     return any(action == word or action.startswith(f"{word}.") for word in wanted)
 
 
-def _row(entry: Entry) -> str:
+def _row(entry: AuditEntry) -> str:
     parts = [str(entry.index), entry.time, entry.actor, entry.action, entry.outcome]
     if entry.subject:
         parts.append(entry.subject)
@@ -191,7 +191,7 @@ def _row(entry: Entry) -> str:
     return one_line("  ".join(parts))
 
 
-def _tell(folder: Path, verdict: Verdict) -> None:
+def _tell(folder: Path, verdict: LogVerdict) -> None:
     for defect in verdict.defects:
         place = f"{defect.file}, line {defect.line}" if defect.line else defect.file
         typer.echo(f"wrong: {place}: {defect.what}")

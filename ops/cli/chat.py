@@ -17,7 +17,7 @@ from rich.text import Text
 from triolet.plain_text import printable
 
 from ..exit_codes import CommandFailed
-from .chat_client import AnswerFailed, AnswerTimes, ChatClient, Message, Thought
+from .chat_client import AnswerFailed, AnswerTimes, ChatClient, ChatMessage, Thought
 from .word_wrap import WordWrap
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Conversation:
         self.model = model
         self.num_forgotten = 0
         self._client = client
-        self._messages: list[Message] = []
+        self._messages: list[ChatMessage] = []
 
     def begin_anew(self) -> None:
         """Forget everything."""
@@ -105,7 +105,7 @@ class Conversation:
                     self.num_forgotten += 1
         finally:
             if answer:
-                turn: Message = {"role": "assistant", "content": answer}
+                turn: ChatMessage = {"role": "assistant", "content": answer}
                 if reasoning:
                     turn["reasoning_content"] = reasoning
                 self._messages.append(turn)

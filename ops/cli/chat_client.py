@@ -29,7 +29,7 @@ UNKNOWN: Final = "unknown"
 """The code of an answer that is no error of a server of this API."""
 
 
-class Message(TypedDict):
+class ChatMessage(TypedDict):
     """One turn of a conversation."""
 
     role: str
@@ -143,7 +143,7 @@ class ChatClient:
                 "/v1/models); name one with --url"
             ) from error
 
-    def ask(self, model: str, messages: list[Message], times: AnswerTimes) -> Generator[str]:
+    def ask(self, model: str, messages: list[ChatMessage], times: AnswerTimes) -> Generator[str]:
         """Yield the answer in pieces, its reasoning as Thoughts. Closing the iterator cancels it.
 
         Args:

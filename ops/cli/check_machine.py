@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from triolet.memory import available_memory_bytes
 from triolet.units import show_size
 
-from .finding import Finding, Status
+from .finding import Finding, FindingStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,8 +33,8 @@ def check_python() -> Finding:
     """Look at the interpreter."""
     detail = f"{platform.python_version()} at {sys.executable}"
     if sys.version_info < MIN_PYTHON:
-        return Finding("Python", Status.FAIL, detail, "install Python 3.11 or newer")
-    return Finding("Python", Status.OK, detail)
+        return Finding("Python", FindingStatus.FAIL, detail, "install Python 3.11 or newer")
+    return Finding("Python", FindingStatus.OK, detail)
 
 
 def check_packages() -> Finding:
@@ -43,11 +43,11 @@ def check_packages() -> Finding:
     try:
         wanted = [line for line in requires("triolet") or [] if "extra ==" not in line]
     except PackageNotFoundError:
-        return Finding("Packages", Status.FAIL, "triolet itself is not installed", remedy)
+        return Finding("Packages", FindingStatus.FAIL, "triolet itself is not installed", remedy)
     problems = [problem for line in wanted if (problem := package_problem(line, version))]
     if problems:
-        return Finding("Packages", Status.FAIL, "; ".join(problems), remedy)
-    return Finding("Packages", Status.OK, f"{len(wanted)} present, exact pins met")
+        return Finding("Packages", FindingStatus.FAIL, "; ".join(problems), remedy)
+    return Finding("Packages", FindingStatus.OK, f"{len(wanted)} present, exact pins met")
 
 
 def package_problem(requirement: str, installed_version: Callable[[str], str]) -> str | None:
@@ -73,12 +73,17 @@ def check_cpu() -> Finding:
     known = [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in flags]
     detail = f"{cores} cores, {platform.machine()}" + (f", {' '.join(known)}" if known else "")
     if platform.machine() in {"x86_64", "AMD64"} and flags and "avx2" not in flags:
-        return Finding("CPU", Status.WARN, detail, "without AVX2 answers come many times slower")
+        return Finding(
+            "CPU", FindingStatus.WARN, detail, "without AVX2 answers come many times slower"
+        )
     if cores < 2:
         return Finding(
-            "CPU", Status.WARN, detail, "with one core prefill and decode slow each other down"
+            "CPU",
+            FindingStatus.WARN,
+            detail,
+            "with one core prefill and decode slow each other down",
         )
-    return Finding("CPU", Status.OK, detail)
+    return Finding("CPU", FindingStatus.OK, detail)
 
 
 def _cpu_flags() -> frozenset[str]:
@@ -93,16 +98,16 @@ def check_memory(wanted_bytes: int | None) -> Finding:
     """Compare free memory with what one prefill and one decode worker take, None if not known."""
     available = available_memory_bytes()
     if available is None:
-        return Finding("Memory", Status.OK, "this system does not say how much is free")
+        return Finding("Memory", FindingStatus.OK, "this system does not say how much is free")
     known = "what a fleet takes shows once its model can be read"
     if wanted_bytes is not None:
         known = f"one fleet takes about {show_size(wanted_bytes)}"
     detail = f"{show_size(available)} free; {known}"
     if wanted_bytes is not None and available < wanted_bytes:
         return Finding(
-            "Memory", Status.WARN, detail, "give smaller pools, such as --kv-pool 128MiB"
+            "Memory", FindingStatus.WARN, detail, "give smaller pools, such as --kv-pool 128MiB"
         )
-    return Finding("Memory", Status.OK, detail)
+    return Finding("Memory", FindingStatus.OK, detail)
 
 
 def check_torch() -> list[Finding]:
@@ -111,10 +116,10 @@ def check_torch() -> list[Finding]:
         import torch
     except (ImportError, OSError) as error:
         remedy = "install Triolet again; on a machine without GPU with --constraint constraints.txt"
-        return [Finding("torch", Status.FAIL, f"cannot be loaded: {error}", remedy)]
+        return [Finding("torch", FindingStatus.FAIL, f"cannot be loaded: {error}", remedy)]
     cuda = torch.version.cuda
     detail = f"{torch.__version__}, {torch.get_num_threads()} threads by default"
-    torch_row = Finding("torch", Status.OK, detail)
+    torch_row = Finding("torch", FindingStatus.OK, detail)
     driver = driver_version()
     has_driver = driver is not None or shutil.which("nvidia-smi") is not None
     if not torch.cuda.is_available():
@@ -123,7 +128,7 @@ def check_torch() -> list[Finding]:
                 torch_row,
                 Finding(
                     "GPU",
-                    Status.WARN,
+                    FindingStatus.WARN,
                     "there is a driver, but torch is the CPU build",
                     "install torch for CUDA: pip install 'torch>=2.11' without constraints.txt",
                 ),
@@ -132,16 +137,16 @@ def check_torch() -> list[Finding]:
             remedy = "compare `nvidia-smi` with the CUDA version of torch"
             return [
                 torch_row,
-                Finding("GPU", Status.WARN, f"torch (CUDA {cuda}) cannot use it", remedy),
+                Finding("GPU", FindingStatus.WARN, f"torch (CUDA {cuda}) cannot use it", remedy),
                 check_driver(driver, cuda),
             ]
-        return [torch_row, Finding("GPU", Status.OK, "none; the CPU computes")]
+        return [torch_row, Finding("GPU", FindingStatus.OK, "none; the CPU computes")]
     names = ", ".join(
         torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())
     )
     return [
         torch_row,
-        Finding("GPU", Status.OK, f"{names}, CUDA {cuda}"),
+        Finding("GPU", FindingStatus.OK, f"{names}, CUDA {cuda}"),
         check_driver(driver, cuda),
         *check_triton(_header_directory()),
         *check_flash(),
@@ -154,8 +159,8 @@ def torch_unloaded() -> Finding:
         detail = f"{version('torch')}; not loaded while something else is to be mended"
     except PackageNotFoundError:
         remedy = "install Triolet again; on a machine without GPU with --constraint constraints.txt"
-        return Finding("torch", Status.FAIL, "is missing", remedy)
-    return Finding("torch", Status.OK, detail)
+        return Finding("torch", FindingStatus.FAIL, "is missing", remedy)
+    return Finding("torch", FindingStatus.OK, detail)
 
 
 def _header_directory() -> Path:
@@ -185,12 +190,12 @@ def check_driver(driver: str | None, cuda: str | None) -> Finding:
     """Compare the driver with the CUDA version that torch was built for."""
     subject = "NVIDIA driver"
     if driver is None:
-        return Finding(subject, Status.OK, "its version is not told here")
+        return Finding(subject, FindingStatus.OK, "its version is not told here")
     oldest = OLDEST_DRIVERS.get(int((cuda or "0").partition(".")[0]), 0)
     if int(driver.partition(".")[0]) < oldest:
         remedy = f"install driver {oldest} or newer, or torch for an older CUDA"
-        return Finding(subject, Status.WARN, f"{driver}, too old for CUDA {cuda}", remedy)
-    return Finding(subject, Status.OK, driver)
+        return Finding(subject, FindingStatus.WARN, f"{driver}, too old for CUDA {cuda}", remedy)
+    return Finding(subject, FindingStatus.OK, driver)
 
 
 def check_triton(include: Path) -> list[Finding]:
@@ -202,22 +207,22 @@ def check_triton(include: Path) -> list[Finding]:
     findings = [_check_triton_package()]
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     if compiler is not None and shutil.which(compiler) is not None:
-        findings.append(Finding("C compiler", Status.OK, compiler))
+        findings.append(Finding("C compiler", FindingStatus.OK, compiler))
     else:
         findings.append(
             Finding(
                 "C compiler",
-                Status.WARN,
+                FindingStatus.WARN,
                 "none found" if compiler is None else f"CC is {compiler}, which does not run",
                 "Triton builds a launcher for each kernel: install gcc or clang, or set CC",
             )
         )
     if (include / "Python.h").exists():
-        findings.append(Finding("Python.h", Status.OK, str(include)))
+        findings.append(Finding("Python.h", FindingStatus.OK, str(include)))
     else:
         package = f"python{sys.version_info[0]}.{sys.version_info[1]}-dev"
         remedy = f"Triton's launchers need it: install {package} (Fedora: python3-devel)"
-        findings.append(Finding("Python.h", Status.WARN, f"not in {include}", remedy))
+        findings.append(Finding("Python.h", FindingStatus.WARN, f"not in {include}", remedy))
     return findings
 
 
@@ -229,17 +234,17 @@ def check_flash() -> list[Finding]:
         return []
     if found.startswith(FLASH_VERSION):
         use = "--backend flash --set worker.engine.block_size=256"
-        return [Finding("flash-attn", Status.OK, f"{found}: {use}")]
+        return [Finding("flash-attn", FindingStatus.OK, f"{found}: {use}")]
     detail = f"{found}, wanted {FLASH_VERSION}: the backend was written against it"
-    return [Finding("flash-attn", Status.WARN, detail, "pip install 'triolet[flash]'")]
+    return [Finding("flash-attn", FindingStatus.WARN, detail, "pip install 'triolet[flash]'")]
 
 
 def _check_triton_package() -> Finding:
     problem = package_problem(TRITON_REQUIREMENT, version)
     if problem is not None:
         remedy = "pip install 'triolet[gpu]', then --device cuda --backend triton"
-        return Finding("Triton", Status.WARN, f"{problem}; sdpa computes attention", remedy)
-    return Finding("Triton", Status.OK, f"{version('triton')}: serve with --backend triton")
+        return Finding("Triton", FindingStatus.WARN, f"{problem}; sdpa computes attention", remedy)
+    return Finding("Triton", FindingStatus.OK, f"{version('triton')}: serve with --backend triton")
 
 
 KERNELS: Final = {
@@ -255,13 +260,13 @@ def check_kernels(flags: frozenset[str] | None = None) -> Finding:
     present = _cpu_flags() if flags is None else flags
     fitting = [build for build, needed in KERNELS.items() if present.issuperset(needed)]
     if not fitting:
-        return Finding("Kernels", Status.OK, "none for this CPU; torch computes")
+        return Finding("Kernels", FindingStatus.OK, "none for this CPU; torch computes")
     for build in fitting:
         if importlib.util.find_spec(f"engine.native._{build}") is not None:
-            return Finding("Kernels", Status.OK, build)
+            return Finding("Kernels", FindingStatus.OK, build)
     return Finding(
         "Kernels",
-        Status.WARN,
+        FindingStatus.WARN,
         "not built; torch computes, at half the speed or less",
         "install a C compiler (gcc or clang), then install Triolet again",
     )
@@ -275,8 +280,8 @@ def check_open_files() -> Finding:
         most = "" if hard == resource.RLIM_INFINITY else f" (at most {hard})"
         return Finding(
             "Open files",
-            Status.WARN,
+            FindingStatus.WARN,
             detail,
             f"for many connections at once: ulimit -n 8192{most}, or lower server.max_connections",
         )
-    return Finding("Open files", Status.OK, detail)
+    return Finding("Open files", FindingStatus.OK, detail)

@@ -18,7 +18,7 @@ from triolet.units import show_size
 from ..models.model_directory import check_start, check_text, model_faults, shown_path
 from ..ports import PortTaken, claim_port
 from ..private_directory import private_directory
-from .finding import Finding, Status
+from .finding import Finding, FindingStatus
 from .options import as_typed
 
 if TYPE_CHECKING:
@@ -47,13 +47,13 @@ def check_model(
         f"{shown_path(path)}: {found.config.architecture}, "
         f"{show_size(found.weight_bytes)} of weights, context of {found.max_model_len}"
     )
-    return [Finding("Model", Status.OK, detail)], found
+    return [Finding("Model", FindingStatus.OK, detail)], found
 
 
 def failed_model(fault: str) -> Finding:
     """Return what is said of a model that cannot be served."""
     cause, _, remedy = as_typed(one_line(fault)).partition("; ")
-    return Finding("Model", Status.FAIL, cause, remedy)
+    return Finding("Model", FindingStatus.FAIL, cause, remedy)
 
 
 def check_port(host: str, port: int) -> tuple[Finding, int]:
@@ -64,17 +64,17 @@ def check_port(host: str, port: int) -> tuple[Finding, int]:
     except PortTaken as taken:
         cause, _, remedy = str(taken).partition("; ")
         if taken.holder is None:
-            return Finding(subject, Status.FAIL, cause, remedy), taken.free
+            return Finding(subject, FindingStatus.FAIL, cause, remedy), taken.free
         complaint = taken.holder.complaint[:MAX_COMPLAINT]
         remedy = f"port {taken.free} is free for another one beside it"
         if complaint:
             remedy += "; see its log: it waits for a worker, or it starts or shuts down"
         state = f" and is not ready: {complaint}" if complaint else " and is ready"
-        return Finding(subject, Status.WARN, f"{cause}{state}", remedy), taken.free
+        return Finding(subject, FindingStatus.WARN, f"{cause}{state}", remedy), taken.free
     except ConfigError as error:
         cause, _, remedy = str(error).partition("; ")
-        return Finding(subject, Status.FAIL, cause, remedy), port
-    return Finding(subject, Status.OK, f"free on {host}"), port
+        return Finding(subject, FindingStatus.FAIL, cause, remedy), port
+    return Finding(subject, FindingStatus.OK, f"free on {host}"), port
 
 
 def check_links(parent: Path) -> list[Finding]:
@@ -82,16 +82,21 @@ def check_links(parent: Path) -> list[Finding]:
     try:
         with private_directory(parent) as directory:
             mode = directory.stat().st_mode & 0o777
-            place = Finding("Sockets", Status.OK, f"{directory.parent}, private (mode {mode:04o})")
+            place = Finding(
+                "Sockets", FindingStatus.OK, f"{directory.parent}, private (mode {mode:04o})"
+            )
             took_s = trio.run(_round_trip, f"ipc://{directory}/doctor")
     except ConfigError as error:
         cause, _, remedy = str(error).rpartition("; ")
-        return [Finding("Sockets", Status.FAIL, cause, remedy)]
+        return [Finding("Sockets", FindingStatus.FAIL, cause, remedy)]
     except (TrioletError, trio.TooSlowError) as error:
         remedy = "see whether the directory allows Unix sockets; set TMPDIR to another one"
         cause = one_line(str(error)) or "no answer"
-        return [place, Finding("ZeroMQ", Status.FAIL, f"no round trip: {cause}", remedy)]
-    return [place, Finding("ZeroMQ", Status.OK, f"round trip over ipc in {took_s * 1000:.2f} ms")]
+        return [place, Finding("ZeroMQ", FindingStatus.FAIL, f"no round trip: {cause}", remedy)]
+    return [
+        place,
+        Finding("ZeroMQ", FindingStatus.OK, f"round trip over ipc in {took_s * 1000:.2f} ms"),
+    ]
 
 
 async def _round_trip(address: str) -> float:

@@ -26,7 +26,7 @@ from triolet.private_files import keep_private
 
 from ..exit_codes import EXIT_BAD_INPUT, EXIT_FAILED, CommandFailed
 from ..settings.form import STDIN, Settings
-from ..settings.sources import Sources  # noqa: TC001
+from ..settings.sources import SettingSources  # noqa: TC001
 from .audit_commands import audit_app
 from .model_commands import model_app
 from .model_orders import adapter_app, add_orders
@@ -197,7 +197,7 @@ def _complain(message: str, exit_code: int) -> int:
 
 @app.command()
 @with_settings(*NAMED)
-def serve(sources: Sources, models: ModelsArgument = None) -> None:
+def serve(sources: SettingSources, models: ModelsArgument = None) -> None:
     """Serve a model, or several by name, on this machine: a server, prefill and decode workers."""
     from ..logs import configure_logs, default_level
     from ..models.several import with_stored_models
@@ -237,12 +237,12 @@ def template(modules: list[str]) -> None:
 
 @app.command()
 @with_settings()
-def server(sources: Sources, model: ModelArgument = None) -> None:
+def server(sources: SettingSources, model: ModelArgument = None) -> None:
     """Run one server for workers that run elsewhere."""
     _run_server(sources, model)
 
 
-def _run_server(sources: Sources, model: str | None) -> None:
+def _run_server(sources: SettingSources, model: str | None) -> None:
     from ..models.adapters import with_adapters
     from ..models.model_directory import check_text, find_model, with_model_name
     from ..models.stored import with_stored_model
@@ -286,26 +286,26 @@ def _require_addresses(config: ServerConfig, about: str) -> None:
 
 @app.command()
 @with_settings()
-def prefill(sources: Sources, model: ModelArgument = None) -> None:
+def prefill(sources: SettingSources, model: ModelArgument = None) -> None:
     """Run one prefill worker."""
     _run_worker(Role.PREFILL, sources, model)
 
 
 @app.command()
 @with_settings()
-def decode(sources: Sources, model: ModelArgument = None) -> None:
+def decode(sources: SettingSources, model: ModelArgument = None) -> None:
     """Run one decode worker."""
     _run_worker(Role.DECODE, sources, model)
 
 
 @app.command(hidden=True)
 @with_settings()
-def control(sources: Sources) -> None:
+def control(sources: SettingSources) -> None:
     """Decide which models of a fleet are resident; the supervisor starts it."""
     _run_control(sources)
 
 
-def _run_control(sources: Sources) -> None:
+def _run_control(sources: SettingSources) -> None:
     from ..role_process import run_role
 
     sources.refuse_for_role(Role.CONTROL)
@@ -325,7 +325,7 @@ def _run_control(sources: Sources) -> None:
     run_role(Role.CONTROL.value, Role.CONTROL.value, settings.process, run)
 
 
-def _run_worker(role: Role, sources: Sources, model: str | None) -> None:
+def _run_worker(role: Role, sources: SettingSources, model: str | None) -> None:
     from ..own_process import leave
     from ..role_process import run_role
 
@@ -441,7 +441,7 @@ def chat(
 @app.command()
 @with_settings("host", "port", "allow_remote_clients", *COMPUTE)
 def doctor(
-    sources: Sources,
+    sources: SettingSources,
     models: ModelsArgument = None,
     ledger: Annotated[
         str | None,
@@ -457,10 +457,10 @@ def doctor(
         from .ledger import run_ledger
 
         raise typer.Exit(run_ledger(ledger, as_json=as_json))
-    from .doctor import Wanted, run_doctor
+    from .doctor import WantedFleet, run_doctor
 
     add_models(sources, models or ())
-    wanted = Wanted(sources.settings(), [*(models or ()), *sources.words])
+    wanted = WantedFleet(sources.settings(), [*(models or ()), *sources.words])
     if not run_doctor(wanted, as_json=as_json):
         raise typer.Exit(EXIT_FAILED)
 
@@ -468,7 +468,7 @@ def doctor(
 @config_app.command("show")
 @with_settings(*NAMED)
 def show_config(
-    sources: Sources,
+    sources: SettingSources,
     models: ModelsArgument = None,
     changed: Annotated[
         bool, typer.Option("--changed", help="Show only settings that differ from their defaults.")

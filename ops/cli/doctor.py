@@ -31,7 +31,7 @@ from .check_machine import (
     torch_unloaded,
 )
 from .check_places import check_links, check_model, check_port, failed_model
-from .finding import Finding, Status
+from .finding import Finding, FindingStatus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
     from ..settings.form import Settings
 
 MARKS: Final = {
-    Status.OK: Text("✓", style="green"),
-    Status.WARN: Text("!", style="bold yellow"),
-    Status.FAIL: Text("✗", style="bold red"),
+    FindingStatus.OK: Text("✓", style="green"),
+    FindingStatus.WARN: Text("!", style="bold yellow"),
+    FindingStatus.FAIL: Text("✗", style="bold red"),
 }
 WORKER_OVERHEAD_BYTES: Final = 400 * 1024 * 1024
 """What a worker's process takes beside weights and pool; measured with the CPU build of torch."""
 
 
-class Wanted(NamedTuple):
+class WantedFleet(NamedTuple):
     """What is to be served, and where.
 
     Attributes:
@@ -59,10 +59,10 @@ class Wanted(NamedTuple):
     words: Sequence[str] = ()
 
 
-def run_doctor(wanted: Wanted, *, as_json: bool) -> bool:
+def run_doctor(wanted: WantedFleet, *, as_json: bool) -> bool:
     """Check and show; return whether nothing failed."""
     findings, port = examine(wanted)
-    is_well = all(finding.status is not Status.FAIL for finding in findings)
+    is_well = all(finding.status is not FindingStatus.FAIL for finding in findings)
     if as_json:
         rows = [finding._asdict() for finding in findings]
         sys.stdout.write(json.dumps({"ok": is_well, "findings": rows}, indent=2) + "\n")
@@ -71,7 +71,7 @@ def run_doctor(wanted: Wanted, *, as_json: bool) -> bool:
     return is_well
 
 
-def examine(wanted: Wanted) -> tuple[list[Finding], int]:
+def examine(wanted: WantedFleet) -> tuple[list[Finding], int]:
     """Return what every check found, and the port on which a server can listen. torch, which takes
     seconds to load, is loaded only where nothing else keeps Triolet from serving."""
     server = wanted.settings.server
@@ -94,7 +94,7 @@ def examine(wanted: Wanted) -> tuple[list[Finding], int]:
         *(finding for findings, _ in models for finding in findings),
         *check_auto(wanted.settings),
     ]
-    has_failed = any(finding.status is Status.FAIL for finding in (*machine, *places))
+    has_failed = any(finding.status is FindingStatus.FAIL for finding in (*machine, *places))
     of_torch = [torch_unloaded()] if has_failed else check_torch()
     return [*machine, *of_torch, *places], port
 
@@ -108,9 +108,9 @@ def check_auto(settings: Settings) -> list[Finding]:
         require_auto(settings)
     except ConfigError as error:
         cause, _, remedy = str(error).partition("; ")
-        return [Finding("Tenants, auto", Status.FAIL, cause, remedy)]
+        return [Finding("Tenants, auto", FindingStatus.FAIL, cause, remedy)]
     chosen = "model `auto` is off" if ladder is None else f"`auto` is one of {', '.join(ladder)}"
-    return [Finding("Tenants, auto", Status.OK, chosen)]
+    return [Finding("Tenants, auto", FindingStatus.OK, chosen)]
 
 
 def check_stored(settings: Settings, num_workers: int) -> tuple[list[Finding], int]:
@@ -142,7 +142,7 @@ def check_stored(settings: Settings, num_workers: int) -> tuple[list[Finding], i
     return [one._replace(subject=f"{one.subject} {name}".strip()) for one in findings], wanted_bytes
 
 
-def serve_command(wanted: Wanted, port: int) -> str:
+def serve_command(wanted: WantedFleet, port: int) -> str:
     """Return the command that serves what was looked at.
 
     Args:
@@ -175,8 +175,8 @@ def show(findings: list[Finding], command: str, console: Console) -> None:
         table.add_row(MARKS[finding.status], finding.subject, seen)
     console.print()
     console.print(table)
-    failed = sum(finding.status is Status.FAIL for finding in findings)
-    warned = sum(finding.status is Status.WARN for finding in findings)
+    failed = sum(finding.status is FindingStatus.FAIL for finding in findings)
+    warned = sum(finding.status is FindingStatus.WARN for finding in findings)
     console.print()
     if failed:
         console.print(f"[bold red]{failed} to mend[/] before Triolet can serve.")

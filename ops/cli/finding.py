@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 
-class Status(StrEnum):
+class FindingStatus(StrEnum):
     """How serious a finding is; only `fail` keeps Triolet from working."""
 
     OK = "ok"
@@ -25,6 +25,6 @@ class Finding(NamedTuple):
     """
 
     subject: str
-    status: Status
+    status: FindingStatus
     detail: str
     remedy: str = ""

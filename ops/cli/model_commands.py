@@ -18,14 +18,14 @@ from triolet.errors import ConfigError, StoreError
 
 from ..audit.events import Action
 from ..exit_codes import CommandFailed
-from ..settings.sources import Sources  # noqa: TC001 (with_settings reads annotations)
+from ..settings.sources import SettingSources  # noqa: TC001 (with_settings reads annotations)
 from .options import AuditOption, FleetPortOption, with_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from store.layout import ModelStore
-    from store.measured import Capacity, Golden
+    from store.measured import Golden, MeasuredCapacity
     from store.sources import Source
 
 model_app = typer.Typer(
@@ -75,10 +75,10 @@ def import_(
     from triolet.units import show_size
 
     from ..audit.recording import recorded
-    from ..models.importing import Wanted, import_model
+    from ..models.importing import WantedImport, import_model
     from ..models.stored import store_of
 
-    wanted = Wanted(model, name, tag, sampling, weights, link)
+    wanted = WantedImport(model, name, tag, sampling, weights, link)
     with (
         recorded(Action.MODEL_IMPORT, name, folder=audit) as running,
         byte_bar(name) as on_bytes,
@@ -292,7 +292,7 @@ def remove_(ref: RefArgument, store: StoreOption = None, audit: AuditOption = No
 @model_app.command("gc")
 @with_settings()
 def collect_(
-    sources: Sources,
+    sources: SettingSources,
     store_limit: LimitOption = None,
     store: StoreOption = None,
     audit: AuditOption = None,
@@ -359,7 +359,7 @@ def byte_bar(words: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda count, total: bar.update(task, advance=count, total=total)
 
 
-def remove_packed(sources: Sources) -> bool:
+def remove_packed(sources: SettingSources) -> bool:
     """Remove the packed weights that no worker uses, and return whether there were any at all.
 
     Raises:
@@ -399,7 +399,7 @@ def note_evicted(versions: Sequence[Source], audit: Path | None) -> None:
 
 
 def limited_store(
-    sources: Sources, command: str, store: Path | None, store_limit: str | None
+    sources: SettingSources, command: str, store: Path | None, store_limit: str | None
 ) -> tuple[Path | None, int | None]:
     """Return the folder of the store and its limit in bytes, of options or else of settings.
 
@@ -455,7 +455,7 @@ def golden_line(one: Golden) -> str:
     return f"golden tokens for {one.key}: {tokens}"
 
 
-def capacity_line(one: Capacity) -> str:
+def capacity_line(one: MeasuredCapacity) -> str:
     """Return what is shown of a capacity."""
     return (
         f"capacity for {one.key}: {one.prefill_tokens_per_s:.0f} prompt tokens/s; a decode step "

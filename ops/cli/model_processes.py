@@ -23,7 +23,7 @@ from ..supervisor.supervisor_socket import ask_models
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ..supervisor.model_status import ModelStatus, WorkerStatus
+    from ..supervisor.model_status import ModelStatus, RunningWorker
 
 SERVER_TIMEOUT_S: Final = 2.0
 """For the list of models, which a server answers from memory."""
@@ -195,7 +195,7 @@ def rows(
     return found
 
 
-def _row(worker: WorkerStatus, proc: Path) -> WorkerRow:
+def _row(worker: RunningWorker, proc: Path) -> WorkerRow:
     memory = None if worker.pid is None else memory_bytes(worker.pid, proc)
     return WorkerRow(worker.name, worker.role.value, worker.pid, worker.is_ready, memory)
 

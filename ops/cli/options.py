@@ -34,7 +34,7 @@ from ..settings.form import (
     value_at,
     without_none,
 )
-from ..settings.sources import Sources, read_settings
+from ..settings.sources import SettingSources, read_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -184,7 +184,7 @@ def with_settings(
 
 def gather(
     config: str | None, assignments: Iterable[str] | None, named: Mapping[str, Value]
-) -> Sources:
+) -> SettingSources:
     """Return what a command line says: a file, then `--set`, then options of their own.
 
     Raises:
@@ -196,7 +196,7 @@ def gather(
     return sources
 
 
-def add_models(sources: Sources, given: Sequence[str]) -> None:
+def add_models(sources: SettingSources, given: Sequence[str]) -> None:
     """Set the models that the arguments of a command name: one, or several as NAME=MODEL.
 
     Raises:
@@ -263,7 +263,7 @@ def shown_default(path: Path) -> str:
     return show(value_at(Settings(), path))
 
 
-def _add(sources: Sources, name: str, value: Value) -> None:
+def _add(sources: SettingSources, name: str, value: Value) -> None:
     option, path = option_name(name), NAMED[name].path
     if value is None or value is False or value == []:
         return

@@ -15,13 +15,13 @@ from triolet.errors import ConfigError, ModelError
 from triolet.ids import Role
 
 from ..audit.events import Action
-from ..settings.sources import Sources  # noqa: TC001
+from ..settings.sources import SettingSources  # noqa: TC001
 from .model_commands import RefArgument, capacity_line, golden_line, say
 from .options import COMPUTE, AuditOption, with_settings
 
 if TYPE_CHECKING:
     from store.layout import ModelStore
-    from store.measured import Capacity, Golden
+    from store.measured import Golden, MeasuredCapacity
     from triolet.config import WorkerConfig
 
     from ..settings.form import Settings
@@ -40,7 +40,7 @@ probe_app = typer.Typer()
 @probe_app.command("probe")
 @with_settings(*COMPUTE)
 def probe(
-    sources: Sources,
+    sources: SettingSources,
     ref: RefArgument,
     replace_: Annotated[
         bool, typer.Option("--replace", help="Also where other golden tokens are there.")
@@ -93,7 +93,7 @@ def _decode_worker(stored: Settings) -> WorkerConfig:
     return replace(config, engine=engine, model_dir=str(model.model_dir))
 
 
-def _probed(config: WorkerConfig) -> tuple[Golden, Capacity]:
+def _probed(config: WorkerConfig) -> tuple[Golden, MeasuredCapacity]:
     from tokenizers import Tokenizer
 
     from ..own_process import spin_briefly
@@ -118,11 +118,11 @@ def _require_same(store: ModelStore, digest: str, golden: Golden) -> None:
     Raises:
       ModelError: there are others for the same key.
     """
-    from store.measured import Golden, Kept, measured_of
+    from store.measured import Golden, KeptMeasurement, measured_of
     from store.referrers import GOLDEN_TYPE
 
     for one in measured_of(store, digest, GOLDEN_TYPE):
-        if not isinstance(one, Kept) or not isinstance(one.said, Golden):
+        if not isinstance(one, KeptMeasurement) or not isinstance(one.said, Golden):
             continue
         if one.said.key == golden.key and one.said != golden:
             there, here = (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from ..audit.events import Action
-from ..settings.sources import Sources  # noqa: TC001 (with_settings reads annotations)
+from ..settings.sources import SettingSources  # noqa: TC001 (with_settings reads annotations)
 from .model_commands import (
     LimitOption,
     RefArgument,
@@ -87,7 +87,7 @@ def push_(
 @registry_app.command("pull")
 @with_settings()
 def pull_(
-    sources: Sources,
+    sources: SettingSources,
     location: LocationArgument,
     name: Annotated[
         str | None,

@@ -12,7 +12,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from triolet.config import ModelConfig, shown_url
+from triolet.config import FleetModelConfig, shown_url
 
 from ..settings.form import (
     MODELS,
@@ -30,7 +30,7 @@ from ..settings.form import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ..settings.sources import Sources
+    from ..settings.sources import SettingSources
 
 
 @cache
@@ -52,7 +52,7 @@ def _reasons(kind: type[Any]) -> dict[str, str]:
 def reason(path: tuple[str, ...]) -> str:
     """Return why a field has its default, or what it is."""
     if path[0] == MODELS:
-        return _reasons(ModelConfig).get(path[-1], "")
+        return _reasons(FleetModelConfig).get(path[-1], "")
     kind: Any = SECTIONS[path[0]]
     for name in path[1:-1]:
         kind = types_of(kind)[name]
@@ -60,7 +60,7 @@ def reason(path: tuple[str, ...]) -> str:
     return _reasons(kind).get(path[-1], "")
 
 
-class Row(NamedTuple):
+class ConfigRow(NamedTuple):
     """One setting."""
 
     field: str
@@ -75,7 +75,7 @@ class Row(NamedTuple):
         return bool(self.value != self.default)
 
 
-def run_show_config(sources: Sources, *, only_changed: bool, as_json: bool) -> None:
+def run_show_config(sources: SettingSources, *, only_changed: bool, as_json: bool) -> None:
     """Print settings: a row each for people, a list of objects for programs.
 
     Args:
@@ -99,7 +99,7 @@ def run_show_config(sources: Sources, *, only_changed: bool, as_json: bool) -> N
         console.print(Text(f"  {row.reason}", style="dim"))
 
 
-def rows(sources: Sources) -> Iterator[Row]:
+def rows(sources: SettingSources) -> Iterator[ConfigRow]:
     """Yield every setting in the order of the sections. One of both kinds of worker is a row of
     `worker` where they agree, and a row of each where they differ.
 
@@ -117,12 +117,12 @@ def rows(sources: Sources) -> Iterator[Row]:
         if path[-1] == "limits" and "://" in value:
             value = shown_url(value)
         default = value_at(plain, path)
-        yield Row(dotted(path), value, sources.origin(path), reason(path), default)
+        yield ConfigRow(dotted(path), value, sources.origin(path), reason(path), default)
     for name in settings.models:
-        for last in types_of(ModelConfig):
+        for last in types_of(FleetModelConfig):
             path = (MODELS, name, last)
-            value, default = value_at(settings, path), getattr(ModelConfig(), last)
-            yield Row(dotted(path), value, sources.origin(path), reason(path), default)
+            value, default = value_at(settings, path), getattr(FleetModelConfig(), last)
+            yield ConfigRow(dotted(path), value, sources.origin(path), reason(path), default)
 
 
 def _agree(settings: Settings, rest: tuple[str, ...]) -> bool:

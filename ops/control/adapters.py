@@ -20,7 +20,7 @@ from ..supervisor.supervisor_socket import (
     ask_config,
 )
 from .auditing import is_of_port
-from .operations import AdapterOrder, Failed, Operation
+from .operations import AdapterOrder, Operation, OperationFailed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
@@ -79,11 +79,11 @@ class AdapterChanges:
             await self._wait_named(operation, config.adapters[order.name])
             return
         except trio.TooSlowError:
-            failure: Exception = Failed(
+            failure: Exception = OperationFailed(
                 f"the workers of {name} took longer than {timeout_s:g} s "
                 "(control.operation_timeout_s)"
             )
-        except (Failed, CommandFailed) as error:
+        except (OperationFailed, CommandFailed) as error:
             failure = error
         if not was_there:
             await self._take_back(operation, order.name)
@@ -150,7 +150,7 @@ class AdapterChanges:
                 ):
                     return
                 await trio.sleep(self._config.tick_s)
-        raise Failed(
+        raise OperationFailed(
             f"servers did not take the name {operation.subject} within "
             f"{self._config.servers_s:g} s (control.servers_s); their log says why"
         )
@@ -174,7 +174,7 @@ class AdapterChanges:
         """
         model = self._controller.models.get(name)
         if model is None:
-            raise Failed(f"this fleet does not have the model {name} any more")
+            raise OperationFailed(f"this fleet does not have the model {name} any more")
         return model
 
 
@@ -192,4 +192,6 @@ def _order(operation: Operation) -> AdapterOrder:
     try:
         return msgspec.json.decode(operation.settings, type=AdapterOrder)
     except msgspec.DecodeError as error:
-        raise Failed(f"the settings of {operation.subject} cannot be read: {error}") from error
+        raise OperationFailed(
+            f"the settings of {operation.subject} cannot be read: {error}"
+        ) from error

@@ -19,11 +19,11 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
 from store.reference import is_reference
-from triolet.config import SEPARATOR, ModelConfig, require_adapter_names
+from triolet.config import SEPARATOR, FleetModelConfig, require_adapter_names
 from triolet.control_protocol import ModelState
 from triolet.errors import AuditLogError, ConfigError
 
-from ..audit.events import Outcome, os_user
+from ..audit.events import AuditOutcome, os_user
 from ..settings.conversion import converted
 from ..settings.form import require_model_name
 from .auditing import audit
@@ -32,10 +32,10 @@ from .operations import (
     Conflict,
     NoRoom,
     Operation,
-    Status,
+    OperationStatus,
     UnknownAdapter,
     UnknownModel,
-    Wanted,
+    WantedState,
 )
 from .residency import HOST, held_bytes
 from .sockets import bind_port, bind_private
@@ -53,10 +53,10 @@ log = structlog.get_logger(__name__)
 MAX_BODY_BYTES: Final = 64 * 1024
 """The only bodies are names and settings of models."""
 ACTIONS: Final = {
-    "load": Wanted.LOAD,
-    "wake": Wanted.LOAD,
-    "sleep": Wanted.SLEEP,
-    "unload": Wanted.UNLOAD,
+    "load": WantedState.LOAD,
+    "wake": WantedState.LOAD,
+    "sleep": WantedState.SLEEP,
+    "unload": WantedState.UNLOAD,
 }
 LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 """Names under which this machine is asked. A page of another site may send requests to a port of
@@ -73,7 +73,7 @@ LLAMA_STATUS: Final = {
 """Words of llama.cpp's router."""
 
 
-class Refusal(Exception):
+class AdminRefusal(Exception):
     """An answer that says why not.
 
     Attributes:
@@ -165,7 +165,7 @@ async def _refuse_pages() -> None:
     # A browser may hide the Origin of a page; that it is one it still says.
     is_browser = "origin" in request.headers or "sec-fetch-site" in request.headers
     if is_browser or name not in LOCAL_NAMES:
-        raise Refusal(
+        raise AdminRefusal(
             403, "not_local", "web pages may not ask the admin routes; use curl or `triolet model`"
         )
 
@@ -220,12 +220,12 @@ def _shown_model(
 
 async def _order(control: Control, actor: str, name: str, action: str) -> Response:
     if action not in ACTIONS:
-        raise Refusal(404, "not_found", f"no action {action!r}; allowed: {', '.join(ACTIONS)}")
+        raise AdminRefusal(404, "not_found", f"no action {action!r}; allowed: {', '.join(ACTIONS)}")
     operation = await order(control, actor, name, ACTIONS[action])
     return _json(operation.shown, 200 if operation.is_over else 202)
 
 
-async def order(control: Control, actor: str, name: str, wanted: Wanted) -> Operation:
+async def order(control: Control, actor: str, name: str, wanted: WantedState) -> Operation:
     """Record an order, give it, and return the operation that it leads to.
 
     Raises:
@@ -233,23 +233,25 @@ async def order(control: Control, actor: str, name: str, wanted: Wanted) -> Oper
     """
     # A name that is none does not go to the audit log: it could be anything.
     if name not in control.controller.models:
-        raise Refusal(404, "model_not_found", str(UnknownModel(name, control.controller.models)))
+        raise AdminRefusal(
+            404, "model_not_found", str(UnknownModel(name, control.controller.models))
+        )
     operation_id = control.draw_id()
     noted = partial(audit, wanted, name, actor, operation_id)
     try:
-        await noted(Outcome.BEGUN)
+        await noted(AuditOutcome.BEGUN)
         try:
             operation = control.order(name, wanted, actor, operation_id)
         except NoRoom as error:
-            await noted(Outcome.FAILED, reason="no room")
-            raise Refusal(409, "no_room", str(error)) from None
+            await noted(AuditOutcome.FAILED, reason="no room")
+            raise AdminRefusal(409, "no_room", str(error)) from None
         except (Conflict, UnknownModel) as error:  # it was added or dropped meanwhile
-            await noted(Outcome.FAILED, reason="conflict")
-            raise Refusal(409, "conflict", str(error)) from None
+            await noted(AuditOutcome.FAILED, reason="conflict")
+            raise AdminRefusal(409, "conflict", str(error)) from None
         if operation.id != operation_id:  # the entry of another order tells its end
-            await noted(Outcome.DONE)
+            await noted(AuditOutcome.DONE)
     except AuditLogError as error:
-        raise Refusal(503, "not_recorded", str(error)) from error
+        raise AdminRefusal(503, "not_recorded", str(error)) from error
     return operation
 
 
@@ -258,20 +260,22 @@ async def _add(control: Control, actor: str) -> Response:
     asked = await _body()
     name = asked.pop("name", None)
     if not isinstance(name, str):
-        raise Refusal(400, "bad_request", 'the body has no name; send {"name": NAME, "ref": MODEL}')
-    fields = [one.name for one in dataclasses.fields(ModelConfig)]
+        raise AdminRefusal(
+            400, "bad_request", 'the body has no name; send {"name": NAME, "ref": MODEL}'
+        )
+    fields = [one.name for one in dataclasses.fields(FleetModelConfig)]
     for unknown in asked.keys() - set(fields):
-        raise Refusal(
+        raise AdminRefusal(
             400, "bad_request", f"unknown field {unknown!r}; allowed: name, {', '.join(fields)}"
         )
     try:
         require_model_name(name)
-        model = converted(asked, ModelConfig)
+        model = converted(asked, FleetModelConfig)
     except ConfigError as error:
-        raise Refusal(400, "bad_request", str(error)) from None
+        raise AdminRefusal(400, "bad_request", str(error)) from None
     if actor != os_user():
         _require_references((model.ref, *model.adapters.values()))
-    operation = await _change(control, actor, name, Wanted.ADD, model)
+    operation = await _change(control, actor, name, WantedState.ADD, model)
     return _json(operation.shown, 202)
 
 
@@ -280,7 +284,7 @@ def _require_references(refs: Iterable[str]) -> None:
     would read what that user may not, and what that user wrote."""
     for ref in refs:
         if "/" in ref or not is_reference(ref) or Path(ref).exists():
-            raise Refusal(
+            raise AdminRefusal(
                 403,
                 "not_a_version",
                 f"{ref!r} is no version of the store; a path is taken on the Unix socket only",
@@ -288,7 +292,7 @@ def _require_references(refs: Iterable[str]) -> None:
 
 
 async def _drop(control: Control, actor: str, name: str) -> Response:
-    operation = await _change(control, actor, name, Wanted.DROP)
+    operation = await _change(control, actor, name, WantedState.DROP)
     return _json(operation.shown, 202)
 
 
@@ -308,7 +312,7 @@ async def _load_as_vllm(control: Control, actor: str) -> Response:
     asked = await _body()
     full, ref = _words(asked, "lora_name", "lora_path", known=("lora_int_id", "load_inplace"))
     if asked.get("load_inplace"):
-        raise Refusal(
+        raise AdminRefusal(
             400,
             "bad_request",
             "load_inplace is not done: requests that run would go on with other numbers; unload "
@@ -338,11 +342,13 @@ def _words(asked: dict[str, Any], *names: str, known: tuple[str, ...] = ()) -> l
       Refusal: 400, one is missing, is no text, or another one is there.
     """
     for unknown in asked.keys() - {*names, *known}:
-        raise Refusal(400, "bad_request", f"unknown field {unknown!r}; allowed: {', '.join(names)}")
+        raise AdminRefusal(
+            400, "bad_request", f"unknown field {unknown!r}; allowed: {', '.join(names)}"
+        )
     for name in names:
         if not isinstance(asked.get(name), str) or not asked[name]:
             example = ", ".join(f'"{one}": "..."' for one in names)
-            raise Refusal(400, "bad_request", f"the body has no {name}; send {{{example}}}")
+            raise AdminRefusal(400, "bad_request", f"the body has no {name}; send {{{example}}}")
     return [asked[name] for name in names]
 
 
@@ -356,7 +362,7 @@ def _split(control: Control, full: str) -> tuple[str, str]:
     models = list(control.controller.models)
     name, _, adapter = full.rpartition(SEPARATOR)
     if not name and len(models) != 1:
-        raise Refusal(
+        raise AdminRefusal(
             400,
             "bad_request",
             f"lora_name {full[:80]!r} says no model; give MODEL:NAME, with one of "
@@ -369,7 +375,7 @@ async def _begin_load(control: Control, actor: str, name: str, adapter: str, ref
     _require_adapter_name(adapter)
     if actor != os_user():
         _require_references((ref,))
-    return await _change(control, actor, name, Wanted.LOAD_ADAPTER, AdapterOrder(adapter, ref))
+    return await _change(control, actor, name, WantedState.LOAD_ADAPTER, AdapterOrder(adapter, ref))
 
 
 async def _begin_unload(control: Control, actor: str, name: str, adapter: str) -> Operation:
@@ -377,15 +383,15 @@ async def _begin_unload(control: Control, actor: str, name: str, adapter: str) -
     model = control.controller.models.get(name)
     if model is not None and adapter not in model.config.adapters:
         known = model.config.adapters
-        raise Refusal(404, "adapter_not_found", str(UnknownAdapter(name, adapter, known)))
-    return await _change(control, actor, name, Wanted.UNLOAD_ADAPTER, AdapterOrder(adapter))
+        raise AdminRefusal(404, "adapter_not_found", str(UnknownAdapter(name, adapter, known)))
+    return await _change(control, actor, name, WantedState.UNLOAD_ADAPTER, AdapterOrder(adapter))
 
 
 def _require_adapter_name(name: str) -> None:
     try:
         require_adapter_names((name,))
     except ConfigError as error:
-        raise Refusal(400, "bad_request", str(error)) from None
+        raise AdminRefusal(400, "bad_request", str(error)) from None
 
 
 async def _wait_over(control: Control, operation: Operation) -> None:
@@ -396,8 +402,8 @@ async def _wait_over(control: Control, operation: Operation) -> None:
     """
     while not operation.is_over:  # noqa: ASYNC110 (a task of control notes it)
         await trio.sleep(control.config.tick_s)
-    if operation.status is Status.FAILED:
-        raise Refusal(400, "not_done", operation.progress)
+    if operation.status is OperationStatus.FAILED:
+        raise AdminRefusal(400, "not_done", operation.progress)
 
 
 def _said(text: str) -> Response:
@@ -408,8 +414,8 @@ async def _change(
     control: Control,
     actor: str,
     name: str,
-    wanted: Wanted,
-    settings: ModelConfig | AdapterOrder | None = None,
+    wanted: WantedState,
+    settings: FleetModelConfig | AdapterOrder | None = None,
 ) -> Operation:
     """Record that a model or its adapters are to change, begin it, and return the operation.
 
@@ -423,32 +429,34 @@ async def _change(
         if isinstance(settings, AdapterOrder):
             subject = f"{name}{SEPARATOR}{settings.name}"
         noted = partial(audit, wanted, subject, actor, operation_id)
-        await noted(Outcome.BEGUN)
+        await noted(AuditOutcome.BEGUN)
         try:
             told = "" if settings is None else msgspec.json.encode(settings).decode()
             return control.change(name, wanted, actor, operation_id, told)
         except (Conflict, UnknownModel):  # it came in between
-            await noted(Outcome.FAILED, reason="conflict")
+            await noted(AuditOutcome.FAILED, reason="conflict")
             raise
     except UnknownModel as error:
-        raise Refusal(404, "model_not_found", str(error)) from None
+        raise AdminRefusal(404, "model_not_found", str(error)) from None
     except Conflict as error:
-        raise Refusal(409, "conflict", str(error)) from None
+        raise AdminRefusal(409, "conflict", str(error)) from None
     except AuditLogError as error:
-        raise Refusal(503, "not_recorded", str(error)) from error
+        raise AdminRefusal(503, "not_recorded", str(error)) from error
 
 
 async def _body() -> dict[str, Any]:
     try:
         return msgspec.json.decode(await request.get_data(), type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Refusal(400, "bad_request", f"the body is no object of JSON: {error}") from None
+        raise AdminRefusal(400, "bad_request", f"the body is no object of JSON: {error}") from None
 
 
 async def _show_operation(control: Control, operation_id: str) -> Response:
     operation = control.operation(operation_id)
     if operation is None:
-        raise Refusal(404, "not_found", f"there is no operation {operation_id!r}, or none any more")
+        raise AdminRefusal(
+            404, "not_found", f"there is no operation {operation_id!r}, or none any more"
+        )
     return _json(operation.shown)
 
 
@@ -470,17 +478,17 @@ async def _list_as_llama(control: Control) -> Response:
 async def _order_as_llama(control: Control, actor: str, action: str) -> Response:
     """Do what llama.cpp's router does for `{"model": NAME}`."""
     if action not in ("load", "unload"):
-        raise Refusal(404, "not_found", f"no action {action!r}; allowed: load, unload")
+        raise AdminRefusal(404, "not_found", f"no action {action!r}; allowed: load, unload")
     name = (await _body()).get("model")
     if not isinstance(name, str):
-        raise Refusal(400, "bad_request", 'the body has no name; send {"model": NAME}')
+        raise AdminRefusal(400, "bad_request", 'the body has no name; send {"model": NAME}')
     await order(control, actor, name, ACTIONS[action])
     return _json({"success": True})
 
 
 async def _on_error(error: Exception) -> Response:
     match error:
-        case Refusal():
+        case AdminRefusal():
             return _error(error.status, error.code, str(error))
         case HTTPException(code=int(status)):
             return _error(status, "bad_request", f"{error.name}; the routes are below /admin")

@@ -9,21 +9,21 @@ import trio
 
 from triolet.errors import AuditLogError, ConfigError
 
-from ..audit.events import Action, Outcome
+from ..audit.events import Action, AuditOutcome
 from ..audit.recording import record
-from .operations import Wanted
+from .operations import WantedState
 
 if TYPE_CHECKING:
     from .operations import Operation
 
 AUDITED: Final = {
-    Wanted.LOAD: Action.MODEL_LOAD,
-    Wanted.SLEEP: Action.MODEL_SLEEP,
-    Wanted.UNLOAD: Action.MODEL_UNLOAD,
-    Wanted.ADD: Action.MODEL_ADD,
-    Wanted.DROP: Action.MODEL_DROP,
-    Wanted.LOAD_ADAPTER: Action.ADAPTER_LOAD,
-    Wanted.UNLOAD_ADAPTER: Action.ADAPTER_UNLOAD,
+    WantedState.LOAD: Action.MODEL_LOAD,
+    WantedState.SLEEP: Action.MODEL_SLEEP,
+    WantedState.UNLOAD: Action.MODEL_UNLOAD,
+    WantedState.ADD: Action.MODEL_ADD,
+    WantedState.DROP: Action.MODEL_DROP,
+    WantedState.LOAD_ADAPTER: Action.ADAPTER_LOAD,
+    WantedState.UNLOAD_ADAPTER: Action.ADAPTER_UNLOAD,
 }
 
 
@@ -38,11 +38,11 @@ def is_of_port(operation: Operation) -> bool:
 
 
 async def audit(
-    wanted: Wanted,
+    wanted: WantedState,
     subject: str,
     actor: str,
     operation_id: str,
-    outcome: Outcome,
+    outcome: AuditOutcome,
     reason: str = "",
     after: str = "",
 ) -> None:

@@ -14,7 +14,7 @@ import msgspec
 import structlog
 import trio
 
-from triolet.config import MAX_MODELS, ModelConfig
+from triolet.config import MAX_MODELS, FleetModelConfig
 from triolet.control_protocol import ModelState
 from triolet.errors import ConfigError
 from triolet.units import SECONDS
@@ -35,12 +35,12 @@ from .models import Model
 from .operations import (
     DONE_WORDS,
     Conflict,
-    Failed,
     NoRoom,
     Operation,
-    Status,
+    OperationFailed,
+    OperationStatus,
     UnknownModel,
-    Wanted,
+    WantedState,
 )
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from triolet.config import ControlConfig, ControlledModelConfig
 
-    from ..supervisor.supervisor_socket import Models
+    from ..supervisor.supervisor_socket import ModelsAnswer
     from .controller import Controller
 
 log = structlog.get_logger(__name__)
@@ -125,7 +125,7 @@ class Changes:
         if live is not None:
             raise Conflict(UNDER_WAY.format(wanted=live.wanted, name=name, id=live.id))
 
-    def require(self, name: str, wanted: Wanted) -> None:
+    def require(self, name: str, wanted: WantedState) -> None:
         """Look whether a model may be added or dropped, or its adapters changed.
 
         Raises:
@@ -134,24 +134,24 @@ class Changes:
         """
         self.require_free(name)
         known = self._controller.models
-        if wanted is not Wanted.ADD and name not in known:
+        if wanted is not WantedState.ADD and name not in known:
             raise UnknownModel(name, known)
-        if wanted is Wanted.ADD and name in known:
+        if wanted is WantedState.ADD and name in known:
             raise Conflict(
                 f"there is a model {name} already; `triolet model drop {name}` comes first, or "
                 "another name"
             )
-        if wanted is Wanted.ADD and len({*known, *self.under_way}) >= MAX_MODELS:
+        if wanted is WantedState.ADD and len({*known, *self.under_way}) >= MAX_MODELS:
             raise Conflict(f"this fleet has {len(known)} models; allowed: {MAX_MODELS}")
 
     def begin(self, operation: Operation) -> None:
         """Do an operation from its beginning; the journal has it already, or gets it now."""
         self.under_way[operation.model] = operation
         self._controller.changed[operation.id] = operation
-        operation.status = Status.RUNNING
+        operation.status = OperationStatus.RUNNING
         self._nursery.start_soon(self._run, operation)
 
-    def note_listed(self, listed: Models, asked_at: float) -> None:
+    def note_listed(self, listed: ModelsAnswer, asked_at: float) -> None:
         """Take in which models the supervisor has: it is right about those that do not change.
 
         Args:
@@ -172,7 +172,7 @@ class Changes:
                 operation = Operation(
                     f"{listed.run}-{name}",
                     name,
-                    Wanted.DROP,
+                    WantedState.DROP,
                     BY_RECONCILING,
                     self._wall(),
                     run=listed.run,
@@ -185,23 +185,23 @@ class Changes:
 
     async def _run(self, operation: Operation) -> None:
         work = {
-            Wanted.ADD: self._add_all,
-            Wanted.DROP: self._drop_all,
-            Wanted.LOAD_ADAPTER: self._adapters.load,
-            Wanted.UNLOAD_ADAPTER: self._adapters.unload,
+            WantedState.ADD: self._add_all,
+            WantedState.DROP: self._drop_all,
+            WantedState.LOAD_ADAPTER: self._adapters.load,
+            WantedState.UNLOAD_ADAPTER: self._adapters.unload,
         }[operation.wanted]
         try:
             listed = await ask_models(self._supervisor)
             if listed.run != operation.run:
-                raise Failed(
+                raise OperationFailed(
                     f"the fleet that {operation.subject} was asked of has ended before it was done"
                 )
             await work(operation)
-        except (Failed, CommandFailed, NoRoom) as error:
-            operation.status, operation.progress = Status.FAILED, str(error)
+        except (OperationFailed, CommandFailed, NoRoom) as error:
+            operation.status, operation.progress = OperationStatus.FAILED, str(error)
         else:
             told = f"{operation.subject} is {DONE_WORDS[operation.wanted]}"
-            operation.status, operation.progress = Status.DONE, told
+            operation.status, operation.progress = OperationStatus.DONE, told
         self._changed_at = trio.current_time()
         del self.under_way[operation.model]
         self._controller.changed[operation.id] = operation
@@ -217,9 +217,9 @@ class Changes:
         """
         name = operation.model
         try:
-            model = msgspec.json.decode(operation.settings, type=ModelConfig)
+            model = msgspec.json.decode(operation.settings, type=FleetModelConfig)
         except (msgspec.DecodeError, ConfigError) as error:
-            raise Failed(f"the settings of {name} cannot be read: {error}") from error
+            raise OperationFailed(f"the settings of {name} cannot be read: {error}") from error
         tell = partial(self._tell, operation)
         try:
             with trio.fail_after(self._config.operation_timeout_s):
@@ -227,7 +227,9 @@ class Changes:
                 request = AddModelRequest(name, model, is_of_port(operation))
                 config = await ask_config(self._supervisor, request, tell)
         except trio.TooSlowError:
-            failure: Exception = Failed(_late("looking at it", self._config.operation_timeout_s))
+            failure: Exception = OperationFailed(
+                _late("looking at it", self._config.operation_timeout_s)
+            )
         else:
             size_bytes = await trio.to_thread.run_sync(expected_bytes, config)
             self._add(config, size_bytes)
@@ -237,7 +239,7 @@ class Changes:
                 await ask(self._supervisor, ServeModelRequest(name, is_served=True))
                 await self._wait_served(operation)
                 return
-            except (Failed, CommandFailed, NoRoom) as error:
+            except (OperationFailed, CommandFailed, NoRoom) as error:
                 failure = error
         await self._take_back(operation)
         raise failure
@@ -251,14 +253,14 @@ class Changes:
         """
         now = trio.current_time()
         load = self._controller.order(
-            operation.model, Wanted.LOAD, BY_ADD, now, operation.created_at
+            operation.model, WantedState.LOAD, BY_ADD, now, operation.created_at
         )
         self._settle()
         while not load.is_over:
             await trio.sleep(self._config.tick_s)
             self._tell(operation, load.progress)
-        if load.status is Status.FAILED:
-            raise Failed(load.progress)
+        if load.status is OperationStatus.FAILED:
+            raise OperationFailed(load.progress)
 
     async def _wait_served(self, operation: Operation) -> None:
         """Wait until every server gives a model requests.
@@ -272,7 +274,7 @@ class Changes:
             while True:
                 for server, refused in controller.refusals.items():
                     if name in refused:
-                        raise Failed(f"{server.partition('/')[0]}: {refused[name]}")
+                        raise OperationFailed(f"{server.partition('/')[0]}: {refused[name]}")
                 config, said = controller.models[name].config, controller.models[name].activity
                 # No drop waits for a server that was silent for `silence_s`: it may still have an
                 # earlier model of this name.
@@ -282,7 +284,7 @@ class Changes:
                 if servers and servers <= has_it:
                     return
                 await trio.sleep(self._config.tick_s)
-        raise Failed(_late("the servers", self._config.servers_s) + "; their log says why")
+        raise OperationFailed(_late("the servers", self._config.servers_s) + "; their log says why")
 
     async def _drop_all(self, operation: Operation) -> None:
         """Drop a model: its requests end first, then its workers.
@@ -370,7 +372,7 @@ class Changes:
         if model is None:
             return
         for live in filter(None, (model.running, model.waiting)):
-            live.status, live.progress = Status.FAILED, f"{name} was dropped"
+            live.status, live.progress = OperationStatus.FAILED, f"{name} was dropped"
             self._controller.changed[live.id] = live
         self._controller.load_times.forget(name)
         self._forget(name)

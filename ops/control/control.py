@@ -20,7 +20,7 @@ from triolet.config import SEPARATOR
 from triolet.control_protocol import Activity, Wake
 from triolet.errors import AuditLogError
 
-from ..audit.events import Outcome
+from ..audit.events import AuditOutcome
 from ..exit_codes import CommandFailed
 from ..supervisor.supervisor_socket import (
     StartModelRequest,
@@ -32,7 +32,7 @@ from .auditing import audit, is_ordered
 from .changes import Changes
 from .memory import forget_pages, has_files, held_bytes
 from .model_states import RUNNING
-from .operations import Conflict, Operation, Status, Wanted
+from .operations import Conflict, Operation, OperationStatus, WantedState
 from .server_channel import ServerChannel
 from .worker_seconds import Version
 
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from triolet.config import ControlConfig
     from triolet.control_protocol import ModelNews, Said
 
-    from ..supervisor.supervisor_socket import Models
-    from .controller import Controller, Step
+    from ..supervisor.supervisor_socket import ModelsAnswer
+    from .controller import Controller, ControlStep
     from .journal import Journal
     from .models import Model
 
@@ -117,7 +117,7 @@ class Control:
         """Return an id for an operation."""
         return new_id()
 
-    def order(self, name: str, wanted: Wanted, actor: str, operation_id: str) -> Operation:
+    def order(self, name: str, wanted: WantedState, actor: str, operation_id: str) -> Operation:
         """Take an order, and begin what follows from it.
 
         Raises:
@@ -132,7 +132,7 @@ class Control:
         return operation
 
     def change(
-        self, name: str, wanted: Wanted, actor: str, operation_id: str, settings: str = ""
+        self, name: str, wanted: WantedState, actor: str, operation_id: str, settings: str = ""
     ) -> Operation:
         """Begin to add or drop a model, or to change its adapters, once that is written down.
 
@@ -256,7 +256,7 @@ class Control:
                 if is_ordered(operation):
                     self._nursery.start_soon(self._audit_end, operation)
 
-    async def _do(self, step: Step) -> None:
+    async def _do(self, step: ControlStep) -> None:
         """Let the supervisor do a step."""
         operation, failure = step.operation, None
         model = self.controller.models.get(operation.model)
@@ -271,7 +271,7 @@ class Control:
             failure = f"the supervisor was not done after {self.config.operation_timeout_s:g} s"
         except CommandFailed as error:
             failure = str(error)
-        if failure is None and operation.wanted is Wanted.UNLOAD:
+        if failure is None and operation.wanted is WantedState.UNLOAD:
             await trio.to_thread.run_sync(forget_pages, model.config)
         self.controller.step_done(operation, failure, trio.current_time(), wall())
         self._settle()
@@ -279,7 +279,7 @@ class Control:
             await self.look()
 
     async def _audit_end(self, operation: Operation) -> None:
-        is_done = operation.status is Status.DONE
+        is_done = operation.status is OperationStatus.DONE
         digest = self._digest(operation) if is_done else ""
         try:
             await audit(
@@ -287,7 +287,7 @@ class Control:
                 operation.subject,
                 operation.actor,
                 operation.id,
-                Outcome.DONE if is_done else Outcome.FAILED,
+                AuditOutcome.DONE if is_done else AuditOutcome.FAILED,
                 after=digest,
             )
         except AuditLogError as error:
@@ -298,12 +298,12 @@ class Control:
         model = self.controller.models.get(operation.model)
         if model is None:
             return ""
-        if operation.wanted is Wanted.LOAD_ADAPTER:
+        if operation.wanted is WantedState.LOAD_ADAPTER:
             adapter = operation.subject.rpartition(SEPARATOR)[2]
             return model.config.adapters.get(adapter, "")
-        return model.config.digest if operation.wanted is Wanted.ADD else ""
+        return model.config.digest if operation.wanted is WantedState.ADD else ""
 
-    def _meter(self, listed: Models) -> None:
+    def _meter(self, listed: ModelsAnswer) -> None:
         """Take in worker-seconds."""
         models = self.controller.models
         told = {

@@ -14,9 +14,9 @@ from triolet.control_protocol import Activity, ModelState
 from triolet.errors import LocalProtocolError
 from triolet.units import show_size
 
-from .model_states import HOLDING, RESTING, RUNNING, Event, after
+from .model_states import HOLDING, RESTING, RUNNING, ModelEvent, after
 from .models import Model
-from .operations import NoRoom, Operation, Status, UnknownModel, Wanted
+from .operations import NoRoom, Operation, OperationStatus, UnknownModel, WantedState
 from .outlook import Outlook, absent
 from .residency import (
     HOST,
@@ -41,15 +41,15 @@ BY_MEMORY: Final = "memory"
 BY_KEEP_ALIVE: Final = "keep-alive"
 BY_FAILURE: Final = "failed load"
 BY_SUPERVISOR: Final = "supervisor"
-GOAL: Final[dict[Wanted, frozenset[ModelState]]] = {
-    Wanted.LOAD: RUNNING,
-    Wanted.SLEEP: RESTING | {ModelState.ABSENT},
-    Wanted.UNLOAD: frozenset({ModelState.STAGED, ModelState.ABSENT}),
+GOAL: Final[dict[WantedState, frozenset[ModelState]]] = {
+    WantedState.LOAD: RUNNING,
+    WantedState.SLEEP: RESTING | {ModelState.ABSENT},
+    WantedState.UNLOAD: frozenset({ModelState.STAGED, ModelState.ABSENT}),
 }
 """States in which there is nothing to do."""
 
 
-class Step(NamedTuple):
+class ControlStep(NamedTuple):
     """What the supervisor has to do for an operation.
 
     Attributes:
@@ -142,7 +142,7 @@ class Controller:
     def order(
         self,
         name: str,
-        wanted: Wanted,
+        wanted: WantedState,
         actor: str,
         now: float,
         wall: float,
@@ -167,15 +167,17 @@ class Controller:
         live = model.live
         if live is not None and live.wanted is wanted:
             return live
-        if wanted is Wanted.LOAD:
+        if wanted is WantedState.LOAD:
             self.outlook.refuse_hopeless(model, now)
         operation = Operation(operation_id or self._draw_id(), name, wanted, actor, wall)
         self.changed[operation.id] = operation
         if live is None and model.state in GOAL[wanted]:
-            _end(operation, Status.DONE, f"{name} is {model.state} already")
+            _end(operation, OperationStatus.DONE, f"{name} is {model.state} already")
             return operation
         if model.waiting is not None:
-            self._finish(model, model.waiting, Status.FAILED, f"{wanted} was asked for after it")
+            self._finish(
+                model, model.waiting, OperationStatus.FAILED, f"{wanted} was asked for after it"
+            )
         model.waiting, model.waits_since = operation, now
         return operation
 
@@ -185,16 +187,16 @@ class Controller:
         if model is None or self.outlook.is_failing(model, now) or model.state is ModelState.ABSENT:
             return
         try:
-            self.order(name, Wanted.LOAD, BY_REQUEST, now, wall)
+            self.order(name, WantedState.LOAD, BY_REQUEST, now, wall)
         except NoRoom:
             return  # the news say that it cannot be predicted when it is ready
 
-    def tick(self, now: float, wall: float) -> list[Step]:
+    def tick(self, now: float, wall: float) -> list[ControlStep]:
         """Decide what follows from everything known, and return new steps for the supervisor."""
         self._forget_silent(now)
         for resident in self.outlook.residents(now):
             if is_expired(resident, now):
-                self.order(resident.name, Wanted.SLEEP, BY_KEEP_ALIVE, now, wall)
+                self.order(resident.name, WantedState.SLEEP, BY_KEEP_ALIVE, now, wall)
         residents = self.outlook.residents(now)
         staying = [one for one in residents if one.state is not ModelState.DRAINING]
         over_bytes = excess_bytes(staying, self.budgets)
@@ -202,9 +204,9 @@ class Controller:
         if over_bytes and is_known:
             min_s = self._config.min_residency_s
             for name in choose_evicted(residents, over_bytes, now, min_s):
-                self.order(name, Wanted.SLEEP, BY_MEMORY, now, wall)
+                self.order(name, WantedState.SLEEP, BY_MEMORY, now, wall)
         self.outlook.turns.choose(self._waiting(), now)
-        steps: list[Step] = []
+        steps: list[ControlStep] = []
         while True:
             # An eviction is an operation of its own, which may begin in this very tick.
             before = len(self._waiting())
@@ -226,23 +228,23 @@ class Controller:
         if model is None or model.running is not operation:
             return  # the model was dropped meanwhile
         if failure is not None:
-            self._finish(model, operation, Status.FAILED, failure)
-            if operation.wanted is not Wanted.LOAD:
-                self._move(model, Event.STAYED, now)
+            self._finish(model, operation, OperationStatus.FAILED, failure)
+            if operation.wanted is not WantedState.LOAD:
+                self._move(model, ModelEvent.STAYED, now)
                 return
             model.failed_at, model.load_began_at = now, None
             if model.state is ModelState.LOADING and model.waiting is None:
                 # Nothing half-started stays: some of its workers may run.
-                self.order(model.config.name, Wanted.SLEEP, BY_FAILURE, now, wall)
+                self.order(model.config.name, WantedState.SLEEP, BY_FAILURE, now, wall)
             return
-        if operation.wanted is Wanted.LOAD:
+        if operation.wanted is WantedState.LOAD:
             if model.state is ModelState.LOADING:
                 self._loaded(model, now)
-            self._finish(model, operation, Status.DONE, f"{operation.model} is ready")
+            self._finish(model, operation, OperationStatus.DONE, f"{operation.model} is ready")
             return
-        is_sleep = operation.wanted is Wanted.SLEEP
-        self._move(model, Event.SLEPT if is_sleep else Event.UNLOADED, now)
-        self._finish(model, operation, Status.DONE, f"{operation.model} is {model.state}")
+        is_sleep = operation.wanted is WantedState.SLEEP
+        self._move(model, ModelEvent.SLEPT if is_sleep else ModelEvent.UNLOADED, now)
+        self._finish(model, operation, OperationStatus.DONE, f"{operation.model} is {model.state}")
 
     def note_progress(self, operation: Operation, text: str) -> None:
         """Take in what the supervisor does for an operation now."""
@@ -255,9 +257,9 @@ class Controller:
         if model is None:
             return  # it was dropped meanwhile
         if are_there and model.state is ModelState.ABSENT:
-            self._move(model, Event.FOUND, now)
+            self._move(model, ModelEvent.FOUND, now)
         elif not are_there and model.state in RESTING:
-            self._move(model, Event.LOST, now)
+            self._move(model, ModelEvent.LOST, now)
 
     def note_workers(
         self, listed: Iterable[ModelStatus], asked_at: float, now: float, wall: float
@@ -280,16 +282,16 @@ class Controller:
             if model.state is ModelState.DRAINING:
                 continue
             if model.state in RESTING and its.is_there:
-                self._move(model, Event.LOAD, now)  # with the fleet, or by other hands
+                self._move(model, ModelEvent.LOAD, now)  # with the fleet, or by other hands
                 model.is_measured = not model.is_guess
             if model.state in HOLDING and not its.is_there and model.live is None:
                 # Of themselves or by other hands; to end them once more does no harm.
                 model.failed_at = None if its.failure is None else now
-                self.order(its.name, Wanted.SLEEP, BY_SUPERVISOR, now, wall)
+                self.order(its.name, WantedState.SLEEP, BY_SUPERVISOR, now, wall)
             elif model.state is ModelState.LOADING and model.is_ready and model.running is None:
                 self._loaded(model, now)
             elif model.state in RUNNING and not model.is_ready:
-                self._move(model, Event.UNREADY, now)
+                self._move(model, ModelEvent.UNREADY, now)
 
     def note_size(self, name: str, size_bytes: int) -> None:
         """Take in how much memory a model's workers were measured to hold; 0 where the system does
@@ -326,20 +328,23 @@ class Controller:
                 model.last_used_at, model.was_used = max(model.last_used_at, used_at), True
             is_met = all(each.is_ready for each in model.activity.values())
             if model.state is ModelState.WARM and is_met:
-                self._move(model, Event.MET, now)
+                self._move(model, ModelEvent.MET, now)
 
     def _take_up(self, operation: Operation, now: float) -> None:
         """Go on with an operation of an earlier process: its steps may be done twice."""
         model = self.models.get(operation.model)
         self.changed[operation.id] = operation
         if model is None:
-            _end(operation, Status.FAILED, "this fleet does not have the model any more")
+            _end(operation, OperationStatus.FAILED, "this fleet does not have the model any more")
             return
         if model.waiting is not None:
             self._finish(
-                model, model.waiting, Status.FAILED, f"{operation.wanted} was asked for after it"
+                model,
+                model.waiting,
+                OperationStatus.FAILED,
+                f"{operation.wanted} was asked for after it",
             )
-        operation.status, operation.progress = Status.WAITING, "taken up again"
+        operation.status, operation.progress = OperationStatus.WAITING, "taken up again"
         model.waiting, model.waits_since = operation, now
 
     def _waiting(self) -> list[Model]:
@@ -347,44 +352,53 @@ class Controller:
         found = [m for m in self.models.values() if m.waiting is not None and m.running is None]
         return sorted(found, key=lambda model: model.waits_since)
 
-    def _begin(self, model: Model, now: float, wall: float) -> Iterator[Step]:
+    def _begin(self, model: Model, now: float, wall: float) -> Iterator[ControlStep]:
         """Begin the waiting operation of a model if it can."""
         operation = model.waiting
         assert operation is not None
         if model.state in GOAL[operation.wanted]:
-            self._finish(model, operation, Status.DONE, f"{operation.model} is {model.state}")
+            self._finish(
+                model, operation, OperationStatus.DONE, f"{operation.model} is {model.state}"
+            )
             return
-        if operation.wanted is not Wanted.LOAD:
-            yield self._run(model, operation, Event.END, now)
+        if operation.wanted is not WantedState.LOAD:
+            yield self._run(model, operation, ModelEvent.END, now)
             return
         if model.state is ModelState.LOADING:
             yield self._run(model, operation, None, now)
             return
         if model.state is ModelState.ABSENT:
-            self._finish(model, operation, Status.FAILED, absent(model))
+            self._finish(model, operation, OperationStatus.FAILED, absent(model))
             return
         room = self.outlook.room(model, now)
         match room:
             case Fits(()):
-                yield self._run(model, operation, Event.LOAD, now)
+                yield self._run(model, operation, ModelEvent.LOAD, now)
             case Fits(names):
                 for name in names:
-                    self.order(name, Wanted.SLEEP, BY_MEMORY, now, wall)
+                    self.order(name, WantedState.SLEEP, BY_MEMORY, now, wall)
                 self._wait(model, operation, names, now)
             case Later(names):
                 self._wait(model, operation, names, now)
             case Never():
-                self._finish(model, operation, Status.FAILED, self.outlook.too_large(model, room))
+                self._finish(
+                    model, operation, OperationStatus.FAILED, self.outlook.too_large(model, room)
+                )
 
-    def _run(self, model: Model, operation: Operation, event: Event | None, now: float) -> Step:
-        if event is Event.LOAD:
+    def _run(
+        self, model: Model, operation: Operation, event: ModelEvent | None, now: float
+    ) -> ControlStep:
+        if event is ModelEvent.LOAD:
             model.origin, model.load_began_at = model.state, now
         if event is not None:
             self._move(model, event, now)
         model.running, model.waiting = operation, None
-        operation.status, operation.progress = Status.RUNNING, f"{operation.model}: {model.state}"
+        operation.status, operation.progress = (
+            OperationStatus.RUNNING,
+            f"{operation.model}: {model.state}",
+        )
         self.changed[operation.id] = operation
-        return Step(operation, is_start=operation.wanted is Wanted.LOAD)
+        return ControlStep(operation, is_start=operation.wanted is WantedState.LOAD)
 
     def _wait(self, model: Model, operation: Operation, names: Sequence[str], now: float) -> None:
         """Say what an operation waits for, or give it up."""
@@ -398,12 +412,12 @@ class Controller:
                 "control.memory_bytes"
             )
             model.failed_at = now
-            self._finish(model, operation, Status.FAILED, why)
+            self._finish(model, operation, OperationStatus.FAILED, why)
         elif progress != operation.progress:
             self.note_progress(operation, progress)
 
     def _loaded(self, model: Model, now: float) -> None:
-        self._move(model, Event.READY, now)
+        self._move(model, ModelEvent.READY, now)
         if model.load_began_at is not None:
             self.load_times.add(model.config.name, model.origin, now - model.load_began_at)
         model.load_began_at = model.failed_at = None
@@ -414,14 +428,16 @@ class Controller:
             for server, one in model.activity.items()
         }
 
-    def _move(self, model: Model, event: Event, now: float) -> None:
+    def _move(self, model: Model, event: ModelEvent, now: float) -> None:
         model.state, model.changed_at = after(model.state, event), now
-        if event in (Event.LOAD, Event.STAYED):
+        if event in (ModelEvent.LOAD, ModelEvent.STAYED):
             model.since = now
-        if event is Event.LOAD:
+        if event is ModelEvent.LOAD:
             model.is_measured = False
 
-    def _finish(self, model: Model, operation: Operation, status: Status, text: str) -> None:
+    def _finish(
+        self, model: Model, operation: Operation, status: OperationStatus, text: str
+    ) -> None:
         _end(operation, status, text)
         self.changed[operation.id] = operation
         if model.running is operation:
@@ -442,5 +458,5 @@ class Controller:
                 model.note_requests(now)
 
 
-def _end(operation: Operation, status: Status, text: str) -> None:
+def _end(operation: Operation, status: OperationStatus, text: str) -> None:
     operation.status, operation.progress = status, text

@@ -18,8 +18,8 @@ from triolet.private_files import make_private_database, take_private_folder
 from triolet.sqlite import transaction
 
 from .controller import Past
-from .operations import ENDED, Operation, Status, Wanted
-from .worker_seconds import Account, Version
+from .operations import ENDED, Operation, OperationStatus, WantedState
+from .worker_seconds import SecondsAccount, Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -97,7 +97,7 @@ class Journal:
         times = self._connection.execute("SELECT model, state, seconds FROM load_times")
         unfinished = self._connection.execute(
             f"SELECT {_OPERATION} FROM operations WHERE status IN (?, ?) ORDER BY number",
-            (Status.WAITING.value, Status.RUNNING.value),
+            (OperationStatus.WAITING.value, OperationStatus.RUNNING.value),
         )
         return Past(
             states={name: ModelState(state) for name, (_, state, _) in known.items()},
@@ -158,15 +158,15 @@ class Journal:
             self._connection.execute("DELETE FROM models WHERE name = ?", (name,))
             self._connection.execute("DELETE FROM load_times WHERE model = ?", (name,))
 
-    def account(self) -> Account:
+    def account(self) -> SecondsAccount:
         """Return the worker-seconds as they were written down last."""
         # In the order in which they were first seen.
         rows = self._connection.execute(
             "SELECT run, model, digest, seconds FROM worker_seconds ORDER BY rowid"
         )
-        return Account({(run, Version(model, digest)): s for run, model, digest, s in rows})
+        return SecondsAccount({(run, Version(model, digest)): s for run, model, digest, s in rows})
 
-    def write_account(self, account: Account) -> None:
+    def write_account(self, account: SecondsAccount) -> None:
         """Write down the worker-seconds.
 
         Raises:
@@ -185,10 +185,10 @@ def _operation(row: tuple[str, str, str, str, float, str, str, str, str]) -> Ope
     return Operation(
         operation_id,
         model,
-        Wanted(wanted),
+        WantedState(wanted),
         actor,
         created_at,
-        Status(status),
+        OperationStatus(status),
         progress,
         settings,
         run,

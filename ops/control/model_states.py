@@ -13,7 +13,7 @@ from triolet.control_protocol import ModelState as S
 from triolet.errors import LocalProtocolError
 
 
-class Event(Enum):
+class ModelEvent(Enum):
     """What happens to a model."""
 
     FOUND = auto()
@@ -38,14 +38,18 @@ class Event(Enum):
     """The supervisor could not end them."""
 
 
-TRANSITIONS: Final[dict[S, dict[Event, S]]] = {
-    S.ABSENT: {Event.FOUND: S.STAGED},
-    S.STAGED: {Event.LOAD: S.LOADING, Event.LOST: S.ABSENT},
-    S.LOADING: {Event.READY: S.WARM, Event.END: S.DRAINING},
-    S.WARM: {Event.MET: S.SERVING, Event.UNREADY: S.LOADING, Event.END: S.DRAINING},
-    S.SERVING: {Event.UNREADY: S.LOADING, Event.END: S.DRAINING},
-    S.SLEEPING: {Event.LOAD: S.LOADING, Event.END: S.DRAINING, Event.LOST: S.ABSENT},
-    S.DRAINING: {Event.SLEPT: S.SLEEPING, Event.UNLOADED: S.STAGED, Event.STAYED: S.LOADING},
+TRANSITIONS: Final[dict[S, dict[ModelEvent, S]]] = {
+    S.ABSENT: {ModelEvent.FOUND: S.STAGED},
+    S.STAGED: {ModelEvent.LOAD: S.LOADING, ModelEvent.LOST: S.ABSENT},
+    S.LOADING: {ModelEvent.READY: S.WARM, ModelEvent.END: S.DRAINING},
+    S.WARM: {ModelEvent.MET: S.SERVING, ModelEvent.UNREADY: S.LOADING, ModelEvent.END: S.DRAINING},
+    S.SERVING: {ModelEvent.UNREADY: S.LOADING, ModelEvent.END: S.DRAINING},
+    S.SLEEPING: {ModelEvent.LOAD: S.LOADING, ModelEvent.END: S.DRAINING, ModelEvent.LOST: S.ABSENT},
+    S.DRAINING: {
+        ModelEvent.SLEPT: S.SLEEPING,
+        ModelEvent.UNLOADED: S.STAGED,
+        ModelEvent.STAYED: S.LOADING,
+    },
 }
 
 HOLDING: Final = frozenset({S.LOADING, S.WARM, S.SERVING, S.DRAINING})
@@ -56,7 +60,7 @@ RESTING: Final = frozenset({S.STAGED, S.SLEEPING})
 """States from which a model can be loaded."""
 
 
-def after(state: S, event: Event) -> S:
+def after(state: S, event: ModelEvent) -> S:
     """Return the state that an event leads to.
 
     Raises:

@@ -10,7 +10,7 @@ from triolet.control_protocol import ModelActivity, ModelState
 if TYPE_CHECKING:
     from triolet.config import ControlledModelConfig
 
-    from ..supervisor.model_status import WorkerStatus
+    from ..supervisor.model_status import RunningWorker
     from .operations import Operation
 
 
@@ -52,7 +52,7 @@ class Model:
     is_guess: bool = True
     is_measured: bool = False
     origin: ModelState = ModelState.STAGED
-    workers: list[WorkerStatus] = field(default_factory=list)
+    workers: list[RunningWorker] = field(default_factory=list)
     gpu_bytes: dict[str, int] = field(default_factory=dict)
     activity: dict[str, ModelActivity] = field(default_factory=dict)
     busy_since: float | None = None

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-class Wanted(StrEnum):
+class WantedState(StrEnum):
     """The state that an operation leads to."""
 
     LOAD = "load"
@@ -34,7 +34,7 @@ class Wanted(StrEnum):
     """It has the adapter no more."""
 
 
-class Status(StrEnum):
+class OperationStatus(StrEnum):
     """How far an operation is."""
 
     WAITING = "waiting"
@@ -43,16 +43,16 @@ class Status(StrEnum):
     FAILED = "failed"
 
 
-OF_ADAPTERS: Final = frozenset({Wanted.LOAD_ADAPTER, Wanted.UNLOAD_ADAPTER})
-CHANGES: Final = frozenset({Wanted.ADD, Wanted.DROP}) | OF_ADAPTERS
+OF_ADAPTERS: Final = frozenset({WantedState.LOAD_ADAPTER, WantedState.UNLOAD_ADAPTER})
+CHANGES: Final = frozenset({WantedState.ADD, WantedState.DROP}) | OF_ADAPTERS
 """What changes which models and adapters a fleet has."""
 DONE_WORDS: Final = {
-    Wanted.ADD: "added",
-    Wanted.DROP: "dropped",
-    Wanted.LOAD_ADAPTER: "loaded",
-    Wanted.UNLOAD_ADAPTER: "unloaded",
+    WantedState.ADD: "added",
+    WantedState.DROP: "dropped",
+    WantedState.LOAD_ADAPTER: "loaded",
+    WantedState.UNLOAD_ADAPTER: "unloaded",
 }
-ENDED: Final = frozenset({Status.DONE, Status.FAILED})
+ENDED: Final = frozenset({OperationStatus.DONE, OperationStatus.FAILED})
 
 
 class AdapterOrder(msgspec.Struct, frozen=True):
@@ -86,10 +86,10 @@ class Operation(msgspec.Struct):
 
     id: str
     model: str
-    wanted: Wanted
+    wanted: WantedState
     actor: str
     created_at: float
-    status: Status = Status.WAITING
+    status: OperationStatus = OperationStatus.WAITING
     progress: str = "accepted"
     settings: str = ""
     run: str = ""
@@ -129,7 +129,7 @@ class UnknownAdapter(TrioletError):
         super().__init__(f"{model} has no adapter {adapter!r}; it has {names}")
 
 
-class Failed(Exception):
+class OperationFailed(Exception):
     """A model or adapter cannot be had; the text says why."""
 
 

@@ -19,7 +19,7 @@ from .residency import (
     excess_bytes,
     make_room,
 )
-from .turns import Turns
+from .turns import OperationTurns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -60,7 +60,7 @@ class Outlook:
         self._models = models
         self._load_times = load_times
         self._began_at = began_at
-        self.turns = Turns(config)
+        self.turns = OperationTurns(config)
 
     def residents(self, now: float) -> list[Resident]:
         """Return the models as residency sees them."""

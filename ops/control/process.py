@@ -26,12 +26,12 @@ from .operations import CHANGES
 if TYPE_CHECKING:
     from triolet.config import ControlConfig
 
-    from ..supervisor.supervisor_socket import Models
+    from ..supervisor.supervisor_socket import ModelsAnswer
 
 log = structlog.get_logger(__name__)
 
 
-async def _first_listed(supervisor: Path) -> Models | None:
+async def _first_listed(supervisor: Path) -> ModelsAnswer | None:
     """Return what the supervisor has when control starts; None where it does not say."""
     try:
         return await ask_models(supervisor)

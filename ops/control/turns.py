@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .model_states import RESTING
-from .operations import Wanted
+from .operations import WantedState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .models import Model
 
 
-class Turns:
+class OperationTurns:
     """The turns of one fleet's loads.
 
     Args:
@@ -47,7 +47,7 @@ class Turns:
             model.waiting.id: model
             for model in waiting
             if model.waiting is not None
-            and model.waiting.wanted is Wanted.LOAD
+            and model.waiting.wanted is WantedState.LOAD
             and model.state in RESTING
         }
         self._began_at = {one: at for one, at in self._began_at.items() if one in loads}

@@ -32,7 +32,7 @@ class Version(NamedTuple):
     digest: str
 
 
-class Account:
+class SecondsAccount:
     """Worker-seconds of all versions.
 
     Args:

@@ -35,7 +35,7 @@ MAX_SAMPLING_BYTES: Final = 64 << 10
 """Six numbers."""
 
 
-class Wanted(NamedTuple):
+class WantedImport(NamedTuple):
     """What is to be imported.
 
     Attributes:
@@ -70,7 +70,7 @@ class Imported(NamedTuple):
 
 
 def import_model(
-    store: ModelStore, wanted: Wanted, on_bytes: Callable[[int, int], None] | None = None
+    store: ModelStore, wanted: WantedImport, on_bytes: Callable[[int, int], None] | None = None
 ) -> Imported:
     """Check a model and make it a version.
 
@@ -121,7 +121,7 @@ class _Parts(NamedTuple):
 
 
 @within_check_time()
-def _of_adapter(path: Path, wanted: Wanted) -> _Parts:
+def _of_adapter(path: Path, wanted: WantedImport) -> _Parts:
     """Look at a LoRA adapter, which is served beside a base."""
     if (path / MODEL_CONFIG).exists():
         raise ModelError(
@@ -145,7 +145,7 @@ def _of_adapter(path: Path, wanted: Wanted) -> _Parts:
 
 
 @within_check_time()
-def _of_model(wanted: Wanted) -> _Parts:
+def _of_model(wanted: WantedImport) -> _Parts:
     """Look at a model."""
     own_fields = None if wanted.sampling is None else read_sampling(wanted.sampling)
     found = find_model(wanted.model)

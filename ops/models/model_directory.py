@@ -41,7 +41,7 @@ WEIGHT_FILES: Final = ("*.safetensors", GGUF_WEIGHTS)
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
-class Checked(NamedTuple):
+class CheckedDirectory(NamedTuple):
     """A model that can be served.
 
     Attributes:
@@ -55,7 +55,7 @@ class Checked(NamedTuple):
 
 def check_start(
     model: str | Path | None, engine: EngineConfig, speculation: SpeculationConfig | None = None
-) -> Checked:
+) -> CheckedDirectory:
     """Find a model and check it against the settings of the workers: what `triolet serve` does
     before it starts anything, and `triolet doctor` to say whether it would.
 
@@ -69,7 +69,7 @@ def check_start(
     """
     with _readable():
         path = find_model(model)
-        checked = Checked(path, check_model(path, engine))
+        checked = CheckedDirectory(path, check_model(path, engine))
         if speculation is not None and speculation.source not in (NO_GUESSES, LOOKUP):
             _check_draft(speculation, engine)
     return checked

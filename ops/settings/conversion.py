@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args, get_origin
 import msgspec
 from msgspec import inspect
 
-from triolet.config import ModelConfig
+from triolet.config import FleetModelConfig
 from triolet.errors import ConfigError
 from triolet.units import parse_size
 
@@ -142,7 +142,7 @@ def build(values: Mapping[Path, Any]) -> Settings:
     settings = converted(tables, Settings)
     # In the order in which they were named, whatever else was set before.
     names = sorted(of_models, key=lambda name: "ref" not in of_models[name])
-    models = {name: converted(of_models[name], ModelConfig, (MODELS, name)) for name in names}
+    models = {name: converted(of_models[name], FleetModelConfig, (MODELS, name)) for name in names}
     settings = replace(settings, models=models)
     _require_models(settings, values)
     return settings

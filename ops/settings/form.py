@@ -30,8 +30,8 @@ from triolet.config import (
     AutoConfig,
     ControlConfig,
     FleetConfig,
+    FleetModelConfig,
     LinkConfig,
-    ModelConfig,
     ProcessConfig,
     ServerConfig,
     StoreConfig,
@@ -112,7 +112,7 @@ class Settings:
     supervisor: SupervisorConfig = field(default_factory=SupervisorConfig)
     control: ControlConfig = field(default_factory=ControlConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
-    models: Mapping[str, ModelConfig] = field(default_factory=dict)
+    models: Mapping[str, FleetModelConfig] = field(default_factory=dict)
     """By name, where there are several or the only one has a name; else it is `fleet.model`."""
 
     def worker(self, role: Role) -> WorkerConfig:
@@ -182,7 +182,7 @@ def find(path: Path) -> Kind:
             require_model_name(path[1])
         except ConfigError as error:
             raise ConfigError(f"{MODELS}: {error}") from None
-        kind, rest = ModelConfig, rest[2:]
+        kind, rest = FleetModelConfig, rest[2:]
     for depth, name in rest:
         known: Mapping[str, Any] = SECTIONS if depth == 0 else types_of(kind)
         if depth == 1:

@@ -76,7 +76,7 @@ WORKERS_ADAPTERS: Final = ("engine", "adapters")
 
 
 @dataclass(slots=True)
-class Sources:
+class SettingSources:
     """Values by the paths of the objects' own fields, each with its origin, such as `--port`.
 
     Attributes:
@@ -282,7 +282,7 @@ def _resolve_draft(values: dict[FieldPath, Any], path: FieldPath) -> None:
     values[path] = str(Path(source).resolve())
 
 
-def read_settings(config: str | None, assignments: Iterable[str]) -> Sources:
+def read_settings(config: str | None, assignments: Iterable[str]) -> SettingSources:
     """Return what a file and `--set` say.
 
     Args:
@@ -292,7 +292,7 @@ def read_settings(config: str | None, assignments: Iterable[str]) -> Sources:
     Raises:
       ConfigError: it cannot be read, or cannot be.
     """
-    sources = Sources()
+    sources = SettingSources()
     sources.words += [] if config is None else ["--config", config]
     if config == STDIN:
         sources.add_document(read_stdin(), "standard input")

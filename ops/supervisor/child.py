@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from triolet.status import ControlReady, Failed, Progress, ServerReady, WorkerReady, parse_report
+from triolet.status import (
+    ControlReady,
+    ProcessFailed,
+    Progress,
+    ServerReady,
+    WorkerReady,
+    parse_report,
+)
 
 from ..logs import never_waiting
 from .restart_policy import Ending
@@ -133,7 +140,7 @@ class Child:
         match what:
             case WorkerReady() | ServerReady() | ControlReady():
                 self._is_starting = False
-            case Failed():
+            case ProcessFailed():
                 self._failure = what.message
             case Progress():
                 pass

@@ -16,11 +16,11 @@ from .supervisor_socket import (
     AddModelRequest,
     DropAdapterRequest,
     DropModelRequest,
-    Finished,
     LoadAdapterRequest,
-    Models,
+    ModelsAnswer,
     ModelsRequest,
-    Refused,
+    OrderFinished,
+    OrderRefused,
     RestartRequest,
     ScaleRequest,
     ServeModelRequest,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from .adapter_set import AdapterSet
     from .model_set import ModelSet
     from .readiness import Readiness
-    from .rolling import Step
+    from .rolling import RollingStep
     from .scaling import Scaling
     from .supervisor import Supervisor
     from .supervisor_socket import Request, Tell
@@ -79,7 +79,7 @@ class Commands:
             case ModelsRequest():
                 configs = models.configs()
                 served = [one.name for one in configs if models.is_served(one.name)]
-                await tell(Models(supervisor.models(), supervisor.run_id, configs, served))
+                await tell(ModelsAnswer(supervisor.models(), supervisor.run_id, configs, served))
             case RestartRequest():
                 do = partial(_restart, supervisor, readiness, request, tell)
                 await _told(tell, do, "restarted", "restart_failed")
@@ -170,10 +170,10 @@ async def _told(
         config = await do()
     except RestartFailed as error:
         log.warning(failed, **facts, message=str(error))
-        await tell(Refused(str(error)))
+        await tell(OrderRefused(str(error)))
     else:
         log.info(done, **facts)
-        await tell(Finished() if config is None else Added(config))
+        await tell(OrderFinished() if config is None else Added(config))
 
 
 async def _restart(
@@ -182,7 +182,7 @@ async def _restart(
     request: RestartRequest,
     tell: Tell,
 ) -> None:
-    async def begun(step: Step) -> None:
+    async def begun(step: RollingStep) -> None:
         log.info("restart_step", name=step.name, move=step.move.name.lower())
         await tell(StepBegan(str(step)))
 

@@ -9,7 +9,7 @@ import trio
 
 from triolet.ids import Role
 
-from .model_status import ModelState, ModelStatus, WorkerStatus
+from .model_status import ModelStatus, RunningWorker, RunState
 from .rolling import ORDER
 from .slot import RestartFailed, StartAbandoned, see_out
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .slot import Life, Slot
 
 
-class Phase(Enum):
+class GroupPhase(Enum):
     """Whether the processes of a group run."""
 
     STOPPED = auto()
@@ -41,17 +41,17 @@ class GroupEvent(Enum):
     """Its last process has ended."""
 
 
-TRANSITIONS: Final[dict[Phase, dict[GroupEvent, Phase]]] = {
-    Phase.STOPPED: {GroupEvent.START: Phase.RUNNING},
-    Phase.RUNNING: {GroupEvent.END: Phase.STOPPING},
-    Phase.STOPPING: {GroupEvent.GONE: Phase.STOPPED},
+TRANSITIONS: Final[dict[GroupPhase, dict[GroupEvent, GroupPhase]]] = {
+    GroupPhase.STOPPED: {GroupEvent.START: GroupPhase.RUNNING},
+    GroupPhase.RUNNING: {GroupEvent.END: GroupPhase.STOPPING},
+    GroupPhase.STOPPING: {GroupEvent.GONE: GroupPhase.STOPPED},
 }
 
 
 STATES: Final = {
-    Phase.STOPPED: ModelState.STOPPED,
-    Phase.RUNNING: ModelState.RUNNING,
-    Phase.STOPPING: ModelState.STOPPING,
+    GroupPhase.STOPPED: RunState.STOPPED,
+    GroupPhase.RUNNING: RunState.RUNNING,
+    GroupPhase.STOPPING: RunState.STOPPING,
 }
 
 
@@ -85,7 +85,7 @@ class Group:
         self.spares: Mapping[Role, ProcessSpec] = {spec.role: spec for spec in spares}
         self.slots: dict[str, Slot] = {}
         self.failure: GiveUp | None = None
-        self.phase = Phase.STOPPED
+        self.phase = GroupPhase.STOPPED
         self._new_slot = new_slot
         self._gave_up: Callable[[Group, GiveUp], None] | None = None
         self._nursery: trio.Nursery | None = None
@@ -124,7 +124,7 @@ class Group:
             self._nursery, self._gave_up = nursery, gave_up
             for spec in (*self.specs, *self.spares.values()):
                 self.slots[spec.name] = self._new_slot(spec, nursery)
-            if self.phase is not Phase.RUNNING:
+            if self.phase is not GroupPhase.RUNNING:
                 self._end_slots()
             for spec in self.specs:
                 nursery.start_soon(keep, self.slots[spec.name])
@@ -135,7 +135,7 @@ class Group:
 
     def end(self) -> None:
         """Start none of its processes any more. Those that run are not signalled."""
-        if self.phase is not Phase.RUNNING:
+        if self.phase is not GroupPhase.RUNNING:
             return
         self._apply(GroupEvent.END)
         self._end_slots()
@@ -163,7 +163,7 @@ class Group:
           RestartFailed: it cannot be started, or the group was ended before; it is not added.
         """
         self.specs.append(spec)
-        if self._nursery is None or self.phase is not Phase.RUNNING:
+        if self._nursery is None or self.phase is not GroupPhase.RUNNING:
             return
         slot = self.slots[spec.name] = self._new_slot(spec, self._nursery)
         failures: list[GiveUp] = []
@@ -230,7 +230,7 @@ class Group:
         Raises:
           StartAbandoned: it was ended before; `failure` says whether by itself.
         """
-        if self.phase is not Phase.RUNNING:
+        if self.phase is not GroupPhase.RUNNING:
             raise StartAbandoned(f"{self.shown} is being stopped")
         slots = self.slots  # of this start, whatever follows
         await self._has_slots.wait()
@@ -239,7 +239,7 @@ class Group:
                 if spec.name in slots:
                     await slots[spec.name].wait_ready()
             except StartAbandoned:
-                if spec in self.specs or self.phase is not Phase.RUNNING:
+                if spec in self.specs or self.phase is not GroupPhase.RUNNING:
                     raise
                 # It was removed meanwhile; the others are waited for.
 
@@ -257,10 +257,10 @@ class Group:
         """The model and its workers, as commands are told."""
         workers = [_status_of(spec, self.slots.get(spec.name)) for spec in self.specs]
         state = STATES[self.phase]
-        if state is ModelState.RUNNING and not all(worker.is_ready for worker in workers):
-            state = ModelState.STARTING
-        if state is ModelState.STOPPED and self.failure is not None:
-            state = ModelState.FAILED
+        if state is RunState.RUNNING and not all(worker.is_ready for worker in workers):
+            state = RunState.STARTING
+        if state is RunState.STOPPED and self.failure is not None:
+            state = RunState.FAILED
         spares = [_status_of(one, self.slots.get(one.name)) for one in self.spares.values()]
         workers += [spare for spare in spares if spare.pid is not None]
         failure = None if self.failure is None else self.failure.message
@@ -270,9 +270,9 @@ class Group:
         self.phase = TRANSITIONS[self.phase][event]
 
 
-def _status_of(spec: ProcessSpec, slot: Slot | None) -> WorkerStatus:
+def _status_of(spec: ProcessSpec, slot: Slot | None) -> RunningWorker:
     life = None if slot is None else next(iter(slot.lives[-1:]), None)
     pid = None if life is None else life.child.pid
     is_ready = life is not None and life.ready.is_set() and not life.is_leaving
     gpu_memory = None if life is None else life.gpu_memory
-    return WorkerStatus(spec.name, spec.role, pid, is_ready, gpu_memory)
+    return RunningWorker(spec.name, spec.role, pid, is_ready, gpu_memory)

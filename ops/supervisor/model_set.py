@@ -23,7 +23,7 @@ from .slot import RestartFailed
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from triolet.config import ControlledModelConfig, ModelConfig
+    from triolet.config import ControlledModelConfig, FleetModelConfig
 
     from ..models.several import StoredModels
     from .plan import ModelPlan
@@ -67,7 +67,7 @@ class ModelSet:
         return self._scaling.is_served(name)
 
     async def add(
-        self, name: str, model: ModelConfig, tell: Tell, *, is_reference_only: bool = False
+        self, name: str, model: FleetModelConfig, tell: Tell, *, is_reference_only: bool = False
     ) -> ControlledModelConfig:
         """Have a model whose workers can be started; servers are not told of it.
 
@@ -105,7 +105,7 @@ class ModelSet:
                 raise
             return controlled(prepared)
 
-    def _require_free(self, name: str, model: ModelConfig) -> None:
+    def _require_free(self, name: str, model: FleetModelConfig) -> None:
         """Look whether a fleet may have this model beside those that it has."""
         require_model_name(name)
         settings = self._scaling.now.settings
@@ -129,7 +129,7 @@ class ModelSet:
                 )
         require_auto(replace(settings, models={**settings.models, name: model}))
 
-    def _prepare(self, name: str, model: ModelConfig, is_reference_only: bool) -> ModelPlan:
+    def _prepare(self, name: str, model: FleetModelConfig, is_reference_only: bool) -> ModelPlan:
         plan = self._scaling.now
         [own] = each_model(replace(plan.settings, models={name: model}))
         return prepare_model(plan, self._stored.hold(own, is_reference_only=is_reference_only))

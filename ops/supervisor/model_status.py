@@ -10,7 +10,7 @@ from triolet.ids import Role  # noqa: TC001 (msgspec reads the annotations)
 from triolet.status import GpuMemory  # noqa: TC001 (msgspec reads the annotations)
 
 
-class ModelState(StrEnum):
+class RunState(StrEnum):
     """Whether the workers of a model run."""
 
     STOPPED = "stopped"
@@ -20,7 +20,7 @@ class ModelState(StrEnum):
     FAILED = "failed"  # one of them could not be kept alive, and the others were stopped
 
 
-class WorkerStatus(msgspec.Struct, frozen=True):
+class RunningWorker(msgspec.Struct, frozen=True):
     """One worker that runs or should.
 
     Attributes:
@@ -51,12 +51,12 @@ class ModelStatus(msgspec.Struct, frozen=True):
     """
 
     name: str
-    state: ModelState
-    workers: list[WorkerStatus]
+    state: RunState
+    workers: list[RunningWorker]
     failure: str | None = None
     worker_seconds: float = 0.0
 
     @property
     def is_there(self) -> bool:
         """Whether its workers are kept running, or have not ended yet."""
-        return self.state not in (ModelState.STOPPED, ModelState.FAILED)
+        return self.state not in (RunState.STOPPED, RunState.FAILED)

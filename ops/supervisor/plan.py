@@ -37,7 +37,7 @@ SERVER_NAME = "server"
 CONTROL_NAME = "control"
 
 
-class Worker(NamedTuple):
+class PlannedWorker(NamedTuple):
     """One worker of a fleet, or what stands in for it.
 
     Attributes:
@@ -137,7 +137,7 @@ class FleetPlan:
         return tuple(model.name or model.settings.server.model_name for model in self.models)
 
     @property
-    def workers(self) -> list[Worker]:
+    def workers(self) -> list[PlannedWorker]:
         """Each worker of each model."""
         return [
             self._worker(place, role, str(number))
@@ -147,7 +147,7 @@ class FleetPlan:
         ]
 
     @property
-    def spares(self) -> list[Worker]:
+    def spares(self) -> list[PlannedWorker]:
         """What stands in for the only worker of its model and role while that is restarted: nothing
         runs there otherwise."""
         return [
@@ -157,18 +157,18 @@ class FleetPlan:
             if count == 1
         ]
 
-    def _worker(self, place: int, role: Role, last: str) -> Worker:
+    def _worker(self, place: int, role: Role, last: str) -> PlannedWorker:
         own, name = f"{role}-{last}", self.models[place].name
         told = self.models[place].number
         number = place if told is None else told
         return (
-            Worker(place, role, f"{name}.{own}", f"m{number}.{own}")
+            PlannedWorker(place, role, f"{name}.{own}", f"m{number}.{own}")
             if name
-            else Worker(place, role, own, own)
+            else PlannedWorker(place, role, own, own)
         )
 
     @property
-    def starting(self) -> list[Worker]:
+    def starting(self) -> list[PlannedWorker]:
         """The workers that run from the start on."""
         return [worker for worker in self.workers if self.models[worker.model].starts]
 
@@ -223,7 +223,7 @@ class FleetPlan:
         settings = replace(self.settings, models=named)
         return replace(self, settings=settings, models=tuple(models), lends=False)
 
-    def engine(self, worker: Worker) -> EngineConfig:
+    def engine(self, worker: PlannedWorker) -> EngineConfig:
         """Return what a worker computes with."""
         return self.models[worker.model].settings.worker(worker.role).engine
 
@@ -238,7 +238,7 @@ class FleetPlan:
         own = {one.name: place % num_places for place, one in enumerate(ordered)}
         return own | {spare.name: own[self._origin(spare).name] for spare in self.spares}
 
-    def _origin(self, spare: Worker) -> Worker:
+    def _origin(self, spare: PlannedWorker) -> PlannedWorker:
         """Return the worker that a stand-in stands in for."""
         return next(
             one for one in self.workers if (one.model, one.role) == (spare.model, spare.role)
@@ -261,7 +261,7 @@ class FleetPlan:
         return own | {name: own[origin] for name, origin in origins.items() if origin in own}
 
 
-def control_address(directory: Path, worker: Worker) -> str:
+def control_address(directory: Path, worker: PlannedWorker) -> str:
     """Return where a worker of a local fleet is reached."""
     return f"ipc://{directory}/{worker.file}.control"
 
@@ -315,7 +315,7 @@ def plan_processes(
         fds = tuple(fd for fd in door if fd is not None)
         return spec(name, Role.SERVER, own, _environment(threads=1), fds)
 
-    def worker_spec(worker: Worker) -> ProcessSpec:
+    def worker_spec(worker: PlannedWorker) -> ProcessSpec:
         model, role, name = plan.models[worker.model], worker.role, worker.name
         threads, gpu = worker_threads(plan, role, cores), gpus.get(name)
         engine = plan.engine(worker)

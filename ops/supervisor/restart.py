@@ -10,7 +10,7 @@ import trio
 
 from triolet.ids import Role
 
-from .rolling import Move, Step, restart_steps
+from .rolling import RollingMove, RollingStep, restart_steps
 from .slot import RestartFailed, see_out
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _WORKERS: Final = (Role.PREFILL, Role.DECODE)
 
 
-class Limits(NamedTuple):
+class RestartLimits(NamedTuple):
     """How long a restart waits.
 
     Attributes:
@@ -47,8 +47,8 @@ async def take_steps(
     groups: Sequence[Group],
     roles: Collection[Role],
     is_met: Callable[[str], Awaitable[bool]],
-    tell: Callable[[Step], Awaitable[None]],
-    limits: Limits,
+    tell: Callable[[RollingStep], Awaitable[None]],
+    limits: RestartLimits,
 ) -> None:
     """Restart the processes of some roles in turn.
 
@@ -70,16 +70,16 @@ async def take_steps(
             await tell(step)
             slot = slots[step.name]
             match step.move:
-                case Move.START_SPARE:
+                case RollingMove.START_SPARE:
                     await _within(limits.start_s, step.name, slot.start_one)
                     await _meet(step.name, is_met, limits.config)
-                case Move.RESTART:
+                case RollingMove.RESTART:
                     await _restart(slot, limits)
                     if slot.spec.role is not Role.CONTROL:
                         await _meet(step.name, is_met, limits.config)
-                case Move.REPLACE:
+                case RollingMove.REPLACE:
                     await slot.replace(limits.server_exit_s)
-                case Move.RETIRE_SPARE:
+                case RollingMove.RETIRE_SPARE:
                     await see_out(tuple(slot.lives), limits.worker_exit_s)
     except RestartFailed:
         for spec in spares.values():
@@ -91,8 +91,8 @@ async def change_specs(
     group: Group,
     specs: Mapping[str, ProcessSpec],
     is_met: Callable[[str], Awaitable[bool]],
-    tell: Callable[[Step], Awaitable[None]],
-    limits: Limits,
+    tell: Callable[[RollingStep], Awaitable[None]],
+    limits: RestartLimits,
 ) -> None:
     """Restart the workers of a model in turn with other settings; all of them or none.
 
@@ -108,9 +108,9 @@ async def change_specs(
     """
     before = {spec.name: spec for spec in (*group.specs, *group.spares.values())}
 
-    async def changed(step: Step) -> None:
+    async def changed(step: RollingStep) -> None:
         # Not all at once: what dies before its turn is started as it was.
-        if step.move is not Move.RETIRE_SPARE and step.name in specs:
+        if step.move is not RollingMove.RETIRE_SPARE and step.name in specs:
             group.use({step.name: specs[step.name]})
         await tell(step)
 
@@ -122,12 +122,12 @@ async def change_specs(
         for spec in group.specs:
             slot = group.slots[spec.name]
             if slot.current is None or slot.current.spec is not spec:
-                await tell(Step(Move.RESTART, spec.name))
+                await tell(RollingStep(RollingMove.RESTART, spec.name))
                 await slot.restart(limits.worker_exit_s)
         raise
 
 
-async def _restart(slot: Slot, limits: Limits) -> None:
+async def _restart(slot: Slot, limits: RestartLimits) -> None:
     if limits.start_s is None:
         await slot.restart(limits.worker_exit_s)
         return

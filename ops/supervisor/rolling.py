@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .process_spec import ProcessSpec
 
 
-class Move(Enum):
+class RollingMove(Enum):
     """What is done to a process."""
 
     START_SPARE = "starting, to stand in"
@@ -30,7 +30,7 @@ class Move(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RollingStep:
     """One step of a restart.
 
     Attributes:
@@ -38,7 +38,7 @@ class Step:
       name: to which process.
     """
 
-    move: Move
+    move: RollingMove
     name: str
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ def restart_steps(
     specs: Sequence[ProcessSpec],
     spares: Mapping[tuple[str, Role], ProcessSpec],
     roles: Collection[Role],
-) -> list[Step]:
+) -> list[RollingStep]:
     """Return what to do, in order: model by model, then control, then the servers.
 
     Args:
@@ -62,7 +62,7 @@ def restart_steps(
       spares: what may stand in, by model and role.
       roles: which processes to restart.
     """
-    steps: list[Step] = []
+    steps: list[RollingStep] = []
     models = dict.fromkeys(spec.model for spec in specs if spec.role not in _ALONE)
     for model, role in ((model, role) for model in models for role in ORDER):
         if role not in roles or role in _ALONE:
@@ -70,12 +70,20 @@ def restart_steps(
         own = [spec.name for spec in specs if (spec.model, spec.role) == (model, role)]
         spare = spares.get((model, role)) if len(own) == 1 else None
         if spare is not None:
-            steps.append(Step(Move.START_SPARE, spare.name))
-        steps += [Step(Move.RESTART, name) for name in own]
+            steps.append(RollingStep(RollingMove.START_SPARE, spare.name))
+        steps += [RollingStep(RollingMove.RESTART, name) for name in own]
         if spare is not None:
-            steps.append(Step(Move.RETIRE_SPARE, spare.name))
+            steps.append(RollingStep(RollingMove.RETIRE_SPARE, spare.name))
     if Role.CONTROL in roles:
-        steps += [Step(Move.RESTART, spec.name) for spec in specs if spec.role is Role.CONTROL]
+        steps += [
+            RollingStep(RollingMove.RESTART, spec.name)
+            for spec in specs
+            if spec.role is Role.CONTROL
+        ]
     if Role.SERVER in roles:
-        steps += [Step(Move.REPLACE, spec.name) for spec in specs if spec.role is Role.SERVER]
+        steps += [
+            RollingStep(RollingMove.REPLACE, spec.name)
+            for spec in specs
+            if spec.role is Role.SERVER
+        ]
     return steps

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from triolet.ids import Role
 
     from ..running_fleets import Note
-    from .plan import FleetPlan, ModelPlan, Worker
+    from .plan import FleetPlan, ModelPlan, PlannedWorker
     from .process_spec import ProcessSpec
 
 MEMBERS: Final = "members.json"
@@ -252,9 +252,9 @@ class Scaling:
         raise ConfigError(f"{what}; say {known}")
 
 
-def _workers_of(plan: FleetPlan, model: str) -> dict[str, Worker]:
+def _workers_of(plan: FleetPlan, model: str) -> dict[str, PlannedWorker]:
     return {one.name: one for one in plan.workers if plan.models[one.model].name == model}
 
 
-def _spares_of(plan: FleetPlan, model: str) -> dict[str, Worker]:
+def _spares_of(plan: FleetPlan, model: str) -> dict[str, PlannedWorker]:
     return {one.name: one for one in plan.spares if plan.models[one.model].name == model}

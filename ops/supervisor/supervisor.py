@@ -17,11 +17,11 @@ import trio
 from triolet.ids import Role
 
 from ..exit_codes import EXIT_BAD_INPUT
-from .group import Group, Phase
-from .model_status import ModelState
+from .group import Group, GroupPhase
+from .model_status import RunState
 from .plan import CONTROL_NAME
-from .restart import Limits, change_specs, take_steps
-from .rolling import ORDER, Move, Step
+from .restart import RestartLimits, change_specs, take_steps
+from .rolling import ORDER, RollingMove, RollingStep
 from .slot import RestartFailed, Slot, StartAbandoned, see_out
 from .starter import Starter
 
@@ -135,7 +135,7 @@ class Supervisor:
     def _give_up(self, group: Group, reason: GiveUp) -> None:
         """End a model whose worker cannot be kept alive; the whole fleet where it is the last.
         Control is started again later."""
-        if group.phase is not Phase.RUNNING:
+        if group.phase is not GroupPhase.RUNNING:
             return
         group.failure = reason
         is_last = all(one.failure for one in self._models.values())
@@ -166,18 +166,18 @@ class Supervisor:
                 await self.stopping.wait()
             if self.stopping.is_set():
                 return
-            if self._control.phase is Phase.STOPPED:  # a restart may have started it
+            if self._control.phase is GroupPhase.STOPPED:  # a restart may have started it
                 self._launch(self._control)
 
-    async def _start_control(self, tell: Callable[[Step], Awaitable[None]]) -> None:
+    async def _start_control(self, tell: Callable[[RollingStep], Awaitable[None]]) -> None:
         """Start control, which was given up, before its pause is over.
 
         Raises:
           RestartFailed: it did not become ready.
         """
-        await tell(Step(Move.START, CONTROL_NAME))
+        await tell(RollingStep(RollingMove.START, CONTROL_NAME))
         await self._control.wait_gone()
-        if self._control.phase is Phase.STOPPED and not self.stopping.is_set():
+        if self._control.phase is GroupPhase.STOPPED and not self.stopping.is_set():
             self._launch(self._control)
         try:
             await self._control.wait_ready()
@@ -220,7 +220,7 @@ class Supervisor:
         self,
         roles: Collection[Role],
         is_met: Callable[[str], Awaitable[bool]],
-        tell: Callable[[Step], Awaitable[None]],
+        tell: Callable[[RollingStep], Awaitable[None]],
         models: Sequence[str] = (),
     ) -> None:
         """Restart every process of some roles in turn while the others serve. Workers of models
@@ -240,7 +240,7 @@ class Supervisor:
         require_no_restart(self)
         among = [self._to_change(name) for name in dict.fromkeys(models)] or running(self._groups)
         for group in among:
-            if group.phase is not Phase.RUNNING:
+            if group.phase is not GroupPhase.RUNNING:
                 raise RestartFailed(
                     f"the workers of {group.name} do not run; `triolet model load {group.name}` "
                     "starts them"
@@ -258,7 +258,7 @@ class Supervisor:
         self.restarting = (*chosen, self._control) if paused else chosen
         if not self.restarting:
             raise RestartFailed(f"no process runs as {' or '.join(sorted(roles))}")
-        limits = Limits(self._server_exit_s, self._worker_exit_s, self._config)
+        limits = RestartLimits(self._server_exit_s, self._worker_exit_s, self._config)
 
         async def take() -> None:
             await take_steps(chosen, roles, is_met, tell, limits)
@@ -282,11 +282,11 @@ class Supervisor:
             stopped meanwhile, or a worker cannot be started.
         """
         group = self._to_change(name)
-        if group.phase is Phase.STOPPING:
+        if group.phase is GroupPhase.STOPPING:
             await tell(f"{name}: waiting for the end of its workers")
             await group.wait_gone()
             group = self._to_change(name)
-        if group.phase is Phase.STOPPED:
+        if group.phase is GroupPhase.STOPPED:
             self._launch(group)
             for spec in group.specs:
                 await tell(f"{spec.name}: starting")
@@ -308,7 +308,7 @@ class Supervisor:
           RestartFailed: there is no such model, a restart is under way, or the fleet ends.
         """
         group = self._to_change(name)
-        if group.phase is Phase.RUNNING:
+        if group.phase is GroupPhase.RUNNING:
             assert self._nursery is not None, "a group runs"
             group.end()
             self._nursery.start_soon(group.leave, self._worker_exit_s)
@@ -338,18 +338,18 @@ class Supervisor:
             that they had.
         """
         group = self._to_change(name)
-        if group.phase is Phase.STOPPING:
+        if group.phase is GroupPhase.STOPPING:
             await group.wait_gone()
             group = self._to_change(name)
         require_no_restart(self)
-        if group.phase is Phase.STOPPED:
+        if group.phase is GroupPhase.STOPPED:
             group.use(specs)
             return
         start_s = self._config.adapter_start_s
-        limits = Limits(self._server_exit_s, self._worker_exit_s, self._config, start_s)
+        limits = RestartLimits(self._server_exit_s, self._worker_exit_s, self._config, start_s)
         self.restarting = (group,)
 
-        async def told(step: Step) -> None:
+        async def told(step: RollingStep) -> None:
             await tell(str(step))
 
         try:
@@ -385,7 +385,7 @@ class Supervisor:
           RestartFailed: there is no such model, it has workers, a restart is under way, or the
             fleet ends.
         """
-        if self._to_change(name).phase is not Phase.STOPPED:
+        if self._to_change(name).phase is not GroupPhase.STOPPED:
             raise RestartFailed(f"model {name} has workers; they are stopped first")
         del self._models[name]
 
@@ -471,7 +471,7 @@ class Supervisor:
 def running_models(supervisor: Supervisor) -> list[str]:
     """Return the names of the models with workers that run or are to run; of the only one without
     a name the empty one."""
-    states = (ModelState.RUNNING, ModelState.STARTING)
+    states = (RunState.RUNNING, RunState.STARTING)
     return [one.name for one in supervisor.models() if one.state in states]
 
 
@@ -490,7 +490,7 @@ def require_no_restart(supervisor: Supervisor) -> None:
 
 def running(groups: Iterable[Group]) -> list[Group]:
     """Return the groups whose processes run."""
-    return [group for group in groups if group.phase is Phase.RUNNING]
+    return [group for group in groups if group.phase is GroupPhase.RUNNING]
 
 
 async def stop_on_signals(

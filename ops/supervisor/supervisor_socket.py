@@ -14,7 +14,7 @@ import trio
 
 from triolet.config import (  # noqa: TC001 (msgspec reads the annotations)
     ControlledModelConfig,
-    ModelConfig,
+    FleetModelConfig,
 )
 from triolet.errors import ConfigError
 from triolet.ids import Role  # noqa: TC001 (msgspec reads the annotations)
@@ -80,7 +80,7 @@ class AddModelRequest(msgspec.Struct, frozen=True, tag_field="request", tag="add
     """
 
     name: str
-    model: ModelConfig
+    model: FleetModelConfig
     is_reference_only: bool = False
 
 
@@ -154,17 +154,17 @@ class StepBegan(msgspec.Struct, frozen=True, tag_field="event", tag="step"):
     text: str
 
 
-class Finished(msgspec.Struct, frozen=True, tag_field="event", tag="finished"):
+class OrderFinished(msgspec.Struct, frozen=True, tag_field="event", tag="finished"):
     """All of it is done."""
 
 
-class Refused(msgspec.Struct, frozen=True, tag_field="event", tag="refused"):
+class OrderRefused(msgspec.Struct, frozen=True, tag_field="event", tag="refused"):
     """It was not done, or not to its end."""
 
     message: str
 
 
-class Models(msgspec.Struct, frozen=True, tag_field="event", tag="models"):
+class ModelsAnswer(msgspec.Struct, frozen=True, tag_field="event", tag="models"):
     """How each model is.
 
     Attributes:
@@ -186,8 +186,8 @@ class Added(msgspec.Struct, frozen=True, tag_field="event", tag="added"):
     config: ControlledModelConfig
 
 
-End: TypeAlias = Finished | Models | Added
-Answer: TypeAlias = StepBegan | Refused | End
+End: TypeAlias = OrderFinished | ModelsAnswer | Added
+Answer: TypeAlias = StepBegan | OrderRefused | End
 Tell: TypeAlias = "Callable[[Answer], Awaitable[None]]"
 Command: TypeAlias = "Callable[[Request, Tell], Awaitable[None]]"
 """Does what a request asks for, and tells its steps and its end."""
@@ -233,7 +233,7 @@ async def ask(
                 match _ANSWERS.decode(line):
                     case StepBegan(text):
                         tell(text)
-                    case Refused(message):
+                    case OrderRefused(message):
                         raise CommandFailed(message)
                     case end:
                         return end
@@ -263,7 +263,7 @@ async def ask_config(
     return end.config
 
 
-async def ask_models(path: Path) -> Models:
+async def ask_models(path: Path) -> ModelsAnswer:
     """Return how each model of a supervisor is.
 
     Raises:
@@ -271,7 +271,7 @@ async def ask_models(path: Path) -> Models:
     """
     with trio.move_on_after(LIST_TIMEOUT_S):
         end = await ask(path, ModelsRequest())
-        if isinstance(end, Models):
+        if isinstance(end, ModelsAnswer):
             return end
     raise CommandFailed(
         f"the supervisor behind {path} does not say within {LIST_TIMEOUT_S:g} s which models it "
@@ -297,7 +297,7 @@ async def _serve_one(command: Command, stream: trio.SocketStream) -> None:
             trio.TooSlowError,
             trio.BrokenResourceError,
         ) as error:
-            await tell(Refused(f"this supervisor does not understand the request: {error}"))
+            await tell(OrderRefused(f"this supervisor does not understand the request: {error}"))
         else:
             await command(request, tell)
 

@@ -29,7 +29,7 @@ from ..text.turns import current_line, enter_line
 from .errors import echo, http_error
 from .limits import enter_batch, enter_request
 from .proxying import is_proxied, owner_elsewhere
-from .request_scope import Entry, scope_of
+from .request_scope import RequestEntry, scope_of
 from .resuming import has_answer
 
 if TYPE_CHECKING:
@@ -390,7 +390,9 @@ async def let_in(services: Services, asked: Request) -> None:
     entry.decide(is_turned_away=False)
 
 
-def _take_ticket(services: Services, entry: Entry, endpoint: str | None, *, is_inner: bool) -> None:
+def _take_ticket(
+    services: Services, entry: RequestEntry, endpoint: str | None, *, is_inner: bool
+) -> None:
     may_be_kept = entry.may_come_back and endpoint in RESUMABLE
     if may_be_kept and (owner_elsewhere(services) is not None or has_answer(services)):
         return
@@ -400,14 +402,14 @@ def _take_ticket(services: Services, entry: Entry, endpoint: str | None, *, is_i
     )
 
 
-def _take_room(services: Services, entry: Entry, key: str) -> None:
+def _take_room(services: Services, entry: RequestEntry, key: str) -> None:
     entry.hold = services.bodies.hold(key)
     if not entry.hold.grow_to(max(entry.expected_bytes, entry.received_bytes)):
         assert entry.hold.refusal is not None, "says why"
         raise entry.hold.refusal
 
 
-async def _pause(services: Services, entry: Entry, key: str) -> None:
+async def _pause(services: Services, entry: RequestEntry, key: str) -> None:
     """Wait until a refusal is due, and for a body that is on its way already: its connection can
     then be used again."""
     now = trio.current_time()

@@ -21,14 +21,14 @@ from .body import show_version
 from .constraints import asks_for_form
 from .fields import ConstraintFields, ToolFields
 from .generate import check_fields, check_fields_for, check_is_open, least, refuse_early
-from .ladder import Asked, Choice, Reason, Rung, Size, candidates, choose
+from .ladder import AskedModel, Choice, Reason, Rung, Size, candidates, choose
 from .resuming import kept_model
 from .served_models import state_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
-    from .generate import Plan
+    from .generate import GenerationPlan
     from .schemas import GenerationFields
     from .served_models import ServedModel
     from .services import Services
@@ -52,8 +52,8 @@ def current_ladder(services: Services) -> tuple[ServedModel, ...]:
 async def plan_request(
     fields: GenerationFields,
     services: Services,
-    plan_on: Callable[[ServedModel], Awaitable[Plan]],
-) -> Plan:
+    plan_on: Callable[[ServedModel], Awaitable[GenerationPlan]],
+) -> GenerationPlan:
     """Return what is to be generated for a request, on the model that it names or is given to.
 
     Args:
@@ -79,7 +79,7 @@ async def plan_request(
     )
 
 
-def _size(plan: Plan) -> Size:
+def _size(plan: GenerationPlan) -> Size:
     most_unasked = least(plan.default_max_tokens, current_tenant().plan.max_output_tokens)
     return Size(max(map(len, plan.prompts)), plan.max_tokens, most_unasked)
 
@@ -131,7 +131,7 @@ async def _decide(
     tried: dict[str, T] = {}
     sizes: dict[str, Size] = {}
     too_long: dict[str, RequestError] = {}
-    asked = Asked(_has_tools(fields), _has_form(fields), config.completion_tokens, sizes)
+    asked = AskedModel(_has_tools(fields), _has_form(fields), config.completion_tokens, sizes)
     while True:
         try:
             choice = choose(rungs, asked, config.wake)
@@ -196,7 +196,7 @@ def widest_context(fields: GenerationFields, services: Services) -> int:
     if not is_auto(fields.model, services):
         return 0
     rungs = [_rung(model, services) for model in current_ladder(services)]
-    able = candidates(rungs, Asked(_has_tools(fields), _has_form(fields)))
+    able = candidates(rungs, AskedModel(_has_tools(fields), _has_form(fields)))
     return max((rung.context_tokens for rung in rungs if rung.model in able), default=0)
 
 

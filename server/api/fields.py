@@ -100,7 +100,7 @@ class StrictFields(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
 
 
-class Fault(NamedTuple):
+class FieldFault(NamedTuple):
     """What is wrong with a request.
 
     Attributes:
@@ -129,7 +129,7 @@ class _Place(NamedTuple):
     num_before: int
 
 
-def first_fault(error: ValidationError, body: Mapping[str, Any]) -> Fault:
+def first_fault(error: ValidationError, body: Mapping[str, Any]) -> FieldFault:
     """Return what is wrong first. Of a value that fits none of its forms that is what is wrong with
     the form that fits it furthest, or all that it might be."""
     details = error.errors(include_url=False)
@@ -146,7 +146,7 @@ def first_fault(error: ValidationError, body: Mapping[str, Any]) -> Fault:
     return _fault(deepest, forms)
 
 
-def _fault(place: _Place, details: Sequence[ErrorDetails]) -> Fault:
+def _fault(place: _Place, details: Sequence[ErrorDetails]) -> FieldFault:
     first = details[0]
     kind = first["type"]
     words = dict.fromkeys(
@@ -155,7 +155,7 @@ def _fault(place: _Place, details: Sequence[ErrorDetails]) -> Fault:
     message = "must " + " or ".join(words)
     if kind in _OF_VALIDATORS:
         message = first["msg"].removeprefix("Value error, ")
-    return Fault(kind, ".".join(map(str, place.path)), message, first["input"])
+    return FieldFault(kind, ".".join(map(str, place.path)), message, first["input"])
 
 
 def _place(detail: ErrorDetails, body: Mapping[str, Any]) -> _Place:

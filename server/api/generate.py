@@ -16,7 +16,7 @@ from triolet.errors import draining, invalid_request
 from triolet.ids import new_request_id
 
 from ..contract.generation import Failed, GenerationRequest, TextWatch
-from ..scheduling.admission import Ask
+from ..scheduling.admission import AdmissionAsk
 from ..tenants.tenancy import current_tenant
 from .body import (
     CAP_HEADER,
@@ -142,7 +142,7 @@ STREAM_HEADERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class GenerationPlan:
     """One request, ready to run.
 
     Attributes:
@@ -189,7 +189,7 @@ class Plan:
         return len(self.prompts) * self.per_prompt
 
 
-def warming(plan: Plan) -> Plan:
+def warming(plan: GenerationPlan) -> GenerationPlan:
     """Return a plan of which only the prompt's KV is wanted, for the next request with it.
 
     The shortest completion there is: its one token is not shown.
@@ -275,7 +275,7 @@ def refuse_early(
         if fields.response_cache == "allow" and one.config.response_cache.max_bytes:
             return
         within_s = deadline_s(one.config, is_streamed=bool(fields.stream))
-        asks[one.name] = Ask(scheduling, within_s, live.request_id, live.key)
+        asks[one.name] = AdmissionAsk(scheduling, within_s, live.request_id, live.key)
     if all(one.fleet.admission.would_refuse(asks[one.name], now) for one in others):
         model.fleet.admission.admit(asks[model.name], now)
 
@@ -306,7 +306,7 @@ def capped(
 
 
 def generation_requests(
-    plan: Plan, services: Services, *, within_s: float, client_request_id: str
+    plan: GenerationPlan, services: Services, *, within_s: float, client_request_id: str
 ) -> list[GenerationRequest]:
     """Return what is to be generated for each choice of a plan, in order.
 
@@ -365,7 +365,7 @@ def generation_requests(
     return requests
 
 
-def _markers(plan: Plan) -> dict[int, str]:
+def _markers(plan: GenerationPlan) -> dict[int, str]:
     """Return the tokens that the reader of a completion has to see, as its text shows them."""
     of_reasoning = {} if plan.reasoning is None else plan.reasoning.markers
     return {**(plan.model.text.tool_markers if plan.tool_form else {}), **of_reasoning}
@@ -396,7 +396,7 @@ def submit_all(
 
 
 def own_requests(
-    plan: Plan, services: Services, *, is_streamed: bool = True
+    plan: GenerationPlan, services: Services, *, is_streamed: bool = True
 ) -> list[GenerationRequest]:
     """Return what is to be generated for a plan of the HTTP request that is being answered."""
     requests = generation_requests(

@@ -102,7 +102,7 @@ class Size(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskedModel:
     """What a request asks for.
 
     Attributes:
@@ -130,7 +130,7 @@ class Choice(NamedTuple):
     reason: Reason
 
 
-def choose(rungs: Sequence[Rung], asked: Asked, wake: WakePolicy) -> Choice:
+def choose(rungs: Sequence[Rung], asked: AskedModel, wake: WakePolicy) -> Choice:
     """Return the rung that answers.
 
     Args:
@@ -163,14 +163,14 @@ def choose(rungs: Sequence[Rung], asked: Asked, wake: WakePolicy) -> Choice:
     return Choice(rungs[chosen].model, reason)
 
 
-def candidates(rungs: Sequence[Rung], asked: Asked) -> set[str]:
+def candidates(rungs: Sequence[Rung], asked: AskedModel) -> set[str]:
     """Return the models that may still be chosen and answer, as far as sizes are known."""
     return {
         rung.model for rung in rungs if rung.distance != _GONE and _lack(rung, asked, 1) is None
     }
 
 
-def _lack(rung: Rung, asked: Asked, unasked_tokens: int) -> Reason | None:
+def _lack(rung: Rung, asked: AskedModel, unasked_tokens: int) -> Reason | None:
     """Return what a rung does not take; None if it takes all."""
     if asked.has_tools and not rung.takes_tools:
         return Reason.TOOLS
@@ -182,7 +182,7 @@ def _lack(rung: Rung, asked: Asked, unasked_tokens: int) -> Reason | None:
     return None
 
 
-def _refusal(rungs: Sequence[Rung], asked: Asked) -> RequestError:
+def _refusal(rungs: Sequence[Rung], asked: AskedModel) -> RequestError:
     """Return the error for what no rung takes."""
     names = ", ".join(rung.model for rung in rungs)
     of_any_size = replace(asked, sizes={})

@@ -10,7 +10,7 @@ from triolet.errors import RequestError, invalid_request
 from triolet.service_class import Scheduling, ServiceClass
 
 from ..tenants.accounts import MINUTE_S, Account, limits_of
-from ..tenants.quotas import Asked, Quotas, Reservation
+from ..tenants.quotas import AskedTokens, Quotas, Reservation
 from ..tenants.tenancy import Tenancy, current_tenant, enter_tenant
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from triolet.tenants.plans import Plan, Tenant
 
     from ..contract.generation import GenerationRequest
-    from .request_scope import Entry, RequestScope
+    from .request_scope import RequestEntry, RequestScope
     from .served_models import ServedModel
     from .services import Services
 
@@ -138,11 +138,11 @@ def outside_plan(service_class: ServiceClass) -> RequestError:
     )
 
 
-_ENTRY: Final[ContextVar[Entry | None]] = ContextVar("entry", default=None)
+_ENTRY: Final[ContextVar[RequestEntry | None]] = ContextVar("entry", default=None)
 """Of the request that the running task serves, until it is queued."""
 
 
-def enter_request(entry: Entry) -> None:
+def enter_request(entry: RequestEntry) -> None:
     """Let the running task serve a request that has come in."""
     _ENTRY.set(entry)
 
@@ -172,7 +172,7 @@ async def reserved(
       RequestError: 429 or 400; nothing was taken.
     """
     asked = [
-        Asked(
+        AskedTokens(
             one.request_id,
             0 if one.origin_id else len(one.prompt_ids),
             one.sampling.max_tokens,
@@ -184,7 +184,7 @@ async def reserved(
     return await reserve_for(asked, services)
 
 
-async def reserve_for(asked: Sequence[Asked], services: Services) -> Reservation:
+async def reserve_for(asked: Sequence[AskedTokens], services: Services) -> Reservation:
     """Do the same for anything.
 
     Raises:

@@ -90,7 +90,7 @@ COMING_BACK: Final = frozenset({b"idempotency-key", b"last-event-id"})
 """Headers of requests that may have an answer already."""
 
 
-class Entry:
+class RequestEntry:
     """How far a request has come in, and what it holds until it is queued.
 
     Args:
@@ -204,7 +204,7 @@ class RequestScope:
 
     Args:
       connection: of its client.
-      headers: as `Entry` takes them.
+      headers: as `RequestEntry` takes them.
       owner: tenant of a request from within, which has no key; None for a client's.
       within_s: in which a request from within is to be done; None for a client's.
 
@@ -234,7 +234,7 @@ class RequestScope:
         self.connection = connection
         self.owner = owner
         self.within_s = within_s
-        self.entry = Entry(headers)
+        self.entry = RequestEntry(headers)
         self.key = 0
         self.headers: dict[str, str] = {}
         self.cache: CacheAsk | None = None

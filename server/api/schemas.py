@@ -35,7 +35,7 @@ from .fields import (
     MAX_STOP_STRINGS,
     MAX_TOOLS,
     ConstraintFields,
-    Fault,
+    FieldFault,
     StrictFields,
     ToolCall,
     ToolFields,
@@ -582,7 +582,7 @@ def read_request(kind: type[ModelT], body: dict[str, Any]) -> ModelT:
         raise _refusal(first_fault(error, fields), kind.model_fields) from None
 
 
-def _refusal(fault: Fault, fields: Iterable[str]) -> RequestError:
+def _refusal(fault: FieldFault, fields: Iterable[str]) -> RequestError:
     # A name that the client made up may be as long as its body.
     param = fault.param[:MAX_ECHO] or None
     if fault.kind == "unsupported":

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ..scheduling.delivery import EmbeddingRun
     from ..scheduling.links import Links
     from ..scheduling.status import FleetStatus
-    from .store import Kept, ResponseStore
+    from .store import KeptAnswer, ResponseStore
 
 
 EVENTS_AT_ONCE: Final = 16
@@ -268,7 +268,7 @@ class CachingFleet:
         """Ask every worker for its account."""
         return await self._fleet.audit(connections)
 
-    def _find(self, names: Sequence[bytes]) -> list[Kept]:
+    def _find(self, names: Sequence[bytes]) -> list[KeptAnswer]:
         """Return all of these answers, or none."""
         now = trio.current_time()
         found = [kept for name in names if (kept := self.store.find(name, now)) is not None]

@@ -20,7 +20,7 @@ ENTRY_BYTES: Final = 512
 """What an answer costs beside its own bytes."""
 
 
-class Kept(NamedTuple):
+class KeptAnswer(NamedTuple):
     """One answer.
 
     Attributes:
@@ -56,13 +56,13 @@ class ResponseStore:
         self.gone: Counter[str] = Counter({"expired": 0, "evicted": 0})
         self.outcomes: Counter[CacheOutcome] = Counter(dict.fromkeys(CacheOutcome, 0))
         self._config = config
-        self._kept: dict[bytes, Kept] = {}  # the oldest first
+        self._kept: dict[bytes, KeptAnswer] = {}  # the oldest first
         self._order: FairLru[bytes] = FairLru()
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def find(self, name: bytes, now: float) -> Kept | None:
+    def find(self, name: bytes, now: float) -> KeptAnswer | None:
         """Return an answer, None if it is not here."""
         self.expire(now)
         kept = self._kept.get(name)
@@ -77,7 +77,7 @@ class ResponseStore:
           Whether it is kept: not if it is too large.
         """
         self.expire(now)
-        kept = Kept(answer, keeper.tenant, now)
+        kept = KeptAnswer(answer, keeper.tenant, now)
         if kept.num_bytes > self._config.most_answer_bytes:
             return False
         if name in self._kept:

@@ -308,7 +308,7 @@ class Generation(Protocol):
         ...
 
 
-class Cost(NamedTuple):
+class RequestCost(NamedTuple):
     """What a request cost, in the operator's currency.
 
     Attributes:
@@ -334,7 +334,7 @@ class Charges:
         """Note a request that is answered with what was computed before: it counts as a request,
         without tokens. It is not accepted then."""
 
-    def ended(self, request_id: bytes, usage: Usage, *, is_begun: bool) -> Cost | None:
+    def ended(self, request_id: bytes, usage: Usage, *, is_begun: bool) -> RequestCost | None:
         """Note the end of a request.
 
         Args:

@@ -80,7 +80,7 @@ _VARIABLE: Final = re.compile(r"<(?:\w+:)?(\w+)>")
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class DocumentedOperation:
     """What a route is for.
 
     Attributes:
@@ -104,8 +104,8 @@ class Operation:
     stream_media: str = EVENTS
 
 
-def _ollama(summary: str, result: str, body: type[StrictModel]) -> Operation:
-    return Operation(
+def _ollama(summary: str, result: str, body: type[StrictModel]) -> DocumentedOperation:
+    return DocumentedOperation(
         f"{summary[:-1]}, in Ollama's words.",
         result,
         body,
@@ -115,38 +115,40 @@ def _ollama(summary: str, result: str, body: type[StrictModel]) -> Operation:
     )
 
 
-OPERATIONS: Final[dict[str, Operation]] = {
-    "POST /v1/chat/completions": Operation(
+OPERATIONS: Final[dict[str, DocumentedOperation]] = {
+    "POST /v1/chat/completions": DocumentedOperation(
         "Answer a conversation.", "ChatCompletion", ChatRequest, streams=True
     ),
-    "POST /v1/completions": Operation(
+    "POST /v1/completions": DocumentedOperation(
         "Continue one or several prompts.", "Completion", CompletionRequest, streams=True
     ),
-    "POST /v1/responses": Operation(
+    "POST /v1/responses": DocumentedOperation(
         "Answer in the words of the Responses API; the same over a WebSocket at this path.",
         "Response",
         ResponseRequest,
         streams=True,
     ),
-    "POST /v1/responses/input_tokens": Operation(
+    "POST /v1/responses/input_tokens": DocumentedOperation(
         "Count the tokens of such a conversation.", "InputTokens", InputTokensRequest
     ),
-    "GET /v1/responses/<response_id>": Operation("Show a stored response.", "Response"),
-    "DELETE /v1/responses/<response_id>": Operation("Forget a stored response.", "Anything"),
-    "GET /v1/responses/<response_id>/input_items": Operation(
+    "GET /v1/responses/<response_id>": DocumentedOperation("Show a stored response.", "Response"),
+    "DELETE /v1/responses/<response_id>": DocumentedOperation(
+        "Forget a stored response.", "Anything"
+    ),
+    "GET /v1/responses/<response_id>/input_items": DocumentedOperation(
         "List the items of a stored response's request.", "List"
     ),
-    "POST /v1/embeddings": Operation(
+    "POST /v1/embeddings": DocumentedOperation(
         "Turn one or several inputs into vectors.", "Embeddings", EmbeddingFields
     ),
-    "POST /v1/messages": Operation(
+    "POST /v1/messages": DocumentedOperation(
         "Answer a conversation in the words of Anthropic's Messages API.",
         "MessagesAnswer",
         MessagesRequest,
         streams=True,
         error="MessagesError",
     ),
-    "POST /v1/messages/count_tokens": Operation(
+    "POST /v1/messages/count_tokens": DocumentedOperation(
         "Count the tokens of such a conversation.",
         "MessageTokens",
         CountRequest,
@@ -154,32 +156,40 @@ OPERATIONS: Final[dict[str, Operation]] = {
     ),
     **dict.fromkeys(
         ("POST /v1/rerank", "POST /v2/rerank", "POST /rerank"),
-        Operation("Order documents by how near they are to a query.", "Ranking", RerankRequest),
+        DocumentedOperation(
+            "Order documents by how near they are to a query.", "Ranking", RerankRequest
+        ),
     ),
     **dict.fromkeys(
         ("POST /v1/score", "POST /score"),
-        Operation("How near one text is to others.", "Scores", ScoreRequest),
+        DocumentedOperation("How near one text is to others.", "Scores", ScoreRequest),
     ),
     "POST /api/chat": _ollama("Answer a conversation.", "OllamaChatAnswer", OllamaChat),
     "POST /api/generate": _ollama("Continue a prompt.", "OllamaText", OllamaGenerate),
-    "POST /api/embed": Operation(
+    "POST /api/embed": DocumentedOperation(
         "Turn one or several inputs into vectors, in Ollama's words.",
         "OllamaVectors",
         OllamaEmbed,
         error="OllamaError",
     ),
-    "POST /api/embeddings": Operation(
+    "POST /api/embeddings": DocumentedOperation(
         "Turn a prompt into a vector, in Ollama's older words.",
         "OllamaVector",
         OllamaEmbeddings,
         error="OllamaError",
     ),
-    "GET /api/tags": Operation("List the served model.", "OllamaModels", error="OllamaError"),
-    "GET /api/ps": Operation("The same, as a loaded one.", "OllamaModels", error="OllamaError"),
-    "GET /api/version": Operation(
+    "GET /api/tags": DocumentedOperation(
+        "List the served model.", "OllamaModels", error="OllamaError"
+    ),
+    "GET /api/ps": DocumentedOperation(
+        "The same, as a loaded one.", "OllamaModels", error="OllamaError"
+    ),
+    "GET /api/version": DocumentedOperation(
         "Which release's API is spoken.", "OllamaVersion", error="OllamaError"
     ),
-    "POST /api/show": Operation("Show the model.", "OllamaModel", OllamaShow, error="OllamaError"),
+    "POST /api/show": DocumentedOperation(
+        "Show the model.", "OllamaModel", OllamaShow, error="OllamaError"
+    ),
     **dict.fromkeys(
         (
             "POST /api/pull",
@@ -188,46 +198,56 @@ OPERATIONS: Final[dict[str, Operation]] = {
             "POST /api/copy",
             "DELETE /api/delete",
         ),
-        Operation("Always refused: the model is the server's.", "OllamaError", status=501),
+        DocumentedOperation(
+            "Always refused: the model is the server's.", "OllamaError", status=501
+        ),
     ),
-    "POST /v1/files": Operation("Keep a file of requests.", "File", UPLOAD, media=FORM),
-    "GET /v1/files": Operation("List the files.", "List"),
-    "GET /v1/files/<file_id>": Operation("Show a file.", "File"),
-    "DELETE /v1/files/<file_id>": Operation("Forget a file.", "Anything"),
-    "GET /v1/files/<file_id>/content": Operation("What a file holds.", LINES),
-    "POST /v1/batches": Operation(
+    "POST /v1/files": DocumentedOperation("Keep a file of requests.", "File", UPLOAD, media=FORM),
+    "GET /v1/files": DocumentedOperation("List the files.", "List"),
+    "GET /v1/files/<file_id>": DocumentedOperation("Show a file.", "File"),
+    "DELETE /v1/files/<file_id>": DocumentedOperation("Forget a file.", "Anything"),
+    "GET /v1/files/<file_id>/content": DocumentedOperation("What a file holds.", LINES),
+    "POST /v1/batches": DocumentedOperation(
         "Answer a file of requests in the background.", "Batch", BatchFields
     ),
-    "GET /v1/batches": Operation("List the batches.", "List"),
-    "GET /v1/batches/<batch_id>": Operation("How far a batch is.", "Batch"),
-    "POST /v1/batches/<batch_id>/cancel": Operation("End a batch.", "Batch"),
-    "GET /v1/models": Operation("List the served model.", "ModelList"),
-    "GET /v1/models/<path:name>": Operation("Show one model.", "Model"),
-    "GET /v1/usage": Operation("What a tenant may use, and has used.", "TenantUsage"),
-    "GET /fleet/usage": Operation("The same of all tenants, for operators.", "TenantUsageList"),
-    "GET /fleet/usage/own": Operation("The same of one server process.", "TenantUsageList"),
-    "POST /tokenize": Operation("Turn text or messages into token ids.", "Tokens", TokenizeRequest),
-    "POST /detokenize": Operation("Turn token ids into text.", "Text", DetokenizeRequest),
-    "GET /health/live": Operation("Whether the process runs.", "Health"),
-    "GET /ping": Operation("The same, as some orchestrators call it.", "Health"),
-    "GET /health/ready": Operation("Whether a request sent now has workers.", "Health"),
-    "GET /health": Operation("The same, as some orchestrators call it.", "Health"),
-    "GET /metrics": Operation("Everything counted, for Prometheus.", PLAIN),
-    "GET /metrics/own": Operation("The same of one server process.", PLAIN),
-    "GET /version": Operation("Which release this is.", "Version"),
-    "GET /load": Operation("How much is going on.", "Load"),
-    "GET /load/own": Operation("The same of one server process.", "Load"),
-    "GET /fleet/audit": Operation("Every block, lease and request, for operators.", "FleetAudit"),
-    "GET /fleet/audit/own": Operation("The same of one server process.", "FleetAudit"),
-    "GET /fleet/status": Operation(
+    "GET /v1/batches": DocumentedOperation("List the batches.", "List"),
+    "GET /v1/batches/<batch_id>": DocumentedOperation("How far a batch is.", "Batch"),
+    "POST /v1/batches/<batch_id>/cancel": DocumentedOperation("End a batch.", "Batch"),
+    "GET /v1/models": DocumentedOperation("List the served model.", "ModelList"),
+    "GET /v1/models/<path:name>": DocumentedOperation("Show one model.", "Model"),
+    "GET /v1/usage": DocumentedOperation("What a tenant may use, and has used.", "TenantUsage"),
+    "GET /fleet/usage": DocumentedOperation(
+        "The same of all tenants, for operators.", "TenantUsageList"
+    ),
+    "GET /fleet/usage/own": DocumentedOperation(
+        "The same of one server process.", "TenantUsageList"
+    ),
+    "POST /tokenize": DocumentedOperation(
+        "Turn text or messages into token ids.", "Tokens", TokenizeRequest
+    ),
+    "POST /detokenize": DocumentedOperation("Turn token ids into text.", "Text", DetokenizeRequest),
+    "GET /health/live": DocumentedOperation("Whether the process runs.", "Health"),
+    "GET /ping": DocumentedOperation("The same, as some orchestrators call it.", "Health"),
+    "GET /health/ready": DocumentedOperation("Whether a request sent now has workers.", "Health"),
+    "GET /health": DocumentedOperation("The same, as some orchestrators call it.", "Health"),
+    "GET /metrics": DocumentedOperation("Everything counted, for Prometheus.", PLAIN),
+    "GET /metrics/own": DocumentedOperation("The same of one server process.", PLAIN),
+    "GET /version": DocumentedOperation("Which release this is.", "Version"),
+    "GET /load": DocumentedOperation("How much is going on.", "Load"),
+    "GET /load/own": DocumentedOperation("The same of one server process.", "Load"),
+    "GET /fleet/audit": DocumentedOperation(
+        "Every block, lease and request, for operators.", "FleetAudit"
+    ),
+    "GET /fleet/audit/own": DocumentedOperation("The same of one server process.", "FleetAudit"),
+    "GET /fleet/status": DocumentedOperation(
         "Workers, blocks, queue and latencies, for operators.", "FleetStatus"
     ),
-    "GET /fleet/status/own": Operation("The same of one server process.", "FleetStatus"),
-    "GET /": Operation("The chat page.", PAGE),
-    "GET /dashboard": Operation("A page that shows the fleet.", PAGE),
-    "GET /docs": Operation("A page that shows this document.", PAGE),
-    "GET /static/<path:name>": Operation("A file of the pages.", PAGE),
-    f"GET {PATH}": Operation("This document.", "Anything"),
+    "GET /fleet/status/own": DocumentedOperation("The same of one server process.", "FleetStatus"),
+    "GET /": DocumentedOperation("The chat page.", PAGE),
+    "GET /dashboard": DocumentedOperation("A page that shows the fleet.", PAGE),
+    "GET /docs": DocumentedOperation("A page that shows this document.", PAGE),
+    "GET /static/<path:name>": DocumentedOperation("A file of the pages.", PAGE),
+    f"GET {PATH}": DocumentedOperation("This document.", "Anything"),
 }
 
 
@@ -293,7 +313,7 @@ def openapi_document(app: QuartTrio, services: Services) -> Document:
 
 
 def _operation(rule: Rule, schemas: dict[str, Any], services: Services) -> Document:
-    row = OPERATIONS.get(rule.endpoint, Operation(rule.endpoint, "Anything"))
+    row = OPERATIONS.get(rule.endpoint, DocumentedOperation(rule.endpoint, "Anything"))
     shown: Document = {
         "summary": row.summary,
         "tags": [next(tag for begin, tag in _TAGS if rule.rule.startswith(begin))],
@@ -319,7 +339,7 @@ def _variable(rule: Rule, services: Services) -> Document:
     return {"type": "string", "enum": names} if names else {"type": "string", "minLength": 1}
 
 
-def _answer(row: Operation) -> Document:
+def _answer(row: DocumentedOperation) -> Document:
     if row.result in RESULTS:
         content: Document = {JSON: {"schema": ref(row.result)}}
         if row.streams:
@@ -331,7 +351,7 @@ def _answer(row: Operation) -> Document:
     return {"description": row.summary, "content": content}
 
 
-def _error(row: Operation) -> Document:
+def _error(row: DocumentedOperation) -> Document:
     return {"description": "Why not.", "content": {JSON: {"schema": ref(row.error)}}}
 
 

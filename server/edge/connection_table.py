@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Refused(StrEnum):
+class ConnectionRefused(StrEnum):
     """Why a connection gets no place."""
 
     ADDRESS = "address"
@@ -31,7 +31,7 @@ class Refused(StrEnum):
 
 
 @dataclass(eq=False, slots=True)
-class Place:
+class ConnectionPlace:
     """What one connection takes.
 
     Attributes:
@@ -53,20 +53,20 @@ class IdleLine:
     """Idle connections: those without a key first, of each kind the longest idle first."""
 
     def __init__(self) -> None:
-        self._without_key: OrderedDict[Place, None] = OrderedDict()
-        self._with_key: OrderedDict[Place, None] = OrderedDict()
+        self._without_key: OrderedDict[ConnectionPlace, None] = OrderedDict()
+        self._with_key: OrderedDict[ConnectionPlace, None] = OrderedDict()
 
-    def add(self, place: Place) -> None:
+    def add(self, place: ConnectionPlace) -> None:
         """Put a connection behind those of its kind."""
         (self._with_key if place.has_shown_key else self._without_key)[place] = None
 
-    def discard(self, place: Place) -> None:
+    def discard(self, place: ConnectionPlace) -> None:
         """Take a connection out, if it is here."""
         self._without_key.pop(place, None)
         self._with_key.pop(place, None)
 
     @property
-    def first(self) -> Place | None:
+    def first(self) -> ConnectionPlace | None:
         """The connection that gives way next; None if all are busy."""
         return next(iter(self._without_key or self._with_key), None)
 
@@ -93,15 +93,17 @@ class ConnectionTable:
     def __init__(self, max_connections: int, max_per_address: int) -> None:
         self._max_connections = max_connections
         self._max_per_address = max_per_address
-        self._places: set[Place] = set()
+        self._places: set[ConnectionPlace] = set()
         self._idle = IdleLine()
         self._by_address: dict[str, AddressPlaces] = {}
-        self.turned_away = {"evicted": 0, **{str(reason): 0 for reason in Refused}}
+        self.turned_away = {"evicted": 0, **{str(reason): 0 for reason in ConnectionRefused}}
 
     def __len__(self) -> int:
         return len(self._places)
 
-    def admit(self, address: str | None, cut: Callable[[], None]) -> Place | Refused:
+    def admit(
+        self, address: str | None, cut: Callable[[], None]
+    ) -> ConnectionPlace | ConnectionRefused:
         """Give a new connection a place; an idle one is cut for it if there is none.
 
         Args:
@@ -111,13 +113,13 @@ class ConnectionTable:
         refused = self._make_room(address, has_place=False)
         if refused is not None:
             return refused
-        place = Place(address, cut)
+        place = ConnectionPlace(address, cut)
         self._places.add(place)
         self._count_for_address(place)
         self.rest(place)
         return place
 
-    def attribute(self, place: Place, address: str) -> Refused | None:
+    def attribute(self, place: ConnectionPlace, address: str) -> ConnectionRefused | None:
         """Count a connection that has been counted for no address for one from now on."""
         assert place.address is None, "a connection has one address"
         if place not in self._places:
@@ -130,13 +132,13 @@ class ConnectionTable:
             self.rest(place)
         return refused
 
-    def work(self, place: Place) -> None:
+    def work(self, place: ConnectionPlace) -> None:
         """Note that a request is under way on a connection."""
         self._idle.discard(place)
         if place.address is not None and (own := self._by_address.get(place.address)):
             own.idle.discard(place)
 
-    def rest(self, place: Place) -> None:
+    def rest(self, place: ConnectionPlace) -> None:
         """Note that no request is under way on a connection from now on."""
         if place not in self._places:
             return
@@ -144,7 +146,7 @@ class ConnectionTable:
         if place.address is not None:
             self._by_address[place.address].idle.add(place)
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: ConnectionPlace) -> None:
         """Take a connection out. Idempotent."""
         if place not in self._places:
             return
@@ -156,21 +158,21 @@ class ConnectionTable:
             if not own.count:
                 del self._by_address[place.address]
 
-    def _count_for_address(self, place: Place) -> None:
+    def _count_for_address(self, place: ConnectionPlace) -> None:
         if place.address is not None:
             self._by_address.setdefault(place.address, AddressPlaces()).count += 1
 
-    def _make_room(self, address: str | None, *, has_place: bool) -> Refused | None:
+    def _make_room(self, address: str | None, *, has_place: bool) -> ConnectionRefused | None:
         """Cut an idle connection if one has to go; return why none can."""
         own = None if address is None else self._by_address.get(address)
         is_bounded = self._max_per_address < self._max_connections
         if is_bounded and own is not None and own.count >= self._max_per_address:
-            return self._evict(own.idle, Refused.ADDRESS)
+            return self._evict(own.idle, ConnectionRefused.ADDRESS)
         if not has_place and len(self._places) >= self._max_connections:
-            return self._evict(self._idle, Refused.SERVER)
+            return self._evict(self._idle, ConnectionRefused.SERVER)
         return None
 
-    def _evict(self, line: IdleLine, reason: Refused) -> Refused | None:
+    def _evict(self, line: IdleLine, reason: ConnectionRefused) -> ConnectionRefused | None:
         place = line.first
         if place is None:
             self.turned_away[reason] += 1
@@ -182,12 +184,12 @@ class ConnectionTable:
 
 
 REFUSALS: Final = {
-    Refused.SERVER: overloaded(
+    ConnectionRefused.SERVER: overloaded(
         "this server has as many connections as it may, and a request runs on each; close some, "
         "or try again",
         retry_after_s=2.0,
     ),
-    Refused.ADDRESS: RequestError(
+    ConnectionRefused.ADDRESS: RequestError(
         "your address has as many connections as one may, and a request runs on each; use those "
         "again, close some, or try later (for the operator: server.max_connections_per_address, "
         "and --trusted-proxies behind a proxy)",

@@ -18,7 +18,7 @@ from triolet.errors import ConfigError
 
 from ..api.request_scope import UNIX_PEER
 from .client_address import counted_address
-from .connection_table import REFUSALS, Refused, refusal_bytes
+from .connection_table import REFUSALS, ConnectionRefused, refusal_bytes
 from .http import SharedByConnections
 from .tcp import PatchedTCPServer
 
@@ -224,7 +224,7 @@ class Edge(SharedByConnections):
         speaks_for_many = host == UNIX_PEER or self.proxies.trusts(host)
         address = None if speaks_for_many else counted_address(host)
         place = self.places.admit(address, stream.socket.close)
-        if isinstance(place, Refused):
+        if isinstance(place, ConnectionRefused):
             self.refusals.tell(REFUSALS[place], trio.current_time(), client=host, where="edge")
             await self._refuse(stream, place)
             return
@@ -233,7 +233,7 @@ class Edge(SharedByConnections):
         finally:
             self.places.leave(place)
 
-    async def _refuse(self, stream: trio.SocketStream, reason: Refused) -> None:
+    async def _refuse(self, stream: trio.SocketStream, reason: ConnectionRefused) -> None:
         """Send the reason and wait until it is read: closing with unread bytes would be a reset."""
         self._num_refusals += 1
         try:

@@ -27,7 +27,7 @@ from .http import PatchedH11Protocol
 if TYPE_CHECKING:
     from hypercorn.events import Event
 
-    from .connection_table import Place
+    from .connection_table import ConnectionPlace
     from .http import SharedByConnections
 
 
@@ -104,7 +104,11 @@ class PatchedTCPServer(TCPServer):
     protocol: PatchedH11Protocol  # type: ignore[assignment]
 
     def __init__(
-        self, edge: SharedByConnections, stream: trio.SocketStream, host: str, place: Place
+        self,
+        edge: SharedByConnections,
+        stream: trio.SocketStream,
+        host: str,
+        place: ConnectionPlace,
     ) -> None:
         super().__init__(edge.app, edge.config, edge.context, {}, stream)  # type: ignore[arg-type]
         self._edge = edge

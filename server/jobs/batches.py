@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from triolet.config import BatchConfig
 
-    from .records import Checked
+    from .records import CheckedFile
 
 OUTPUT, ERRORS = "output", "error"
 _TIME_OF: Final = {
@@ -264,7 +264,7 @@ class Batches:
             )
             self._step(batch, BatchStep.BEGIN, now)
 
-    def _refuse(self, batch: BatchRecord, checked: Checked, now: int) -> None:
+    def _refuse(self, batch: BatchRecord, checked: CheckedFile, now: int) -> None:
         errors = [
             {"code": error.code, "message": error.message, "param": None, "line": error.line}
             for error in checked.errors

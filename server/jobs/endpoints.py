@@ -110,7 +110,7 @@ MAX_FIELD_BYTES: Final = 2 * PIECE_BYTES
 the beginning of its end."""
 
 
-class Upload(NamedTuple):
+class FileUpload(NamedTuple):
     """The parts of an upload.
 
     Attributes:
@@ -125,7 +125,7 @@ class Upload(NamedTuple):
 
 
 @job
-def parse_upload(body: bytes, mimetype: str, options: dict[str, str]) -> Upload:
+def parse_upload(body: bytes, mimetype: str, options: dict[str, str]) -> FileUpload:
     """Return the file named `file` and the fields beside it.
 
     Raises:
@@ -145,7 +145,7 @@ def parse_upload(body: bytes, mimetype: str, options: dict[str, str]) -> Upload:
     if found is None:
         raise http_error(400, "file is required, with a filename", "file")
     names = {str(name): str(value) for name, value in fields.items()}
-    return Upload(names, str(found.filename or "")[:256], found.stream.read())
+    return FileUpload(names, str(found.filename or "")[:256], found.stream.read())
 
 
 def keeps_no_files(services: Services, **_ids: str) -> NoReturn:
@@ -164,7 +164,7 @@ async def upload_file(storage: Storage, services: Services) -> Response:
     options = dict(request.mimetype_params)
     body = await read_body(services.config)
     do = at_once if len(body) <= INLINE_BYTES else services.do
-    upload = Upload(*await do(parse_upload, body, request.mimetype, options))
+    upload = FileUpload(*await do(parse_upload, body, request.mimetype, options))
     purpose = upload.fields.get("purpose")
     if purpose != "batch":
         raise http_error(400, "purpose must be batch", "purpose")

@@ -168,7 +168,7 @@ class Line(NamedTuple):
     body: bytes
 
 
-class LineError(NamedTuple):
+class BatchLineError(NamedTuple):
     """What is wrong with a file.
 
     Attributes:
@@ -182,7 +182,7 @@ class LineError(NamedTuple):
     line: int | None = None
 
 
-class Checked(NamedTuple):
+class CheckedFile(NamedTuple):
     """What a file holds.
 
     Attributes:
@@ -191,10 +191,10 @@ class Checked(NamedTuple):
     """
 
     lines: list[Line]
-    errors: list[LineError]
+    errors: list[BatchLineError]
 
 
-def check_file(content: bytes, endpoint: str, max_lines: int) -> Checked:
+def check_file(content: bytes, endpoint: str, max_lines: int) -> CheckedFile:
     """Read a batch's input.
 
     Args:
@@ -203,18 +203,18 @@ def check_file(content: bytes, endpoint: str, max_lines: int) -> Checked:
       max_lines: as many may be.
     """
     lines: list[Line] = []
-    errors: list[LineError] = []
+    errors: list[BatchLineError] = []
     seen: set[str] = set()
     for number, text in enumerate(content.split(b"\n"), 1):
         if not text.strip():
             continue
         if len(lines) >= max_lines:
-            errors.append(LineError("too_many_lines", f"at most {max_lines} lines are run"))
+            errors.append(BatchLineError("too_many_lines", f"at most {max_lines} lines are run"))
             break
         line = _line(text, endpoint, number)
         if isinstance(line, Line) and line.custom_id in seen:
-            line = LineError("duplicate_custom_id", "another line has this custom_id", number)
-        if isinstance(line, LineError):
+            line = BatchLineError("duplicate_custom_id", "another line has this custom_id", number)
+        if isinstance(line, BatchLineError):
             errors.append(line)
             if len(errors) >= MAX_ERRORS:
                 break
@@ -222,8 +222,8 @@ def check_file(content: bytes, endpoint: str, max_lines: int) -> Checked:
         seen.add(line.custom_id)
         lines.append(line)
     if not lines and not errors:
-        errors.append(LineError("empty_file", "the file holds no request"))
-    return Checked(lines, errors)
+        errors.append(BatchLineError("empty_file", "the file holds no request"))
+    return CheckedFile(lines, errors)
 
 
 def answer_line(
@@ -259,23 +259,23 @@ def _encoded(line_id: str, custom_id: str, response: object, error: object) -> b
     return msgspec.json.encode(document) + b"\n"
 
 
-def _line(text: bytes, endpoint: str, number: int) -> Line | LineError:
+def _line(text: bytes, endpoint: str, number: int) -> Line | BatchLineError:
     """Return a line's request, or what is wrong with it."""
     try:
         fields: dict[str, Any] = parse_object(text)
     except RequestError as error:
-        return LineError("invalid_json_line", error.message, number)
+        return BatchLineError("invalid_json_line", error.message, number)
     custom_id, body = fields.get("custom_id"), fields.get("body")
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID:
-        return LineError(
+        return BatchLineError(
             "invalid_custom_id", f"custom_id must be 1 to {MAX_CUSTOM_ID} characters", number
         )
     if fields.get("method") != "POST":
-        return LineError("invalid_method", "method must be POST", number)
+        return BatchLineError("invalid_method", "method must be POST", number)
     if fields.get("url") != endpoint:
-        return LineError("invalid_url", f"url must be {endpoint}, as of the batch", number)
+        return BatchLineError("invalid_url", f"url must be {endpoint}, as of the batch", number)
     if not isinstance(body, dict):
-        return LineError("invalid_body", "body must be an object", number)
+        return BatchLineError("invalid_body", "body must be an object", number)
     if body.get("stream"):
-        return LineError("invalid_body", "a line of a batch cannot be streamed", number)
+        return BatchLineError("invalid_body", "a line of a batch cannot be streamed", number)
     return Line(custom_id, msgspec.json.encode(body))

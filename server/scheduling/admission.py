@@ -13,9 +13,9 @@ from triolet.units import SECONDS
 from . import outcome
 from .overload import Demand, Overload
 from .presence import Presence
-from .queue import UNKNOWN_TOKENS, Place, is_under_share, num_crowding
+from .queue import UNKNOWN_TOKENS, QueuePlace, is_under_share, num_crowding
 from .routing import needed_roles
-from .wait_estimate import Capacity
+from .wait_estimate import FleetCapacity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -41,7 +41,7 @@ LEAST_TOKENS: Final = 1
 """Of a prompt that is not tokenised yet, and of one that shares another's."""
 
 
-class Ask(NamedTuple):
+class AdmissionAsk(NamedTuple):
     """What is decided upon: requests that come together, or one before its prompt is tokenised.
 
     Attributes:
@@ -59,7 +59,7 @@ class Ask(NamedTuple):
     requests: tuple[GenerationRequest, ...] = ()
 
     @classmethod
-    def of(cls, requests: tuple[GenerationRequest, ...]) -> Ask:
+    def of(cls, requests: tuple[GenerationRequest, ...]) -> AdmissionAsk:
         """Return what is decided upon for requests that come together, one or more."""
         first = requests[0]
         return cls(first.scheduling, first.deadline_s, first.request_id, first.key, requests)
@@ -125,7 +125,7 @@ class Admission:
         self._recovery = recovery
         self._swept_at = now
 
-    def decide(self, ask: Ask, now: float) -> Admit | Refusal:
+    def decide(self, ask: AdmissionAsk, now: float) -> Admit | Refusal:
         """Decide upon requests that come together: all of them or none. Changes nothing but what is
         remembered of refused requests.
 
@@ -146,7 +146,7 @@ class Admission:
             return Refusal(error)
         return Admit(tuple(next(forecasts) if r.form is None else None for r in ask.requests))
 
-    def admit(self, ask: Ask, now: float) -> Admit:
+    def admit(self, ask: AdmissionAsk, now: float) -> Admit:
         """Decide, and count what is refused; without requests as one.
 
         Raises:
@@ -160,7 +160,7 @@ class Admission:
             raise decision.error
         return decision
 
-    def would_refuse(self, ask: Ask, now: float) -> bool:
+    def would_refuse(self, ask: AdmissionAsk, now: float) -> bool:
         """Return whether a request would be refused whatever its prompt is. Changes and counts
         nothing."""
         place, demand = _unread(ask, now)
@@ -173,7 +173,7 @@ class Admission:
         """Return the most tokens that the answer to such a prompt may have at the moment; None for
         no cap, as for a tenant that asks for less than its share."""
         if is_under_share(
-            self._queue, [Place(scheduling, 0, 0.0, 0, prompt_tokens, UNKNOWN_TOKENS)]
+            self._queue, [QueuePlace(scheduling, 0, 0.0, 0, prompt_tokens, UNKNOWN_TOKENS)]
         ):
             return None
         return self.overload.brownout.max_tokens(scheduling.service_class)
@@ -247,7 +247,7 @@ class Admission:
             raise outcome.no_worker_left(role).error
 
     def _forecasts(
-        self, ask: Ask, requests: tuple[GenerationRequest, ...], now: float
+        self, ask: AdmissionAsk, requests: tuple[GenerationRequest, ...], now: float
     ) -> list[Forecast]:
         """Return what is expected of each request; RequestError where one would come too late."""
         asked = [(_place(request, now), _demand(request)) for request in requests]
@@ -270,7 +270,7 @@ class Admission:
         return float(sum(one.ready_tokens for one in classes if not one.is_paused))
 
 
-class Limits(NamedTuple):
+class AdmissionLimits(NamedTuple):
     """What workers can hold of one request.
 
     Attributes:
@@ -285,15 +285,15 @@ class Limits(NamedTuple):
     prefill_pool_tokens: int | None = None
 
 
-def _unread(ask: Ask, now: float) -> tuple[Place, Demand]:
+def _unread(ask: AdmissionAsk, now: float) -> tuple[QueuePlace, Demand]:
     """Return the least that a request whose prompt was not read asks for."""
-    place = Place(ask.scheduling, 0, now + ask.deadline_s, 0, LEAST_TOKENS, UNKNOWN_TOKENS)
+    place = QueuePlace(ask.scheduling, 0, now + ask.deadline_s, 0, LEAST_TOKENS, UNKNOWN_TOKENS)
     draw = _draw(ask.request_id)
     demand = Demand(ask.scheduling, LEAST_TOKENS, ask.deadline_s, ask.key, draw, is_unread=True)
     return place, demand
 
 
-def limits_of(workers: Iterable[Worker], max_model_len: int) -> Limits:
+def limits_of(workers: Iterable[Worker], max_model_len: int) -> AdmissionLimits:
     """Return the limits that workers announced last, also those now gone."""
     pools: dict[Role, int] = {}
     for worker in workers:
@@ -302,7 +302,7 @@ def limits_of(workers: Iterable[Worker], max_model_len: int) -> Limits:
             max_model_len = min(max_model_len, capacity.max_model_len)
             pool = capacity.num_blocks * capacity.block_size
             pools[worker.role] = max(pool, pools.get(worker.role, 0))
-    return Limits(max_model_len, pools.get(Role.DECODE), pools.get(Role.PREFILL))
+    return AdmissionLimits(max_model_len, pools.get(Role.DECODE), pools.get(Role.PREFILL))
 
 
 def missing_role(
@@ -319,7 +319,7 @@ def missing_role(
     return None
 
 
-def refuse_unfit(request: GenerationRequest, limits: Limits) -> None:
+def refuse_unfit(request: GenerationRequest, limits: AdmissionLimits) -> None:
     """Raise for a request that can never run, however idle the workers are.
 
     Raises:
@@ -355,10 +355,10 @@ def refuse_unfit(request: GenerationRequest, limits: Limits) -> None:
         )
 
 
-def _place(request: GenerationRequest, now: float) -> Place:
+def _place(request: GenerationRequest, now: float) -> QueuePlace:
     num_tokens, max_tokens = len(request.prompt_ids), request.sampling.max_tokens
     due = now + request.deadline_s
-    return Place(request.scheduling, request.priority, due, 0, num_tokens, max_tokens)
+    return QueuePlace(request.scheduling, request.priority, due, 0, num_tokens, max_tokens)
 
 
 def _demand(request: GenerationRequest) -> Demand:
@@ -373,12 +373,12 @@ def _draw(request_id: bytes) -> float:
     return int.from_bytes(request_id[:DRAW_BYTES], "big") / 256**DRAW_BYTES
 
 
-def _capacity(workers: Iterable[Worker]) -> Capacity:
+def _capacity(workers: Iterable[Worker]) -> FleetCapacity:
     usable = [worker for worker in workers if worker.is_usable]
     prefills = [worker for worker in usable if worker.role is Role.PREFILL]
     decodes = [worker for worker in usable if worker.role is Role.DECODE]
     rates = [worker.load.prompt_tokens_per_s for worker in prefills or decodes]
-    return Capacity(
+    return FleetCapacity(
         rows=sum(worker.beat.row_credit for worker in decodes if worker.beat is not None),
         tokens_per_s=sum(rates),
         fastest_tokens_per_s=max(rates, default=0.0),

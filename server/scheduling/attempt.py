@@ -23,8 +23,8 @@ from . import outcome
 from .admission import Admission, missing_role
 from .frames import (
     Again,
-    Fault,
     Finish,
+    FrameFault,
     embed_frame,
     prefill_frame,
     reserve_frame,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from transport.frames import TokenRow
     from triolet.config import ServerConfig
 
-    from .frames import Change, Outbox
+    from .frames import Change, FrameOutbox
     from .request import Request, RequestTable
     from .status import Observer
     from .workers import Worker
@@ -146,7 +146,7 @@ class Attempts:
         config: ServerConfig,
         workers: Sequence[Worker],
         table: RequestTable,
-        outbox: Outbox,
+        outbox: FrameOutbox,
         eos_token_ids: tuple[int, ...],
         observer: Observer,
         now: float,
@@ -330,9 +330,9 @@ class Attempts:
         ):
             self.fail(request, late, now)
         elif attempt is not None and request.phase is Phase.RESERVING and now >= attempt.grant_by:
-            self.apply(request, Again("no_grant", Fault(Role.DECODE)), now)
+            self.apply(request, Again("no_grant", FrameFault(Role.DECODE)), now)
         elif gap_since is not None and now - gap_since >= config.link.peer_timeout_s:
-            self.apply(request, Again("tokens_missing", Fault(Role.DECODE)), now)
+            self.apply(request, Again("tokens_missing", FrameFault(Role.DECODE)), now)
         elif attempt is not None and may_decode(request, attempt):
             self._repeat_credit(request, attempt, now)
 
@@ -451,12 +451,12 @@ class Attempts:
         held_tokens = grant.held_blocks * decode.capacity.block_size
         if grant.is_local:
             if not attempt.local_tokens:
-                return Again("local_unasked", Fault(Role.DECODE))
+                return Again("local_unasked", FrameFault(Role.DECODE))
             request.cached_tokens = held_tokens
             self._compute_there(request, attempt, now)
             return None
         if attempt.pair.is_local:
-            return Again("local_refused", Fault(Role.DECODE))
+            return Again("local_refused", FrameFault(Role.DECODE))
         decode.granted(attempt.key)
         attempt.granted_at = now
         request.step(Step.GRANT)
@@ -507,7 +507,7 @@ class Attempts:
         pause_s = max(refusal.retry_after_s, self._config.link.sweep_interval_s)
         decode.busy_until = max(decode.busy_until, now + pause_s)
         is_fault = refusal.reason is RefuseReason.ENDED
-        fault = Fault(Role.DECODE, is_workers=False) if is_fault else None
+        fault = FrameFault(Role.DECODE, is_workers=False) if is_fault else None
         return Again(f"refused_{refusal.reason}", fault)
 
     def release_attempt(self, request: Request, reason: EndReason | None) -> None:

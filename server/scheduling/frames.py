@@ -124,7 +124,7 @@ class Outgoing(NamedTuple):
     frame: AnyFrame
 
 
-class Outbox:
+class FrameOutbox:
     """What Requests wants sent."""
 
     def __init__(self) -> None:
@@ -164,7 +164,7 @@ class Outbox:
         return frames
 
 
-class Verdict(Enum):
+class AttemptVerdict(Enum):
     """What an ENDED means for the attempt, unless it is the end of the request."""
 
     COMPLETE = auto()  # decode: all tokens exist; prefill: decode has the KV
@@ -172,29 +172,29 @@ class Verdict(Enum):
     MOVE = auto()  # no fault of the attempt: the next one does not count
 
 
-ENDED: Final[Mapping[Role, Mapping[EndReason, Verdict | Outcome]]] = {
+ENDED: Final[Mapping[Role, Mapping[EndReason, AttemptVerdict | Outcome]]] = {
     Role.DECODE: {
-        EndReason.STOP: Verdict.COMPLETE,
-        EndReason.LENGTH: Verdict.COMPLETE,
-        EndReason.PREEMPTED: Verdict.MOVE,
-        EndReason.FORSAKEN: Verdict.MOVE,
-        EndReason.DRAIN: Verdict.MOVE,
-        EndReason.PEER_LOST: Verdict.RETRY,
-        EndReason.LEASE_EXPIRED: Verdict.RETRY,
-        EndReason.UNKNOWN: Verdict.RETRY,
-        EndReason.ERROR: Verdict.RETRY,
+        EndReason.STOP: AttemptVerdict.COMPLETE,
+        EndReason.LENGTH: AttemptVerdict.COMPLETE,
+        EndReason.PREEMPTED: AttemptVerdict.MOVE,
+        EndReason.FORSAKEN: AttemptVerdict.MOVE,
+        EndReason.DRAIN: AttemptVerdict.MOVE,
+        EndReason.PEER_LOST: AttemptVerdict.RETRY,
+        EndReason.LEASE_EXPIRED: AttemptVerdict.RETRY,
+        EndReason.UNKNOWN: AttemptVerdict.RETRY,
+        EndReason.ERROR: AttemptVerdict.RETRY,
         EndReason.STUCK: Outcome.STUCK,
         EndReason.TOO_COSTLY: Outcome.GRAMMAR_TOO_COSTLY,
     },
     Role.PREFILL: {
-        EndReason.HANDED_OVER: Verdict.COMPLETE,
-        EndReason.EMBEDDED: Verdict.RETRY,  # before its vector: that was lost
-        EndReason.PREEMPTED: Verdict.MOVE,
-        EndReason.DRAIN: Verdict.MOVE,
-        EndReason.PEER_LOST: Verdict.RETRY,
-        EndReason.LEASE_EXPIRED: Verdict.RETRY,
-        EndReason.UNKNOWN: Verdict.RETRY,
-        EndReason.ERROR: Verdict.RETRY,
+        EndReason.HANDED_OVER: AttemptVerdict.COMPLETE,
+        EndReason.EMBEDDED: AttemptVerdict.RETRY,  # before its vector: that was lost
+        EndReason.PREEMPTED: AttemptVerdict.MOVE,
+        EndReason.DRAIN: AttemptVerdict.MOVE,
+        EndReason.PEER_LOST: AttemptVerdict.RETRY,
+        EndReason.LEASE_EXPIRED: AttemptVerdict.RETRY,
+        EndReason.UNKNOWN: AttemptVerdict.RETRY,
+        EndReason.ERROR: AttemptVerdict.RETRY,
         EndReason.STUCK: Outcome.STUCK,
         EndReason.TOO_COSTLY: Outcome.GRAMMAR_TOO_COSTLY,
     },
@@ -213,7 +213,7 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class FrameFault:
     """What went wrong with an attempt.
 
     Attributes:
@@ -245,7 +245,7 @@ class Again:
     """
 
     cause: str
-    fault: Fault | None = None
+    fault: FrameFault | None = None
 
 
 Change: TypeAlias = Finish | Again | Failure
@@ -258,12 +258,12 @@ def take_row(request: Request, attempt: Attempt, row: TokenRow, now: float) -> C
     if attempt.end is not None:
         return None  # decode goes on until it is told
     if request.phase not in _TOKEN_PHASES:
-        return Again("token_without_prefill", Fault(Role.DECODE))
+        return Again("token_without_prefill", FrameFault(Role.DECODE))
     token_ids = request.relay.token_ids
     if row.position < len(token_ids):
         return None if token_ids[row.position] == row.token_id else _failed()
     if row.position >= max(attempt.allowed, 1):
-        return Again("token_without_credit", Fault(Role.DECODE))
+        return Again("token_without_credit", FrameFault(Role.DECODE))
     following: TokenRow | None = row
     if attempt.early or row.position > len(token_ids):
         twin = attempt.early.setdefault(row.position, row)
@@ -311,9 +311,9 @@ def take_ended(
         return None
     if isinstance(verdict, Outcome):
         return _refused(verdict)
-    if verdict is Verdict.MOVE:
+    if verdict is AttemptVerdict.MOVE:
         return Again(frame.reason)
-    if verdict is Verdict.RETRY or request.phase is Phase.RESERVING:
+    if verdict is AttemptVerdict.RETRY or request.phase is Phase.RESERVING:
         return Again(frame.reason, _fault_at(role, frame, is_local=attempt.pair.is_local))
     if frame.num_tokens < len(request.relay.token_ids):
         return _failed()
@@ -339,37 +339,37 @@ def _refused(how: Outcome) -> Failure:
     )
 
 
-def _fault_at(role: Role, frame: Ended, *, is_local: bool = False) -> Fault:
+def _fault_at(role: Role, frame: Ended, *, is_local: bool = False) -> FrameFault:
     """Return the fault that a worker's ENDED stands for."""
     match frame.reason:
         case EndReason.ERROR if frame.failed_rows:
-            return Fault(
+            return FrameFault(
                 role, is_shared=True, step=frame.failed_step, num_suspects=frame.failed_rows
             )
         case EndReason.ERROR:
             # Decode has no errors of its own but those of KV that came damaged or in disorder.
             is_path = role is Role.DECODE and not is_local
-            return Fault(role, is_workers=not is_path, is_path=is_path)
+            return FrameFault(role, is_workers=not is_path, is_path=is_path)
         case EndReason.PEER_LOST:
-            return Fault(role, is_workers=False, is_path=True, is_shared=True)
+            return FrameFault(role, is_workers=False, is_path=True, is_shared=True)
         case _:
             # Leases ran out: a peer was not heard, and all of its attempts here ended with it.
-            return Fault(role, is_workers=False, is_shared=True)
+            return FrameFault(role, is_workers=False, is_shared=True)
 
 
 def _prefill_ended(request: Request, attempt: Attempt, frame: Ended) -> Change | None:
     reason = frame.reason
     match ENDED[Role.PREFILL].get(reason):
-        case Verdict.COMPLETE:
+        case AttemptVerdict.COMPLETE:
             attempt.is_handed_over = True
             return None
         case Outcome() as how:
             return _refused(how)
-        case Verdict.RETRY | Verdict.MOVE as verdict if not attempt.is_handed_over:
+        case AttemptVerdict.RETRY | AttemptVerdict.MOVE as verdict if not attempt.is_handed_over:
             if reason is EndReason.UNKNOWN and request.phase is not Phase.PREFILLING:
                 # It has forgotten what it shipped; decode has it or will miss it.
                 return None
-            fault = _fault_at(Role.PREFILL, frame) if verdict is Verdict.RETRY else None
+            fault = _fault_at(Role.PREFILL, frame) if verdict is AttemptVerdict.RETRY else None
             return Again(f"prefill_{reason}", fault)
         case _:
             return None

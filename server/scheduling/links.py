@@ -25,7 +25,7 @@ from triolet.process import process_facts
 from ..contract.generation import NO_CHARGES
 from ..contract.output_stream import OutputStream
 from .adapters import Adapters
-from .admission import Ask
+from .admission import AdmissionAsk
 from .audit import Auditor
 from .delivery import Delivery, EmbeddingRun, Intake, RequestOutput
 from .presence import ASLEEP
@@ -297,7 +297,7 @@ class Links:
           RequestError: one was refused; nothing was begun.
         """
         self.adapters.require_named(requests, self._config.model_name)
-        self.admission.admit(Ask.of(tuple(requests)), self._now())
+        self.admission.admit(AdmissionAsk.of(tuple(requests)), self._now())
 
         def begin(some: Sequence[GenerationRequest], first: int) -> list[Request]:
             inputs = self._requests.submit(some, self._now(), first=first)

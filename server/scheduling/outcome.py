@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from triolet.config import ServerConfig
 
 
-class Row(NamedTuple):
+class OutcomeFacts(NamedTuple):
     """What an outcome is to everyone.
 
     Attributes:
@@ -39,26 +39,26 @@ class Row(NamedTuple):
 class Outcome(Enum):
     """Every way in which an accepted request ends."""
 
-    STOP = Row("stop", EndReason.STOP, finish=FinishReason.STOP)
-    LENGTH = Row("length", EndReason.LENGTH, finish=FinishReason.LENGTH)
-    EMBEDDED = Row("embedded", EndReason.EMBEDDED)
-    CLIENT_GONE = Row("client_gone", EndReason.CANCEL, 499, "cancelled")
-    STOPPED = Row("stopped", EndReason.CANCEL, 499, "cancelled")
-    STALLED = Row("stalled", EndReason.STALLED, 408, "request_timeout")
-    DEADLINE = Row("deadline", EndReason.DEADLINE, 504, "deadline_exceeded")
+    STOP = OutcomeFacts("stop", EndReason.STOP, finish=FinishReason.STOP)
+    LENGTH = OutcomeFacts("length", EndReason.LENGTH, finish=FinishReason.LENGTH)
+    EMBEDDED = OutcomeFacts("embedded", EndReason.EMBEDDED)
+    CLIENT_GONE = OutcomeFacts("client_gone", EndReason.CANCEL, 499, "cancelled")
+    STOPPED = OutcomeFacts("stopped", EndReason.CANCEL, 499, "cancelled")
+    STALLED = OutcomeFacts("stalled", EndReason.STALLED, 408, "request_timeout")
+    DEADLINE = OutcomeFacts("deadline", EndReason.DEADLINE, 504, "deadline_exceeded")
     # Dropped before anything was spent: the first token would be too late for the SLO or deadline.
-    EXPIRED = Row("expired", EndReason.DEADLINE, 503, "overloaded")
-    EXPIRED_DEADLINE = Row("expired", EndReason.DEADLINE, 504, "deadline_exceeded")
-    DRAIN = Row("drain", EndReason.DRAIN, 503, "draining", 1.0)
-    DISMISSED = Row("dismissed", EndReason.CANCEL, 403, "permission_denied")
-    NO_WORKER = Row("no_worker", EndReason.ERROR, 503, "no_worker", 2.0)
-    QUARANTINED = Row("quarantined", EndReason.ERROR, 500, "quarantined")
-    GRAMMAR_TOO_COSTLY = Row("quarantined", EndReason.ERROR, 400, "grammar_too_costly")
-    TOO_LONG = Row(
+    EXPIRED = OutcomeFacts("expired", EndReason.DEADLINE, 503, "overloaded")
+    EXPIRED_DEADLINE = OutcomeFacts("expired", EndReason.DEADLINE, 504, "deadline_exceeded")
+    DRAIN = OutcomeFacts("drain", EndReason.DRAIN, 503, "draining", 1.0)
+    DISMISSED = OutcomeFacts("dismissed", EndReason.CANCEL, 403, "permission_denied")
+    NO_WORKER = OutcomeFacts("no_worker", EndReason.ERROR, 503, "no_worker", 2.0)
+    QUARANTINED = OutcomeFacts("quarantined", EndReason.ERROR, 500, "quarantined")
+    GRAMMAR_TOO_COSTLY = OutcomeFacts("quarantined", EndReason.ERROR, 400, "grammar_too_costly")
+    TOO_LONG = OutcomeFacts(
         "refused", EndReason.ERROR, 400, "context_length_exceeded", None, param="max_tokens"
     )
-    STUCK = Row("refused", EndReason.ERROR, 400, "invalid_request_error")
-    ERROR = Row("error", EndReason.ERROR, 500, "server_error")
+    STUCK = OutcomeFacts("refused", EndReason.ERROR, 400, "invalid_request_error")
+    ERROR = OutcomeFacts("error", EndReason.ERROR, 500, "server_error")
 
     @property
     def account(self) -> str:

@@ -18,10 +18,10 @@ from .wait_estimate import (
     PATIENCE_S,
     Forecast,
     Outstanding,
+    OutstandingRequest,
     Prediction,
     Returns,
     Stage,
-    Standing,
 )
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from triolet.service_class import Scheduling
 
     from .status import OverloadObserver
-    from .wait_estimate import Capacity
+    from .wait_estimate import FleetCapacity
 
 
 SMOOTHING_S: Final = 0.5 * SECONDS
@@ -345,7 +345,7 @@ class Overload:
         limit_s = demand.deadline_s if slo_s is None else min(slo_s + own_s, demand.deadline_s)
         first_by = now + limit_s if self._config.admission.is_on else None
         return Forecast(
-            standing=Standing(Stage.QUEUED, own, num_tokens),
+            standing=OutstandingRequest(Stage.QUEUED, own, num_tokens),
             submitted_at=now,
             deadline_s=demand.deadline_s,
             is_limited=scheduling.max_running is not None or scheduling.kv_share < 1,
@@ -426,7 +426,7 @@ class Overload:
         if forecast.queue_s is not None and not forecast.is_limited:
             prediction.waited(own, forecast.queue_s, waited_s)
         is_long = self._is_long(num_tokens)
-        self._move(forecast, Standing(Stage.COMPUTING, own, num_tokens, is_long))
+        self._move(forecast, OutstandingRequest(Stage.COMPUTING, own, num_tokens, is_long))
         backlog = self._backlog(own, num_tokens)
         forecast.computing_s = prediction.computing_s(own, backlog, now)
 
@@ -463,7 +463,7 @@ class Overload:
         return self._config.admission.headroom_share
 
     def sweep(
-        self, capacity: Capacity, tokens_ahead: Callable[[ServiceClass], float], now: float
+        self, capacity: FleetCapacity, tokens_ahead: Callable[[ServiceClass], float], now: float
     ) -> None:
         """Let time pass.
 
@@ -494,11 +494,11 @@ class Overload:
             error_s=self.prediction.error_s,
         )
 
-    def _move(self, forecast: Forecast, after: Standing | None) -> None:
+    def _move(self, forecast: Forecast, after: OutstandingRequest | None) -> None:
         self.outstanding.apply(forecast.standing, after)
         forecast.standing = after
 
-    def _is_too_late(self, forecast: Forecast, standing: Standing, now: float) -> bool:
+    def _is_too_late(self, forecast: Forecast, standing: OutstandingRequest, now: float) -> bool:
         """Return whether nothing that is spent now would make the first token come in time."""
         if forecast.first_token_by is None:
             return False

@@ -29,7 +29,7 @@ OVERDUE: Final = 4
 when it finds no room. A large request would otherwise never find it."""
 
 
-class Place(NamedTuple):
+class QueuePlace(NamedTuple):
     """Where a request belongs in the queue.
 
     Attributes:
@@ -50,7 +50,7 @@ class Place(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Entry(Generic[T]):
+class QueueEntry(Generic[T]):
     """A request that waits or runs.
 
     Attributes:
@@ -63,7 +63,7 @@ class Entry(Generic[T]):
     """
 
     item: T
-    place: Place
+    place: QueuePlace
     queue: TenantQueue[T]
     cost: int
     tag: float | None = None
@@ -102,14 +102,14 @@ class TenantQueue(Generic[T]):
     head_start: float = 0.0
     turn: Turn[T] | None = None
     idle: tuple[float, str] | None = None
-    _entries: list[tuple[int, float, int, Entry[T]]] = field(default_factory=list)
+    _entries: list[tuple[int, float, int, QueueEntry[T]]] = field(default_factory=list)
     _tokens: list[int] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self._entries)
 
     @property
-    def head(self) -> Entry[T]:
+    def head(self) -> QueueEntry[T]:
         """The first entry; there must be one."""
         return self._entries[0][3]
 
@@ -124,7 +124,7 @@ class TenantQueue(Generic[T]):
         """Whether its requests wait for a limit of the tenant's own, not for workers."""
         return bool(self._entries) and self.turn is None
 
-    def add(self, entry: Entry[T]) -> None:
+    def add(self, entry: QueueEntry[T]) -> None:
         """Put an entry in."""
         place = entry.place
         at = bisect_left(self._entries, place[1:4])
@@ -133,7 +133,7 @@ class TenantQueue(Generic[T]):
         self.cost += entry.cost
         self.prompt_tokens += place.prompt_tokens
 
-    def remove(self, entry: Entry[T]) -> None:
+    def remove(self, entry: QueueEntry[T]) -> None:
         """Take an entry out."""
         at = bisect_left(self._entries, entry.place[1:4])
         assert self._entries[at][3] is entry, "only an entry that waits can be taken out"
@@ -216,7 +216,7 @@ class ClassQueue(Generic[T]):
         """Return a tenant's queue, if there is one."""
         return self._tenants.get(tenant)
 
-    def first(self) -> Entry[T] | None:
+    def first(self) -> QueueEntry[T] | None:
         """Return the next entry. None while the class is paused, or the tenant that is next leaves
         the last rows to others: those of its class are ahead of it anyhow, lower classes may have
         them."""
@@ -244,13 +244,13 @@ class ClassQueue(Generic[T]):
         queue.weight = scheduling.weight
         return queue
 
-    def put(self, entry: Entry[T]) -> None:
+    def put(self, entry: QueueEntry[T]) -> None:
         """Let an entry wait."""
         entry.queue.add(entry)
         self.num_waiting += 1
         self.refresh(entry.queue)
 
-    def drop(self, entry: Entry[T]) -> None:
+    def drop(self, entry: QueueEntry[T]) -> None:
         """Take an entry out that waits."""
         entry.queue.remove(entry)
         self.num_waiting -= 1
@@ -258,7 +258,7 @@ class ClassQueue(Generic[T]):
             self.aging_credit = 0.0
         self.refresh(entry.queue)
 
-    def take(self, entry: Entry[T]) -> bool:
+    def take(self, entry: QueueEntry[T]) -> bool:
         """Let an entry run that waits; return whether it was charged, which happens once."""
         queue = entry.queue
         queue.num_running += 1
@@ -272,12 +272,12 @@ class ClassQueue(Generic[T]):
         self.drop(entry)
         return is_charged
 
-    def leave(self, entry: Entry[T]) -> None:
+    def leave(self, entry: QueueEntry[T]) -> None:
         """Count an entry out that ran."""
         entry.queue.num_running -= 1
         self.num_running -= 1
 
-    def settle(self, entry: Entry[T], used_tokens: int) -> None:
+    def settle(self, entry: QueueEntry[T], used_tokens: int) -> None:
         """Replace what an entry was charged by what it has used."""
         if entry.tag is not None:
             entry.queue.charged += (used_tokens - entry.cost) / entry.queue.weight
@@ -322,7 +322,7 @@ class ClassQueue(Generic[T]):
             credit, waiting = queue.credit_at(self.virtual_time, self._head_start), queue.cost
         return float(self._head_start) if waiting + cost <= credit * scheduling.weight else 0.0
 
-    def tokens_ahead(self, place: Place, cost: float) -> int:
+    def tokens_ahead(self, place: QueuePlace, cost: float) -> int:
         """Return the prompt tokens of the class that go before a new request: those of its tenant
         before it, and what each other tenant has until its turn:
 
@@ -367,8 +367,8 @@ class FairQueue(Generic[T]):
         )
         head_start = config.head_start_tokens if config.fair else 0
         self.classes = tuple(ClassQueue[T](self.usages, head_start) for _ in ServiceClass)
-        self._entries: dict[T, Entry[T]] = {}
-        self._aside: list[Entry[T]] = []
+        self._entries: dict[T, QueueEntry[T]] = {}
+        self._aside: list[QueueEntry[T]] = []
 
     def __len__(self) -> int:
         """Requests that wait."""
@@ -387,7 +387,7 @@ class FairQueue(Generic[T]):
         """Tenants with requests that wait or run."""
         return len(self.usages)
 
-    def tokens_ahead(self, place: Place) -> int:
+    def tokens_ahead(self, place: QueuePlace) -> int:
         """Return the prompt tokens that go before a new request, as things stand."""
         place = effective_place(self.config, place)
         scheduling = place.scheduling
@@ -400,7 +400,7 @@ class FairQueue(Generic[T]):
                 tokens += higher.ready_tokens + (mine.prompt_tokens if mine and is_held else 0)
         return tokens
 
-    def cost_of(self, place: Place) -> float:
+    def cost_of(self, place: QueuePlace) -> float:
         """Return the tokens that a new request would be charged."""
         completion_tokens = self.usages.completion_tokens(place.scheduling.tenant)
         return place.prompt_tokens + min(place.max_tokens, completion_tokens)
@@ -415,7 +415,7 @@ class FairQueue(Generic[T]):
         Workers compute the requests of other tenants before it, also of those that come later."""
         return not self._entries[item].queue.head_start
 
-    def add(self, item: T, place: Place) -> None:
+    def add(self, item: T, place: QueuePlace) -> None:
         """Let a new request wait."""
         assert item not in self._entries, "a request is in the queue once"
         place = effective_place(self.config, place)
@@ -424,7 +424,7 @@ class FairQueue(Generic[T]):
         usage.num_requests += 1
         one = self.classes[scheduling.service_class]
         cost = place.prompt_tokens + min(place.max_tokens, round(usage.completion_tokens))
-        entry = self._entries[item] = Entry(item, place, one.queue_of(scheduling, usage), cost)
+        entry = self._entries[item] = QueueEntry(item, place, one.queue_of(scheduling, usage), cost)
         one.put(entry)
 
     def first(self, *, is_aged_too: bool = True) -> T | None:
@@ -433,7 +433,7 @@ class FairQueue(Generic[T]):
         Args:
           is_aged_too: a lower class may be first by its aging credit.
         """
-        chosen: Entry[T] | None = None
+        chosen: QueueEntry[T] | None = None
         for one in self.classes:
             if (entry := one.first()) is None:
                 continue
@@ -522,7 +522,7 @@ class FairQueue(Generic[T]):
                     one.refresh(queue)
 
 
-def is_under_share(queue: FairQueue[Any], places: Iterable[Place]) -> bool:
+def is_under_share(queue: FairQueue[Any], places: Iterable[QueuePlace]) -> bool:
     """Return whether the tenant of some new requests asks for so much less than its share,
     beside others, that the requests which give way to others need not be its own. False for a
     tenant alone.
@@ -558,7 +558,7 @@ def effective_scheduling(config: QueueConfig, scheduling: Scheduling) -> Schedul
     return scheduling if config.fair else DEFAULT_SCHEDULING
 
 
-def effective_place(config: QueueConfig, place: Place) -> Place:
+def effective_place(config: QueueConfig, place: QueuePlace) -> QueuePlace:
     """Return the place that counts: without fairness class and priority, then arrival."""
     if config.fair:
         return place

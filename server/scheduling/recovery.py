@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from triolet.ids import PeerId
 
     from ..contract.generation import GenerationRequest
-    from .frames import Again, Fault
+    from .frames import Again, FrameFault
     from .request import Attempt, Request
     from .status import Observer
     from .workers import Worker
@@ -269,7 +269,9 @@ class Recovery:
             worker.breaker.advance(now)
             self._show(worker)
 
-    def _is_anothers(self, event: Hashable, fault: Fault, request: Request, worker: Worker) -> bool:
+    def _is_anothers(
+        self, event: Hashable, fault: FrameFault, request: Request, worker: Worker
+    ) -> bool:
         """Return whether an isolated request was there, which caused it. The ENDED of that request
         may be still to come."""
         if self._explained.get(event, request) is not request:
@@ -283,7 +285,7 @@ class Recovery:
             for share in worker.shares.values()
         )
 
-    def _count(self, worker: Worker, fault: Fault, attempt: Attempt, now: float) -> None:
+    def _count(self, worker: Worker, fault: FrameFault, attempt: Attempt, now: float) -> None:
         """Hold a fault against a worker or a path. Attempts that it struck together count once."""
         if fault.is_path:
             self.paths.broke(attempt.pair.prefill, attempt.pair.decode, now)
@@ -298,7 +300,7 @@ class Recovery:
             self._observer.breaker_changed(str(worker), state.value)
 
 
-def _event(cause: str, fault: Fault, attempt: Attempt) -> Hashable:
+def _event(cause: str, fault: FrameFault, attempt: Attempt) -> Hashable:
     """Name what happened; what other attempts fail by as well has one name."""
     if not fault.is_shared:
         return attempt.key

@@ -26,7 +26,7 @@ from ..contract.generation import NO_CHARGES, Failed, Finished, FinishReason, Us
 from .outcome import FINISHED, Outcome
 from .output import Relay, is_background, window_of
 from .poison import PoisonDetector
-from .queue import Place
+from .queue import QueuePlace
 from .routing import Need, Why
 from .workers import PrefixChain
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from triolet.ids import AttemptKey
     from triolet.service_class import Scheduling
 
-    from ..contract.generation import Charges, Cost, GenerationRequest
+    from ..contract.generation import Charges, GenerationRequest, RequestCost
     from .outcome import Failure
     from .output import Mailbox, RelayEnd, RelayText
     from .routing import Pair
@@ -288,10 +288,10 @@ class Request:
                 self.attempt.gap_since += pause_s
 
     @property
-    def place(self) -> Place:
+    def place(self) -> QueuePlace:
         """What the queue has to know of it."""
         spec = self.spec
-        return Place(
+        return QueuePlace(
             spec.scheduling,
             spec.priority,
             self.turn if self.is_input else self.deadline,
@@ -577,7 +577,7 @@ class RequestTable:
             self._observer.choices_ended(choices.num, choices.longest_tokens)
 
 
-def _usage_record(cost: Cost | None, spec: GenerationRequest) -> dict[str, object]:
+def _usage_record(cost: RequestCost | None, spec: GenerationRequest) -> dict[str, object]:
     """Return what the log says of a request's cost, its adapter, and how its model was chosen."""
     record: dict[str, object] = {} if cost is None else {"cost": cost.charged}
     if spec.adapter:

@@ -23,9 +23,9 @@ from triolet.ids import new_secret
 
 from ..contract.generation import NO_CHARGES
 from . import outcome
-from .admission import Ask, limits_of
+from .admission import AdmissionAsk, limits_of
 from .attempt import Attempts, SweepTimes, due_at
-from .frames import Again, Fault, Outbox
+from .frames import Again, FrameFault, FrameOutbox
 from .outcome import Outcome
 from .pick_next import Background
 from .request import Phase, RequestTable
@@ -90,7 +90,7 @@ class Requests:
         charges: Charges = NO_CHARGES,
         kv_secret: bytes | None = None,
     ) -> None:
-        self.outbox = Outbox()
+        self.outbox = FrameOutbox()
         self._config = config
         self._workers = workers
         self._observer = observer
@@ -175,7 +175,7 @@ class Requests:
         """
         specs = tuple(specs)
         taken = []
-        forecasts = self.admission.admit(Ask.of(specs), now).forecasts
+        forecasts = self.admission.admit(AdmissionAsk.of(specs), now).forecasts
         for at, (spec, forecast) in enumerate(zip(specs, forecasts, strict=True), first):
             self.table.receive()
             turn = at // INPUTS_PER_TURN if forecast is None else 0
@@ -263,7 +263,9 @@ class Requests:
         for request in struck:
             num_suspects = len(suspects) if request in suspects else 0
             # Its breaker knows: `Worker.lost` told it.
-            fault = Fault(worker.role, is_workers=False, is_shared=True, num_suspects=num_suspects)
+            fault = FrameFault(
+                worker.role, is_workers=False, is_shared=True, num_suspects=num_suspects
+            )
             again = Again(f"{worker.role}_left") if left else Again(f"{worker.role}_lost", fault)
             self._attempts.apply(request, again, now)
         self._attempts.dispatch(now)

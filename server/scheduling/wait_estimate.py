@@ -45,7 +45,7 @@ LEAST_SHARE: Final = 0.1
 bounded too."""
 
 
-class Capacity(NamedTuple):
+class FleetCapacity(NamedTuple):
     """What the workers that may be used announce.
 
     Attributes:
@@ -69,7 +69,7 @@ class Stage(Enum):
     STREAMING = auto()  # has its first token
 
 
-class Standing(NamedTuple):
+class OutstandingRequest(NamedTuple):
     """What a request counts as in `Outstanding`.
 
     Attributes:
@@ -92,7 +92,7 @@ class Outstanding:
     def __init__(self) -> None:
         self._tokens: Counter[tuple[Stage, ServiceClass, bool]] = Counter()
 
-    def apply(self, before: Standing | None, after: Standing | None) -> None:
+    def apply(self, before: OutstandingRequest | None, after: OutstandingRequest | None) -> None:
         """Count a request as `after` which was counted as `before`; None for not at all."""
         if before is not None:
             self._tokens[before.stage, before.service_class, before.is_long] -= before.num_tokens
@@ -147,7 +147,7 @@ class Forecast:
       key: names what it asks for.
     """
 
-    standing: Standing | None
+    standing: OutstandingRequest | None
     submitted_at: float
     deadline_s: float
     is_limited: bool
@@ -211,7 +211,7 @@ class Prediction:
     """
 
     def __init__(self, now: float, outstanding: Outstanding) -> None:
-        self.capacity = Capacity()
+        self.capacity = FleetCapacity()
         self._outstanding = outstanding
         self.error_s = 0.0
         self.bias = [1.0] * len(ServiceClass)
@@ -233,7 +233,7 @@ class Prediction:
         if is_waiting:
             self._waited.add(elapsed_s, now)
 
-    def see(self, capacity: Capacity) -> None:
+    def see(self, capacity: FleetCapacity) -> None:
         """Take in what workers announce; what was measured with more or fewer is scaled."""
         was, self.capacity = self.capacity, capacity
         shares = [

@@ -34,7 +34,7 @@ class Limit(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TenantLimits:
     """Limits of one tenant; None: unlimited.
 
     Attributes:
@@ -52,14 +52,14 @@ class Limits:
     @property
     def are_any(self) -> bool:
         """Whether the tenant has any limit."""
-        return self != Limits()
+        return self != TenantLimits()
 
-    def shared_by(self, count: int) -> Limits:
+    def shared_by(self, count: int) -> TenantLimits:
         """Return one server's part: each limit / `count`, at least one request at a time. The
         budget is not divided, because all servers read the same spend."""
         if count == 1:
             return self
-        return Limits(
+        return TenantLimits(
             None if self.requests is None else self.requests / count,
             None if self.tokens is None else self.tokens / count,
             None if self.concurrent is None else max(1, self.concurrent // count),
@@ -67,9 +67,9 @@ class Limits:
         )
 
 
-def limits_of(plan: Plan) -> Limits:
+def limits_of(plan: Plan) -> TenantLimits:
     """Return the limits of a plan."""
-    return Limits(
+    return TenantLimits(
         plan.requests_per_minute,
         plan.tokens_per_minute,
         plan.max_concurrent,
@@ -95,7 +95,7 @@ def cost_of(prices: Prices, prompt: int, cached: int, completion: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class QuotaAsk:
     """A reservation that a client's request needs.
 
     Attributes:
@@ -126,7 +126,7 @@ class Settlement:
 
     id: str
     tenant: str
-    limits: Limits
+    limits: TenantLimits
     tokens: int
     cost: int
     is_begun: bool = True
@@ -152,7 +152,7 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class QuotaVerdict:
     """The answer to an Ask.
 
     Attributes:
@@ -222,7 +222,7 @@ class Bucket:
 
 
 @dataclass(slots=True)
-class Entry:
+class AccountEntry:
     """One tenant's account.
 
     Attributes:
@@ -243,7 +243,7 @@ class Entry:
     spent: int = 0
     used_tokens: int = 0
 
-    def account(self, limits: Limits, now: float) -> Account:
+    def account(self, limits: TenantLimits, now: float) -> Account:
         """Return the state of the limits."""
         return Account(
             self.requests.level_at(limits.requests, now),
@@ -253,7 +253,7 @@ class Entry:
             self.used_tokens,
         )
 
-    def charge(self, requests: float, tokens: float, limits: Limits, now: float) -> None:
+    def charge(self, requests: float, tokens: float, limits: TenantLimits, now: float) -> None:
         """Take from both buckets."""
         self.requests.charge(requests, limits.requests, now)
         self.tokens.charge(tokens, limits.tokens, now)
@@ -262,8 +262,8 @@ class Entry:
 class Held(NamedTuple):
     """An unsettled reservation and the limits that it was charged by."""
 
-    ask: Ask
-    limits: Limits
+    ask: QuotaAsk
+    limits: TenantLimits
 
 
 class Ledger:
@@ -274,17 +274,17 @@ class Ledger:
     """
 
     def __init__(self) -> None:
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, AccountEntry] = {}
         self.held: dict[str, Held] = {}
 
-    def entry(self, tenant: str, month: str) -> Entry:
+    def entry(self, tenant: str, month: str) -> AccountEntry:
         """Return a tenant's account, in the present month."""
-        entry = self._entries.setdefault(tenant, Entry())
+        entry = self._entries.setdefault(tenant, AccountEntry())
         if month != entry.month:
             entry.month, entry.spent, entry.used_tokens = month, 0, 0
         return entry
 
-    def reserve(self, ask: Ask, limits: Limits, month: str, now: float) -> Verdict:
+    def reserve(self, ask: QuotaAsk, limits: TenantLimits, month: str, now: float) -> QuotaVerdict:
         """Reserve the expected use of a request, or refuse it and change nothing."""
         entry = self.entry(ask.tenant, month)
         refused_by, wait_s = _objection(entry, ask, limits, now)
@@ -293,9 +293,9 @@ class Ledger:
             self.held[ask.id] = Held(ask, limits)
             entry.in_flight += 1
             entry.held += ask.cost
-        return Verdict(entry.account(limits, now), refused_by, wait_s)
+        return QuotaVerdict(entry.account(limits, now), refused_by, wait_s)
 
-    def settle(self, settlement: Settlement, limits: Limits, month: str, now: float) -> None:
+    def settle(self, settlement: Settlement, limits: TenantLimits, month: str, now: float) -> None:
         """Replace the reservation, if there is one, by the use."""
         entry = self.entry(settlement.tenant, month)
         held = self.held.pop(settlement.id, None)
@@ -312,7 +312,9 @@ class Ledger:
         entry.used_tokens += settlement.tokens
 
 
-def _objection(entry: Entry, ask: Ask, limits: Limits, now: float) -> tuple[Limit | None, float]:
+def _objection(
+    entry: AccountEntry, ask: QuotaAsk, limits: TenantLimits, now: float
+) -> tuple[Limit | None, float]:
     """Return the limit that refuses a request, and the wait [s]."""
     if limits.budget is not None and entry.spent + entry.held >= limits.budget:
         return Limit.BUDGET, 0.0

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from triolet.config import QuotaConfig
     from triolet.tenants.plans import Plan
 
-    from .accounts import Account, Ask, Limits, Settlement, Verdict
+    from .accounts import Account, QuotaAsk, QuotaVerdict, Settlement, TenantLimits
 
 
 log = structlog.get_logger(__name__)
@@ -236,7 +236,7 @@ class MemoryStore:
         """Requests that are not settled."""
         return len(self._ledger.held)
 
-    async def reserve(self, ask: Ask, limits: Limits) -> Verdict:
+    async def reserve(self, ask: QuotaAsk, limits: TenantLimits) -> QuotaVerdict:
         """Reserve the expected use of a request, or refuse it."""
         return self._ledger.reserve(ask, self.enforced(limits), self._month, self._clock())
 
@@ -250,17 +250,17 @@ class MemoryStore:
         elif settlement.tokens or settlement.cost:
             self._add_unsaved((month, tenant), Spend(settlement.cost, settlement.tokens))
 
-    def last_seen(self, tenant: str, limits: Limits, within_s: float = math.inf) -> Account:
+    def last_seen(self, tenant: str, limits: TenantLimits, within_s: float = math.inf) -> Account:
         """Return an account."""
         del within_s
         entry = self._ledger.entry(tenant, self._month)
         return entry.account(self.enforced(limits), self._clock())
 
-    def enforced(self, limits: Limits) -> Limits:
+    def enforced(self, limits: TenantLimits) -> TenantLimits:
         """Return this server's part."""
         return limits.shared_by(self._config.servers)
 
-    async def account(self, tenant: str, limits: Limits) -> Account:
+    async def account(self, tenant: str, limits: TenantLimits) -> Account:
         """Return an account."""
         return self.last_seen(tenant, limits)
 

@@ -10,8 +10,18 @@ import trio
 
 from triolet.errors import RequestError, invalid_request
 
-from ..contract.generation import Charges, Cost
-from .accounts import MINUTE_S, NANOS, Account, Ask, Limit, Limits, Settlement, cost_of, limits_of
+from ..contract.generation import Charges, RequestCost
+from .accounts import (
+    MINUTE_S,
+    NANOS,
+    Account,
+    Limit,
+    QuotaAsk,
+    Settlement,
+    TenantLimits,
+    cost_of,
+    limits_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -96,7 +106,7 @@ def refusal(plan: Plan, limit: Limit, wait_s: float) -> RequestError:
     return RequestError(what, status=429, code=code, retry_after_s=retry_after_s)
 
 
-class Asked(NamedTuple):
+class AskedTokens(NamedTuple):
     """One sequence, or one input.
 
     Attributes:
@@ -131,7 +141,7 @@ class Reservation:
     """
 
     def __init__(
-        self, ask: Ask, asked: Sequence[Asked], settle: Callable[[Reservation], None]
+        self, ask: QuotaAsk, asked: Sequence[AskedTokens], settle: Callable[[Reservation], None]
     ) -> None:
         self.ask = ask
         self.open = {one.request_id: one for one in asked}
@@ -219,7 +229,7 @@ class Quotas(Charges):
         self._prices = prices
         self._running: dict[bytes, Reservation] = {}
         self._lengths: dict[str, CompletionLengths] = {}
-        self._limits: dict[str, Limits] = {}
+        self._limits: dict[str, TenantLimits] = {}
         self._tickets: dict[str, int] = {}
         self._reservations: dict[str, int] = {}
 
@@ -263,7 +273,7 @@ class Quotas(Charges):
 
         return Ticket(close)
 
-    async def reserve(self, tenant: Tenant, asked: Sequence[Asked]) -> Reservation:
+    async def reserve(self, tenant: Tenant, asked: Sequence[AskedTokens]) -> Reservation:
         """Reserve the expected use of a request.
 
         Args:
@@ -277,12 +287,12 @@ class Quotas(Charges):
           RequestError: 429, a limit is met; 400, the prompts alone are more than a minute's tokens.
         """
         if not tenant.name or not asked:
-            return Reservation(Ask("", tenant.name, 0), (), self._settle)
+            return Reservation(QuotaAsk("", tenant.name, 0), (), self._settle)
         limits, prices = limits_of(tenant.plan), self._prices(asked[0].model)
         self._limits[tenant.name], part = limits, self.store.enforced(limits)
         prompt_tokens = sum(one.prompt_tokens for one in asked)
         completion_tokens = sum(self._estimate(tenant.name, one.max_tokens, part) for one in asked)
-        ask = Ask(
+        ask = QuotaAsk(
             secrets.token_hex(16),
             tenant.name,
             prompt_tokens + completion_tokens,
@@ -316,7 +326,7 @@ class Quotas(Charges):
         if reservation is not None:
             reservation.is_counted = True
 
-    def ended(self, request_id: bytes, usage: Usage, *, is_begun: bool) -> Cost | None:
+    def ended(self, request_id: bytes, usage: Usage, *, is_begun: bool) -> RequestCost | None:
         """Charge what a sequence used. See `Charges`."""
         reservation = self._running.pop(request_id, None)
         if reservation is None:
@@ -336,9 +346,9 @@ class Quotas(Charges):
         if cost:
             self._metrics.cost(tenant, cost / NANOS)
         if not asked.largest:
-            return Cost(cost / NANOS)
+            return RequestCost(cost / NANOS)
         self._metrics.auto_cost(asked.model, cost / NANOS, on_largest / NANOS)
-        return Cost(cost / NANOS, on_largest / NANOS)
+        return RequestCost(cost / NANOS, on_largest / NANOS)
 
     def discard(self, request_id: bytes) -> None:
         """Charge nothing for a sequence that was never accepted, beside others that were."""
@@ -346,7 +356,7 @@ class Quotas(Charges):
         if reservation is not None:
             reservation.take(request_id, 0, 0, is_begun=False)
 
-    def _estimate(self, tenant: str, max_tokens: int, limits: Limits) -> int:
+    def _estimate(self, tenant: str, max_tokens: int, limits: TenantLimits) -> int:
         lengths = self._lengths.get(tenant)
         if lengths is not None and lengths.num_seen >= MIN_COMPLETIONS:
             return min(max_tokens, lengths.p90())
@@ -355,7 +365,7 @@ class Quotas(Charges):
             guess = min(guess, max(1, int(limits.tokens * UNKNOWN_SHARE)))
         return min(max_tokens, guess)
 
-    async def _ask(self, tenant: Tenant, ask: Ask, limits: Limits) -> None:
+    async def _ask(self, tenant: Tenant, ask: QuotaAsk, limits: TenantLimits) -> None:
         began_at = trio.current_time()
         verdict = await self.store.reserve(ask, limits)
         self._metrics.reserved(trio.current_time() - began_at)
@@ -370,7 +380,7 @@ class Quotas(Charges):
         account = self.store.last_seen(name, limits, VIEW_S)
         if account is not None:
             # Each ticket will be a request of the account's.
-            asked = part if uses_tokens else Limits(requests=part.requests)
+            asked = part if uses_tokens else TenantLimits(requests=part.requests)
             met = _met(account, asked, self._tickets.get(name, 0))
             if met is not None:
                 self._refuse(tenant, *met)
@@ -404,7 +414,7 @@ class Quotas(Charges):
         self.store.settle(Settlement(ask.id, ask.tenant, present, tokens, cost, is_begun))
 
 
-def _met(account: Account, limits: Limits, num_entered: int) -> tuple[Limit, float] | None:
+def _met(account: Account, limits: TenantLimits, num_entered: int) -> tuple[Limit, float] | None:
     """Return the exhausted limit and the wait [s], or None.
 
     Args:

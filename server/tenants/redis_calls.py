@@ -397,7 +397,7 @@ class OpenConnection(BaseConnection):
     location: OpenPlace
 
     async def _connect(self) -> ByteStream:
-        stream, self.location.stream = self.location.stream, Ended()
+        stream, self.location.stream = self.location.stream, CallEnded()
         return stream
 
     def describe(self) -> str:
@@ -405,7 +405,7 @@ class OpenConnection(BaseConnection):
         return f"OpenConnection<{self.location}>"
 
 
-class Ended(ByteStream):
+class CallEnded(ByteStream):
     """The stream after a lost connection."""
 
     async def receive(self, max_bytes: int = 65536) -> bytes:

@@ -23,14 +23,14 @@ from triolet.units import SECONDS
 from .accounts import (
     GRAIN,
     Account,
-    Ask,
+    AccountEntry,
     Bucket,
-    Entry,
     Ledger,
     Limit,
-    Limits,
+    QuotaAsk,
+    QuotaVerdict,
     Settlement,
-    Verdict,
+    TenantLimits,
     month_of,
 )
 from .memory_store import time_of_day
@@ -82,7 +82,7 @@ class Unsent:
 
     def give_back(self, ask_id: str, tenant: str) -> None:
         """Add the release of a reservation that Redis may have."""
-        self.add(Settlement(ask_id, tenant, Limits(), 0, 0, is_begun=False))
+        self.add(Settlement(ask_id, tenant, TenantLimits(), 0, 0, is_begun=False))
 
     def next_batch(self) -> Batch | None:
         """Return the unanswered batch, or else the next one."""
@@ -134,7 +134,7 @@ class RedisStore:
         self._reserved: set[str] = set()  # ids of asks
         self._local = Ledger()
         self._unsent = Unsent()
-        self._seen: dict[str, Entry] = {}  # as Redis last told them
+        self._seen: dict[str, AccountEntry] = {}  # as Redis last told them
         self._has_changes = trio.Event()
         self._broken = trio.Event()
 
@@ -148,7 +148,7 @@ class RedisStore:
         """Requests of this server that are not settled."""
         return len(self._reserved) + len(self._local.held)
 
-    async def reserve(self, ask: Ask, limits: Limits) -> Verdict:
+    async def reserve(self, ask: QuotaAsk, limits: TenantLimits) -> QuotaVerdict:
         """Reserve the expected use of a request, or refuse it. Bounded in time, never fails."""
         verdict = None
         if self._calls is not None:
@@ -175,25 +175,27 @@ class RedisStore:
         part = self._local_part(settlement.tenant, settlement.limits)
         self._local.settle(settlement, part, _month(), trio.current_time())
 
-    def last_seen(self, tenant: str, limits: Limits, within_s: float = math.inf) -> Account | None:
+    def last_seen(
+        self, tenant: str, limits: TenantLimits, within_s: float = math.inf
+    ) -> Account | None:
         """Return an account as last seen here, refilled since; None if nothing is known, or only
         what is older than `within_s`."""
         if not self.is_well:
             return self._local_account(tenant, limits)
         return _by_now(self._seen.get(tenant), limits, within_s)
 
-    def enforced(self, limits: Limits) -> Limits:
+    def enforced(self, limits: TenantLimits) -> TenantLimits:
         """Return the limits, or this server's part of them while Redis is away."""
         return limits if self.is_well else limits.shared_by(self.num_servers)
 
-    async def account(self, tenant: str, limits: Limits) -> Account:
+    async def account(self, tenant: str, limits: TenantLimits) -> Account:
         """Return an account as it is, or as last seen. Bounded in time, never fails."""
         if self._calls is not None:
-            verdict = await self._ask(self._calls, Ask(NO_ID, tenant, 0), limits)
+            verdict = await self._ask(self._calls, QuotaAsk(NO_ID, tenant, 0), limits)
             if verdict is not None:
                 return verdict.account
         seen = self.last_seen(tenant, limits)
-        return seen or Entry().account(limits, trio.current_time())
+        return seen or AccountEntry().account(limits, trio.current_time())
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Connect to Redis, again after each loss, until cancelled. Started after one try."""
@@ -218,7 +220,9 @@ class RedisStore:
             is_first = False
             await trio.sleep(self._config.probe_s)
 
-    async def _ask(self, calls: RedisCalls, ask: Ask, limits: Limits) -> Verdict | None:
+    async def _ask(
+        self, calls: RedisCalls, ask: QuotaAsk, limits: TenantLimits
+    ) -> QuotaVerdict | None:
         """Return the answer of Redis, or None if there is none."""
         began_at = trio.current_time()
         try:
@@ -234,7 +238,7 @@ class RedisStore:
         self._failures = 0
         verdict = _verdict(reply)
         now, account = trio.current_time(), verdict.account
-        self._seen[ask.tenant] = Entry(
+        self._seen[ask.tenant] = AccountEntry(
             Bucket(account.requests, now),
             Bucket(account.tokens, now),
             account.in_flight,
@@ -336,25 +340,27 @@ class RedisStore:
             "limits_are_shared", store=shown_url(self._config.limits), servers=self.num_servers
         )
 
-    def _local_part(self, tenant: str, limits: Limits) -> Limits:
+    def _local_part(self, tenant: str, limits: TenantLimits) -> TenantLimits:
         """Return this server's part of the limits; of the budget, of what was left of it when Redis
         was last asked, because no server sees the spend of the others."""
         part = limits.shared_by(self.num_servers)
         if part.budget is None:
             return part
-        left = max(0, part.budget - self._seen.get(tenant, Entry()).spent)
+        left = max(0, part.budget - self._seen.get(tenant, AccountEntry()).spent)
         return replace(part, budget=left // self.num_servers)
 
-    def _local_account(self, tenant: str, limits: Limits) -> Account:
+    def _local_account(self, tenant: str, limits: TenantLimits) -> Account:
         """Return this server's part of an account, with the spend of all that was last seen."""
-        part, seen = self._local_part(tenant, limits), self._seen.get(tenant, Entry())
+        part, seen = self._local_part(tenant, limits), self._seen.get(tenant, AccountEntry())
         local = self._local.entry(tenant, _month()).account(part, trio.current_time())
         return replace(
             local, spent=seen.spent + local.spent, used_tokens=seen.used_tokens + local.used_tokens
         )
 
 
-def _by_now(entry: Entry | None, limits: Limits, within_s: float = math.inf) -> Account | None:
+def _by_now(
+    entry: AccountEntry | None, limits: TenantLimits, within_s: float = math.inf
+) -> Account | None:
     """Return an account as it would be untouched since Redis told it; None if it never did, or
     longer ago than `within_s`."""
     now = trio.current_time()
@@ -367,9 +373,9 @@ def _month() -> str:
     return month_of(time_of_day())
 
 
-def _verdict(reply: Sequence[str]) -> Verdict:
+def _verdict(reply: Sequence[str]) -> QuotaVerdict:
     refused, wait_s, requests, tokens, in_flight, spent, used = reply
     account = Account(
         float(requests), float(tokens), int(float(in_flight)), int(float(spent)), int(float(used))
     )
-    return Verdict(account, Limit(refused) if refused else None, float(wait_s))
+    return QuotaVerdict(account, Limit(refused) if refused else None, float(wait_s))

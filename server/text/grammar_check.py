@@ -143,7 +143,7 @@ MAX_TOKENIZERS: Final = 8
 """That are kept, each of some tens of megabytes: of the models used last."""
 
 
-class Answer(IntEnum):
+class GrammarAnswer(IntEnum):
     """What becomes of a grammar; the first byte of what its child process says."""
 
     USABLE = 0
@@ -166,7 +166,7 @@ def check_grammar(
     config: dict[str, Any],
     kind: str,
     text: str,
-) -> tuple[Answer, str]:
+) -> tuple[GrammarAnswer, str]:
     """Compile a grammar and follow it for a while, in a child process that may be ended.
 
     Args:
@@ -185,7 +185,7 @@ def check_grammar(
     try:
         tokenizer = tokenizer_of(path, life, tuple(eos_token_ids))
     except (GrammarError, ModelError) as error:
-        return Answer.REFUSED, str(error)
+        return GrammarAnswer.REFUSED, str(error)
     answer = run_isolated(
         partial(_verdict, tokenizer, grammar, eos_token_ids, bounds),
         cpu_s=bounds.cpu_s,
@@ -193,8 +193,8 @@ def check_grammar(
         max_bytes=MAX_ANSWER_BYTES,
     )
     if not answer:
-        return Answer.TOO_COSTLY, ""
-    return Answer(answer[0]), answer[1:].decode(errors="replace")
+        return GrammarAnswer.TOO_COSTLY, ""
+    return GrammarAnswer(answer[0]), answer[1:].decode(errors="replace")
 
 
 def _verdict(
@@ -208,12 +208,12 @@ def _verdict(
             limit_cpu(bounds.walk_cpu_s + bounds.walk_mask_cpu_s)
             walk(tokenizer, matcher, eos_token_ids, bounds)
     except GrammarTooCostly as error:
-        return bytes([Answer.TOO_COSTLY]) + f"is too costly to follow: {error}".encode()
+        return bytes([GrammarAnswer.TOO_COSTLY]) + f"is too costly to follow: {error}".encode()
     except (GrammarError, MemoryError) as error:
-        return bytes([Answer.REFUSED]) + str(error).encode()
+        return bytes([GrammarAnswer.REFUSED]) + str(error).encode()
     is_impossible = matcher.stop_reason() in ("NoExtension", "NoExtensionBias")
     if matcher.is_error() and not is_impossible:
-        return bytes([Answer.TOO_COSTLY])
+        return bytes([GrammarAnswer.TOO_COSTLY])
     if is_impossible or not any(mask):
-        return bytes([Answer.REFUSED]) + b"it allows no completion"
-    return bytes([Answer.USABLE])
+        return bytes([GrammarAnswer.REFUSED]) + b"it allows no completion"
+    return bytes([GrammarAnswer.USABLE])

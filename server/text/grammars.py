@@ -16,7 +16,7 @@ import trio
 from triolet.errors import RequestError, invalid_request
 from triolet.sampling import Grammar, GrammarKind
 
-from .grammar_check import Answer, check_grammar
+from .grammar_check import GrammarAnswer, check_grammar
 from .turns import current_line
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Grammars:
         self._do = do
         self._count = count
         self._asking: dict[tuple[str, Grammar], trio.Lock] = {}
-        self._remembered: OrderedDict[Grammar, tuple[Answer, str]] = OrderedDict()
+        self._remembered: OrderedDict[Grammar, tuple[GrammarAnswer, str]] = OrderedDict()
 
     @property
     def first_work(self) -> Work:
@@ -75,14 +75,14 @@ class Grammars:
             answer = await self._ask(grammar, param)
         verdict, message = answer
         self._count(verdict.name.lower())
-        if verdict is Answer.REFUSED:
+        if verdict is GrammarAnswer.REFUSED:
             raise invalid_request(f"cannot be used: {message}", param)
-        if verdict is Answer.TOO_COSTLY:
+        if verdict is GrammarAnswer.TOO_COSTLY:
             most_ms = self._config.cpu_s * 1000
             reason = message or f"takes more than {most_ms:g} ms to compile or to follow"
             raise invalid_request(f"{reason}; make it simpler", param)
 
-    async def _ask(self, grammar: Grammar, param: str) -> tuple[Answer, str]:
+    async def _ask(self, grammar: Grammar, param: str) -> tuple[GrammarAnswer, str]:
         # One question of each key: one that is shared by two keys would end with its first asker.
         name = (current_line(), grammar)
         lock = self._asking.setdefault(name, trio.Lock())
@@ -99,7 +99,7 @@ class Grammars:
         finally:
             if not lock.statistics().tasks_waiting:
                 self._asking.pop(name, None)
-        answer = self._remembered[grammar] = Answer(verdict), message
+        answer = self._remembered[grammar] = GrammarAnswer(verdict), message
         while len(self._remembered) > self._config.max_remembered:
             self._remembered.popitem(last=False)
         return answer

@@ -25,7 +25,7 @@ ITEM_BYTES: Final = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4
 """By the names of the format. A dtype that is not here has an unchecked length."""
 
 
-class Stored(NamedTuple):
+class StoredTensor(NamedTuple):
     """A tensor as a file describes it."""
 
     path: Path
@@ -61,13 +61,13 @@ def weight_files(model_dir: Path) -> list[Path]:
     return [model_dir / name for name in names]
 
 
-def read_headers(files: Sequence[Path]) -> dict[str, Stored]:
+def read_headers(files: Sequence[Path]) -> dict[str, StoredTensor]:
     """Return every tensor of some files by its name.
 
     Raises:
       ModelError: a file cannot be read, is not whole, or holds a tensor of another one.
     """
-    found: dict[str, Stored] = {}
+    found: dict[str, StoredTensor] = {}
     for path in files:
         for name, stored in read_header(path).items():
             if name in found:
@@ -80,7 +80,7 @@ def read_headers(files: Sequence[Path]) -> dict[str, Stored]:
     return found
 
 
-def read_header(path: Path) -> dict[str, Stored]:
+def read_header(path: Path) -> dict[str, StoredTensor]:
     """Return the tensors of one file by their names.
 
     Raises:
@@ -131,14 +131,14 @@ def _fields(path: Path, file: BinaryIO, size: int) -> tuple[dict[str, Any], int]
     return fields, size - 8 - length
 
 
-def _entry(path: Path, value: Any) -> tuple[Stored, int, int]:  # noqa: ANN401 (from JSON)
+def _entry(path: Path, value: Any) -> tuple[StoredTensor, int, int]:  # noqa: ANN401 (from JSON)
     dtype, shape, (first, last) = value["dtype"], value["shape"], value["data_offsets"]
     if len(shape) > MAX_DIMENSIONS:
         raise ValueError(f"{len(shape)} dimensions; allowed: up to {MAX_DIMENSIONS}")
     numbers = [*shape, first, last]
     if not all(type(number) is int and number >= 0 for number in numbers) or last < first:
         raise ValueError(f"shape {shape} at {[first, last]}")
-    return Stored(path, str(dtype), tuple(shape)), first, last
+    return StoredTensor(path, str(dtype), tuple(shape)), first, last
 
 
 def _require_few(path: Path, count: int) -> None:

@@ -14,7 +14,7 @@ from triolet.units import show_size
 
 from ..aliases import Aliases
 from ..evict import make_room
-from ..layout import Entry, ModelStore, explained
+from ..layout import ModelStore, StoreEntry, explained
 from ..manifest import ENGINE_TYPE, POLICY_TYPE, Descriptor, Manifest, digest_of, read_manifest
 from ..measured import contradicted, without_known
 from ..partial import Partials
@@ -204,7 +204,7 @@ class _Pull:
                         # Left where another pull or an import was first.
                         self._partials.path(one.digest).unlink(missing_ok=True)
                 digest = writer.put(content)
-                entry = Entry(wanted.name, digest, len(content))
+                entry = StoreEntry(wanted.name, digest, len(content))
                 writer.set_entries({*self._store.entries(), entry})
                 keep_artefacts(writer, digest, without_known(self._store, digest, referrers))
                 if wanted.tag is not None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from decode.assembly import Assembly, Verdict
+from decode.assembly import Assembly, ChunkVerdict
 from transport.digest import payload_digest
 from transport.frames import KvChunk, KvManifest, TokenRow
 from triolet.errors import RemoteProtocolError
@@ -61,7 +61,7 @@ def test_chunks_in_any_order_with_repeats_complete_it(seed: int) -> None:
             taking.accept_manifest(part)
         else:
             verdicts.append(taking.judge(*part))  # type: ignore[misc]
-    assert verdicts.count(Verdict.TAKEN) == 3
+    assert verdicts.count(ChunkVerdict.TAKEN) == 3
     assert taking.is_complete
 
 
@@ -80,9 +80,9 @@ def test_a_damaged_chunk_is_counted_and_can_still_come() -> None:
     taking = assembly(num_blocks=1)
     frame, payload = chunk(0, 0)
     for times in (1, 2):
-        assert taking.judge(frame, payload[:-1] + b"x") is Verdict.CORRUPT
+        assert taking.judge(frame, payload[:-1] + b"x") is ChunkVerdict.CORRUPT
         assert taking.num_failures(0) == times
-    assert taking.judge(frame, payload) is Verdict.TAKEN
+    assert taking.judge(frame, payload) is ChunkVerdict.TAKEN
     assert taking.num_failures(1) == 0
 
 

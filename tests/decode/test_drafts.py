@@ -18,7 +18,7 @@ from triolet.sampling import SamplingParams
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from decode.attempt import Attempt
+    from decode.attempt import DecodeAttempt
     from engine.batch import StepRow
     from simulation.engine import ScriptedEngine
 
@@ -46,7 +46,7 @@ def sizes_of_steps(engine: ScriptedEngine) -> list[int]:
     return sizes
 
 
-def sequence(order: int, length: int = 9, num_outputs: int = 1) -> Attempt:
+def sequence(order: int, length: int = 9, num_outputs: int = 1) -> DecodeAttempt:
     """Return an attempt whose prompt and completion are the scripted engine's."""
     made = attempt(order)
     made.prompt_ids = tuple(range(order, order + length))
@@ -55,7 +55,7 @@ def sequence(order: int, length: int = 9, num_outputs: int = 1) -> Attempt:
     return made
 
 
-def run_round(subject: Drafts, wanted: Sequence[tuple[Attempt, int]]) -> int:
+def run_round(subject: Drafts, wanted: Sequence[tuple[DecodeAttempt, int]]) -> int:
     """Plan, compute and complete; return how many sequences had a row."""
     rows = subject.plan(wanted)
     if rows:

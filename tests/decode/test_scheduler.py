@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decode.assembly import Assembly
-from decode.attempt import Attempt
+from decode.attempt import DecodeAttempt
 from decode.scheduler import needs_block, plan_step
 from transport.window import TokenWindow
 from triolet.fair_lru import Keeper
@@ -38,9 +38,9 @@ def attempt(
     last_turn: int = 0,
     tenant: str = "",
     weight: float = 1.0,
-) -> Attempt:
+) -> DecodeAttempt:
     """Return an attempt whose KV holds all but its last token."""
-    return Attempt(
+    return DecodeAttempt(
         key=AttemptKey(order.to_bytes(16, "big"), 0),
         server=PeerId(Role.SERVER, "s", 1),
         prompt_ids=tuple(range(num_tokens - 1)),
@@ -60,7 +60,7 @@ def attempt(
     )
 
 
-def full(order: int, *, priority: int = 0, tenant: str = "", weight: float = 1.0) -> Attempt:
+def full(order: int, *, priority: int = 0, tenant: str = "", weight: float = 1.0) -> DecodeAttempt:
     """Return an attempt whose next token needs another block."""
     return attempt(
         order, num_tokens=9, num_blocks=2, priority=priority, tenant=tenant, weight=weight
@@ -68,12 +68,12 @@ def full(order: int, *, priority: int = 0, tenant: str = "", weight: float = 1.0
 
 
 def plan_of(
-    holders: Sequence[Attempt],
-    runnable: Sequence[Attempt],
+    holders: Sequence[DecodeAttempt],
+    runnable: Sequence[DecodeAttempt],
     free_blocks: int,
     max_num_seqs: int = 8,
 ) -> StepPlan:
-    def num_returned(leaving: Iterable[Attempt]) -> int:
+    def num_returned(leaving: Iterable[DecodeAttempt]) -> int:
         return sum(len(a.block_table) for a in leaving)
 
     return plan_step(
@@ -179,7 +179,7 @@ def test_shared_blocks_do_not_come_back_while_somebody_else_reads_them() -> None
     for holder in holders:
         holder.block_table = [0, 10 + holder.order]  # the first is everybody's
 
-    def num_returned(leaving: Sequence[Attempt]) -> int:
+    def num_returned(leaving: Sequence[DecodeAttempt]) -> int:
         named = Counter(block for a in leaving for block in a.block_table)
         held = Counter(block for a in holders for block in a.block_table)
         return sum(held[block] == count for block, count in named.items())
@@ -233,7 +233,7 @@ def run_to_the_end(needs: Sequence[tuple[str, float, int]], pool_blocks: int) ->
     needs = list(needs)
     num_first = len(needs)
     line = deque(enumerate(needs))
-    running: dict[int, Attempt] = {}
+    running: dict[int, DecodeAttempt] = {}
     num_preempted = 0
     for _ in range(200 * sum(num_blocks for _, _, num_blocks in needs)):
         free_blocks = pool_blocks - sum(len(a.block_table) for a in running.values())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from decode.speculation import Room, Speculation, Turn
+from decode.speculation import GuessRoom, GuessTurn, Speculation
 from tests.decode.test_scheduler import BLOCK_SIZE, attempt, full
 from transport.window import TokenWindow
 from triolet.config import SpeculationConfig
@@ -17,10 +17,10 @@ from worker.counters import Counters
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from decode.attempt import Attempt
+    from decode.attempt import DecodeAttempt
     from triolet.ids import AttemptKey
 
-ROOM = Room(spare_blocks=100, block_size=BLOCK_SIZE, max_model_len=1000)
+ROOM = GuessRoom(spare_blocks=100, block_size=BLOCK_SIZE, max_model_len=1000)
 
 
 class Counting:
@@ -31,7 +31,7 @@ class Counting:
     def __init__(self) -> None:
         self.forgotten: list[AttemptKey] = []
 
-    def guess(self, attempt: Attempt, most: int) -> Sequence[int]:
+    def guess(self, attempt: DecodeAttempt, most: int) -> Sequence[int]:
         return range(7, 7 + most)
 
     def forget(self, key: AttemptKey) -> None:
@@ -43,14 +43,14 @@ def speculation(max_step_tokens: int = 64, max_guesses: int = 8) -> Speculation:
     return Speculation(Counting(), config, Counters())
 
 
-def warm(subject: Speculation, *attempts: Attempt) -> None:
+def warm(subject: Speculation, *attempts: DecodeAttempt) -> None:
     """Let the guesses of some attempts hold until they have all that there are."""
     for sequence in attempts:
         for _ in range(4):
-            subject.went(Turn(sequence, (7, 8)), 3)
+            subject.went(GuessTurn(sequence, (7, 8)), 3)
 
 
-def lengths(turns: Sequence[Turn]) -> list[int]:
+def lengths(turns: Sequence[GuessTurn]) -> list[int]:
     return [len(turn.guesses) for turn in turns]
 
 
@@ -58,7 +58,7 @@ def test_without_a_source_nothing_is_guessed_and_nothing_kept() -> None:
     subject = Speculation(None, SpeculationConfig(), Counters())
     rows = [attempt(1), attempt(2)]
     turns = subject.plan(rows, ROOM)
-    assert turns == [Turn(rows[0]), Turn(rows[1])]
+    assert turns == [GuessTurn(rows[0]), GuessTurn(rows[1])]
     subject.went(turns[0], 1)
     subject.forget(rows[0].key)
     assert not subject._paces
@@ -165,9 +165,9 @@ def test_what_became_of_guesses_is_counted_and_an_end_forgets_it() -> None:
     source, counters = Counting(), Counters()
     subject = Speculation(source, SpeculationConfig(), counters)
     row = attempt(1)
-    subject.went(Turn(row, (7, 8, 9)), 2)
-    subject.went(Turn(row, (7, 8)), 3)
-    subject.went(Turn(row), 1)
+    subject.went(GuessTurn(row, (7, 8, 9)), 2)
+    subject.went(GuessTurn(row, (7, 8)), 3)
+    subject.went(GuessTurn(row), 1)
     assert (
         counters.speculative_rows,
         counters.speculative_proposed,

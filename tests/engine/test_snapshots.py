@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 
 from engine.load import load_engine
 from engine.native.library import load_library
-from engine.snapshots.file import Key, SnapshotDamagedError, map_snapshot
+from engine.snapshots.file import SnapshotDamagedError, SnapshotKey, map_snapshot
 from engine.snapshots.makers import code_digest
 from engine.snapshots.receipts import MAX_RECEIPTS, DigestReceipts
 from engine.weights import weights_digest
@@ -468,4 +468,4 @@ def test_a_file_without_the_expected_key_is_no_snapshot(
 ) -> None:
     load(checkpoint("llama").path, folder)
     with snapshot_of(folder).open("rb") as file, pytest.raises(SnapshotDamagedError, match="holds"):
-        map_snapshot(file.fileno(), Key("other", "", "", "", "", ""))
+        map_snapshot(file.fileno(), SnapshotKey("other", "", "", "", "", ""))

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ops.cli.options import NAMED, option_name
-from ops.cli.show_config import Row, reason, rows
+from ops.cli.show_config import ConfigRow, reason, rows
 from ops.settings.form import MODELS, SECTIONS, dotted, show, types_of
-from ops.settings.sources import Sources
-from triolet.config import ModelConfig
+from ops.settings.sources import SettingSources
+from triolet.config import FleetModelConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,21 +29,21 @@ def _lines() -> Iterator[str]:
     yield from ("| option | sets | |", "|---|---|---|")
     for name, one in NAMED.items():
         yield f"| `{option_name(name)}` | `{dotted(one.path)}` | {one.help} |"
-    found = list(rows(Sources()))
+    found = list(rows(SettingSources()))
     for section, kind in SECTIONS.items():
         own = [row for row in found if row.field.partition(".")[0] == section]
         if not own:
             continue
         yield from _table(section, kind, own)
-    plain = ModelConfig()
+    plain = FleetModelConfig()
     of_model = [
-        Row(f"{MODELS}.{name}", getattr(plain, name), "default", reason((MODELS, "", name)))
-        for name in types_of(ModelConfig)
+        ConfigRow(f"{MODELS}.{name}", getattr(plain, name), "default", reason((MODELS, "", name)))
+        for name in types_of(FleetModelConfig)
     ]
-    yield from _table(f"{MODELS}.NAME", ModelConfig, of_model)
+    yield from _table(f"{MODELS}.NAME", FleetModelConfig, of_model)
 
 
-def _table(section: str, kind: type[object], rows: list[Row]) -> Iterator[str]:
+def _table(section: str, kind: type[object], rows: list[ConfigRow]) -> Iterator[str]:
     yield from ("", f"## `[{section}]`", "", " ".join((kind.__doc__ or "").split()), "")
     yield from ("| field | default | reason |", "|---|---|---|")
     for row in rows:

@@ -40,7 +40,7 @@ from triolet.tenants.form import read_tenants
 
 if TYPE_CHECKING:
     from server.contract.generation import GenerationRequest
-    from server.scheduling.admission import Ask
+    from server.scheduling.admission import AdmissionAsk
     from server.tenants.quotas import Quotas
     from tests.server.support.fakes import FakeGeneration
 
@@ -118,7 +118,7 @@ class LargeText(FakeText):
 
 
 class ChoosyAdmission(FakeAdmission):
-    def admit(self, ask: Ask, now: float) -> None:
+    def admit(self, ask: AdmissionAsk, now: float) -> None:
         if ask.scheduling.tenant == TENANTS[OVERLOADED]:
             raise overloaded("too much", 1.0)
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from ops.own_process import hold_on_to
-from triolet.status import SUCCESSOR_SIGNAL, Failed, Progress, ServerReady, report
+from triolet.status import SUCCESSOR_SIGNAL, ProcessFailed, Progress, ServerReady, report
 
 
 def note(word: str) -> None:
@@ -38,14 +38,14 @@ def main() -> int:
         case "crash":
             return 1
         case "broken":
-            report(Failed("config.json is missing; download it"))
+            report(ProcessFailed("config.json is missing; download it"))
             return 2
         case "once" if num_starts(name) > 1:
             return 1
         case "late" | "late and spoiled" if num_starts(name) <= 3:
             return 1
         case "spoiled" | "late and spoiled" if num_starts(name) in {2, 5}:
-            report(Failed("the journal is gone; bring it back"))
+            report(ProcessFailed("the journal is gone; bring it back"))
             return 2
         case "silent":
             signal.pause()

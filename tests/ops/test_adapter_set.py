@@ -17,7 +17,7 @@ from ops.cli import main
 from ops.models.model_directory import demo_model_path
 from ops.supervisor import adapter_set, plan, scaling
 from ops.supervisor.adapter_set import AdapterSet
-from ops.supervisor.group import Phase
+from ops.supervisor.group import GroupPhase
 from ops.supervisor.slot import RestartFailed
 from store import adapter_files as files
 from store.adapter_files import WEIGHTS_FILE
@@ -157,7 +157,7 @@ async def test_a_restart_that_began_before_a_model_was_gone_is_not_disturbed(
         await one.add()
         group, other = (one.supervisor._models[name] for name in ("chat", "code"))
         gone = group._gone = trio.Event()
-        group.phase = Phase.STOPPING
+        group.phase = GroupPhase.STOPPING
         async with trio.open_nursery() as nursery:
 
             async def load() -> None:
@@ -168,7 +168,7 @@ async def test_a_restart_that_began_before_a_model_was_gone_is_not_disturbed(
             nursery.start_soon(load)
             while not gone.statistics().tasks_waiting:  # noqa: ASYNC110 (a test looks)
                 await trio.sleep(0.01)
-            one.supervisor.restarting, group.phase = (other,), Phase.RUNNING
+            one.supervisor.restarting, group.phase = (other,), GroupPhase.RUNNING
             gone.set()
             await trio.sleep(10)
         assert one.supervisor.restarting == (other,)

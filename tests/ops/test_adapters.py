@@ -15,7 +15,7 @@ from ops.models.adapters import with_adapters
 from ops.models.model_directory import demo_model_path
 from ops.models.several import with_stored_models
 from ops.settings.form import Settings, document
-from ops.settings.sources import Sources
+from ops.settings.sources import SettingSources
 from ops.supervisor.plan import controlled
 from ops.supervisor.prepare import prepare
 from store.adapter_files import CONFIG_FILE, read_adapter
@@ -37,7 +37,7 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings_of(*assignments: str) -> Settings:
-    sources = Sources()
+    sources = SettingSources()
     sources.add_assignments(assignments)
     sources.refuse_for_serve()
     return sources.settings()
@@ -80,11 +80,11 @@ def test_each_process_is_told_of_the_adapters_of_its_model(adapter: Path) -> Non
 
 def test_a_table_of_a_file_says_the_same(adapter: Path) -> None:
     named = f'[models.chat]\nref = "demo"\n[models.chat.adapters]\nsql = "{adapter}"\n'
-    sources = Sources()
+    sources = SettingSources()
     sources.add_document(named.encode(), "triolet.toml")
     with with_stored_models(sources.settings()) as [own]:
         assert told_of(own)[0][0].name == "sql"
-    sources = Sources()
+    sources = SettingSources()
     sources.add_document(f'[fleet.adapters]\nsql = "{adapter}"\n'.encode(), "triolet.toml")
     with with_adapters(sources.settings()) as own:
         assert [one.name for one in told_of(own)[2]] == ["sql"]
@@ -92,7 +92,7 @@ def test_a_table_of_a_file_says_the_same(adapter: Path) -> None:
 
 @pytest.mark.parametrize("role", [Role.SERVER, Role.PREFILL, Role.DECODE])
 def test_a_role_that_runs_alone_is_given_the_same(adapter: Path, role: Role) -> None:
-    sources = Sources()
+    sources = SettingSources()
     sources.add_assignments([f"fleet.adapters=sql={adapter}"])
     sources.refuse_for_role(role)
     with with_adapters(sources.settings()) as own:

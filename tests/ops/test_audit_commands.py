@@ -18,7 +18,7 @@ from ops.cli import main
 from ops.cli.fleet_commands import run_restart
 from ops.exit_codes import CommandFailed
 from ops.running_fleets import Note, RunningFleet
-from ops.supervisor.supervisor_socket import Finished, Refused, answer_commands
+from ops.supervisor.supervisor_socket import OrderFinished, OrderRefused, answer_commands
 from tests.gguf_files import write_tiny
 from tests.house.test_layout import ROOT
 from tests.ops.audit.proofs import check_proof
@@ -143,7 +143,7 @@ class Supervisor:
             await tell(answer)
 
 
-@pytest.mark.parametrize("answer", [Finished(), Refused("not now")])
+@pytest.mark.parametrize("answer", [OrderFinished(), OrderRefused("not now")])
 async def test_a_restart_is_recorded_with_its_roles_and_its_end(
     place: Path,
     answer: Answer,
@@ -160,13 +160,13 @@ async def test_a_restart_is_recorded_with_its_roles_and_its_end(
             try:
                 await trio.to_thread.run_sync(run_restart, [], ["decode"], None, log)
             except CommandFailed:
-                assert isinstance(answer, Refused)
+                assert isinstance(answer, OrderRefused)
             nursery.cancel_scope.cancel()
     begun, ended = exported(capsys, "--audit", str(log))[1:]
     assert {(one["action"], one["subject"]) for one in (begun, ended)} == {
         ("fleet.restart", "port 8000: decode")
     }
-    assert ended["outcome"] == ("done" if isinstance(answer, Finished) else "failed")
+    assert ended["outcome"] == ("done" if isinstance(answer, OrderFinished) else "failed")
 
 
 def test_commands_of_models_record_the_versions(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ops.supervisor.group import Phase
+from ops.supervisor.group import GroupPhase
 from ops.supervisor.slot import RestartFailed
 
 from .recording import spec
@@ -66,7 +66,7 @@ async def test_workers_that_sleep_start_with_the_new_settings(tmp_path: Path) ->
     async with running(Fleet(tmp_path / "journal", *NAMES)) as fleet:
         await fleet.stop("a")
         await change(fleet, "a.prefill-0", "a.decode-0", "a.decode-spare")
-        assert fleet.supervisor._models["a"].phase is Phase.STOPPED
+        assert fleet.supervisor._models["a"].phase is GroupPhase.STOPPED
         assert fleet.lives("a.decode-0") == 1
         await fleet.start("a")
         assert settings_of(fleet) == {"settings"}

@@ -17,13 +17,13 @@ from ops.exit_codes import CommandFailed
 from ops.private_directory import private_directory
 from ops.running_fleets import NOTE, Note, find_fleet, write_note
 from ops.supervisor import supervisor_socket
-from ops.supervisor.model_status import ModelState, ModelStatus, WorkerStatus
+from ops.supervisor.model_status import ModelStatus, RunningWorker, RunState
 from ops.supervisor.supervisor_socket import (
     MAX_LINE_BYTES,
-    Finished,
-    Models,
+    ModelsAnswer,
     ModelsRequest,
-    Refused,
+    OrderFinished,
+    OrderRefused,
     RestartRequest,
     StartModelRequest,
     StepBegan,
@@ -120,7 +120,7 @@ async def heard(path: Path, request: Request = REQUEST) -> list[Answer]:
 
 
 async def test_a_command_hears_each_step_and_the_end(tmp_path: Path) -> None:
-    said = [StepBegan("decode-0: draining"), StepBegan("server: …"), Finished()]
+    said = [StepBegan("decode-0: draining"), StepBegan("server: …"), OrderFinished()]
     supervisor = Obedient(*said)
     async with answering(tmp_path / "s", supervisor):
         assert await heard(tmp_path / "s") == said
@@ -129,7 +129,7 @@ async def test_a_command_hears_each_step_and_the_end(tmp_path: Path) -> None:
 
 async def test_a_command_that_is_refused_hears_each_step_and_fails(tmp_path: Path) -> None:
     steps: list[str] = []
-    supervisor = Obedient(StepBegan("decode-0: draining"), Refused("not now"))
+    supervisor = Obedient(StepBegan("decode-0: draining"), OrderRefused("not now"))
     async with answering(tmp_path / "s", supervisor):
         with pytest.raises(CommandFailed, match=r"^not now$"):
             await ask(tmp_path / "s", REQUEST, steps.append)
@@ -138,15 +138,15 @@ async def test_a_command_that_is_refused_hears_each_step_and_fails(tmp_path: Pat
 
 @pytest.mark.parametrize("request_", [StartModelRequest("a"), StopModelRequest("a")])
 async def test_a_model_is_named_in_requests(tmp_path: Path, request_: Request) -> None:
-    supervisor = Obedient(StepBegan("a.decode-0: starting"), Finished())
+    supervisor = Obedient(StepBegan("a.decode-0: starting"), OrderFinished())
     async with answering(tmp_path / "s", supervisor):
         assert await heard(tmp_path / "s", request_) == [*supervisor.answers]
     assert supervisor.requests == [request_]
 
 
 async def test_models_are_one_line_of_json(tmp_path: Path) -> None:
-    worker = WorkerStatus("a.decode-0", Role.DECODE, 7, is_ready=True)
-    models = Models([ModelStatus("a", ModelState.RUNNING, [worker])])
+    worker = RunningWorker("a.decode-0", Role.DECODE, 7, is_ready=True)
+    models = ModelsAnswer([ModelStatus("a", RunState.RUNNING, [worker])])
     async with answering(tmp_path / "s", Obedient(models)):
         assert await heard(tmp_path / "s", ModelsRequest()) == [models]
         async with await trio.open_unix_socket(str(tmp_path / "s")) as stream:
@@ -171,7 +171,7 @@ async def test_models_are_one_line_of_json(tmp_path: Path) -> None:
 
 
 async def test_what_a_command_began_goes_on_without_it(tmp_path: Path) -> None:
-    supervisor = Obedient(*[StepBegan("x" * 10_000)] * 100, Finished())
+    supervisor = Obedient(*[StepBegan("x" * 10_000)] * 100, OrderFinished())
     async with answering(tmp_path / "s", supervisor):
         async with await trio.open_unix_socket(str(tmp_path / "s")) as stream:
             await stream.send_all(msgspec.json.encode(REQUEST) + b"\n")
@@ -192,7 +192,7 @@ async def test_what_a_command_began_goes_on_without_it(tmp_path: Path) -> None:
     ],
 )
 async def test_a_request_that_makes_no_sense_is_refused(tmp_path: Path, line: bytes) -> None:
-    supervisor = Obedient(Finished())
+    supervisor = Obedient(OrderFinished())
     async with (
         answering(tmp_path / "s", supervisor),
         await trio.open_unix_socket(str(tmp_path / "s")) as stream,

@@ -23,8 +23,8 @@ from ops.cli.check_machine import (
     check_triton,
     driver_version,
 )
-from ops.cli.doctor import Wanted, check_auto, serve_command, show
-from ops.cli.finding import Finding, Status
+from ops.cli.doctor import WantedFleet, check_auto, serve_command, show
+from ops.cli.finding import Finding, FindingStatus
 from ops.cli.options import add_models
 from ops.settings.form import Settings
 from ops.settings.sources import read_settings
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
 def test_the_machine_that_runs_the_tests_can_serve() -> None:
     for finding in (check_python(), check_packages(), check_cpu(), check_open_files()):
-        assert finding.status is not Status.FAIL, finding
+        assert finding.status is not FindingStatus.FAIL, finding
 
 
 def test_too_little_memory_is_a_warning_with_a_way_out() -> None:
     available = available_memory_bytes()
-    assert available is None or check_memory(available * 2).status is Status.WARN
-    assert check_memory(1).status is Status.OK
+    assert available is None or check_memory(available * 2).status is FindingStatus.WARN
+    assert check_memory(1).status is FindingStatus.OK
 
 
 def test_nothing_is_said_of_what_a_fleet_takes_whose_model_cannot_be_read(
@@ -87,32 +87,38 @@ def test_a_broken_model_fails_and_the_exit_code_says_so(
 
 @pytest.mark.parametrize(
     ("status", "words"),
-    [(Status.OK, "All well"), (Status.WARN, "can serve"), (Status.FAIL, "1 to mend")],
+    [
+        (FindingStatus.OK, "All well"),
+        (FindingStatus.WARN, "can serve"),
+        (FindingStatus.FAIL, "1 to mend"),
+    ],
 )
-def test_the_last_line_sums_it_up(status: Status, words: str) -> None:
+def test_the_last_line_sums_it_up(status: FindingStatus, words: str) -> None:
     screen = io.StringIO()
     findings = [Finding("CPU", status, "2 cores", "buy more")]
     show(findings, "triolet serve /models/a", Console(file=screen, width=80))
     assert words in screen.getvalue()
     assert "→ buy more" in screen.getvalue()
-    assert ("triolet serve /models/a" in screen.getvalue()) is (status is not Status.FAIL)
+    assert ("triolet serve /models/a" in screen.getvalue()) is (status is not FindingStatus.FAIL)
 
 
 def test_the_last_line_is_the_command_for_what_was_looked_at() -> None:
     words = ["/models/my model", *"--port 8001 --dtype bfloat16 --max-model-len 64".split()]
     words += ["--set", "worker.engine.prefix_cache=false"]
     settings = read_settings(None, ["server.port=8001"]).settings()
-    assert serve_command(Wanted(settings, words), 8001) == (
+    assert serve_command(WantedFleet(settings, words), 8001) == (
         "triolet serve '/models/my model' --port 8001 --dtype bfloat16 --max-model-len 64 "
         "--set worker.engine.prefix_cache=false"
     )
-    assert serve_command(Wanted(Settings()), 8000) == "triolet serve"
+    assert serve_command(WantedFleet(Settings()), 8000) == "triolet serve"
 
 
 def test_the_command_beside_a_running_server_has_a_port_that_is_free() -> None:
-    assert serve_command(Wanted(Settings(), ["demo"]), 8002) == "triolet serve demo --port 8002"
+    assert (
+        serve_command(WantedFleet(Settings(), ["demo"]), 8002) == "triolet serve demo --port 8002"
+    )
     words = ["demo", "--port", "8000", "--decode", "2"]
-    command = serve_command(Wanted(Settings(), words), 8001)
+    command = serve_command(WantedFleet(Settings(), words), 8001)
     assert command == "triolet serve demo --decode 2 --port 8001"
 
 
@@ -163,7 +169,7 @@ def test_ladders_are_of_models_of_the_fleet(
     sources = read_settings(None, sets)
     add_models(sources, models.split())
     (finding,) = check_auto(sources.settings())
-    assert finding.status is (Status.FAIL if words else Status.OK)
+    assert finding.status is (FindingStatus.FAIL if words else FindingStatus.OK)
     assert words in finding.detail
     assert bool(finding.remedy) == bool(words), "what to do"
 
@@ -173,14 +179,14 @@ def test_nothing_is_said_of_ladders_where_there_are_none() -> None:
 
 
 def test_kernels_are_missed_only_where_they_could_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert check_kernels(frozenset({"asimd"})).status is Status.OK
+    assert check_kernels(frozenset({"asimd"})).status is FindingStatus.OK
     flags = frozenset({"avx2", "fma", "avx512f", "avx512bw", "avx512vl"})
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert check_kernels(flags).status is Status.WARN
+    assert check_kernels(flags).status is FindingStatus.WARN
     monkeypatch.setattr(
         "importlib.util.find_spec", lambda name: name if name.endswith("_avx2") else None
     )
-    assert (check_kernels(flags).status, check_kernels(flags).detail) == (Status.OK, "avx2")
+    assert (check_kernels(flags).status, check_kernels(flags).detail) == (FindingStatus.OK, "avx2")
 
 
 def triton_findings(include: Path) -> dict[str, Finding]:
@@ -193,13 +199,19 @@ def test_triton_needs_a_compiler_and_pythons_headers(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     bare = triton_findings(tmp_path)
-    assert (bare["C compiler"].status, bare["Python.h"].status) == (Status.WARN, Status.WARN)
+    assert (bare["C compiler"].status, bare["Python.h"].status) == (
+        FindingStatus.WARN,
+        FindingStatus.WARN,
+    )
     assert "install gcc or clang" in bare["C compiler"].remedy
     assert "-dev" in bare["Python.h"].remedy
     (tmp_path / "Python.h").touch()
     (tmp_path / "clang").touch(mode=0o755)
     found = triton_findings(tmp_path)
-    assert (found["C compiler"].status, found["Python.h"].status) == (Status.OK, Status.OK)
+    assert (found["C compiler"].status, found["Python.h"].status) == (
+        FindingStatus.OK,
+        FindingStatus.OK,
+    )
     assert found["C compiler"].detail == str(tmp_path / "clang")
     monkeypatch.setenv("CC", "icc")
     assert "CC is icc" in triton_findings(tmp_path)["C compiler"].detail
@@ -211,10 +223,10 @@ def test_triton_is_recommended_where_it_is_missing(
     versions = {"triton": "3.5.1"}
     monkeypatch.setattr("ops.cli.check_machine.version", versions.__getitem__)
     old = triton_findings(tmp_path)["Triton"]
-    assert (old.status, "wanted >=3.6" in old.detail) == (Status.WARN, True)
+    assert (old.status, "wanted >=3.6" in old.detail) == (FindingStatus.WARN, True)
     assert "pip install 'triolet[gpu]'" in old.remedy
     versions["triton"] = "3.6.0"
-    assert triton_findings(tmp_path)["Triton"].status is Status.OK
+    assert triton_findings(tmp_path)["Triton"].status is FindingStatus.OK
 
 
 def test_flash_attn_is_judged_only_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +238,7 @@ def test_flash_attn_is_judged_only_where_it_is_installed(monkeypatch: pytest.Mon
         return found[name]
 
     monkeypatch.setattr("ops.cli.check_machine.version", version)
-    assert [finding.status for finding in check_flash()] == [Status.OK]
+    assert [finding.status for finding in check_flash()] == [FindingStatus.OK]
     found["flash-attn"] = "2.8.4"
     assert [finding.remedy for finding in check_flash()] == ["pip install 'triolet[flash]'"]
     found.clear()
@@ -236,19 +248,19 @@ def test_flash_attn_is_judged_only_where_it_is_installed(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("driver", "cuda", "status"),
     [
-        ("580.65.06", "13.0", Status.OK),
-        ("570.124.06", "13.0", Status.WARN),
-        ("570.124.06", "12.8", Status.OK),
-        ("470.82.01", "12.1", Status.WARN),
-        (None, "13.0", Status.OK),
+        ("580.65.06", "13.0", FindingStatus.OK),
+        ("570.124.06", "13.0", FindingStatus.WARN),
+        ("570.124.06", "12.8", FindingStatus.OK),
+        ("470.82.01", "12.1", FindingStatus.WARN),
+        (None, "13.0", FindingStatus.OK),
     ],
 )
 def test_a_driver_is_held_against_the_cuda_of_torch(
-    driver: str | None, cuda: str, status: Status
+    driver: str | None, cuda: str, status: FindingStatus
 ) -> None:
     finding = check_driver(driver, cuda)
     assert finding.status is status
-    assert bool(finding.remedy) is (status is Status.WARN)
+    assert bool(finding.remedy) is (status is FindingStatus.WARN)
 
 
 def test_the_drivers_version_is_read_from_its_file(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from ops.exit_codes import EXIT_BAD_INPUT
-from ops.supervisor.group import TRANSITIONS, GroupEvent, Phase
-from ops.supervisor.model_status import ModelState
+from ops.supervisor.group import TRANSITIONS, GroupEvent, GroupPhase
+from ops.supervisor.model_status import RunState
 from ops.supervisor.rolling import ORDER
 from ops.supervisor.slot import RestartFailed
 from ops.supervisor.supervisor import Supervisor, running_models
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ops.supervisor.restart_policy import GiveUp
-    from ops.supervisor.rolling import Step
+    from ops.supervisor.rolling import RollingStep
 
 # A second or two each: only real processes show which one is signalled, in which order they end.
 PATIENCE_S = 120.0
@@ -65,7 +65,7 @@ class Fleet:
     async def run(self) -> None:
         self.outcome = await self.supervisor.run()
 
-    async def note(self, step: Step | str) -> None:
+    async def note(self, step: RollingStep | str) -> None:
         self.steps.append(str(step))
 
     async def start(self, name: str) -> None:
@@ -90,7 +90,7 @@ class Fleet:
         await self.supervisor.restart(roles or ORDER, is_met, self.note, models)
 
     @property
-    def states(self) -> dict[str, ModelState]:
+    def states(self) -> dict[str, RunState]:
         return {model.name: model.state for model in self.supervisor.models()}
 
     @property
@@ -120,24 +120,24 @@ async def running(fleet: Fleet) -> AsyncIterator[Fleet]:
 
 
 def test_a_group_ends_from_every_phase_and_may_begin_again() -> None:
-    assert set(TRANSITIONS) == set(Phase)
-    for phase in Phase:
+    assert set(TRANSITIONS) == set(GroupPhase)
+    for phase in GroupPhase:
         reached = {phase}
-        for _ in Phase:
+        for _ in GroupPhase:
             reached |= {after for one in reached for after in TRANSITIONS[one].values()}
-        assert reached == set(Phase)
+        assert reached == set(GroupPhase)
     assert {event for row in TRANSITIONS.values() for event in row} == set(GroupEvent)
 
 
 @pytest.mark.slow
 async def test_a_model_is_stopped_and_started_beside_the_others(tmp_path: Path) -> None:
     async with running(Fleet(tmp_path / "journal", *NAMES)) as fleet:
-        assert fleet.states == {"a": ModelState.RUNNING, "b": ModelState.RUNNING}
+        assert fleet.states == {"a": RunState.RUNNING, "b": RunState.RUNNING}
         await fleet.stop("a")
         await fleet.stop("a")
         # Workers that compute prompts go first: these become work of the others.
         assert fleet.words[len(NAMES) :] == ["a.prefill-0 ended", "a.decode-0 ended"]
-        assert fleet.states == {"a": ModelState.STOPPED, "b": ModelState.RUNNING}
+        assert fleet.states == {"a": RunState.STOPPED, "b": RunState.RUNNING}
         assert [worker.pid for worker in fleet.supervisor.models()[0].workers] == [None, None]
         await fleet.start("a")
         await fleet.start("a")
@@ -145,7 +145,7 @@ async def test_a_model_is_stopped_and_started_beside_the_others(tmp_path: Path) 
             *("a.prefill-0: draining", "a.decode-0: draining"),
             *("a.prefill-0: starting", "a.decode-0: starting"),
         ]
-        assert fleet.states == {"a": ModelState.RUNNING, "b": ModelState.RUNNING}
+        assert fleet.states == {"a": RunState.RUNNING, "b": RunState.RUNNING}
         pids = fleet.recorder.pids
         (status, _) = fleet.supervisor.models()
         assert [(worker.name, worker.role, worker.pid) for worker in status.workers] == [
@@ -163,14 +163,14 @@ async def test_a_dead_worker_is_restarted_alone(tmp_path: Path) -> None:
     async with running(Fleet(tmp_path / "journal", *NAMES)) as fleet:
         os.kill(fleet.recorder.pids["a.decode-0"][0], signal.SIGKILL)
         await until(lambda: fleet.lives("a.decode-0") == 2)
-        await until(lambda: fleet.states["a"] is ModelState.RUNNING)
+        await until(lambda: fleet.states["a"] is RunState.RUNNING)
         assert [fleet.lives(name) for name in NAMES] == [1, 1, 2, 1]
 
 
 @pytest.mark.slow
 async def test_a_model_that_is_asleep_starts_by_command_alone(tmp_path: Path) -> None:
     async with running(Fleet(tmp_path / "journal", *NAMES, stopped=("b",))) as fleet:
-        assert fleet.states == {"a": ModelState.RUNNING, "b": ModelState.STOPPED}
+        assert fleet.states == {"a": RunState.RUNNING, "b": RunState.STOPPED}
         await fleet.restart()
         assert "b.decode-0 started" not in fleet.words
         assert [step.partition(":")[0] for step in fleet.steps] == [
@@ -178,7 +178,7 @@ async def test_a_model_that_is_asleep_starts_by_command_alone(tmp_path: Path) ->
             "server-0",
         ]
         await fleet.start("b")
-        assert fleet.states["b"] is ModelState.RUNNING
+        assert fleet.states["b"] is RunState.RUNNING
 
 
 @pytest.mark.slow
@@ -189,11 +189,11 @@ async def test_two_commands_at_once_are_done_once(tmp_path: Path) -> None:
             nursery.start_soon(fleet.stop, "b")
             # A process that ends at once leaves no time for a look every now and then.
             await wait_all_tasks_blocked()
-            assert fleet.states["b"] is ModelState.STOPPING
+            assert fleet.states["b"] is RunState.STOPPING
             nursery.start_soon(fleet.start, "b")
             nursery.start_soon(fleet.start, "b")
         assert fleet.words[2:] == ["b.decode-0 ended", "b.decode-0 started"]
-        assert fleet.states["b"] is ModelState.RUNNING
+        assert fleet.states["b"] is RunState.RUNNING
 
 
 @pytest.mark.slow
@@ -208,12 +208,12 @@ async def test_a_start_that_is_stopped_says_so(tmp_path: Path) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(start)
             await until(lambda: "b.decode-0 started" in fleet.words)
-            assert fleet.states["b"] is ModelState.STARTING
+            assert fleet.states["b"] is RunState.STARTING
             nursery.start_soon(fleet.stop, "b")
-            await until(lambda: fleet.states["b"] is ModelState.STOPPING)
+            await until(lambda: fleet.states["b"] is RunState.STOPPING)
             # It ignores the request; nothing waits for the deadline here.
             os.kill(fleet.recorder.pids["b.decode-0"][0], signal.SIGKILL)
-        assert fleet.states["b"] is ModelState.STOPPED
+        assert fleet.states["b"] is RunState.STOPPED
         assert fleet.lives("b.decode-0") == 1
 
 
@@ -227,7 +227,7 @@ async def test_a_model_that_cannot_be_kept_alive_leaves_the_others_alone(
 ) -> None:
     names = ("server-0", "a.decode-0", "b.prefill-0", f"b.decode-0:{behaviour}")
     async with running(Fleet(tmp_path / "journal", *names)) as fleet:
-        await until(lambda: fleet.states == {"a": ModelState.RUNNING, "b": ModelState.FAILED})
+        await until(lambda: fleet.states == {"a": RunState.RUNNING, "b": RunState.FAILED})
         # Where decode fails at once, prefill is stopped before it has come so far as to say so.
         for pid in fleet.recorder.pids["b.prefill-0"]:
             with pytest.raises(ProcessLookupError):
@@ -267,7 +267,7 @@ async def test_a_model_that_fails_ends_its_restart(tmp_path: Path) -> None:
     async with running(Fleet(tmp_path / "journal", "a.decode-0", "b.decode-0:once")) as fleet:
         with pytest.raises(RestartFailed, match=r"b\.decode-0 is being stopped"):
             await fleet.restart(Role.DECODE)
-        assert fleet.states == {"a": ModelState.RUNNING, "b": ModelState.FAILED}
+        assert fleet.states == {"a": RunState.RUNNING, "b": RunState.FAILED}
 
 
 @pytest.mark.slow
@@ -279,7 +279,7 @@ async def test_commands_that_cannot_be_done_are_refused(tmp_path: Path) -> None:
             await fleet.restart(Role.SERVER, Role.CONTROL)
         done = trio.Event()
 
-        async def tell(_: Step) -> None:
+        async def tell(_: RollingStep) -> None:
             await done.wait()
 
         async def is_met(_: str) -> bool:
@@ -313,11 +313,11 @@ async def test_workers_are_added_and_removed_one_after_the_other(tmp_path: Path)
         assert [worker.name for worker in fleet.supervisor.models()[0].workers] == [
             *("a.decode-0", "a.decode-1", "a.decode-2")
         ]
-        assert fleet.states["a"] is ModelState.RUNNING
+        assert fleet.states["a"] is RunState.RUNNING
         # A worker that was added is kept like the others.
         os.kill(fleet.recorder.pids["a.decode-2"][0], signal.SIGKILL)
         await until(lambda: fleet.lives("a.decode-2") == 2)
-        await until(lambda: fleet.states["a"] is ModelState.RUNNING)
+        await until(lambda: fleet.states["a"] is RunState.RUNNING)
         await fleet.scale(Role.DECODE, "a.decode-0")
         assert fleet.words[-2:] == ["a.decode-2 ended", "a.decode-1 ended"]
         assert fleet.steps == [
@@ -336,7 +336,7 @@ async def test_a_worker_that_cannot_be_added_leaves_the_others_alone(tmp_path: P
         with pytest.raises(RestartFailed, match=r"config\.json is"):
             await fleet.scale(Role.DECODE, "a.decode-0", "a.decode-1:broken")
         assert fleet.noted[-1] == ["a.decode-0"]
-        assert fleet.states == {"a": ModelState.RUNNING, "b": ModelState.RUNNING}
+        assert fleet.states == {"a": RunState.RUNNING, "b": RunState.RUNNING}
         await fleet.scale(Role.DECODE, "a.decode-0", "a.decode-2")
         assert fleet.lives("a.decode-2") == 1
 
@@ -393,7 +393,7 @@ async def test_a_model_starts_without_a_worker_that_is_removed_meanwhile(tmp_pat
                 await until(lambda: fleet.supervisor.models()[0].workers[0].is_ready)
                 await trio.testing.wait_all_tasks_blocked()
                 await fleet.scale(Role.DECODE, "a.decode-0")
-            assert fleet.states["a"] is ModelState.RUNNING
+            assert fleet.states["a"] is RunState.RUNNING
 
 
 @pytest.mark.slow
@@ -474,7 +474,7 @@ async def test_a_control_that_keeps_dying_ends_no_fleet(tmp_path: Path) -> None:
         await until(lambda: bool(fleet.recorder.failures))
         ((name, reason),) = fleet.recorder.failures
         assert (name, "exited with code 1 3 times" in reason.message) == ("control", True)
-        assert fleet.states == {"a": ModelState.RUNNING}
+        assert fleet.states == {"a": RunState.RUNNING}
         await fleet.stop("a")
         await fleet.start("a")
     assert fleet.outcome is None
@@ -520,7 +520,7 @@ async def test_a_restart_says_that_control_keeps_dying(tmp_path: Path) -> None:
             with pytest.raises(RestartFailed, match=r"control did not become ready: .* 3 times"):
                 await fleet.restart(Role.CONTROL)
             assert len(fleet.recorder.failures) == again - 2, "each time it is given up once"
-        assert fleet.states == {"a": ModelState.RUNNING}
+        assert fleet.states == {"a": RunState.RUNNING}
     assert fleet.outcome is None
 
 

@@ -14,7 +14,7 @@ import pytest
 from engine.preflight.tensors import tensor_shapes
 from ops.cli import main
 from ops.cli.check_places import check_model
-from ops.cli.finding import Status
+from ops.cli.finding import FindingStatus
 from ops.cli.options import NAMED, as_typed
 from ops.models.model_directory import demo_model_path
 from ops.ports import claim_port
@@ -226,13 +226,13 @@ def test_the_doctor_accepts_a_gguf_file_and_fetches_no_known_model(
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     path = write_tiny(tmp_path / "tiny.gguf", Kind.Q8_0)
     (found,), checked = check_model(path, EngineConfig())
-    assert (found.status, checked is not None and checked.max_model_len) == (Status.OK, 512)
+    assert (found.status, checked is not None and checked.max_model_len) == (FindingStatus.OK, 512)
     assert checked is not None
     assert found.detail.startswith(f"{path}: LlamaForCausalLM, ")
     assert checked.weight_bytes == path.stat().st_size
     assert checked.loaded_bytes == 2 * sum(map(prod, tensor_shapes(TINY).values()))
     (missing,), _ = check_model(Path("smollm2"), EngineConfig())
-    assert missing.status is Status.FAIL
+    assert missing.status is FindingStatus.FAIL
     assert missing.remedy == "`triolet serve smollm2` fetches it"
     assert not (tmp_path / "data").exists()
     assert capsys.readouterr().err == ""
@@ -356,7 +356,7 @@ def test_a_template_that_cannot_be_compiled_is_named_with_its_file_before_a_star
 ) -> None:
     file("tokenizer_config.json", json.dumps({"chat_template": template}))(model)
     (found,), _ = check_model(model, EngineConfig())
-    assert found.status is Status.FAIL
+    assert found.status is FindingStatus.FAIL
     assert str(model / "tokenizer_config.json") in found.detail
     assert words in f"{found.detail}; {found.remedy}"
     assert main(["model", "import", str(model), "--name", "x", "--store", str(tmp_path / "s")]) == 2
@@ -395,7 +395,7 @@ def test_every_fault_of_a_directory_is_told_and_each_once(model: Path) -> None:
     ):
         assert len([one for one in details if words in one]) == 1, words
     assert len(details) == 6
-    assert all(one.remedy and one.status is Status.FAIL for one in found)
+    assert all(one.remedy and one.status is FindingStatus.FAIL for one in found)
 
 
 def test_a_check_of_a_directory_ends_after_its_time(model: Path) -> None:

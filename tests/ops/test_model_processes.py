@@ -14,8 +14,13 @@ from ops import running_fleets
 from ops.cli import main
 from ops.cli.model_processes import Served, memory_bytes, rows, served_models
 from ops.running_fleets import Note, RunningFleet
-from ops.supervisor.model_status import ModelState, ModelStatus, WorkerStatus
-from ops.supervisor.supervisor_socket import Models, ModelsRequest, Refused, answer_commands
+from ops.supervisor.model_status import ModelStatus, RunningWorker, RunState
+from ops.supervisor.supervisor_socket import (
+    ModelsAnswer,
+    ModelsRequest,
+    OrderRefused,
+    answer_commands,
+)
 from tests.threaded import running_server
 from triolet.ids import Role
 
@@ -27,9 +32,9 @@ if TYPE_CHECKING:
     from ops.supervisor.supervisor_socket import Answer, Request, Tell
 
 PATIENCE_S = 60.0
-WORKER = WorkerStatus("chat.decode-0", Role.DECODE, os.getpid(), is_ready=True)
-FAILED = ModelStatus("code", ModelState.FAILED, [], "code.decode-0 exited with code 1")
-MODELS = Models([ModelStatus("chat", ModelState.RUNNING, [WORKER]), FAILED])
+WORKER = RunningWorker("chat.decode-0", Role.DECODE, os.getpid(), is_ready=True)
+FAILED = ModelStatus("code", RunState.FAILED, [], "code.decode-0 exited with code 1")
+MODELS = ModelsAnswer([ModelStatus("chat", RunState.RUNNING, [WORKER]), FAILED])
 
 
 async def shown(
@@ -70,7 +75,9 @@ async def test_models_are_shown_although_the_server_is_silent(
 async def test_a_supervisor_that_refuses_is_heard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, _ = await shown(tmp_path, monkeypatch, Refused("this supervisor does not understand"))
+    code, _ = await shown(
+        tmp_path, monkeypatch, OrderRefused("this supervisor does not understand")
+    )
     assert (code, capsys.readouterr()) == (
         1,
         ("", "triolet: this supervisor does not understand\n"),
@@ -86,9 +93,9 @@ def test_what_server_and_supervisor_say_is_one_row(tmp_path: Path) -> None:
     assert (chat.digest, chat.state, chat.workers_state) == ("sha256:1", "serving", "running")
     assert chat.workers[0].memory_bytes == 7 * 1024
     assert (code.digest, code.state, code.failure) == (None, None, FAILED.failure)
-    (only,) = rows([ModelStatus("", ModelState.RUNNING, [])], served)
+    (only,) = rows([ModelStatus("", RunState.RUNNING, [])], served)
     assert only.name == "chat"
-    (silent,) = rows([ModelStatus("", ModelState.RUNNING, [])], [], ("chat",))
+    (silent,) = rows([ModelStatus("", RunState.RUNNING, [])], [], ("chat",))
     assert (silent.name, silent.state) == ("chat", None)
 
 

@@ -14,14 +14,14 @@ from ops.running_fleets import NOTE, Note
 from ops.settings.form import Settings
 from ops.supervisor import scaling
 from ops.supervisor.model_set import ModelSet
-from ops.supervisor.model_status import ModelState
+from ops.supervisor.model_status import RunState
 from ops.supervisor.plan import Door, plan_processes
 from ops.supervisor.prepare import prepare
 from ops.supervisor.scaling import MEMBERS, Scaling
 from ops.supervisor.slot import RestartFailed
 from ops.supervisor.supervisor import Supervisor
 from tests.gguf_files import write_tiny
-from triolet.config import AutoConfig, FleetConfig, ModelConfig, Pinning, ServerConfig
+from triolet.config import AutoConfig, FleetConfig, FleetModelConfig, Pinning, ServerConfig
 from triolet.config.members import read_members
 
 from .recording import Recorder
@@ -71,7 +71,7 @@ class Scene:
 
     async def add(self, name: str = "code", ref: str = "demo", **fields: object) -> str:
         """Add a model; return the digest of its version."""
-        model = ModelConfig(ref, **fields)  # type: ignore[arg-type]
+        model = FleetModelConfig(ref, **fields)  # type: ignore[arg-type]
         return (await self.models.add(name, model, self.tell)).digest
 
     async def drop(self, name: str) -> None:
@@ -86,7 +86,7 @@ class Scene:
 
 @contextmanager
 def scene(tmp_path: Path, **settings: object) -> Iterator[Scene]:
-    models = {"chat": ModelConfig("demo", aliases=("gpt",))}
+    models = {"chat": FleetModelConfig("demo", aliases=("gpt",))}
     given = Settings(fleet=FleetConfig(store=str(tmp_path / "store")), models=models)
     given = replace(given, **settings)  # type: ignore[arg-type]
     with with_stored_models(given) as stored:
@@ -98,7 +98,7 @@ async def test_servers_are_told_of_a_model_when_it_is_served_and_no_sooner(tmp_p
         await one.add(aliases=("coder",))
         assert one.steps == ["code: looking at its files"]
         assert [model.name for model in one.supervisor.models()] == ["chat", "code"]
-        assert one.supervisor.models()[1].state is ModelState.STOPPED
+        assert one.supervisor.models()[1].state is RunState.STOPPED
         assert [config.name for config in one.models.configs()] == ["chat", "code"]
         assert not one.models.is_served("code")
         assert not (tmp_path / MEMBERS).exists()
@@ -156,11 +156,14 @@ async def test_a_model_of_the_port_has_no_directories(
     assert main(("model", "import", "file.gguf", "--name", "tiny", "--tag", "v1", *where)) == 0
     with scene(tmp_path) as one:
         for model, words in (
-            (ModelConfig("lora"), "model code: .* has no lora"),
-            (ModelConfig("file.gguf"), "model code: .* has no file.gguf"),
-            (ModelConfig("demo"), "model code: 'demo' is no version of the store"),
-            (ModelConfig("tiny:v1", adapters={"x": "lora"}), "adapter x: .* has no lora"),
-            (ModelConfig("tiny:v1", adapters={"x": "./lora"}), "adapter x: './lora' is no version"),
+            (FleetModelConfig("lora"), "model code: .* has no lora"),
+            (FleetModelConfig("file.gguf"), "model code: .* has no file.gguf"),
+            (FleetModelConfig("demo"), "model code: 'demo' is no version of the store"),
+            (FleetModelConfig("tiny:v1", adapters={"x": "lora"}), "adapter x: .* has no lora"),
+            (
+                FleetModelConfig("tiny:v1", adapters={"x": "./lora"}),
+                "adapter x: './lora' is no version",
+            ),
         ):
             with pytest.raises(RestartFailed, match=words):
                 await one.models.add("code", model, one.tell, is_reference_only=True)

@@ -18,7 +18,7 @@ from engine.model_config import load_model_config
 from ops import port_holder
 from ops.cli.check_machine import package_problem
 from ops.cli.check_places import check_links, check_port
-from ops.cli.finding import Finding, Status
+from ops.cli.finding import Finding, FindingStatus
 from ops.models.model_directory import check_text, demo_model_path, find_model
 from ops.ports import base_url, claim_port, free_port
 from ops.private_directory import LOCK, PREFIX, parent_directory, private_directory
@@ -174,13 +174,13 @@ def test_a_hub_name_gets_the_command_that_downloads_it() -> None:
 
 def test_a_busy_port_is_a_failure_and_a_free_one_is_not(busy_port: int) -> None:
     finding, free = check_port("127.0.0.1", busy_port)
-    assert finding.status is Status.FAIL
+    assert finding.status is FindingStatus.FAIL
     assert f"port {busy_port} on 127.0.0.1 is in use by another program" in finding.detail
     assert f"triolet serve --port {free}" in finding.remedy
     assert check_port("127.0.0.1", free) == (Finding(f"Port {free}", OK, FREE), free)
 
 
-OK, FREE = Status.OK, "free on 127.0.0.1"
+OK, FREE = FindingStatus.OK, "free on 127.0.0.1"
 
 
 def two_ports_in_a_row() -> tuple[socket.socket, socket.socket]:
@@ -277,7 +277,7 @@ def test_doctor_and_serve_name_the_triolet_that_has_the_port(
         write_note(directory, Note(port, base_url("127.0.0.1", port), {}, ("chat", "code"), 4711))
         who = f"Triolet 7.8, which serves chat, code (pid 4711, {directory})"
         finding, free = check_port("127.0.0.1", port)
-        assert finding.status is Status.WARN
+        assert finding.status is FindingStatus.WARN
         assert finding.detail == f"port {port} on 127.0.0.1 is in use by {who} and is ready"
         assert f"port {free} is free" in finding.remedy
         assert claim_port("127.0.0.1", free) == free
@@ -297,7 +297,7 @@ def test_a_fleet_that_starts_is_known_before_its_server_answers(
     with private_directory(parent) as directory:
         write_note(directory, Note(busy_port, "", {}, ("chat",), 4711))
         finding, _ = check_port("127.0.0.1", busy_port)
-    assert finding.status is Status.WARN
+    assert finding.status is FindingStatus.WARN
     assert f"Triolet, which serves chat (pid 4711, {directory}) and is not ready" in finding.detail
 
 
@@ -305,7 +305,7 @@ def test_another_program_that_speaks_http_is_no_triolet() -> None:
     with on_a_port(Other) as port:
         finding, free = check_port("127.0.0.1", port)
     assert finding.detail == f"port {port} on 127.0.0.1 is in use by another program"
-    assert (finding.status, f"--port {free}" in finding.remedy) == (Status.FAIL, True)
+    assert (finding.status, f"--port {free}" in finding.remedy) == (FindingStatus.FAIL, True)
 
 
 def test_a_program_that_never_ends_its_answer_is_no_triolet(
@@ -320,7 +320,7 @@ def test_a_program_that_never_ends_its_answer_is_no_triolet(
 def test_a_server_that_is_not_ready_says_which_worker_refused_it_and_what_to_do() -> None:
     with on_a_port(Unready) as port:
         finding, _ = check_port("127.0.0.1", port)
-    assert finding.status is Status.WARN
+    assert finding.status is FindingStatus.WARN
     assert finding.detail.endswith(
         f"Triolet 7.8, which serves chat and is not ready: {Unready.refusal}"
     )
@@ -328,12 +328,15 @@ def test_a_server_that_is_not_ready_says_which_worker_refused_it_and_what_to_do(
 
 @pytest.mark.slow
 def test_sockets_and_zeromq_work_here(parent: Path) -> None:
-    assert [finding.status for finding in check_links(parent)] == [Status.OK, Status.OK]
+    assert [finding.status for finding in check_links(parent)] == [
+        FindingStatus.OK,
+        FindingStatus.OK,
+    ]
 
 
 def test_a_place_without_room_for_sockets_is_a_failure(tmp_path: Path) -> None:
     (finding,) = check_links(tmp_path / "missing")
-    assert finding.status is Status.FAIL
+    assert finding.status is FindingStatus.FAIL
     assert "TMPDIR" in finding.remedy
 
 
@@ -363,7 +366,7 @@ def test_packages_are_compared_with_what_is_asked_for(
 
 
 def test_findings_are_plain_rows() -> None:
-    assert Finding("CPU", Status.OK, "2 cores")._asdict() == {
+    assert Finding("CPU", FindingStatus.OK, "2 cores")._asdict() == {
         "subject": "CPU",
         "status": "ok",
         "detail": "2 cores",

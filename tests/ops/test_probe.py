@@ -14,7 +14,7 @@ import xxhash
 from ops.cli import main
 from ops.models.model_directory import demo_model_path
 from store.layout import ModelStore
-from store.measured import Golden, Kept, keep_measured, measured_of
+from store.measured import Golden, KeptMeasurement, keep_measured, measured_of
 from store.referrers import GOLDEN_TYPE
 from tests import forked
 from tests.adapters import write_adapter
@@ -59,7 +59,7 @@ def golden_of(store: ModelStore) -> tuple[Golden, Path]:
     """Return the only golden tokens of a store, and their file."""
     (entry,) = store.entries()
     (kept,) = measured_of(store, entry.digest, GOLDEN_TYPE)
-    assert isinstance(kept, Kept)
+    assert isinstance(kept, KeptMeasurement)
     assert isinstance(kept.said, Golden)
     return kept.said, kept.path
 

@@ -15,17 +15,17 @@ from ops.cli.word_wrap import WordWrap
 from ops.models.model_directory import with_pool_share
 from ops.models.several import each_model, name_of
 from ops.settings.form import Settings, of_role
-from ops.settings.sources import Sources
+from ops.settings.sources import SettingSources
 from ops.supervisor.placement import VISIBLE_GPUS, gpu_names, own_cores, own_gpus
 from ops.supervisor.plan import Door, FleetPlan, ModelPlan, plan_processes
-from ops.supervisor.rolling import Move, Step, restart_steps
+from ops.supervisor.rolling import RollingMove, RollingStep, restart_steps
 from triolet.config import (
     ControlledModelConfig,
     EngineConfig,
     FleetConfig,
+    FleetModelConfig,
     LendingConfig,
     LocalPrefill,
-    ModelConfig,
     Pinning,
     ProcessConfig,
     RoutingConfig,
@@ -95,7 +95,7 @@ def plan(prefill: int = 1, decode: int = 1, threads: int | None = None) -> Fleet
 def of_models(*names: str, stopped: str = "", **counts: int) -> FleetPlan:
     """Return the plan of a fleet of several models, with as many decode workers as are said."""
     models = {
-        name: ModelConfig(f"/models/{name}", decode=counts.get(name, 1), start=name != stopped)
+        name: FleetModelConfig(f"/models/{name}", decode=counts.get(name, 1), start=name != stopped)
         for name in names
     }
     settings = replace(plan().settings, models=models)
@@ -105,7 +105,7 @@ def of_models(*names: str, stopped: str = "", **counts: int) -> FleetPlan:
 
 def told(spec: ProcessSpec) -> Settings:
     """Return the settings that a process reads from its pipe."""
-    sources = Sources()
+    sources = SettingSources()
     sources.add_document(spec.settings, "a pipe")
     return sources.settings()
 
@@ -257,20 +257,25 @@ ROLES = {Role.SERVER, Role.PREFILL, Role.DECODE}
             2,
             ROLES,
             [
-                Step(Move.START_SPARE, "prefill-spare"),
-                Step(Move.RESTART, "prefill-0"),
-                Step(Move.RETIRE_SPARE, "prefill-spare"),
-                Step(Move.RESTART, "decode-0"),
-                Step(Move.RESTART, "decode-1"),
-                Step(Move.REPLACE, "server"),
+                RollingStep(RollingMove.START_SPARE, "prefill-spare"),
+                RollingStep(RollingMove.RESTART, "prefill-0"),
+                RollingStep(RollingMove.RETIRE_SPARE, "prefill-spare"),
+                RollingStep(RollingMove.RESTART, "decode-0"),
+                RollingStep(RollingMove.RESTART, "decode-1"),
+                RollingStep(RollingMove.REPLACE, "server"),
             ],
         ),
-        (1, 1, {Role.SERVER}, [Step(Move.REPLACE, "server")]),
-        (2, 1, {Role.PREFILL}, [Step(Move.RESTART, f"prefill-{n}") for n in range(2)]),
+        (1, 1, {Role.SERVER}, [RollingStep(RollingMove.REPLACE, "server")]),
+        (
+            2,
+            1,
+            {Role.PREFILL},
+            [RollingStep(RollingMove.RESTART, f"prefill-{n}") for n in range(2)],
+        ),
     ],
 )
 def test_a_restart_never_leaves_a_role_empty(
-    prefill: int, decode: int, roles: set[Role], steps: list[Step]
+    prefill: int, decode: int, roles: set[Role], steps: list[RollingStep]
 ) -> None:
     specs, spares = plan_processes(plan(prefill, decode), ("t",), Path("/x"), 1, [0], [Door(7)])
     assert restart_steps(specs, {(one.model, one.role): one for one in spares}, roles) == steps
@@ -349,7 +354,7 @@ def test_nobody_lends_what_was_given_or_is_not_there(fleet: FleetPlan, cores: in
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"path": 1, "place": 0, "places": 1}'])
 def test_lending_that_is_not_understood_is_refused(text: str) -> None:
-    sources = Sources()
+    sources = SettingSources()
     sources.add_assignments([f"worker.lending={text}"])
     with pytest.raises(ConfigError, match=r"worker\.lending"):
         sources.settings()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
     from pathlib import Path
 
-    from ops.supervisor.rolling import Step
+    from ops.supervisor.rolling import RollingStep
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +52,7 @@ class Fleet:
         )
 
     async def restart(self, *roles: Role) -> None:
-        async def tell(step: Step) -> None:
+        async def tell(step: RollingStep) -> None:
             self.steps.append(step.name)
 
         async def is_met(name: str) -> bool:

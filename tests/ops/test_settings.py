@@ -21,16 +21,16 @@ from ops.settings.form import (
     types_of,
     value_at,
 )
-from ops.settings.sources import Sources, read_settings
+from ops.settings.sources import SettingSources, read_settings
 from ops.supervisor.prepare import require_auto
 from tests.house.test_layout import ROOT
 from tests.packaging.shown import FENCED
 from triolet.config import (
     Dtype,
+    FleetModelConfig,
     LendingConfig,
     LinkConfig,
     MemorySharing,
-    ModelConfig,
     ModelLimits,
     PeerServersConfig,
     ServedModelConfig,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 def settings(*assignments: str, file: str = "", **named: Any) -> Settings:  # noqa: ANN401
-    sources = Sources()
+    sources = SettingSources()
     if file:
         sources.add_document(file.encode(), "triolet.toml")
     sources.add_assignments(assignments)
@@ -82,7 +82,7 @@ def test_a_process_understands_all_that_its_supervisor_means(role: Role) -> None
     )
     meant = of_role(meant, Role.PREFILL, link=LINK, lending=LendingConfig("/x/cores", 0, 3))
     meant = of_role(meant, Role.DECODE, link=LINK, name="decode-0", kv_address="ipc:///k")
-    sources = Sources()
+    sources = SettingSources()
     sources.add_document(document(meant, role), "a pipe")
     read = sources.settings()
     assert read.process == meant.process
@@ -255,7 +255,7 @@ def test_every_name_stands_for_a_field() -> None:
 
 
 def test_every_field_has_a_reason() -> None:
-    of_models = [(MODELS, "chat", name) for name in types_of(ModelConfig)]
+    of_models = [(MODELS, "chat", name) for name in types_of(FleetModelConfig)]
     assert [path for path in (*leaves(), *of_models) if not reason(path)] == []
 
 
@@ -378,7 +378,7 @@ def test_a_role_refuses_an_assignment_that_it_does_not_read(role: Role, assignme
     table, _, field = name.rpartition(".")
     value = json.dumps(assignment.partition("=")[2])
     value = value.strip('"') if value.strip('"').isdigit() else value
-    both = Sources()
+    both = SettingSources()
     both.add_document(f"[{table}]\n{field} = {value}\n".encode(), "triolet.toml")
     both.refuse_for_role(role)
 
@@ -407,8 +407,8 @@ decode = 2
 """
 
 
-def with_models(*arguments: str, sets: tuple[str, ...] = (), file: str = "") -> Sources:
-    sources = Sources()
+def with_models(*arguments: str, sets: tuple[str, ...] = (), file: str = "") -> SettingSources:
+    sources = SettingSources()
     sources.add_document(file.encode(), "triolet.toml")
     sources.add_assignments(sets)
     add_models(sources, arguments)
@@ -421,9 +421,9 @@ def test_models_come_from_files_assignments_and_arguments() -> None:
     found = sources.settings().models
     assert list(found) == ["chat", "qwen2.5", "code"]
     assert found == {
-        "chat": ModelConfig("/models/chat", ("gpt-4o",), tool_parser=ToolParser.HERMES),
-        "qwen2.5": ModelConfig("demo", prefill=3, decode=2),
-        "code": ModelConfig("demo", start=False),
+        "chat": FleetModelConfig("/models/chat", ("gpt-4o",), tool_parser=ToolParser.HERMES),
+        "qwen2.5": FleetModelConfig("demo", prefill=3, decode=2),
+        "code": FleetModelConfig("demo", start=False),
     }
     origins = {name: sources.origin(("models", name, "ref")) for name in ("chat", "qwen2.5")}
     assert origins == {"chat": "the argument chat=/models/chat", "qwen2.5": "triolet.toml, line 6"}
@@ -501,7 +501,7 @@ def test_config_show_has_the_models(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_a_server_is_told_of_several_models() -> None:
     told = ServedModelConfig("chat", "/m", "sha256:1", ("a",), ("ipc:///p",), ("ipc:///d",))
     meant = of_role(Settings(), Role.SERVER, models=(told,))
-    sources = Sources()
+    sources = SettingSources()
     sources.add_document(document(meant, Role.SERVER), "a pipe")
     assert sources.settings().server.models == (told,)
 

@@ -10,12 +10,12 @@ import pytest
 
 from ops.cli import main
 from ops.cli.doctor import check_stored
-from ops.cli.finding import Status
+from ops.cli.finding import FindingStatus
 from ops.models.several import with_stored_models
 from ops.models.stored import with_stored_model
 from ops.settings.form import Settings, of_role
 from tests.gguf_files import write_tiny
-from triolet.config import FleetConfig, ModelConfig, ToolParser, WeightFormat
+from triolet.config import FleetConfig, FleetModelConfig, ToolParser, WeightFormat
 from triolet.errors import ConfigError, StoreError
 from triolet.ids import Role
 
@@ -109,8 +109,8 @@ def test_a_version_that_is_not_there_is_refused_with_what_is(store: Path) -> Non
 
 def test_each_model_of_a_fleet_may_be_a_version_with_settings_of_its_own(store: Path) -> None:
     models = {
-        "a": ModelConfig("tiny", aliases=("x",), prefill=2, tool_parser=ToolParser.LLAMA),
-        "b": ModelConfig("demo"),
+        "a": FleetModelConfig("tiny", aliases=("x",), prefill=2, tool_parser=ToolParser.LLAMA),
+        "b": FleetModelConfig("demo"),
     }
     settings = replace(named("demo", store), models=models)
     settings = of_role(settings, Role.SERVER, tool_parser=ToolParser.HERMES)
@@ -129,7 +129,7 @@ def test_each_model_of_a_fleet_may_be_a_version_with_settings_of_its_own(store: 
 
 
 def test_a_model_with_a_version_that_is_not_there_is_named(store: Path) -> None:
-    models = {"a": ModelConfig("demo"), "b": ModelConfig("tiny:v9")}
+    models = {"a": FleetModelConfig("demo"), "b": FleetModelConfig("tiny:v9")}
     settings = replace(named("demo", store), models=models)
     with (
         pytest.raises(ConfigError, match=r"^model b: tiny:v9 is no directory and no file here"),
@@ -144,7 +144,7 @@ def test_the_doctor_says_what_is_wrong_with_a_version(
     command = ("doctor", "tiny", "--store", str(store), "--port", "0", "--json")
     capsys.readouterr()
     (finding,), wanted_bytes = check_stored(named("tiny", store), 2)
-    assert finding.status is Status.OK
+    assert finding.status is FindingStatus.OK
     assert wanted_bytes > 0
     assert capsys.readouterr().out == "", "stdout is the findings' alone"
     for blob in (store / "blobs" / "sha256").iterdir():

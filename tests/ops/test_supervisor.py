@@ -19,7 +19,7 @@ from ops.supervisor.restart_policy import Ending, GiveUp, Restart
 from ops.supervisor.supervisor import Supervisor
 from triolet.config import SupervisorConfig
 from triolet.ids import Role
-from triolet.status import Failed, Progress, ServerReady
+from triolet.status import ProcessFailed, Progress, ServerReady
 
 from .recording import ROOT, Recorder, spec
 
@@ -110,7 +110,7 @@ async def outcome_of(
 async def test_a_process_that_cannot_work_ends_all_with_its_own_words(tmp_path: Path) -> None:
     outcome, recorder = await outcome_of(tmp_path / "journal", "server-0", "decode-0:broken")
     assert outcome == GiveUp("decode-0: config.json is missing; download it", 2)
-    assert ("decode-0", Failed("config.json is missing; download it")) in recorder.reports
+    assert ("decode-0", ProcessFailed("config.json is missing; download it")) in recorder.reports
 
 
 async def test_a_process_that_dies_while_starting_is_tried_three_times(tmp_path: Path) -> None:

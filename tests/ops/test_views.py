@@ -20,7 +20,7 @@ from ops.supervisor.json_view import JsonView
 from ops.supervisor.plan import FleetPlan, ModelPlan
 from ops.supervisor.restart_policy import Ending, GiveUp, Restart
 from ops.supervisor.terminal_view import TerminalView, log_line, pools_line, room_for
-from triolet.config import ModelConfig, ProcessConfig, ServerConfig
+from triolet.config import FleetModelConfig, ProcessConfig, ServerConfig
 from triolet.status import Progress, ServerReady, WorkerReady
 
 if TYPE_CHECKING:
@@ -138,7 +138,9 @@ async def test_a_person_gets_a_table_with_all_that_is_needed() -> None:
     assert rows.index(["prefill-0", "102"]) < rows.index(["decode-0", "101"])
 
 
-MODELS = Settings(models={"chat": ModelConfig("/models/chat"), "code": ModelConfig("/models/code")})
+MODELS = Settings(
+    models={"chat": FleetModelConfig("/models/chat"), "code": FleetModelConfig("/models/code")}
+)
 TWO = FleetPlan(
     MODELS, tuple(ModelPlan(Path(one.fleet.model or ""), one) for one in each_model(MODELS))
 )

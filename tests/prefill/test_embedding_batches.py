@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from engine.pooling import Pool
-from prefill.embedding import Embedding, Room, StepTokens, due_at, part_tokens, plan_inputs
+from prefill.embedding import Embedding, StepRoom, StepTokens, due_at, part_tokens, plan_inputs
 from triolet.config import EmbeddingConfig
 from triolet.ids import AttemptKey, PeerId, Role
 from triolet.pooling import VectorForm
 
 CONFIG = EmbeddingConfig(max_batch_tokens=64, max_wait_s=0.01)
-ROOM = Room(max_tokens=64, free_blocks=100, total_blocks=100, is_beside_chat=False)
+ROOM = StepRoom(max_tokens=64, free_blocks=100, total_blocks=100, is_beside_chat=False)
 SERVER = PeerId(Role.SERVER, "server-0", 1)
 
 
@@ -30,7 +30,7 @@ def of_length(number: int, num_tokens: int, *, priority: int = 0, at: float = 5.
 
 
 def planned(
-    *waiting: Embedding, room: Room = ROOM, config: EmbeddingConfig = CONFIG
+    *waiting: Embedding, room: StepRoom = ROOM, config: EmbeddingConfig = CONFIG
 ) -> dict[int, int]:
     """Return how many tokens each input gets, by its number."""
     return {chunk.embedding.order: chunk.num_tokens for chunk in plan_inputs(waiting, room, config)}
@@ -102,7 +102,7 @@ def test_what_has_begun_goes_on_at_once() -> None:
     ],
 )
 def test_a_step_takes_the_inputs_that_are_due(
-    waiting: list[Embedding], room: Room, expected: dict[int, int]
+    waiting: list[Embedding], room: StepRoom, expected: dict[int, int]
 ) -> None:
     assert planned(*waiting, room=room) == expected
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from prefill.ring import Ring, Slot
+from prefill.ring import RingSlot, SlotRing
 
 
 class FakeHold:
@@ -17,11 +17,11 @@ class FakeHold:
         self.done = False
 
 
-def ring(num_bytes: int = 64) -> Ring:
-    return Ring(memoryview(bytearray(num_bytes)))
+def ring(num_bytes: int = 64) -> SlotRing:
+    return SlotRing(memoryview(bytearray(num_bytes)))
 
 
-def take(of: Ring, num_bytes: int) -> Slot:
+def take(of: SlotRing, num_bytes: int) -> RingSlot:
     slot = of.take(num_bytes)
     assert slot is not None
     return slot
@@ -76,7 +76,7 @@ def test_bytes_that_a_network_reads_are_not_used_again() -> None:
 @pytest.mark.parametrize("seed", range(30))
 def test_slots_never_overlap_and_all_of_the_ring_comes_back(seed: int) -> None:
     chance, tested = random.Random(seed), ring(1000)
-    taken: list[Slot] = []
+    taken: list[RingSlot] = []
     for _ in range(200):
         if taken and chance.random() < 0.45:
             tested.give_back(taken.pop(chance.randrange(len(taken))))

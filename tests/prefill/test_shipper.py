@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from decode.assembly import Assembly, Verdict
+from decode.assembly import Assembly, ChunkVerdict
 from prefill.shipper import KvSend, Shipper
 from prefill.transfer import CACHED_BYTES
 from transport.digest import payload_digest
@@ -346,10 +346,10 @@ def test_everything_arrives_under_loss_repeats_reorder_and_damage(seed: int) -> 
             assert payload is not None
             arrived = bytes(payload) if chance.random() < 0.8 else bytes(len(payload))
             verdict = taking.judge(frame, arrived)
-            if verdict is Verdict.CORRUPT:
+            if verdict is ChunkVerdict.CORRUPT:
                 ship.on_resend(TARGET, KvResend(*owner, indices=(frame.index,)), now)
                 continue
-            if verdict is Verdict.TAKEN:
+            if verdict is ChunkVerdict.TAKEN:
                 for offset in range(frame.num_blocks):
                     start = offset * BYTES_PER_BLOCK
                     pool[frame.first_block + offset] = arrived[start : start + BYTES_PER_BLOCK]

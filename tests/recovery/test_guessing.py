@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from trio.testing import MockClock
 
-    from decode.attempt import Attempt
+    from decode.attempt import DecodeAttempt
     from triolet.ids import AttemptKey
     from worker.engine_port import EnginePort
 
@@ -52,7 +52,7 @@ class Recall:
         self.num_guesses = 0
         self._records = records
 
-    def guess(self, attempt: Attempt, most: int) -> list[int]:
+    def guess(self, attempt: DecodeAttempt, most: int) -> list[int]:
         """See decode.speculation.GuessSource."""
         record = self._records[int.from_bytes(attempt.key.request_id, "big")]
         position = len(attempt.output_ids)

@@ -509,7 +509,7 @@ MUTANTS: Final = (
            f"{_AUDIT_LOG}/test_log.py::"
            "test_a_full_disk_refuses_the_entry_and_leaves_the_log_as_it_was"),
     Mutant("A39", "ops/audit/recording.py",
-           "    note(Outcome.BEGUN)\n", "",
+           "    note(AuditOutcome.BEGUN)\n", "",
            "ops/test_audit_commands.py::test_a_change_that_cannot_be_recorded_is_not_made"),
     Mutant("A40", "store/registry/blobs.py",
            "    if not one.is_right:\n        raise",
@@ -568,8 +568,8 @@ MUTANTS: Final = (
            "ops/control/test_adapters.py::"
            "test_the_port_takes_versions_of_the_store_and_no_paths_of_adapters"),
     Mutant("A42", "ops/control/adapters.py",
-           "is_reference_only=is_of_port(operation),",
-           "is_reference_only=False,",
+           "LoadAdapterRequest(name, order.name, order.ref, is_of_port(operation))",
+           "LoadAdapterRequest(name, order.name, order.ref, False)",
            "ops/control/test_adapters.py::"
            "test_the_port_takes_versions_of_the_store_and_no_paths_of_adapters"),
     Mutant("A42", "ops/models/stored.py",

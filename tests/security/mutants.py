@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 ROOT: Final = Path(__file__).parents[2]
-ROOMS: Final = ("decode", "docs", "engine", "loadtest", "ops", "prefill", "server", "tests",
-                "tools", "transport", "triolet", "worker")  # fmt: skip
+ROOMS: Final = ("decode", "docs", "engine", "loadtest", "ops", "prefill", "server", "simulation",
+                "store", "tests", "tools", "transport", "triolet", "worker")  # fmt: skip
 FILES: Final = ("pyproject.toml", "README.md", "CHANGES.md")
 TIMEOUT_S: Final = 150.0
 """For one mutant; tests that hang without their guard die of their own bounds, after a minute."""

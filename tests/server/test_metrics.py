@@ -12,7 +12,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 from structlog.testing import capture_logs
 
-from ops.control.worker_seconds import Account, Version
+from ops.control.worker_seconds import SecondsAccount, Version
 from server.contract.generation import Usage
 from server.metrics.fleet import MAX_WORDS
 from server.metrics.metrics import Metrics
@@ -206,7 +206,7 @@ def test_what_was_chosen_ends_with_its_model() -> None:
 def test_worker_seconds_of_versions_add_up_to_those_of_the_processes(metrics: Metrics) -> None:
     """From the supervisor's counts of each process to what a scrape shows."""
     processes = {("chat", "sha256:1"): (1000.123456, 77.5), ("code", ""): (0.25, 3.0, 12_345.678)}
-    account = Account()
+    account = SecondsAccount()
     account.note("run", {Version(*one): sum(seconds) for one, seconds in processes.items()})
     presences = {name: Presence() for name in ("chat", "code", "asleep")}
     for name, presence in presences.items():

@@ -14,7 +14,7 @@ from server.api.proxying import PROXIED
 from server.contract.generation import Usage
 from server.tenants.memory_store import QuotaObserver
 from server.tenants.opening import opened_quotas
-from server.tenants.quotas import Asked
+from server.tenants.quotas import AskedTokens
 from server.tenants.tenancy import Tenancy
 from tests.server.support.surface import PATIENCE_S, RawClient, request_bytes
 from tests.server.support.tenants import tenant, tenants_of
@@ -53,7 +53,7 @@ async def both(folder: Path, **more: Any) -> AsyncIterator[tuple[list[Quotas], l
 
 async def use(quotas: Quotas, request_id: bytes, tokens: int) -> None:
     """Let alice use so much of one server."""
-    with await quotas.reserve(ALICE, [Asked(request_id, tokens, 0)]):
+    with await quotas.reserve(ALICE, [AskedTokens(request_id, tokens, 0)]):
         quotas.accepted(request_id)
     quotas.ended(request_id, Usage(tokens, 0), is_begun=True)
 
@@ -73,7 +73,7 @@ async def test_whichever_is_asked_the_parts_of_all_are_added_up(tmp_path: Path) 
     async with both(tmp_path) as (quotas, servers):
         await use(quotas[0], b"1", 3)
         await use(quotas[1], b"2", 4)
-        held = await quotas[1].reserve(ALICE, [Asked(b"3", 20, 0)])
+        held = await quotas[1].reserve(ALICE, [AskedTokens(b"3", 20, 0)])
         with trio.fail_after(PATIENCE_S):
             for name in NAMES:
                 while (usage := await usage_of_alice(tmp_path, name))["this_month"]["tokens"] < 7:

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import trio
 
-from simulation.deterministic import Gate, behind, run
+from simulation.deterministic import ProcessGate, behind, run
 
 
 async def order_of_tasks(num_tasks: int = 40) -> list[int]:
@@ -81,7 +81,7 @@ class Ticker:
 
 def test_who_is_stopped_does_nothing_until_it_goes_on() -> None:
     async def main() -> Ticker:
-        gate, ticker = Gate(), Ticker()
+        gate, ticker = ProcessGate(), Ticker()
         async with trio.open_nursery() as nursery:
             with behind(gate):
                 nursery.start_soon(ticker.run)
@@ -100,7 +100,7 @@ def test_who_is_stopped_does_nothing_until_it_goes_on() -> None:
 
 def test_who_is_stopped_learns_of_its_cancellation_when_it_goes_on() -> None:
     async def main() -> list[float]:
-        gate, left_at = Gate(), []
+        gate, left_at = ProcessGate(), []
         began_at = trio.current_time()
 
         async def wait(scope: trio.CancelScope) -> None:
@@ -125,7 +125,7 @@ def test_who_is_stopped_learns_of_its_cancellation_when_it_goes_on() -> None:
 
 def test_what_a_stopped_task_was_given_is_not_lost() -> None:
     async def main() -> list[int]:
-        gate, taken = Gate(), []
+        gate, taken = ProcessGate(), []
         send, receive = trio.open_memory_channel[int](0)
 
         async def take() -> None:
@@ -151,7 +151,7 @@ def test_what_a_stopped_task_was_given_is_not_lost() -> None:
 
 def test_tasks_outside_of_the_gate_go_on() -> None:
     async def main() -> int:
-        gate, ticker = Gate(), Ticker()
+        gate, ticker = ProcessGate(), Ticker()
         gate.close()
         with trio.move_on_after(3.5):
             await ticker.run()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ops.models.importing import Imported, Wanted, import_model
+from ops.models.importing import Imported, WantedImport, import_model
 from ops.models.model_directory import demo_model_path
 from store.layout import ModelStore
 from store.verify import verify
@@ -36,7 +36,7 @@ def add(store: ModelStore) -> Callable[..., Imported]:
 
     def add(model: Path, name: str = "chat", tag: str | None = None, **others: object) -> Imported:
         given = {"sampling": None, "weights": WeightFormat.DTYPE, "may_link": False, **others}
-        return import_model(store, Wanted(str(model), name, tag, **given))  # type: ignore[arg-type]
+        return import_model(store, WantedImport(str(model), name, tag, **given))  # type: ignore[arg-type]
 
     return add
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from store.adapter_files import CONFIG_FILE, WEIGHTS_FILE, Place, read_adapter
+from store.adapter_files import CONFIG_FILE, WEIGHTS_FILE, MatrixPlace, read_adapter
 from triolet.adapter_keys import adapters_mark, cache_key, digest_bytes, mark_of
 from triolet.config import AdapterConfig, EngineConfig, FleetConfig
 from triolet.errors import ConfigError, ModelError
@@ -52,9 +52,9 @@ def test_an_adapter_is_read_whole(tmp_path: Path) -> None:
     read = read_adapter(write(tmp_path / "a"), BASE, 64)
     assert (read.rank, read.scale) == (2, 4.0)
     assert set(read.matrices) == {
-        Place(0, module, matrix) for module in ("q_proj", "down_proj") for matrix in "AB"
+        MatrixPlace(0, module, matrix) for module in ("q_proj", "down_proj") for matrix in "AB"
     }
-    one = read.matrices[Place(0, "q_proj", "A")]
+    one = read.matrices[MatrixPlace(0, "q_proj", "A")]
     wanted = tensors()[f"{PREFIX}self_attn.q_proj.lora_A.weight"]
     assert one.numbers == wanted.tobytes()
     rooted = read_adapter(write(tmp_path / "b", use_rslora=True), BASE, 64)

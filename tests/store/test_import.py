@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ops.cli import main
-from ops.models.importing import Wanted, import_model
+from ops.models.importing import WantedImport, import_model
 from ops.models.model_directory import demo_model_path
 from store.ingest import Way, ingest, source_file
 from store.manifest import (
@@ -76,7 +76,7 @@ def test_a_version_names_all_that_changes_its_answers(
 
 def test_an_import_tells_how_far_it_is(model: Path, store: ModelStore) -> None:
     told: list[tuple[int, int]] = []
-    wanted = Wanted(str(model), "chat", None, None, WeightFormat.DTYPE, may_link=False)
+    wanted = WantedImport(str(model), "chat", None, None, WeightFormat.DTYPE, may_link=False)
     import_model(store, wanted, lambda *progress: told.append(progress))
     (total,) = {total for _, total in told}
     assert sum(count for count, _ in told) == total

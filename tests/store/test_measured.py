@@ -12,11 +12,11 @@ from store.aliases import Aliases
 from store.collect import collect, remove
 from store.manifest import canonical
 from store.measured import (
-    Capacity,
     Golden,
-    Kept,
-    Key,
-    Prompt,
+    GoldenPrompt,
+    KeptMeasurement,
+    MeasuredCapacity,
+    MeasurementKey,
     as_artefact,
     golden_for,
     keep_measured,
@@ -39,10 +39,12 @@ if TYPE_CHECKING:
     from store.layout import ModelStore
 
 DIGEST: Final = f"sha256:{'a' * 64}"
-KEY: Final = Key("native", "bfloat16", "native-1-0123")
-OTHER: Final = Key("sdpa", "float32", "sdpa,torch-2")
-GOLDEN: Final = Golden(KEY, (Prompt((1, 2), (3, 4)),))
-CAPACITY: Final = Capacity(Key("native", "bfloat16", "native-1-0123", "box"), 1e3, 1e-3, 0, 0, 1)
+KEY: Final = MeasurementKey("native", "bfloat16", "native-1-0123")
+OTHER: Final = MeasurementKey("sdpa", "float32", "sdpa,torch-2")
+GOLDEN: Final = Golden(KEY, (GoldenPrompt((1, 2), (3, 4)),))
+CAPACITY: Final = MeasuredCapacity(
+    MeasurementKey("native", "bfloat16", "native-1-0123", "box"), 1e3, 1e-3, 0, 0, 1
+)
 KEEPING: Final = """
 from store.layout import ModelStore
 from store.measured import Golden, Key, Prompt, keep_measured
@@ -64,23 +66,23 @@ def digest(model: Path, add: Callable[..., Imported]) -> str:
     return add(model, tag="v1", may_link=True).digest
 
 
-def keep(store: ModelStore, digest: str, *measured: Golden | Capacity) -> None:
+def keep(store: ModelStore, digest: str, *measured: Golden | MeasuredCapacity) -> None:
     with store.writing() as writer:
         keep_measured(writer, digest, list(measured))
 
 
-def said(store: ModelStore, digest: str) -> list[Golden | Capacity]:
+def said(store: ModelStore, digest: str) -> list[Golden | MeasuredCapacity]:
     found = [
         one for kind in (GOLDEN_TYPE, CAPACITY_TYPE) for one in measured_of(store, digest, kind)
     ]
-    return [one.said for one in found if isinstance(one, Kept)]
+    return [one.said for one in found if isinstance(one, KeptMeasurement)]
 
 
 def test_one_measurement_of_a_key_is_kept_and_it_goes_with_its_version(
     store: ModelStore, digest: str
 ) -> None:
     keep(store, digest, GOLDEN, CAPACITY)
-    newer = msgspec.structs.replace(GOLDEN, prompts=(Prompt((1, 2), (5, 6)),))
+    newer = msgspec.structs.replace(GOLDEN, prompts=(GoldenPrompt((1, 2), (5, 6)),))
     elsewhere = msgspec.structs.replace(GOLDEN, key=OTHER)
     keep(store, digest, newer, msgspec.structs.replace(CAPACITY, load_s=2.0))
     keep(store, digest, elsewhere)
@@ -92,7 +94,9 @@ def test_one_measurement_of_a_key_is_kept_and_it_goes_with_its_version(
     found = golden_for(store.root, digest, KEY)
     assert found is not None
     assert found[0] == newer
-    assert golden_for(store.root, digest, Key("native", "float32", "native-1-0123")) is None
+    assert (
+        golden_for(store.root, digest, MeasurementKey("native", "float32", "native-1-0123")) is None
+    )
     with store.writing() as writer:
         assert collect(writer).num_blobs == 4, "what was replaced: two manifests, two layers"
         assert faults(store) == []
@@ -124,7 +128,7 @@ def test_damaged_golden_tokens_are_named_and_replaced(store: ModelStore, digest:
 
 def test_what_comes_from_elsewhere_replaces_nothing(store: ModelStore, digest: str) -> None:
     keep(store, digest, GOLDEN)
-    theirs = msgspec.structs.replace(GOLDEN, prompts=(Prompt((1, 2), (9, 9)),))
+    theirs = msgspec.structs.replace(GOLDEN, prompts=(GoldenPrompt((1, 2), (9, 9)),))
     new = msgspec.structs.replace(GOLDEN, key=OTHER)
     brought = [as_artefact(one, digest, 10) for one in (theirs, new, new, CAPACITY)]
     kept = without_known(store, digest, brought)
@@ -190,7 +194,9 @@ def test_a_store_is_valid_wherever_keeping_is_killed(
         assert killed.returncode == -9, killed.stderr
         assert faults(store) == []
         now = said(store, digest)
-        assert now == before or now == [Golden(Key("b", "d", "a"), (Prompt((1,), (at,)),))]
+        assert now == before or now == [
+            Golden(MeasurementKey("b", "d", "a"), (GoldenPrompt((1,), (at,)),))
+        ]
     assert cut_off(UNREACHED, 0).returncode == 0
     assert list(store.tmp.iterdir()) == []
     with store.writing() as writer:

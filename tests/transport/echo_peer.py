@@ -26,7 +26,7 @@ from triolet.units import MIB
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from transport.link import Message
+    from transport.link import LinkMessage
 
 ROOT = Path(__file__).parents[2]
 LIFETIME_S = 120.0
@@ -94,12 +94,12 @@ async def _connect(address: str) -> None:
             await connection.send(_echoed(message), _copied(message))
 
 
-def _echoed(message: Message) -> Drain | KvChunk:
+def _echoed(message: LinkMessage) -> Drain | KvChunk:
     assert isinstance(message.frame, Drain | KvChunk)
     return message.frame
 
 
-def _copied(message: Message) -> bytes | None:
+def _copied(message: LinkMessage) -> bytes | None:
     return None if message.payload is None else bytes(message.payload)
 
 

@@ -22,7 +22,7 @@ from triolet.units import MIB
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from transport.link import Connection, Listener, Message, Network
+    from transport.link import Connection, LinkMessage, Listener, Network
 
 KINDS = ("memory", "ipc", "tcp")
 SERVER = PeerId(Role.SERVER, "web-0", 1)
@@ -171,6 +171,6 @@ async def receive_numbers(
         into.extend(number_of(m) for m in await end.receive_many(max_messages))
 
 
-def number_of(message: Message) -> float:
+def number_of(message: LinkMessage) -> float:
     assert isinstance(message.frame, Drain)
     return message.frame.deadline_s

@@ -12,7 +12,7 @@ from transport.codec import encode
 from transport.frames import Drain
 from transport.gate import STRANGER
 from transport.handshake import make_hello
-from transport.link import MAX_BAD_FRAMES, LinkStatistics, Message, PeerBusy, PeerGone
+from transport.link import MAX_BAD_FRAMES, LinkMessage, LinkStatistics, PeerBusy, PeerGone
 from triolet.errors import ConfigError, LocalProtocolError
 from triolet.ids import PeerId, Role
 
@@ -66,8 +66,8 @@ async def test_a_message_names_its_sender_on_the_bound_side_only(ends: Ends) -> 
     connection.send_nowait(Drain(1.0))
     listener.send_nowait(ME, Drain(2.0))
     with trio.fail_after(PATIENCE_S):
-        assert await listener.receive_many() == [Message(ME, Drain(1.0), None)]
-        assert await connection.receive_many() == [Message(b"", Drain(2.0), None)]
+        assert await listener.receive_many() == [LinkMessage(ME, Drain(1.0), None)]
+        assert await connection.receive_many() == [LinkMessage(b"", Drain(2.0), None)]
 
 
 @pytest.mark.parametrize("size", [0, 1, 70_000, 3_000_000])
@@ -150,7 +150,7 @@ async def test_who_connects_under_a_peers_name_gets_nothing_of_it_and_leaves_it_
         listener.send_nowait(ME, Drain(3.0))
         assert number_of((await connection.receive_many())[0]) == 3.0
         connection.send_nowait(Drain(4.0))
-        assert await listener.receive_many() == [Message(ME, Drain(4.0), None)]
+        assert await listener.receive_many() == [LinkMessage(ME, Drain(4.0), None)]
         assert not enemy.has_received()
 
 
@@ -281,7 +281,7 @@ async def _expect_only(listener: Listener, frame: Drain) -> None:
     received = 0
     while received < 2:
         for message in await listener.receive_many():
-            assert message == Message(ME, frame, None)
+            assert message == LinkMessage(ME, frame, None)
             received += 1
 
 

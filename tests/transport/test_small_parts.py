@@ -11,7 +11,7 @@ from transport.codec import encode, encode_message
 from transport.digest import RunningDigest, payload_digest
 from transport.frames import Drain, Goodbye
 from transport.gate import MAX_REMEMBERED_SENDERS, BoundGate, FrameGate
-from transport.link import MAX_BAD_FRAMES, Message, PeerGone
+from transport.link import MAX_BAD_FRAMES, LinkMessage, PeerGone
 from transport.tokens import pack_tokens, unpack_tokens
 from triolet.errors import LocalProtocolError, RemoteProtocolError
 from triolet.ids import PeerId, Role
@@ -60,7 +60,7 @@ def test_pieces_have_the_digest_of_the_whole(pieces: list[bytes]) -> None:
 
 def test_the_gate_lets_frames_in_and_counts_them() -> None:
     gate = FrameGate(100)
-    assert gate.admit(b"a", GOOD) == Message(b"a", Drain(1.0), None)
+    assert gate.admit(b"a", GOOD) == LinkMessage(b"a", Drain(1.0), None)
     assert gate.admit(b"a", BAD) is None
     assert (gate.received_frames, gate.bad_frames) == (1, 1)
 

@@ -25,7 +25,7 @@ from .ends import ME, PATIENCE_S, chunk, is_gone, make_key_directory, number_of,
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from transport.link import Connection, Message
+    from transport.link import Connection, LinkMessage
 
 ANY_PORT = "tcp://127.0.0.1:*"
 BOUNDS = {"hwm": 10, "max_frame_bytes": MIB}
@@ -195,7 +195,7 @@ async def test_an_overlong_message_is_dropped_by_zeromq_before_it_takes_memory(
     connection = open_network().connect(listener.address, ME, hwm=10, max_frame_bytes=MIB)
     with trio.fail_after(PATIENCE_S):
         await connection.send(chunk(0), bytes(2 * MIB))
-        messages: list[Message] = []
+        messages: list[LinkMessage] = []
         while not messages:
             # The connection is reset, so what was sent in between may be lost with it.
             with trio.move_on_after(0.05):

@@ -5,7 +5,15 @@ import os
 
 import pytest
 
-from triolet.status import Failed, Progress, Report, ServerReady, WorkerReady, parse_report, report
+from triolet.status import (
+    ProcessFailed,
+    Progress,
+    Report,
+    ServerReady,
+    WorkerReady,
+    parse_report,
+    report,
+)
 
 REPORTS: list[Report] = [
     Progress(stage="weights", done=3, total=10),
@@ -20,7 +28,7 @@ REPORTS: list[Report] = [
         max_model_len=1024,
     ),
     ServerReady(url="http://127.0.0.1:8000"),
-    Failed(message='no "config.json"\nin\x1b[31m here'),
+    ProcessFailed(message='no "config.json"\nin\x1b[31m here'),
 ]
 
 
@@ -47,4 +55,4 @@ def test_a_reader_that_went_away_does_not_end_the_writer() -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
     with os.fdopen(write_end, "wb", buffering=0) as stream:
-        report(Failed(message="nobody listens"), stream)
+        report(ProcessFailed(message="nobody listens"), stream)

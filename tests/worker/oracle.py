@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from .scripts import VOCAB_SIZE, completion
 
 if TYPE_CHECKING:
-    from decode.attempt import Attempt
+    from decode.attempt import DecodeAttempt
     from triolet.ids import AttemptKey
 
 
@@ -27,7 +27,7 @@ class Oracle:
         self.known: set[AttemptKey] = set()
         self._wrong_every = wrong_every
 
-    def guess(self, attempt: Attempt, most: int) -> list[int]:
+    def guess(self, attempt: DecodeAttempt, most: int) -> list[int]:
         """Return exactly as many as are wanted."""
         self.known.add(attempt.key)
         position = len(attempt.output_ids)

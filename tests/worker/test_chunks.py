@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefill.attempt import Attempt
+from prefill.attempt import PrefillAttempt
 from triolet.ids import AttemptKey, PeerId, Role
 from triolet.sampling import SamplingParams
 from triolet.service_class import (
@@ -22,8 +22,8 @@ from worker.chunks import (
     MAX_OVERTAKES,
     MAX_URGENT_OVERTAKES,
     OLDEST_SHARE,
-    Chunk,
     ChunkScheduler,
+    PromptChunk,
 )
 
 BUDGET = 64
@@ -31,8 +31,10 @@ BLOCK_SIZE = 4
 MANY_BLOCKS = 100_000
 
 
-def attempt(order: int, num_tokens: int, priority: int = 0, *, is_started: bool = False) -> Attempt:
-    return Attempt(
+def attempt(
+    order: int, num_tokens: int, priority: int = 0, *, is_started: bool = False
+) -> PrefillAttempt:
+    return PrefillAttempt(
         key=AttemptKey(order.to_bytes(16, "big"), 0),
         server=PeerId(Role.SERVER, "s", 1),
         prompt_ids=(0,) * num_tokens,
@@ -49,13 +51,13 @@ def attempt(order: int, num_tokens: int, priority: int = 0, *, is_started: bool 
     )
 
 
-def compute(chunks: list[Chunk[Attempt]]) -> None:
+def compute(chunks: list[PromptChunk[PrefillAttempt]]) -> None:
     for chunk in chunks:
         chunk.attempt.started_at = 0.0
         chunk.attempt.num_computed_tokens += chunk.num_tokens
 
 
-def tokens_of(chunks: list[Chunk[Attempt]], attempt: Attempt) -> int:
+def tokens_of(chunks: list[PromptChunk[PrefillAttempt]], attempt: PrefillAttempt) -> int:
     return sum(c.num_tokens for c in chunks if c.attempt is attempt)
 
 
@@ -65,7 +67,7 @@ def test_nothing_waiting_is_no_step() -> None:
 
 def test_a_prompt_alone_has_the_whole_budget() -> None:
     alone = attempt(1, 1000)
-    assert ChunkScheduler().plan([alone], BUDGET, MANY_BLOCKS) == [Chunk(alone, BUDGET)]
+    assert ChunkScheduler().plan([alone], BUDGET, MANY_BLOCKS) == [PromptChunk(alone, BUDGET)]
 
 
 def test_a_short_prompt_is_done_in_the_next_step_beside_a_long_one() -> None:
@@ -93,7 +95,7 @@ def test_a_long_prompt_gets_its_share_under_a_stream_of_short_ones() -> None:
 def test_a_short_prompt_is_not_held_up_by_longer_ones_before_or_after_it(
     num_tokens: int, before: list[int], after: list[int]
 ) -> None:
-    scheduler: ChunkScheduler[Attempt] = ChunkScheduler()
+    scheduler: ChunkScheduler[PrefillAttempt] = ChunkScheduler()
     waiting = [attempt(order, size, is_started=True) for order, size in enumerate(before)]
     short = attempt(100, num_tokens)
     waiting.append(short)
@@ -107,7 +109,7 @@ def test_a_short_prompt_is_not_held_up_by_longer_ones_before_or_after_it(
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=30), st.integers(1, 8))
 def test_rows_are_few_and_the_oldest_has_one(sizes: list[int], max_rows: int) -> None:
     waiting = [attempt(order, size, is_started=True) for order, size in enumerate(sizes)]
-    plan = ChunkScheduler[Attempt]().plan(waiting, BUDGET, 0, max_rows)
+    plan = ChunkScheduler[PrefillAttempt]().plan(waiting, BUDGET, 0, max_rows)
     assert 0 < len(plan) <= max_rows
     assert waiting[0] in [chunk.attempt for chunk in plan]
     assert len({id(chunk.attempt) for chunk in plan}) == len(plan)

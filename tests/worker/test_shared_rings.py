@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from prefill.core import PrefillCore
     from transport.frames import Load, SharedRing
     from transport.memory_pipe import LinkName
-    from transport.shared_ring import FoundRing, Ring
+    from transport.shared_ring import FoundRing, RingMemory
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfd is Linux's")
 
@@ -102,7 +102,7 @@ async def test_bytes_travel_between_workers_that_do_not_see_the_same_memory(
 async def test_bytes_travel_where_the_system_has_no_such_memory(
     reason: Exception, autojump_clock: MockClock
 ) -> None:
-    def make(num_bytes: int) -> Ring:
+    def make(num_bytes: int) -> RingMemory:
         raise reason
 
     async with open_fleet(serve={Role.PREFILL: {"make_ring": make}}) as fleet:

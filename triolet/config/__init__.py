@@ -16,7 +16,7 @@ from .auto import (
 from .control import ControlConfig, ControlledModelConfig
 from .limits import require
 from .link import MAX_LENDERS, LinkConfig, MemorySharing, WireConfig
-from .models import MAX_MODELS, ModelConfig, ServedModelConfig
+from .models import MAX_MODELS, FleetModelConfig, ServedModelConfig
 from .parsers import ReasoningParser, ToolParser
 from .responses import OF_CONNECTION, StoredResponsesConfig
 from .scheduling import (
@@ -118,6 +118,7 @@ __all__ = [
     "EngineConfig",
     "FetchConfig",
     "FleetConfig",
+    "FleetModelConfig",
     "GpuConfig",
     "GrammarConfig",
     "GuardConfig",
@@ -126,7 +127,6 @@ __all__ = [
     "LocalPrefill",
     "MaskConfig",
     "MemorySharing",
-    "ModelConfig",
     "ModelLimits",
     "OverloadConfig",
     "PeerServersConfig",

@@ -25,7 +25,7 @@ most 12 KiB."""
 
 
 @dataclass(frozen=True, slots=True)
-class ModelConfig:
+class FleetModelConfig:
     """One model of a fleet, as `[models.NAME]` of a settings file or NAME=REF on the command line
     asks for it."""
 

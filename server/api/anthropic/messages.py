@@ -37,7 +37,7 @@ from ..body import CAP_HEADER, current_scope, note_ignored, read_fields, shown_r
 from ..errors import UNSUPPORTED_PARAMETER, message_with_param, params_called
 from ..fields import NamedTool, named_tool, offered_function
 from ..generate import (
-    Plan,
+    GenerationPlan,
     begin_stream,
     begin_whole,
     json_response,
@@ -359,13 +359,13 @@ async def count_message_tokens(services: Services) -> Response:
     return json_response({"input_tokens": len(prompt_ids)})
 
 
-async def _plan(fields: MessagesRequest, services: Services) -> Plan:
+async def _plan(fields: MessagesRequest, services: Services) -> GenerationPlan:
     is_warming = fields.max_tokens == 0
     with params_called(PARAMS):
         chat = await _as_chat(fields)
         check_output(fields, current_tenant().plan)
 
-        async def plan_on(model: ServedModel) -> Plan:
+        async def plan_on(model: ServedModel) -> GenerationPlan:
             plan = await plan_chat(chat, model, services)
             return (
                 warming(plan) if is_warming else replace(plan, default_max_tokens=fields.max_tokens)

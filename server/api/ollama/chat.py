@@ -28,7 +28,7 @@ from ..body import current_scope, note_ignored, read_fields
 from ..errors import echo, message_with_param, params_called
 from ..fields import NamedSchema, ResponseFormat, earlier_call
 from ..generate import (
-    Plan,
+    GenerationPlan,
     begin,
     event_stream,
     json_response,
@@ -120,7 +120,7 @@ class OllamaAnswer(Serializer):
       is_chat: it is a message; otherwise a text.
     """
 
-    def __init__(self, plan: Plan, began_at: float, *, is_chat: bool) -> None:
+    def __init__(self, plan: GenerationPlan, began_at: float, *, is_chat: bool) -> None:
         self._reader = WholeCalls(reader_of(plan.tool_form, plan.thinking))
         self._began_at = began_at
         self._submitted_at = trio.current_time()
@@ -260,7 +260,7 @@ async def _answer(
     wanted = (fields.options or OllamaOptions()).num_ctx or 0
     num_ctx = min(wanted, widest_context(asked, services))
 
-    async def plan_on(model: ServedModel) -> Plan:
+    async def plan_on(model: ServedModel) -> GenerationPlan:
         if num_ctx > model.fleet.max_model_len:
             raise invalid_request(
                 f"is more than the context of model {model.name}",
@@ -286,7 +286,7 @@ async def _answer(
     return Response(whole, content_type="application/json")
 
 
-def _most_tokens(options: OllamaOptions | None, plan: Plan) -> int | None:
+def _most_tokens(options: OllamaOptions | None, plan: GenerationPlan) -> int | None:
     """Return how many tokens an answer may have, as far as they fit; None for as many as fit."""
     wanted = None if options is None else options.num_predict
     if wanted is None:

@@ -21,7 +21,7 @@ from ...text.tool_forms.reasoning import SWITCHES, Reasoner, ReasoningPlan
 from ..auto import plan_request
 from ..body import read_fields
 from ..constraints import plan_tools, read_grammar
-from ..generate import Plan, begin_stream, begin_whole, head, own_requests
+from ..generate import GenerationPlan, begin_stream, begin_whole, head, own_requests
 from ..limits import tier_field
 from ..sampling import chat_logprob, check_ids, completion_logprobs, completion_top
 from ..schemas import TURNS_AT_ONCE, ChatRequest, CompletionRequest, Message, Prompt
@@ -146,7 +146,7 @@ async def chat_completions(services: Services) -> Response:
 
 
 async def _stream_response(
-    plan: Plan,
+    plan: GenerationPlan,
     services: Services,
     fields_of_chunk: dict[str, Any],
     chunks: Callable[[Envelope], ChunkStream],
@@ -176,7 +176,7 @@ async def _stream_response(
 
 
 async def _whole_response(
-    plan: Plan,
+    plan: GenerationPlan,
     services: Services,
     fields_of_answer: dict[str, Any],
     choice: Callable[[int, Answer], dict[str, Any]],
@@ -311,7 +311,7 @@ def plan_reasoning(
     return plan._replace(tokens=tokens)
 
 
-async def plan_chat(fields: ChatRequest, model: ServedModel, services: Services) -> Plan:
+async def plan_chat(fields: ChatRequest, model: ServedModel, services: Services) -> GenerationPlan:
     """Return what is to be generated for a conversation, in whatever API's words it came.
 
     Raises:
@@ -327,7 +327,7 @@ async def plan_chat(fields: ChatRequest, model: ServedModel, services: Services)
     max_tokens = fields.max_completion_tokens
     reasoner = model.text.reasoner
     reads_all = reasoner is not None and reasoner.reads_calls
-    return Plan(
+    return GenerationPlan(
         model=model,
         fields=fields,
         prompts=[prompt_ids],
@@ -348,7 +348,7 @@ async def plan_chat(fields: ChatRequest, model: ServedModel, services: Services)
     )
 
 
-def _choice(plan: Plan, index: int, answer: Answer) -> dict[str, Any]:
+def _choice(plan: GenerationPlan, index: int, answer: Answer) -> dict[str, Any]:
     logprobs = None
     if plan.logprobs is not None:
         logprobs = {"content": answer.scored, "refusal": None}
@@ -384,7 +384,7 @@ async def completions(services: Services) -> Response:
 
 async def plan_completions(
     fields: CompletionRequest, model: ServedModel, services: Services
-) -> Plan:
+) -> GenerationPlan:
     """Return what is to be generated for some prompts.
 
     Raises:
@@ -399,7 +399,7 @@ async def plan_completions(
         raise invalid_request(f"at most {services.config.max_prompts} are served at once", "prompt")
     grammar = await read_grammar(fields, model)
     prompts = [await _prompt_ids(prompt, model) for prompt in fields.prompt]
-    return Plan(
+    return GenerationPlan(
         model=model,
         fields=fields,
         prompts=prompts,

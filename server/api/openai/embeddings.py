@@ -18,7 +18,7 @@ from triolet.ids import new_request_id
 from triolet.pooling import VectorForm
 
 from ...contract.generation import input_request
-from ...tenants.quotas import Asked
+from ...tenants.quotas import AskedTokens
 from ...tenants.tenancy import current_tenant
 from .. import fields
 from ..body import current_scope, deadline_s, read_fields, shown_request_id
@@ -128,7 +128,9 @@ async def embed(
         )
         for ids in inputs
     ]
-    asked = [Asked(one.request_id, len(one.prompt_ids), 0, model.base_name) for one in requests]
+    asked = [
+        AskedTokens(one.request_id, len(one.prompt_ids), 0, model.base_name) for one in requests
+    ]
     with await reserve_for(asked, services):
         run = model.fleet.embed(requests)
         live.hold(run)

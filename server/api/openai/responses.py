@@ -21,7 +21,7 @@ from ..body import current_scope, read_fields
 from ..errors import params_called
 from ..fields import NamedTool, ToolCall, earlier_call, named_tool, offered_function
 from ..generate import (
-    Plan,
+    GenerationPlan,
     begin_stream,
     begin_whole,
     json_response,
@@ -68,7 +68,7 @@ OF_OWN_FORM: Final = frozenset({"stream", "stream_options", "tools", "tool_choic
 
 async def plan_response(
     fields: ResponseFields, items: Sequence[InputItem], services: Services
-) -> Plan:
+) -> GenerationPlan:
     """Return what is to be generated.
 
     Args:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ...contract.generation import GenerationRequest
     from ...contract.output_stream import OutputStream
     from ..door import BodyHold
-    from ..generate import Plan
+    from ..generate import GenerationPlan
     from ..served_models import ServedModel
     from ..services import Services
     from ..stream import Serializer
@@ -272,7 +272,7 @@ class ResponseAnswer:
         _remember(self._responses, events)
 
     def _prepare(
-        self, own: Sequence[InputItem], plan: Plan
+        self, own: Sequence[InputItem], plan: GenerationPlan
     ) -> tuple[GenerationRequest, ResponseEvents]:
         (request,) = generation_requests(
             plan,

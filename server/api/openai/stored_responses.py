@@ -44,7 +44,7 @@ _PARTS: Final = {"assistant": "output_text", None: "reasoning_text"}
 """Of what an item's text is, by the role; reasoning has none."""
 
 
-class Stored(msgspec.Struct, array_like=True):
+class StoredResponse(msgspec.Struct, array_like=True):
     """One response.
 
     Attributes:
@@ -111,14 +111,14 @@ def remember(store: ResponseStore, keeper: Keeper, events: ResponseEvents) -> No
     response, encode = events.response, msgspec.json.encode
     own_id = response["id"].replace("resp", "item", 1)
     items = [_shown(item, f"{own_id}_{index}") for index, item in enumerate(events.own_items)]
-    stored = Stored(response[PREVIOUS], encode(items), encode(response))
+    stored = StoredResponse(response[PREVIOUS], encode(items), encode(response))
     name = _name(keeper, response["id"])
     store.keep(name, msgspec.msgpack.encode(stored), keeper, trio.current_time())
 
 
 def _found(
     response_id: str, asked: str, services: Services, param: str, *of_connection: ResponseStore
-) -> Stored:
+) -> StoredResponse:
     """Return a response of the running task's tenant, and restart its time to live.
 
     Args:
@@ -136,7 +136,7 @@ def _found(
     for store in (*of_connection, services.responses):
         if (kept := store.find(name, now)) is not None:
             store.keep(name, kept.answer, keeper, now)
-            return msgspec.msgpack.decode(kept.answer, type=Stored)
+            return msgspec.msgpack.decode(kept.answer, type=StoredResponse)
     raise _not_here(asked, services, param)
 
 
@@ -188,7 +188,7 @@ async def conversation_of(
         wanted.append((PREVIOUS, fields.previous_response_id, fields.previous_response_id))
     if not wanted:
         return [], fields.input
-    found: dict[str, Stored] = {}
+    found: dict[str, StoredResponse] = {}
     num_bytes = 0
     while wanted:
         await trio.lowlevel.checkpoint()  # thousands of them take 50 ms
@@ -254,7 +254,7 @@ async def list_input_items(services: Services, response_id: str) -> Response:
     return json_response({"object": "list", "data": items, "has_more": False, **ends})
 
 
-def _asked_for(response_id: str, services: Services, *refused: str) -> Stored:
+def _asked_for(response_id: str, services: Services, *refused: str) -> StoredResponse:
     """Return a stored response, unless the query has what is refused."""
     for name in refused:
         if request.args.get(name, "false") != "false":

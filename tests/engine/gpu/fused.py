@@ -13,7 +13,7 @@ from engine.model_config import load_eos_token_ids, load_model_config
 from engine.pace import Pace
 from engine.prefix_cache import PrefixCache
 from engine.weights import Checkpoint
-from store.measured import Key
+from store.measured import MeasurementKey
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,7 +53,7 @@ def fused_engine(path: Path, device: torch.device, config: EngineConfig) -> Engi
         ledger,
         PrefixCache(ledger, config.block_size, pool),
         "fingerprint",
-        Key(config.backend, config.chosen_dtype.value, "a test"),
+        MeasurementKey(config.backend, config.chosen_dtype.value, "a test"),
         model_config,
         load_eos_token_ids(path),
         MAX_MODEL_LEN,

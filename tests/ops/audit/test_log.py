@@ -20,8 +20,8 @@ from ops.audit import segments
 from ops.audit.events import (
     MAX_ENTRY_BYTES,
     Action,
-    Event,
-    Outcome,
+    AuditEvent,
+    AuditOutcome,
     digest,
     encode_line,
     os_user,
@@ -37,9 +37,9 @@ from triolet.errors import AuditLogError, ConfigError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ops.audit.events import Entry
+    from ops.audit.events import AuditEntry
 
-EVENT: Final = Event(action=Action.MODEL_TAG, subject="llama", actor="key:root")
+EVENT: Final = AuditEvent(action=Action.MODEL_TAG, subject="llama", actor="key:root")
 PATIENCE_S: Final = 60.0
 WRITER: Final = """
 import sys
@@ -59,7 +59,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "audit"
 
 
-def entries(folder: Path) -> list[Entry]:
+def entries(folder: Path) -> list[AuditEntry]:
     return [entry for _, entry in read_entries(take_snapshot(folder))]
 
 
@@ -74,7 +74,7 @@ def check_whole(folder: Path) -> None:
     assert not verdict.unsigned
 
 
-def events(*names: str) -> list[Event]:
+def events(*names: str) -> list[AuditEvent]:
     return [msgspec.structs.replace(EVENT, subject=name) for name in names]
 
 
@@ -137,7 +137,7 @@ def test_bytes_of_a_path_that_are_no_text_are_escaped(folder: Path) -> None:
     ],
 )
 def test_an_event_that_is_not_fit_is_refused_and_none_beside_it_is_taken(
-    folder: Path, event: Event, told: str
+    folder: Path, event: AuditEvent, told: str
 ) -> None:
     with AuditLog(folder) as log:
         with pytest.raises(AuditLogError, match=told):
@@ -529,9 +529,9 @@ def test_an_action_is_recorded_before_it_begins_and_after_it_has_ended(folder: P
     after = digest(b"new")
     with recorded(Action.TENANT_ADD, "alice", folder=folder, after=after) as running:
         begun = entries(folder)[-1]
-        assert (begun.outcome, begun.after) == (Outcome.BEGUN, None)
+        assert (begun.outcome, begun.after) == (AuditOutcome.BEGUN, None)
     done = entries(folder)[-1]
-    assert (done.outcome, done.after) == (Outcome.DONE, after)
+    assert (done.outcome, done.after) == (AuditOutcome.DONE, after)
     with pytest.raises(ConfigError), recorded(Action.TENANT_ADD, "bob", folder=folder):
         raise ConfigError("the text of an error may hold anything")
     failed = entries(folder)[-1]
@@ -565,7 +565,7 @@ def test_an_action_whose_end_cannot_be_recorded_says_that_it_was_done(folder: Pa
 
 
 def test_the_longest_line_fits_its_bound(folder: Path) -> None:
-    event = Event(
+    event = AuditEvent(
         action=Action.LOG_BEGIN,
         subject="x" * 1024,
         actor="y" * 128,

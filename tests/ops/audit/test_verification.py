@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ops.audit import segments
-from ops.audit.events import Action, Event, encode_line, time_text
+from ops.audit.events import Action, AuditEvent, encode_line, time_text
 from ops.audit.log import AuditLog
 from ops.audit.recording import record
 from ops.audit.segments import segment_files, segment_path
@@ -31,7 +31,7 @@ from .proofs import check_proof
 if TYPE_CHECKING:
     from pathlib import Path
 
-EVENT: Final = Event(action=Action.MODEL_ALIAS, subject="llama", actor="key:root")
+EVENT: Final = AuditEvent(action=Action.MODEL_ALIAS, subject="llama", actor="key:root")
 SIZES: Final = (6, 11, 16)
 """Entries that the three heads sign: the log's begin, and five at a time."""
 SEGMENT: Final = "0000000000000000.jsonl"

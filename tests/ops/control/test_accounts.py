@@ -17,8 +17,8 @@ from ops.control import memory
 from ops.control.journal import FILE_NAME, KEPT_OPERATIONS, opened_journal
 from ops.control.memory import budget_bytes, expected_bytes, forget_pages, held_bytes
 from ops.control.models import Model
-from ops.control.operations import Operation, Status, Wanted
-from ops.control.worker_seconds import OTHERS, VERSIONS_TOLD, Account, Version
+from ops.control.operations import Operation, OperationStatus, WantedState
+from ops.control.worker_seconds import OTHERS, VERSIONS_TOLD, SecondsAccount, Version
 from triolet.config import ControlConfig, ControlledModelConfig
 from triolet.control_protocol import LineBuffer, ModelNews, Models, ModelState, encode_line
 from triolet.errors import ConfigError
@@ -72,10 +72,10 @@ VmFlags: rd wr ex mr mw me ac
 
 
 def test_seconds_of_a_version_are_added_over_fleets() -> None:
-    account = Account()
+    account = SecondsAccount()
     account.note("first", {CHAT_1: 3.0, CODE: 1.0})
     account.note("first", {CHAT_1: 5.0, CODE: 1.5})
-    account = Account(account.known)  # another process of control, the same supervisor
+    account = SecondsAccount(account.known)  # another process of control, the same supervisor
     account.note("first", {CHAT_1: 6.0, CODE: 2.0})
     assert account.seconds() == {CHAT_1: 6.0, CODE: 2.0}
     account.note("second", {CHAT_2: 0.5, CODE: 1.0})
@@ -85,7 +85,7 @@ def test_seconds_of_a_version_are_added_over_fleets() -> None:
 
 
 def test_seconds_of_a_model_that_was_dropped_are_kept_when_it_is_added_again() -> None:
-    account = Account()
+    account = SecondsAccount()
     account.note("run", {CHAT_1: 3.0, CODE: 5.0})
     for _ in range(2):
         account.note_dropped(lambda name: name != "code")
@@ -97,7 +97,7 @@ def test_seconds_of_a_model_that_was_dropped_are_kept_when_it_is_added_again() -
 
 def test_servers_are_told_of_the_last_versions_in_a_line_that_they_take() -> None:
     models, versions = 1000, VERSIONS_TOLD + 3
-    account = Account()
+    account = SecondsAccount()
     for run in range(versions):
         told = {Version(f"m{n}", f"sha256:{run:064x}"): 1e6 / 3 for n in range(models)}
         account.note(str(run), told)
@@ -124,9 +124,13 @@ def test_the_journal_gives_back_what_was_written(tmp_path: Path) -> None:
     config = ControlledModelConfig("chat", "/models/chat", "sha256:1")
     model = Model(config, ModelState.SLEEPING, 77, 0.0, 0.0, 0.0, is_guess=False)
     guess = Model(replace(config, name="code"), ModelState.STAGED, 88, 0.0, 0.0, 0.0)
-    done = Operation("1", "chat", Wanted.LOAD, "user:me", 5.0, Status.DONE, "chat is ready")
-    live = Operation("2", "chat", Wanted.SLEEP, "memory", 6.0, Status.RUNNING, "draining")
-    account = Account()
+    done = Operation(
+        "1", "chat", WantedState.LOAD, "user:me", 5.0, OperationStatus.DONE, "chat is ready"
+    )
+    live = Operation(
+        "2", "chat", WantedState.SLEEP, "memory", 6.0, OperationStatus.RUNNING, "draining"
+    )
+    account = SecondsAccount()
     account.note("run", {CHAT_1: 4.0})
     with opened_journal(tmp_path) as journal:
         live.progress = "accepted"
@@ -148,10 +152,12 @@ def test_the_journal_gives_back_what_was_written(tmp_path: Path) -> None:
 
 def test_the_journal_keeps_the_last_operations_and_every_unfinished_one(tmp_path: Path) -> None:
     with opened_journal(tmp_path) as journal:
-        live = Operation("live", "chat", Wanted.LOAD, "request", 0.0)
+        live = Operation("live", "chat", WantedState.LOAD, "request", 0.0)
         journal.write([live], [], {})
         for number in range(KEPT_OPERATIONS + 2):
-            one = Operation(str(number), "chat", Wanted.LOAD, "request", 0.0, Status.FAILED)
+            one = Operation(
+                str(number), "chat", WantedState.LOAD, "request", 0.0, OperationStatus.FAILED
+            )
             journal.write([one], [], {})
         kept = [journal.operation(name) is not None for name in ("live", "0", "1", "2", "1001")]
     assert kept == [True, False, False, True, True]
@@ -183,7 +189,7 @@ def test_one_fleet_at_a_time_has_a_journal(tmp_path: Path, monkeypatch: pytest.M
     ):
         pass
     with opened_journal(tmp_path) as journal:
-        journal.write([Operation("one", "chat", Wanted.LOAD, "request", 0.0)], [], {})
+        journal.write([Operation("one", "chat", WantedState.LOAD, "request", 0.0)], [], {})
         assert journal.operation("one") is not None
 
 

@@ -17,9 +17,9 @@ from ops.audit.recording import default_folder
 from ops.audit.verification import read_entries, take_snapshot
 from ops.control import changes
 from ops.control.control import Control, new_id
-from ops.control.controller import Controller, Step
+from ops.control.controller import Controller, ControlStep
 from ops.control.journal import FILE_NAME, SCHEMA, opened_journal
-from ops.control.operations import Operation, Wanted
+from ops.control.operations import Operation, WantedState
 from ops.control.process import run_control
 from ops.ports import bind_port
 from ops.running_fleets import SUPERVISOR_SOCKET
@@ -318,8 +318,8 @@ async def test_a_step_of_a_model_that_was_dropped_meanwhile_is_not_done() -> Non
         async with supervised(folder) as supervisor, trio.open_nursery() as nursery:
             path = folder / SUPERVISOR_SOCKET
             control = Control(config, journal, controller, path, nursery)
-            operation = Operation("1", "code", Wanted.SLEEP, "keep-alive", 0.0)
-            await control._do(Step(operation, is_start=False))
+            operation = Operation("1", "code", WantedState.SLEEP, "keep-alive", 0.0)
+            await control._do(ControlStep(operation, is_start=False))
             assert supervisor.requests == []
 
 

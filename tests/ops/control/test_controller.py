@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ops.control.controller import Controller, Past, Step
+from ops.control.controller import Controller, ControlStep, Past
 from ops.control.model_states import HOLDING, RESTING, RUNNING
-from ops.control.operations import NoRoom, Operation, Status, UnknownModel, Wanted
+from ops.control.operations import NoRoom, Operation, OperationStatus, UnknownModel, WantedState
 from ops.control.residency import HOST
-from ops.supervisor.model_status import ModelState as SupervisedState
-from ops.supervisor.model_status import ModelStatus, WorkerStatus
+from ops.supervisor.model_status import ModelStatus, RunningWorker
+from ops.supervisor.model_status import RunState as SupervisedState
 from triolet.config import ControlConfig, ControlledModelConfig
 from triolet.control_protocol import Activity, ModelActivity, ModelState
 from triolet.ids import Role
@@ -41,16 +41,16 @@ class Fleet:
         config = ControlConfig(models=models, room_timeout_s=1e6, turn_after_s=turn_after_s)
         guesses = {one.name: 40 for one in models} | (sizes or {})
         self.control = Controller(config, budget, guesses, past, lambda: f"op{next(ids)}", self.now)
-        self.steps: list[Step] = []
+        self.steps: list[ControlStep] = []
         self.now = START_S
 
     def state(self, name: str) -> ModelState:
         return self.control.models[name].state
 
-    def order(self, name: str, wanted: Wanted) -> Operation:
+    def order(self, name: str, wanted: WantedState) -> Operation:
         return self.control.order(name, wanted, "user:me", self.now, self.now)
 
-    def tick(self, after_s: float = 0.1) -> list[Step]:
+    def tick(self, after_s: float = 0.1) -> list[ControlStep]:
         self.now += after_s
         new = self.control.tick(self.now, self.now)
         self.steps += new
@@ -71,7 +71,7 @@ class Fleet:
     def see(self, name: str, *, is_there: bool, is_ready: bool = True) -> None:
         """Let the supervisor tell of a model's only worker."""
         pid = 7 if is_there else None
-        worker = WorkerStatus(f"{name}.decode-0", Role.DECODE, pid, is_ready)
+        worker = RunningWorker(f"{name}.decode-0", Role.DECODE, pid, is_ready)
         state = SupervisedState.RUNNING if is_there else SupervisedState.FAILED
         its = ModelStatus(name, state, [worker], None if is_there else "it died thrice")
         self.control.note_workers([its], self.now, self.now, self.now)
@@ -80,7 +80,7 @@ class Fleet:
         """Let the supervisor tell of a model's two workers, which share a GPU."""
         held = GpuMemory(gpu, num_bytes // 2, total_bytes)
         roles = (Role.PREFILL, Role.DECODE)
-        workers = [WorkerStatus(f"{name}.{role}-0", role, 7, True, held) for role in roles]
+        workers = [RunningWorker(f"{name}.{role}-0", role, 7, True, held) for role in roles]
         its = ModelStatus(name, SupervisedState.RUNNING, workers)
         self.control.note_workers([its], self.now, self.now, self.now)
 
@@ -95,57 +95,63 @@ def model(name: str, **fields: object) -> ControlledModelConfig:
 
 def test_a_load_runs_its_steps_and_a_second_one_is_the_same_operation() -> None:
     fleet = Fleet(model("a"))
-    operation = fleet.order("a", Wanted.LOAD)
-    assert fleet.order("a", Wanted.LOAD) is operation
-    assert fleet.tick() == [Step(operation, is_start=True)]
+    operation = fleet.order("a", WantedState.LOAD)
+    assert fleet.order("a", WantedState.LOAD) is operation
+    assert fleet.tick() == [ControlStep(operation, is_start=True)]
     assert fleet.tick() == []
-    assert fleet.order("a", Wanted.LOAD) is operation
-    assert (fleet.state("a"), operation.status) == (ModelState.LOADING, Status.RUNNING)
+    assert fleet.order("a", WantedState.LOAD) is operation
+    assert (fleet.state("a"), operation.status) == (ModelState.LOADING, OperationStatus.RUNNING)
     fleet.do()
-    assert (fleet.state("a"), operation.status) == (ModelState.WARM, Status.DONE)
+    assert (fleet.state("a"), operation.status) == (ModelState.WARM, OperationStatus.DONE)
     fleet.say(("a", 0))
     assert fleet.state("a") is ModelState.SERVING
-    again = fleet.order("a", Wanted.LOAD)
-    assert (again.status, again.progress) == (Status.DONE, "a is serving already")
+    again = fleet.order("a", WantedState.LOAD)
+    assert (again.status, again.progress) == (OperationStatus.DONE, "a is serving already")
     assert fleet.tick() == []
 
 
 def test_sleep_and_unload_differ_in_where_they_end() -> None:
     fleet = Fleet(model("a"))
     for wanted, state in (
-        (Wanted.SLEEP, ModelState.SLEEPING),
-        (Wanted.UNLOAD, ModelState.STAGED),
+        (WantedState.SLEEP, ModelState.SLEEPING),
+        (WantedState.UNLOAD, ModelState.STAGED),
     ):
-        fleet.order("a", Wanted.LOAD)
+        fleet.order("a", WantedState.LOAD)
         fleet.settle()
         fleet.order("a", wanted)
         fleet.tick()
         assert fleet.state("a") is ModelState.DRAINING
         fleet.do()
         assert fleet.state("a") is state
-    fleet.order("a", Wanted.SLEEP)
+    fleet.order("a", WantedState.SLEEP)
     assert fleet.tick() == []
     assert fleet.state("a") is ModelState.STAGED
 
 
 def test_an_order_during_another_one_comes_after_it_and_the_last_one_counts() -> None:
     fleet = Fleet(model("a"))
-    load = fleet.order("a", Wanted.LOAD)
+    load = fleet.order("a", WantedState.LOAD)
     fleet.tick()
-    sleep = fleet.order("a", Wanted.SLEEP)
-    unload = fleet.order("a", Wanted.UNLOAD)
-    assert (sleep.status, sleep.progress) == (Status.FAILED, "unload was asked for after it")
+    sleep = fleet.order("a", WantedState.SLEEP)
+    unload = fleet.order("a", WantedState.UNLOAD)
+    assert (sleep.status, sleep.progress) == (
+        OperationStatus.FAILED,
+        "unload was asked for after it",
+    )
     fleet.settle()
-    assert (load.status, unload.status) == (Status.DONE, Status.DONE)
+    assert (load.status, unload.status) == (OperationStatus.DONE, OperationStatus.DONE)
     assert fleet.state("a") is ModelState.STAGED
 
 
 def test_a_failed_load_leaves_nothing_running_and_requests_do_not_repeat_it_at_once() -> None:
     fleet = Fleet(model("a"))
-    operation = fleet.order("a", Wanted.LOAD)
+    operation = fleet.order("a", WantedState.LOAD)
     fleet.tick()
     fleet.do("config.json is missing")
-    assert (operation.status, operation.progress) == (Status.FAILED, "config.json is missing")
+    assert (operation.status, operation.progress) == (
+        OperationStatus.FAILED,
+        "config.json is missing",
+    )
     assert [step.is_start for step in fleet.tick()] == [False]
     fleet.do()
     assert fleet.state("a") is ModelState.SLEEPING
@@ -159,12 +165,12 @@ def test_a_failed_load_leaves_nothing_running_and_requests_do_not_repeat_it_at_o
 
 def test_workers_that_could_not_be_ended_are_told_of_as_they_are() -> None:
     fleet = Fleet(model("a"))
-    fleet.order("a", Wanted.LOAD)
+    fleet.order("a", WantedState.LOAD)
     fleet.settle()
-    operation = fleet.order("a", Wanted.SLEEP)
+    operation = fleet.order("a", WantedState.SLEEP)
     fleet.tick()
     fleet.do("the fleet is restarting")
-    assert operation.status is Status.FAILED
+    assert operation.status is OperationStatus.FAILED
     fleet.see("a", is_there=True)
     assert fleet.state("a") is ModelState.WARM
 
@@ -187,29 +193,29 @@ def test_workers_start_and_die_without_an_operation() -> None:
 
 def test_what_does_not_fit_is_refused_with_figures_and_a_remedy() -> None:
     fleet = Fleet(model("a", pinned=True), model("b"), budget=60)
-    fleet.order("a", Wanted.LOAD)
+    fleet.order("a", WantedState.LOAD)
     fleet.settle()
     with pytest.raises(
         NoRoom,
         match=r"b takes 40 B and does not fit: the budget is 60 B, of which pinned models \(a\) "
         r"hold 40 B; raise control.memory_bytes",
     ):
-        fleet.order("b", Wanted.LOAD)
+        fleet.order("b", WantedState.LOAD)
     assert fleet.control.outlook.news(fleet.now)[1].predicted_ready_s is None
     fleet.control.wake("b", fleet.now, fleet.now)
     assert fleet.tick() == []
     with pytest.raises(UnknownModel, match="there is no model 'c'; this fleet has a, b"):
-        fleet.order("c", Wanted.LOAD)
+        fleet.order("c", WantedState.LOAD)
 
 
 def test_files_that_are_gone_are_named() -> None:
     fleet = Fleet(model("a"))
     fleet.control.note_files("a", are_there=False, now=fleet.now)
     with pytest.raises(NoRoom, match="the files of a are gone from /models/a"):
-        fleet.order("a", Wanted.LOAD)
-    assert fleet.order("a", Wanted.UNLOAD).status is Status.DONE
+        fleet.order("a", WantedState.LOAD)
+    assert fleet.order("a", WantedState.UNLOAD).status is OperationStatus.DONE
     fleet.control.note_files("a", are_there=True, now=fleet.now)
-    fleet.order("a", Wanted.LOAD)
+    fleet.order("a", WantedState.LOAD)
     assert len(fleet.tick()) == 1
 
 
@@ -252,7 +258,7 @@ def seconds_to_load_beside_three_smaller_ones(turn_after_s: float) -> float | No
             name = small[second // 35 % 3]
             busy_until[name] = second + 70
         if second == 200:
-            wanted = fleet.order("large", Wanted.LOAD)
+            wanted = fleet.order("large", WantedState.LOAD)
         is_busy = {name: second < until for name, until in busy_until.items()}
         for name in small:
             if is_busy[name] and fleet.state(name) in RESTING:
@@ -261,7 +267,7 @@ def seconds_to_load_beside_three_smaller_ones(turn_after_s: float) -> float | No
         fleet.tick(1.0)
         while fleet.steps:
             fleet.do()
-        if second > 200 and wanted.status is Status.DONE:
+        if second > 200 and wanted.status is OperationStatus.DONE:
             return second - 200
     return None
 
@@ -275,37 +281,37 @@ def test_a_large_load_comes_before_younger_ones_once_it_has_waited() -> None:
 
 def test_a_turn_ends_where_a_model_in_the_way_is_never_idle() -> None:
     fleet = Fleet(model("busy"), model("s"), model("large"), sizes={"large": 80})
-    fleet.order("busy", Wanted.LOAD)
+    fleet.order("busy", WantedState.LOAD)
     fleet.settle()
     fleet.say(("busy", 1))
-    large = fleet.order("large", Wanted.LOAD)
+    large = fleet.order("large", WantedState.LOAD)
     fleet.tick(31.0)
-    younger = fleet.order("s", Wanted.LOAD)
+    younger = fleet.order("s", WantedState.LOAD)
     assert fleet.tick() == []
     assert younger.progress == "waits for memory of large"
     predicted = {one.name: one.predicted_ready_s for one in fleet.control.outlook.news(fleet.now)}
     assert (predicted["s"] or 0.0) > 60.0, "the large one is to be loaded first"
     for _ in range(9):
         fleet.say(("busy", 1))
-        assert younger.status is Status.WAITING
+        assert younger.status is OperationStatus.WAITING
         fleet.tick(10.0)
     fleet.settle()
-    assert (large.status, younger.status) == (Status.WAITING, Status.DONE)
+    assert (large.status, younger.status) == (OperationStatus.WAITING, OperationStatus.DONE)
 
 
 def test_a_load_that_a_never_idle_model_keeps_out_ends_no_idle_one() -> None:
     fleet = Fleet(model("busy"), model("s"), model("large"), sizes={"large": 80})
     for name in ("busy", "s"):
-        fleet.order(name, Wanted.LOAD)
+        fleet.order(name, WantedState.LOAD)
         fleet.settle()
     for _ in range(100):
         fleet.say(("busy", 1), ("s", 0))
         fleet.tick(1.0)
-    large = fleet.order("large", Wanted.LOAD)
+    large = fleet.order("large", WantedState.LOAD)
     for _ in range(130):
         fleet.say(("busy", 1), ("s", 0))
         assert fleet.tick(1.0) == []
-    assert (large.status, fleet.state("s")) == (Status.WAITING, ModelState.SERVING)
+    assert (large.status, fleet.state("s")) == (OperationStatus.WAITING, ModelState.SERVING)
     fleet.say(("busy", 0), ("s", 0))
     ended = {step.operation.model for step in fleet.tick()}
     assert ended == {"busy", "s"}, "both at once, when that is enough"
@@ -315,7 +321,7 @@ def test_a_gpu_is_shared_within_its_budget_and_gives_no_pool_to_this_machine() -
     models = [model(name, pool_bytes=30) for name in ("a", "b")]
     fleet = Fleet(*models, budget=1000)
     for name in ("a", "b"):
-        fleet.order(name, Wanted.LOAD)
+        fleet.order(name, WantedState.LOAD)
         fleet.settle()
         fleet.see_on_gpu(name, "GPU-1", 60)
         fleet.control.note_size(name, 20)
@@ -329,9 +335,12 @@ def test_a_gpu_is_shared_within_its_budget_and_gives_no_pool_to_this_machine() -
     (asleep,) = (name for name in "ab" if fleet.state(name) is ModelState.SLEEPING)
     (other,) = {"a", "b"} - {asleep}
     fleet.say((other, 1))
-    waiting = fleet.order(asleep, Wanted.LOAD)
+    waiting = fleet.order(asleep, WantedState.LOAD)
     fleet.tick(60.0)
-    assert (waiting.status, waiting.progress) == (Status.WAITING, f"waits for memory of {other}")
+    assert (waiting.status, waiting.progress) == (
+        OperationStatus.WAITING,
+        f"waits for memory of {other}",
+    )
     fleet.say((other, 0))
     fleet.settle()
     assert fleet.state(asleep) in RUNNING
@@ -345,39 +354,39 @@ def test_a_load_for_another_gpu_does_not_wait_for_the_one_that_comes_first() -> 
         ("other", "GPU-2", 80),
         ("busy", "GPU-1", 60),
     ):
-        fleet.order(name, Wanted.LOAD)
+        fleet.order(name, WantedState.LOAD)
         fleet.settle()
         fleet.see_on_gpu(name, gpu, num_bytes)
         fleet.control.note_size(name, 20)
         fleet.say(("busy", 1))
         if name != "busy":
-            fleet.order(name, Wanted.SLEEP)
+            fleet.order(name, WantedState.SLEEP)
             fleet.settle()
-    large = fleet.order("large", Wanted.LOAD)
+    large = fleet.order("large", WantedState.LOAD)
     fleet.tick(31.0)
     assert large.progress == "waits for memory of busy"
-    other = fleet.order("other", Wanted.LOAD)
+    other = fleet.order("other", WantedState.LOAD)
     fleet.settle()
-    assert (large.status, other.status) == (Status.WAITING, Status.DONE)
+    assert (large.status, other.status) == (OperationStatus.WAITING, OperationStatus.DONE)
 
 
 def test_a_model_too_large_for_its_gpu_is_refused_with_figures() -> None:
     fleet = Fleet(model("a"), budget=1000)
-    fleet.order("a", Wanted.LOAD)
+    fleet.order("a", WantedState.LOAD)
     fleet.settle()
     fleet.see_on_gpu("a", "GPU-1", 98)
-    fleet.order("a", Wanted.SLEEP)
+    fleet.order("a", WantedState.SLEEP)
     fleet.settle()
     with pytest.raises(
         NoRoom, match=r"a takes 98 .* of the GPU GPU-1 .*budget is 95 .*gpu_memory_sh"
     ):
-        fleet.order("a", Wanted.LOAD)
+        fleet.order("a", WantedState.LOAD)
 
 
 def test_keep_alive_ends_an_idle_model() -> None:
     fleet = Fleet(model("a", keep_alive_s=30.0), model("b", keep_alive_s=30.0, pinned=True))
     for name in "ab":
-        fleet.order(name, Wanted.LOAD)
+        fleet.order(name, WantedState.LOAD)
     fleet.settle()
     fleet.say(("a", 0), ("b", 0))
     assert fleet.tick(29.0) == []
@@ -386,7 +395,7 @@ def test_keep_alive_ends_an_idle_model() -> None:
 
 def test_a_server_that_fell_silent_keeps_nothing() -> None:
     fleet = Fleet(model("a", keep_alive_s=30.0))
-    fleet.order("a", Wanted.LOAD)
+    fleet.order("a", WantedState.LOAD)
     fleet.settle()
     fleet.say(("a", 1), server="one")
     fleet.say(("a", 0), server="two")
@@ -400,7 +409,7 @@ def test_a_server_that_fell_silent_keeps_nothing() -> None:
 def test_what_runs_more_than_the_budget_is_made_smaller() -> None:
     fleet = Fleet(model("a"), model("b"))
     for name in "ab":
-        fleet.order(name, Wanted.LOAD)
+        fleet.order(name, WantedState.LOAD)
     fleet.settle()
     fleet.now += 100
     fleet.say(("a", 1), ("b", 0))
@@ -412,15 +421,15 @@ def test_what_runs_more_than_the_budget_is_made_smaller() -> None:
 
 def test_a_pool_counts_as_memory_before_its_blocks_are_used() -> None:
     fleet = Fleet(replace(model("a"), pool_bytes=30))
-    fleet.order("a", Wanted.LOAD)
+    fleet.order("a", WantedState.LOAD)
     fleet.settle()
     size = fleet.control.models["a"]
     for measured, counted in ((50, 80), (60, 80), (85, 85), (70, 85), (0, 85)):
         fleet.control.note_size("a", measured)
         assert size.size_bytes == counted
-    fleet.order("a", Wanted.SLEEP)
+    fleet.order("a", WantedState.SLEEP)
     fleet.settle()
-    fleet.order("a", Wanted.LOAD)
+    fleet.order("a", WantedState.LOAD)
     fleet.settle()
     fleet.control.note_size("a", 40)
     assert size.size_bytes == 70, "these are other processes"
@@ -428,13 +437,13 @@ def test_a_pool_counts_as_memory_before_its_blocks_are_used() -> None:
 
 def test_load_times_are_measured_and_predicted() -> None:
     fleet = Fleet(model("a"))
-    fleet.order("a", Wanted.LOAD)
+    fleet.order("a", WantedState.LOAD)
     fleet.tick()
     fleet.now += 7.0
     (news,) = fleet.control.outlook.news(fleet.now)
     assert news.predicted_ready_s == 0.0  # longer than the guess
     fleet.do()
-    fleet.order("a", Wanted.UNLOAD)
+    fleet.order("a", WantedState.UNLOAD)
     fleet.settle()
     (news,) = fleet.control.outlook.news(fleet.now)
     assert news.predicted_ready_s == pytest.approx(7.0)
@@ -442,11 +451,11 @@ def test_load_times_are_measured_and_predicted() -> None:
 
 def test_operations_of_an_earlier_process_are_taken_up() -> None:
     half = [
-        Operation("1", "a", Wanted.LOAD, "user:me", 0.0, Status.RUNNING),
-        Operation("2", "b", Wanted.SLEEP, "memory", 0.0, Status.RUNNING),
-        Operation("3", "b", Wanted.LOAD, "request", 0.0, Status.WAITING),
-        Operation("4", "gone", Wanted.LOAD, "request", 0.0, Status.WAITING),
-        Operation("5", "c", Wanted.UNLOAD, "user:me", 0.0, Status.RUNNING),
+        Operation("1", "a", WantedState.LOAD, "user:me", 0.0, OperationStatus.RUNNING),
+        Operation("2", "b", WantedState.SLEEP, "memory", 0.0, OperationStatus.RUNNING),
+        Operation("3", "b", WantedState.LOAD, "request", 0.0, OperationStatus.WAITING),
+        Operation("4", "gone", WantedState.LOAD, "request", 0.0, OperationStatus.WAITING),
+        Operation("5", "c", WantedState.UNLOAD, "user:me", 0.0, OperationStatus.RUNNING),
     ]
     past = Past({"b": ModelState.DRAINING, "c": ModelState.SERVING}, {"a": 50}, {}, half)
     fleet = Fleet(*map(model, "abc"), past=past, budget=200)
@@ -455,11 +464,11 @@ def test_operations_of_an_earlier_process_are_taken_up() -> None:
     assert fleet.control.models["a"].size_bytes == 50
     fleet.settle()
     assert [one.status for one in half] == [
-        Status.DONE,
-        Status.FAILED,
-        Status.DONE,
-        Status.FAILED,
-        Status.DONE,
+        OperationStatus.DONE,
+        OperationStatus.FAILED,
+        OperationStatus.DONE,
+        OperationStatus.FAILED,
+        OperationStatus.DONE,
     ]
     assert fleet.state("a") in RUNNING
     assert fleet.state("b") in RUNNING
@@ -480,7 +489,7 @@ MOVES = st.one_of(
 )
 
 
-def check_steps(fleet: Fleet, steps: list[Step], busy: set[str]) -> None:
+def check_steps(fleet: Fleet, steps: list[ControlStep], busy: set[str]) -> None:
     """Check what control chose by itself in one tick."""
     control = fleet.control
     for step in steps:
@@ -513,7 +522,7 @@ def test_whatever_happens_the_budget_holds_and_every_wanted_model_runs_in_the_en
             case "wake", str(name):
                 fleet.control.wake(name, fleet.now, fleet.now)
             case (("load" | "sleep" | "unload"), str(name)):
-                wanted.append(fleet.order(name, Wanted(move)))
+                wanted.append(fleet.order(name, WantedState(move)))
             case "busy", str(name):
                 busy.add(name)
             case "idle", str(name):

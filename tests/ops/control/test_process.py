@@ -14,11 +14,11 @@ import msgspec
 import pytest
 import trio
 
-from ops.audit.events import Outcome
+from ops.audit.events import AuditOutcome
 from ops.audit.recording import default_folder
 from ops.control import server_channel
 from ops.control.auditing import audit
-from ops.control.operations import Wanted
+from ops.control.operations import WantedState
 from ops.control.process import run_control
 from ops.control.server_channel import ServerChannel
 from tests.ops.control.fleets import (
@@ -100,7 +100,7 @@ async def test_what_cannot_be_recorded_is_not_done_and_ends_nothing() -> None:
         assert (status, "holds other files too" in answer["error"]["message"]) == (503, True)
         with pytest.raises(AuditLogError, match="holds other files too"):
             # As at the end of an order that was recorded when the folder was still private.
-            await audit(Wanted.LOAD, "chat", "port:1", "id", Outcome.DONE)
+            await audit(WantedState.LOAD, "chat", "port:1", "id", AuditOutcome.DONE)
         assert not supervisor.requests
 
 

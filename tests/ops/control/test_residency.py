@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ops.control.model_states import HOLDING, RESTING, TRANSITIONS, Event, after
+from ops.control.model_states import HOLDING, RESTING, TRANSITIONS, ModelEvent, after
 from ops.control.residency import (
     HOST,
     Fits,
@@ -188,8 +188,8 @@ def test_load_times_follow_what_is_measured() -> None:
     assert times.predict("a", ModelState.STAGED, 1) == 10.0
 
 
-@pytest.mark.parametrize(("state", "event"), list(itertools.product(ModelState, Event)))
-def test_a_step_is_in_the_table_or_raises(state: ModelState, event: Event) -> None:
+@pytest.mark.parametrize(("state", "event"), list(itertools.product(ModelState, ModelEvent)))
+def test_a_step_is_in_the_table_or_raises(state: ModelState, event: ModelEvent) -> None:
     if event in TRANSITIONS[state]:
         assert after(state, event) is TRANSITIONS[state][event]
     else:
@@ -199,5 +199,7 @@ def test_a_step_is_in_the_table_or_raises(state: ModelState, event: Event) -> No
 
 def test_every_model_can_end_and_rest_from_every_state_that_holds_memory() -> None:
     for state in HOLDING - {ModelState.DRAINING}:
-        assert after(state, Event.END) is ModelState.DRAINING
-    assert {after(ModelState.DRAINING, e) for e in (Event.SLEPT, Event.UNLOADED)} == RESTING
+        assert after(state, ModelEvent.END) is ModelState.DRAINING
+    assert {
+        after(ModelState.DRAINING, e) for e in (ModelEvent.SLEPT, ModelEvent.UNLOADED)
+    } == RESTING

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.api.ladder import NEAREST, Asked, Choice, Reason, Rung, Size, choose
+from server.api.ladder import NEAREST, AskedModel, Choice, Reason, Rung, Size, choose
 from triolet.config import WakePolicy
 from triolet.control_protocol import ModelState
 from triolet.errors import RequestError
@@ -18,14 +18,14 @@ LADDER = (SMALL, MIDDLE, LARGE)
 IF_NEEDED, ALWAYS = WakePolicy.IF_NEEDED, WakePolicy.ALWAYS
 
 
-def chosen(asked: Asked, *rungs: Rung, wake: WakePolicy = IF_NEEDED) -> tuple[str, Reason]:
+def chosen(asked: AskedModel, *rungs: Rung, wake: WakePolicy = IF_NEEDED) -> tuple[str, Reason]:
     return tuple(choose(rungs or LADDER, asked, wake))  # type: ignore[return-value]
 
 
-def of_size(prompt: int, completion: int | None = None, most: int | None = None) -> Asked:
+def of_size(prompt: int, completion: int | None = None, most: int | None = None) -> AskedModel:
     """Return what asks for the same number of tokens on each rung."""
     size = Size(prompt, completion, most)
-    return Asked(unasked_tokens=50, sizes={rung.model: size for rung in LADDER})
+    return AskedModel(unasked_tokens=50, sizes={rung.model: size for rung in LADDER})
 
 
 def asleep(rung: Rung, state: ModelState = ModelState.SLEEPING) -> Rung:
@@ -47,7 +47,7 @@ def asleep(rung: Rung, state: ModelState = ModelState.SLEEPING) -> Rung:
         (of_size(400), None),
     ],
 )
-def test_prompt_and_completion_fit(asked: Asked, model: str | None) -> None:
+def test_prompt_and_completion_fit(asked: AskedModel, model: str | None) -> None:
     if model is None:
         with pytest.raises(RequestError) as refused:
             chosen(asked)
@@ -59,18 +59,23 @@ def test_prompt_and_completion_fit(asked: Asked, model: str | None) -> None:
 
 
 BY_TOKENIZER = {"small": Size(150, 10), "middle": Size(195, 10)}
-TIGHT = Asked(unasked_tokens=500, sizes={"small": Size(80), "large": Size(80)})
+TIGHT = AskedModel(unasked_tokens=500, sizes={"small": Size(80), "large": Size(80)})
 NO_TOOLS = (replace(SMALL, takes_tools=False), MIDDLE)
 NO_FORMS = (replace(SMALL, takes_forms=False), MIDDLE)
-TOOLS, FORM = Asked(has_tools=True), Asked(has_form=True)
+TOOLS, FORM = AskedModel(has_tools=True), AskedModel(has_form=True)
 SLEEPY = ModelState.SLEEPING, ModelState.STAGED, ModelState.DRAINING, ModelState.LOADING
-RULES: list[tuple[str, Asked, tuple[Rung, ...], tuple[str, Reason]]] = [
-    ("the smallest that takes all", Asked(), LADDER, ("small", Reason.SMALLEST)),
+RULES: list[tuple[str, AskedModel, tuple[Rung, ...], tuple[str, Reason]]] = [
+    ("the smallest that takes all", AskedModel(), LADDER, ("small", Reason.SMALLEST)),
     ("and has room", of_size(10, 10), LADDER, ("small", Reason.SMALLEST)),
-    ("each by its own tokenizer", Asked(sizes=BY_TOKENIZER), LADDER, ("large", Reason.CONTEXT)),
+    (
+        "each by its own tokenizer",
+        AskedModel(sizes=BY_TOKENIZER),
+        LADDER,
+        ("large", Reason.CONTEXT),
+    ),
     (
         "where it has room by that",
-        Asked(sizes=BY_TOKENIZER | {"middle": Size(190, 10)}),
+        AskedModel(sizes=BY_TOKENIZER | {"middle": Size(190, 10)}),
         LADDER,
         ("middle", Reason.CONTEXT),
     ),
@@ -87,7 +92,7 @@ RULES: list[tuple[str, Asked, tuple[Rung, ...], tuple[str, Reason]]] = [
     *(
         (
             f"one awake spares one that is {state.value} the load",
-            Asked(),
+            AskedModel(),
             (asleep(SMALL, state), MIDDLE, LARGE),
             ("middle", Reason.ASLEEP),
         )
@@ -95,7 +100,7 @@ RULES: list[tuple[str, Asked, tuple[Rung, ...], tuple[str, Reason]]] = [
     ),
     (
         "one that loads already spares another the load",
-        Asked(),
+        AskedModel(),
         (asleep(SMALL), asleep(MIDDLE, ModelState.LOADING), asleep(LARGE)),
         ("middle", Reason.ASLEEP),
     ),
@@ -105,7 +110,7 @@ RULES: list[tuple[str, Asked, tuple[Rung, ...], tuple[str, Reason]]] = [
         (SMALL, MIDDLE, asleep(LARGE)),
         ("large", Reason.WOKEN),
     ),
-    ("or none is awake", Asked(), tuple(map(asleep, LADDER)), ("small", Reason.WOKEN)),
+    ("or none is awake", AskedModel(), tuple(map(asleep, LADDER)), ("small", Reason.WOKEN)),
 ]
 
 
@@ -113,7 +118,7 @@ RULES: list[tuple[str, Asked, tuple[Rung, ...], tuple[str, Reason]]] = [
     ("asked", "rungs", "choice"), [r[1:] for r in RULES], ids=[r[0] for r in RULES]
 )
 def test_which_rung_answers_and_why(
-    asked: Asked, rungs: tuple[Rung, ...], choice: tuple[str, Reason]
+    asked: AskedModel, rungs: tuple[Rung, ...], choice: tuple[str, Reason]
 ) -> None:
     assert chosen(asked, *rungs) == choice
 
@@ -121,12 +126,12 @@ def test_which_rung_answers_and_why(
 @pytest.mark.parametrize(
     ("asked", "rungs", "choice"),
     [
-        (Asked(), (asleep(SMALL), MIDDLE), ("small", Reason.SMALLEST)),
+        (AskedModel(), (asleep(SMALL), MIDDLE), ("small", Reason.SMALLEST)),
         (of_size(110), (SMALL, asleep(MIDDLE), LARGE), ("middle", Reason.CONTEXT)),
     ],
 )
 def test_a_rung_is_woken_by_policy(
-    asked: Asked, rungs: tuple[Rung, ...], choice: tuple[str, Reason]
+    asked: AskedModel, rungs: tuple[Rung, ...], choice: tuple[str, Reason]
 ) -> None:
     assert chosen(asked, *rungs, wake=ALWAYS) == choice
 
@@ -134,12 +139,12 @@ def test_a_rung_is_woken_by_policy(
 @pytest.mark.parametrize(
     ("asked", "words", "param"),
     [
-        (Asked(has_tools=True), "(small, large) takes tools;", "tools"),
-        (Asked(has_form=True), "takes an answer of a certain form;", "response_format"),
-        (Asked(has_tools=True, has_form=True), "takes tools and an answer of", "tools"),
+        (AskedModel(has_tools=True), "(small, large) takes tools;", "tools"),
+        (AskedModel(has_form=True), "takes an answer of a certain form;", "response_format"),
+        (AskedModel(has_tools=True, has_form=True), "takes tools and an answer of", "tools"),
     ],
 )
-def test_what_no_rung_takes_is_refused_by_name(asked: Asked, words: str, param: str) -> None:
+def test_what_no_rung_takes_is_refused_by_name(asked: AskedModel, words: str, param: str) -> None:
     rungs = [replace(rung, takes_tools=False, takes_forms=False) for rung in (SMALL, LARGE)]
     with pytest.raises(RequestError) as refused:
         choose(rungs, asked, IF_NEEDED)
@@ -150,23 +155,23 @@ def test_what_no_rung_takes_is_refused_by_name(asked: Asked, words: str, param: 
 def test_two_rungs_that_take_one_of_two_take_not_both() -> None:
     rungs = (replace(SMALL, takes_tools=False), replace(LARGE, takes_forms=False))
     with pytest.raises(RequestError, match="takes tools and an answer"):
-        choose(rungs, Asked(has_tools=True, has_form=True), IF_NEEDED)
+        choose(rungs, AskedModel(has_tools=True, has_form=True), IF_NEEDED)
 
 
 @pytest.mark.parametrize("wake", WakePolicy)
 def test_a_rung_without_files_comes_last(wake: WakePolicy) -> None:
     gone = asleep(SMALL, ModelState.ABSENT)
-    assert chosen(Asked(), gone, asleep(MIDDLE), wake=wake)[0] == "middle"
-    assert chosen(Asked(), gone, wake=wake)[0] == "small"
+    assert chosen(AskedModel(), gone, asleep(MIDDLE), wake=wake)[0] == "middle"
+    assert chosen(AskedModel(), gone, wake=wake)[0] == "small"
 
 
 @pytest.mark.parametrize("wake", WakePolicy)
 def test_a_rung_that_cannot_be_woken_is_no_better_than_one_without_files(wake: WakePolicy) -> None:
     stuck = replace(asleep(SMALL), can_be_woken=False)
-    assert chosen(Asked(), stuck, MIDDLE, wake=wake)[0] == "middle"
-    assert chosen(Asked(), stuck, asleep(LARGE), wake=wake)[0] == "large"
+    assert chosen(AskedModel(), stuck, MIDDLE, wake=wake)[0] == "middle"
+    assert chosen(AskedModel(), stuck, asleep(LARGE), wake=wake)[0] == "large"
     awake = replace(SMALL, can_be_woken=False)
-    assert chosen(Asked(), awake, MIDDLE, wake=wake) == ("small", Reason.SMALLEST)
+    assert chosen(AskedModel(), awake, MIDDLE, wake=wake) == ("small", Reason.SMALLEST)
 
 
 def test_every_state_has_its_place() -> None:
@@ -197,7 +202,7 @@ RUNGS = st.lists(
 def test_what_is_chosen_takes_the_request_and_only_what_none_takes_is_refused(
     rungs: list[Rung], has_tools: bool, has_form: bool, size: Size, wake: WakePolicy
 ) -> None:
-    asked = Asked(has_tools, has_form, 5, {rung.model: size for rung in rungs})
+    asked = AskedModel(has_tools, has_form, 5, {rung.model: size for rung in rungs})
     able = {
         rung.model
         for rung in rungs

@@ -7,7 +7,7 @@ from functools import partial
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.edge.connection_table import ConnectionTable, Place, Refused
+from server.edge.connection_table import ConnectionPlace, ConnectionRefused, ConnectionTable
 
 ONE, OTHER = "192.0.2.1", "192.0.2.2"
 
@@ -19,12 +19,12 @@ class World:
         self.table = ConnectionTable(max_connections, max_per_address)
         self.cut: list[str] = []
 
-    def admit(self, name: str, address: str | None) -> Place | Refused:
+    def admit(self, name: str, address: str | None) -> ConnectionPlace | ConnectionRefused:
         return self.table.admit(address, partial(self.cut.append, name))
 
-    def place(self, name: str, address: str | None, *, key: bool = False) -> Place:
+    def place(self, name: str, address: str | None, *, key: bool = False) -> ConnectionPlace:
         place = self.admit(name, address)
-        assert isinstance(place, Place)
+        assert isinstance(place, ConnectionPlace)
         if key:
             self.table.work(place)
             place.has_shown_key = True
@@ -45,7 +45,7 @@ def test_an_address_whose_connections_are_busy_is_refused_and_others_are_not() -
     world = World()
     for name in ("first", "second"):
         world.table.work(world.place(name, ONE))
-    assert world.admit("third", ONE) is Refused.ADDRESS
+    assert world.admit("third", ONE) is ConnectionRefused.ADDRESS
     world.place("other", OTHER)
     assert world.cut == []
 
@@ -69,7 +69,7 @@ def test_connections_with_a_key_go_last_and_busy_ones_never() -> None:
     world.table.work(world.place("busy", ONE))
     world.table.work(world.place("newcomer", OTHER))
     assert world.cut == ["with key"]
-    assert world.admit("late", OTHER) is Refused.SERVER
+    assert world.admit("late", OTHER) is ConnectionRefused.SERVER
     assert world.table.turned_away == {"evicted": 1, "address": 0, "server": 1}
 
 
@@ -85,7 +85,7 @@ def test_a_proxy_is_no_address_until_it_names_one() -> None:
     assert world.cut == ["idle"]
     world.table.work(named)
     late = world.place("late", None)
-    assert world.table.attribute(late, ONE) is Refused.ADDRESS
+    assert world.table.attribute(late, ONE) is ConnectionRefused.ADDRESS
     world.table.leave(late)
     world.table.leave(late)
     assert len(world.table) == 6
@@ -105,19 +105,19 @@ def test_no_bound_is_ever_passed_and_no_busy_connection_is_ever_cut(
     events: list[tuple[str, int]],
 ) -> None:
     table = ConnectionTable(5, 2)
-    held: list[Place] = []
-    busy: set[Place] = set()
+    held: list[ConnectionPlace] = []
+    busy: set[ConnectionPlace] = set()
     for what, number in events:
         if what == "admit":
             address = None if number % 4 == 0 else f"192.0.2.{number % 4}"
-            mine: list[Place] = []
+            mine: list[ConnectionPlace] = []
 
-            def cut(mine: list[Place] = mine) -> None:
+            def cut(mine: list[ConnectionPlace] = mine) -> None:
                 assert mine[0] not in busy
                 held.remove(mine[0])
 
             place = table.admit(address, cut)
-            if isinstance(place, Place):
+            if isinstance(place, ConnectionPlace):
                 mine.append(place)
                 held.append(place)
             else:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from server.scheduling.overload import Demand, Overload
 from server.scheduling.status import OverloadObserver
-from server.scheduling.wait_estimate import Capacity
+from server.scheduling.wait_estimate import FleetCapacity
 from triolet.errors import RequestError
 from triolet.service_class import Scheduling, ServiceClass
 
@@ -250,7 +250,7 @@ class FleetSim:
 
     def _sweep(self) -> None:
         self.overload.prediction.advance(self.now, is_waiting=bool(self._line))
-        capacity = Capacity(self.rows, self.tokens_per_s, self.tokens_per_s)
+        capacity = FleetCapacity(self.rows, self.tokens_per_s, self.tokens_per_s)
         self.overload.sweep(capacity, self._tokens_ahead, self.now)
         self.report.levels.append((self.now, int(self.overload.brownout.level)))
         self._dispatch()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from server.scheduling.queue import Place
+    from server.scheduling.queue import QueuePlace
 
 
 @dataclass
@@ -17,7 +17,7 @@ class One:
     """A request that waits or runs."""
 
     name: int
-    place: Place
+    place: QueuePlace
     cost: int
     tag: float | None = None
     is_running: bool = False
@@ -33,7 +33,7 @@ class SlowQueue:
     charged: dict[tuple[int, str], float] = field(default_factory=dict)
     virtual_time: dict[int, float] = field(default_factory=lambda: dict.fromkeys(range(4), 0.0))
 
-    def add(self, name: int, place: Place) -> None:
+    def add(self, name: int, place: QueuePlace) -> None:
         """See FairQueue.add."""
         cost = place.prompt_tokens + min(place.max_tokens, self.expected_tokens)
         one = One(name, place, cost)
@@ -90,7 +90,7 @@ class SlowQueue:
             self.charged = {f: c for f, c in self.charged.items() if f[0] != service_class}
             self.virtual_time[service_class] = 0.0
 
-    def tokens_ahead(self, place: Place) -> int:
+    def tokens_ahead(self, place: QueuePlace) -> int:
         """Return prompt tokens: of higher classes that may go, and of its tenant's before it."""
         held = self._held()
         return sum(
@@ -112,7 +112,7 @@ class SlowQueue:
     def _flow(self, one: One) -> tuple[int, str]:
         return self._flow_of(one.place)
 
-    def _flow_of(self, place: Place) -> tuple[int, str]:
+    def _flow_of(self, place: QueuePlace) -> tuple[int, str]:
         return (int(place.scheduling.service_class), place.scheduling.tenant)
 
     def _tag(self, one: One) -> float:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from server.contract.generation import input_request
-from server.scheduling.admission import Admission, Admit, Ask, Refusal
+from server.scheduling.admission import Admission, AdmissionAsk, Admit, Refusal
 from server.scheduling.attempt import due_at
 from server.scheduling.overload import LEAST_SAMPLES, AimdLimiter, Demand, Level, Overload
 from server.scheduling.queue import FairQueue
 from server.scheduling.request import Phase
 from server.scheduling.status import OverloadObserver
-from server.scheduling.wait_estimate import Capacity, Outstanding, Stage, Standing
+from server.scheduling.wait_estimate import FleetCapacity, Outstanding, OutstandingRequest, Stage
 from triolet.config import (
     AdmissionConfig,
     BrownoutConfig,
@@ -75,7 +75,7 @@ class Scene:
 
     def decide(self, requests: list[GenerationRequest]) -> Admit | Refusal:
         """Ask for requests that come together."""
-        return self.admission.decide(Ask.of(tuple(requests)), self.now)
+        return self.admission.decide(AdmissionAsk.of(tuple(requests)), self.now)
 
     def sweep(self, seconds: float) -> None:
         """Let time pass."""
@@ -89,7 +89,7 @@ def overload(tokens_per_s: float, slo_s: float = 10.0, **changes: object) -> Ove
     """Return one of a fleet with 64 rows."""
     config = OverloadConfig(SloConfig(slo_s, slo_s, slo_s), **changes)  # type: ignore[arg-type]
     one = Overload(config, OverloadObserver(), 0.0)
-    one.sweep(Capacity(64, tokens_per_s, tokens_per_s), lambda _: 0.0, 0.0)
+    one.sweep(FleetCapacity(64, tokens_per_s, tokens_per_s), lambda _: 0.0, 0.0)
     return one
 
 
@@ -106,7 +106,7 @@ def served(one: Overload, num_tokens: int, ttft_s: float, now: float) -> None:
 def test_nobody_is_refused_for_a_long_prompt_that_it_overtakes() -> None:
     config = OverloadConfig(SloConfig(10.0, 10.0, 10.0))
     one = Overload(config, OverloadObserver(), 0.0, overtaken_s=1.0)
-    one.sweep(Capacity(64, 100.0, 100.0), lambda _: 0.0, 0.0)
+    one.sweep(FleetCapacity(64, 100.0, 100.0), lambda _: 0.0, 0.0)
     long = Demand(Scheduling(), 5000, DEADLINE_S)
     forecast = one.judge(long, 0.0, 0.0)
     one.took(forecast, 0.0)
@@ -213,7 +213,7 @@ def test_the_limit_adds_up_what_comes_together() -> None:
     many = [make_request(n, prompt="x" * 300) for n in range(9)]
     assert isinstance(scene.decide(pair), Admit)
     assert isinstance(scene.decide(many), Admit), "where none are owed"
-    overload.outstanding.apply(None, Standing(Stage.QUEUED, D, 600))
+    overload.outstanding.apply(None, OutstandingRequest(Stage.QUEUED, D, 600))
     assert isinstance(scene.decide(pair[:1]), Admit)
     refusal = scene.decide(pair)
     assert isinstance(refusal, Refusal)
@@ -224,10 +224,10 @@ def test_the_limit_adds_up_what_comes_together() -> None:
 def test_to_be_asked_whether_a_request_would_be_refused_changes_nothing() -> None:
     scene = Scene(tokens_per_s=300.0)
     overload = scene.admission.overload
-    ask = Ask(Scheduling(), DEADLINE_S, b"request", key=7)
+    ask = AdmissionAsk(Scheduling(), DEADLINE_S, b"request", key=7)
     assert not scene.admission.would_refuse(ask, scene.now)
     overload.limiter.limit_tokens = 600.0
-    overload.outstanding.apply(None, Standing(Stage.QUEUED, D, 600))
+    overload.outstanding.apply(None, OutstandingRequest(Stage.QUEUED, D, 600))
     before = overload.status(scene.now)
     assert scene.admission.would_refuse(ask, scene.now)
     assert overload.status(scene.now) == before
@@ -274,7 +274,7 @@ def test_a_limit_that_refuses_rises_however_little_is_owed() -> None:
     now = 0.0
     for _ in range(100):
         now += 0.2
-        owed = Standing(Stage.QUEUED, D, 600)
+        owed = OutstandingRequest(Stage.QUEUED, D, 600)
         outstanding.apply(None, owed)
         limit.took()
         if not limit.admits(D, 600):
@@ -287,17 +287,17 @@ def test_a_limit_that_refuses_rises_however_little_is_owed() -> None:
 def test_the_limit_has_room_for_tenants_that_ask_for_less_than_their_share() -> None:
     limit, outstanding = limiter()
     limit.limit_tokens = 1024.0
-    outstanding.apply(None, Standing(Stage.QUEUED, D, 1000))
+    outstanding.apply(None, OutstandingRequest(Stage.QUEUED, D, 1000))
     assert not limit.admits(D, 100)
     assert limit.admits(D, 100, is_under_share=True)
-    outstanding.apply(None, Standing(Stage.COMPUTING, D, 1000))
+    outstanding.apply(None, OutstandingRequest(Stage.COMPUTING, D, 1000))
     assert not limit.admits(D, 100, is_under_share=True)
 
 
 def test_what_batches_are_owed_is_no_measure_of_the_limit() -> None:
     limit, outstanding = limiter()
-    outstanding.apply(None, Standing(Stage.QUEUED, ServiceClass.BATCH, 100_000))
-    outstanding.apply(None, Standing(Stage.QUEUED, D, 4000))
+    outstanding.apply(None, OutstandingRequest(Stage.QUEUED, ServiceClass.BATCH, 100_000))
+    outstanding.apply(None, OutstandingRequest(Stage.QUEUED, D, 4000))
     limit.took()
     for _ in range(LEAST_SAMPLES):
         limit.came(2.0, 1.0)
@@ -306,7 +306,7 @@ def test_what_batches_are_owed_is_no_measure_of_the_limit() -> None:
 
 def test_one_prompt_has_one_worker_and_is_not_late_for_that() -> None:
     one = overload(400.0)
-    one.prediction.see(Capacity(64, 400.0, 100.0))
+    one.prediction.see(FleetCapacity(64, 400.0, 100.0))
     for number in range(200):
         served(one, 5000, 50.0, 100.0 * number)
     assert one.limiter.limit_tokens is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from server.scheduling.admission import FULL_RETRY_S, Limits, refuse_unfit
+from server.scheduling.admission import FULL_RETRY_S, AdmissionLimits, refuse_unfit
 from server.scheduling.queue import FairQueue, num_crowding
 from server.scheduling.routing import BrokenPaths, Need, choose_pair, streams_on
 from transport.frames import Reserve
@@ -206,7 +206,7 @@ def test_a_pair_has_one_model_even_if_another_worker_has_more_room() -> None:
     assert chosen(world, Need(10, 10, "large")) is None
 
 
-def refusal_of(max_tokens: int, prompt: str, limits: Limits) -> RequestError:
+def refusal_of(max_tokens: int, prompt: str, limits: AdmissionLimits) -> RequestError:
     with pytest.raises(RequestError) as refusal:
         refuse_unfit(make_request(max_tokens=max_tokens, prompt=prompt), limits)
     return refusal.value
@@ -215,15 +215,21 @@ def refusal_of(max_tokens: int, prompt: str, limits: Limits) -> RequestError:
 @pytest.mark.parametrize(
     ("prompt", "max_tokens", "limits", "param", "words"),
     [
-        ("", 1, Limits(100), "prompt", "empty"),
-        ("x" * 90, 11, Limits(100), "max_tokens", "make 101; the context of this model is 100"),
-        ("x" * 100, 1, Limits(100), "prompt", "100 prompt tokens"),
-        ("x" * 10, 32, Limits(100, 40), "max_tokens", "KV for 41 tokens; .* holds 40"),
-        ("x" * 10, 1, Limits(100, 40, 8), "prompt", "largest prefill pool holds 8"),
+        ("", 1, AdmissionLimits(100), "prompt", "empty"),
+        (
+            "x" * 90,
+            11,
+            AdmissionLimits(100),
+            "max_tokens",
+            "make 101; the context of this model is 100",
+        ),
+        ("x" * 100, 1, AdmissionLimits(100), "prompt", "100 prompt tokens"),
+        ("x" * 10, 32, AdmissionLimits(100, 40), "max_tokens", "KV for 41 tokens; .* holds 40"),
+        ("x" * 10, 1, AdmissionLimits(100, 40, 8), "prompt", "largest prefill pool holds 8"),
     ],
 )
 def test_what_never_fits_is_refused_with_the_numbers(
-    prompt: str, max_tokens: int, limits: Limits, param: str, words: str
+    prompt: str, max_tokens: int, limits: AdmissionLimits, param: str, words: str
 ) -> None:
     error = refusal_of(max_tokens, prompt, limits)
     assert (error.status, error.param) == (400, param)
@@ -232,7 +238,7 @@ def test_what_never_fits_is_refused_with_the_numbers(
 
 
 def test_what_just_fits_is_taken() -> None:
-    refuse_unfit(make_request(prompt="x" * 10, max_tokens=31), Limits(41, 40, 10))
+    refuse_unfit(make_request(prompt="x" * 10, max_tokens=31), AdmissionLimits(41, 40, 10))
 
 
 def test_a_full_queue_has_no_room_but_for_higher_classes_and_tenants_below_their_part() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.scheduling.queue import UNKNOWN_TOKENS, FairQueue, Place
+from server.scheduling.queue import UNKNOWN_TOKENS, FairQueue, QueuePlace
 from triolet.config import QueueConfig
 from triolet.service_class import Scheduling, ServiceClass
 
@@ -43,8 +43,8 @@ def place(
     max_tokens: int = 10,
     priority: int = 0,
     due: float = 9.0,
-) -> Place:
-    return Place(scheduling, priority, due, next(ORDERS), prompt_tokens, max_tokens)
+) -> QueuePlace:
+    return QueuePlace(scheduling, priority, due, next(ORDERS), prompt_tokens, max_tokens)
 
 
 @settings(deadline=None)
@@ -59,7 +59,7 @@ def test_it_is_the_slow_obvious_queue(seed: int, steps: int, head_start: int) ->
         running = [one.name for one in slow.all.values() if one.is_running]
         waiting = [one.name for one in slow.all.values() if not one.is_running]
         if kind < 0.4:
-            new = Place(
+            new = QueuePlace(
                 rng.choice(CLAIMS),
                 rng.choice((-1, 0, 0, 0, 1)),
                 float(rng.randrange(3)),
@@ -98,7 +98,7 @@ def test_it_is_the_slow_obvious_queue(seed: int, steps: int, head_start: int) ->
     assert_nothing_is_left(queue, slow)
 
 
-def assert_ahead(queue: FairQueue[int], slow: SlowQueue, new: Place) -> None:
+def assert_ahead(queue: FairQueue[int], slow: SlowQueue, new: QueuePlace) -> None:
     ahead = queue.tokens_ahead(new._replace(prompt_tokens=0, max_tokens=UNKNOWN_TOKENS))
     all_of_class = sum(
         one.place.prompt_tokens

@@ -11,7 +11,7 @@ import pytest
 
 from server.contract.generation import Delta, FinishReason, GenerationRequest, TokenLogprob, Usage
 from server.contract.generation import Finished as FinishedEvent
-from server.scheduling.frames import Outbox
+from server.scheduling.frames import FrameOutbox
 from server.scheduling.output import MAX_WEIGHT, Mailbox, Put, Relay, RelayEnd, Scores, packed
 from tests.server.tiny_text import EOS_ID, PAD_ID
 from transport.frames import End, EndReason, TokenRow, TopToken
@@ -195,7 +195,7 @@ def test_nothing_comes_behind_the_terminal_event() -> None:
 def test_frames_for_a_worker_that_is_gone_are_not_kept() -> None:
     world = World()
     decode = world.worker(world.decode)
-    outbox = Outbox()
+    outbox = FrameOutbox()
     outbox.allow(decode, AttemptKey(RID, 0), 9, 1)
     world.requests.lost(decode, "test", world.now)
     outbox.send(decode, End(RID, 0, EndReason.CANCEL))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
-from server.contract.generation import AutoChoice, CancelReason, Cost, FinishReason, Usage
+from server.contract.generation import AutoChoice, CancelReason, FinishReason, RequestCost, Usage
 from server.scheduling.attempt import due_at
 from server.scheduling.request import Phase
 from simulation.charges import RecordingCharges
@@ -69,9 +69,9 @@ def test_its_line_in_the_log_names_its_adapter() -> None:
 class Priced(RecordingCharges):
     """Charges every request the same."""
 
-    def ended(self, request_id: bytes, usage: Usage, *, is_begun: bool) -> Cost | None:
+    def ended(self, request_id: bytes, usage: Usage, *, is_begun: bool) -> RequestCost | None:
         super().ended(request_id, usage, is_begun=is_begun)
-        return Cost(0.25, 1.5)
+        return RequestCost(0.25, 1.5)
 
 
 def test_its_line_in_the_log_says_how_its_model_was_chosen_and_what_that_saved() -> None:

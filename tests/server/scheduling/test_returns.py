@@ -9,7 +9,7 @@ import pytest
 
 from server.scheduling.overload import Demand, Level, Overload
 from server.scheduling.status import OverloadObserver
-from server.scheduling.wait_estimate import GRACE_S, MOST_S, PATIENCE_S, Capacity, Returns
+from server.scheduling.wait_estimate import GRACE_S, MOST_S, PATIENCE_S, FleetCapacity, Returns
 from triolet.config import AdmissionConfig, OverloadConfig, SloConfig
 from triolet.errors import RequestError
 from triolet.service_class import Scheduling, ServiceClass
@@ -126,7 +126,7 @@ def test_beyond_the_longest_time_requests_are_told_apart_and_not_remembered() ->
 def refusing() -> Overload:
     slo = SloConfig(2.0, 2.0, 2.0)
     one = Overload(OverloadConfig(slo, EXACT), OverloadObserver(), 0.0)
-    one.prediction.see(Capacity(64, RATE, RATE))
+    one.prediction.see(FleetCapacity(64, RATE, RATE))
     return one
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 
-from server.scheduling.queue import UNKNOWN_TOKENS, FairQueue, Place, is_under_share
+from server.scheduling.queue import UNKNOWN_TOKENS, FairQueue, QueuePlace, is_under_share
 from triolet.config import QueueConfig
 from triolet.service_class import Scheduling, ServiceClass
 
@@ -14,8 +14,8 @@ FLOOD = Scheduling("flood")
 QUIET = Scheduling("quiet")
 
 
-def place(scheduling: Scheduling) -> Place:
-    return Place(scheduling, 0, 9.0, next(ORDERS), 10, 10)
+def place(scheduling: Scheduling) -> QueuePlace:
+    return QueuePlace(scheduling, 0, 9.0, next(ORDERS), 10, 10)
 
 
 def flooded(queue: FairQueue[str], num_turns: int) -> None:
@@ -39,7 +39,7 @@ def turns_of(queue: FairQueue[str], num_turns: int) -> list[tuple[str, bool]]:
 
 def is_under_share_with(queue: FairQueue[str], scheduling: Scheduling, prompt_tokens: int) -> bool:
     """Ask for a newcomer whose completion is as long as others'."""
-    return is_under_share(queue, [Place(scheduling, 0, 9.0, 0, prompt_tokens, UNKNOWN_TOKENS)])
+    return is_under_share(queue, [QueuePlace(scheduling, 0, 9.0, 0, prompt_tokens, UNKNOWN_TOKENS)])
 
 
 def test_a_burst_of_who_asks_for_little_goes_before_a_flood_and_is_computed_before_it() -> None:
@@ -95,12 +95,12 @@ def test_a_flood_is_not_modest_in_a_moment_in_which_nothing_of_it_waits() -> Non
 def test_all_completions_of_one_request_count() -> None:
     queue: FairQueue[str] = FairQueue(CONFIG)
     queue.add("flood 0", place(FLOOD))
-    assert is_under_share(queue, [Place(QUIET, 0, 9.0, 0, 10, 10)] * 5)
-    assert not is_under_share(queue, [Place(QUIET, 0, 9.0, 0, 10, 10)] * 6)
-    assert not is_under_share(queue, [Place(QUIET, 0, 9.0, 0, 10, 1000)] * 6), (
+    assert is_under_share(queue, [QueuePlace(QUIET, 0, 9.0, 0, 10, 10)] * 5)
+    assert not is_under_share(queue, [QueuePlace(QUIET, 0, 9.0, 0, 10, 10)] * 6)
+    assert not is_under_share(queue, [QueuePlace(QUIET, 0, 9.0, 0, 10, 1000)] * 6), (
         "as many tokens as are expected of it"
     )
-    assert is_under_share(queue, [Place(QUIET, 0, 9.0, 0, 10, 1)] * 6)
+    assert is_under_share(queue, [QueuePlace(QUIET, 0, 9.0, 0, 10, 1)] * 6)
 
 
 def test_who_uses_all_of_its_share_one_by_one_is_ahead_of_nobody() -> None:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from server.contract.generation import Event, GenerationRequest
     from server.metrics.metrics import Metrics
-    from server.scheduling.admission import Ask
+    from server.scheduling.admission import AdmissionAsk
     from server.scheduling.links import Links
     from server.tenants.quotas import Quotas
     from server.text.grammars import Grammars
@@ -192,10 +192,10 @@ class FakeAdmission:
         self.refuse_with: RequestError | None = None
         self.keys: list[int] = []
 
-    def would_refuse(self, ask: Ask, now: float) -> bool:
+    def would_refuse(self, ask: AdmissionAsk, now: float) -> bool:
         return self.refuse_with is not None
 
-    def admit(self, ask: Ask, now: float) -> None:
+    def admit(self, ask: AdmissionAsk, now: float) -> None:
         self.keys.append(ask.key)
         if self.refuse_with is not None:
             raise self.refuse_with

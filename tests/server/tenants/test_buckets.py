@@ -14,7 +14,7 @@ from server.tenants.accounts import (
     MINUTE_S,
     NANOS,
     Bucket,
-    Limits,
+    TenantLimits,
     cost_of,
     limits_of,
     month_of,
@@ -116,9 +116,9 @@ def test_money_is_counted_in_whole_numbers_and_cached_tokens_are_cheaper() -> No
 
 def test_limits_are_those_of_the_plan_and_can_be_divided() -> None:
     limits = limits_of(Plan(requests_per_minute=10, tokens_per_minute=99, max_concurrent=2))
-    assert limits == Limits(10, 99, 2, None)
-    assert limits.shared_by(3) == Limits(10 / 3, 33, 1, None)
-    assert limits_of(Plan(budget=1.5)).shared_by(4) == Limits(budget=1_500_000_000)
+    assert limits == TenantLimits(10, 99, 2, None)
+    assert limits.shared_by(3) == TenantLimits(10 / 3, 33, 1, None)
+    assert limits_of(Plan(budget=1.5)).shared_by(4) == TenantLimits(budget=1_500_000_000)
     assert not limits_of(Plan()).are_any
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from server.tenants.accounts import Ask, Limit, Limits, Settlement
+from server.tenants.accounts import Limit, QuotaAsk, Settlement, TenantLimits
 from server.tenants.memory_store import MemoryStore, Spend, SpendFile
 from tests.server.support.surface import until
 from triolet.config import QuotaConfig, shown_url
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-LIMITS = Limits(budget=1000)
+LIMITS = TenantLimits(budget=1000)
 MAY_2031 = 1_936_000_000.0
 
 
@@ -43,7 +43,7 @@ class Host:
         return self.files[-1]
 
     async def spend(self, store: MemoryStore, cost: int) -> None:
-        await store.reserve(Ask("1", "t", 0, cost), LIMITS)
+        await store.reserve(QuotaAsk("1", "t", 0, cost), LIMITS)
         store.settle(Settlement("1", "t", LIMITS, 2 * cost, cost))
 
 
@@ -84,7 +84,7 @@ async def test_servers_of_a_host_know_what_the_others_spent(host: Host) -> None:
         await until(
             lambda: a.last_seen("t", LIMITS).spent == b.last_seen("t", LIMITS).spent == 1100
         )
-        verdict = await a.reserve(Ask("2", "t", 0, 0), LIMITS)
+        verdict = await a.reserve(QuotaAsk("2", "t", 0, 0), LIMITS)
         assert verdict.refused_by is Limit.BUDGET
         nursery.cancel_scope.cancel()
     steps = sorted((before, after) for _, before, after in host.observer.spends)
@@ -96,7 +96,7 @@ async def test_a_new_month_begins_with_nothing_spent_and_the_old_one_stays(host:
     store = host.store()
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
-        verdict = await store.reserve(Ask("1", "t", 0, 0), LIMITS)
+        verdict = await store.reserve(QuotaAsk("1", "t", 0, 0), LIMITS)
         assert verdict.refused_by is Limit.BUDGET
         host.day += 31 * 86400
         await host.spend(store, 5)
@@ -130,12 +130,12 @@ async def test_what_cannot_be_written_now_is_written_later(
 
 
 async def test_parts_of_several_servers_add_up_to_the_limit() -> None:
-    limits = Limits(requests=10.0, tokens=100.0)
+    limits = TenantLimits(requests=10.0, tokens=100.0)
     admitted = 0
     for _ in range(5):
         store = MemoryStore(QuotaConfig(servers=5), RecordingObserver(), clock=lambda: 0.0)
         for number in range(10):
-            verdict = await store.reserve(Ask(f"{number}", "t", 1), limits)
+            verdict = await store.reserve(QuotaAsk(f"{number}", "t", 1), limits)
             admitted += verdict.refused_by is None
     assert admitted == 10
 

@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from server.tenants.accounts import Ask, Limits, Settlement
+from server.tenants.accounts import QuotaAsk, Settlement, TenantLimits
 from server.tenants.redis_calls import RedisCalls, StoreGone, with_calls
 from server.tenants.redis_store import RedisStore
 from triolet.config import QuotaConfig
@@ -73,14 +73,14 @@ class Stalled:
 
 async def test_one_standstill_is_one_failure(autojump_clock: trio.abc.Clock) -> None:
     store = RedisStore(QuotaConfig(limits="redis://h"), RecordingObserver(), "a")
-    limits = Limits(requests=100.0)
+    limits = TenantLimits(requests=100.0)
     for number in range(1, 4):
         assert store.is_well or number == 1
         stalled = Stalled()
         store._calls = stalled  # type: ignore[assignment]
         async with trio.open_nursery() as nursery:
             for request in range(5):
-                nursery.start_soon(store.reserve, Ask(f"{number}.{request}", "t", 1), limits)
+                nursery.start_soon(store.reserve, QuotaAsk(f"{number}.{request}", "t", 1), limits)
             await trio.testing.wait_all_tasks_blocked()
             await trio.sleep(1)
             stalled.gone.set()
@@ -99,11 +99,13 @@ class Spent:
 async def test_servers_that_hear_nothing_of_one_another_share_what_is_left_of_a_budget() -> None:
     store = RedisStore(QuotaConfig(limits="redis://h", servers=3), RecordingObserver(), "a")
     store._calls = Spent()  # type: ignore[assignment]
-    assert (await store.account("t", Limits(budget=100))).spent == 40
+    assert (await store.account("t", TenantLimits(budget=100))).spent == 40
     store._calls = None
     for number, budget, is_taken in ((1, 100, True), (2, 100, False), (3, 160, True)):
-        verdict = await store.reserve(Ask(f"{number}", "t", 1, 20), Limits(budget=budget))
+        verdict = await store.reserve(
+            QuotaAsk(f"{number}", "t", 1, 20), TenantLimits(budget=budget)
+        )
         assert (verdict.refused_by is None) is is_taken
-    store.settle(Settlement("1", "t", Limits(budget=100), 1, 5))
-    account = await store.account("t", Limits(budget=100))
+    store.settle(Settlement("1", "t", TenantLimits(budget=100), 1, 5))
+    account = await store.account("t", TenantLimits(budget=100))
     assert (account.spent, account.used_tokens, account.in_flight) == (45, 1, 1)

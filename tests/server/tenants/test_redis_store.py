@@ -14,7 +14,7 @@ import pytest
 import trio
 
 from server.tenants import redis_calls as scripts
-from server.tenants.accounts import Ask, Limits, Settlement
+from server.tenants.accounts import QuotaAsk, Settlement, TenantLimits
 from server.tenants.redis_calls import with_calls
 from server.tenants.redis_store import RedisStore
 from tests.server.support.surface import until
@@ -62,16 +62,18 @@ async def started(nursery: trio.Nursery, *worlds: RedisWorld) -> None:
         await nursery.start(world.store.run)
 
 
-async def admitted(world: RedisWorld, count: int, limits: Limits, name: str = "") -> list[str]:
+async def admitted(
+    world: RedisWorld, count: int, limits: TenantLimits, name: str = ""
+) -> list[str]:
     ids = [f"{name}{number}" for number in range(count)]
-    verdicts = {one: await world.store.reserve(Ask(one, "t", 1), limits) for one in ids}
+    verdicts = {one: await world.store.reserve(QuotaAsk(one, "t", 1), limits) for one in ids}
     return [one for one, verdict in verdicts.items() if verdict.refused_by is None]
 
 
 async def test_two_servers_enforce_one_limit(redis: RedisServer, nursery: trio.Nursery) -> None:
     a, b = RedisWorld(redis, "a"), RedisWorld(redis, "b")
     await started(nursery, a, b)
-    limits, began_at, taken = Limits(tokens=200.0), trio.current_time(), []
+    limits, began_at, taken = TenantLimits(tokens=200.0), trio.current_time(), []
 
     async def ask(world: RedisWorld, name: str) -> None:
         taken.extend(await admitted(world, 150, limits, name))
@@ -89,7 +91,7 @@ async def test_one_server_is_told_of_each_crossing(
 ) -> None:
     a, b = RedisWorld(redis, "a"), RedisWorld(redis, "b")
     await started(nursery, a, b)
-    limits = Limits()
+    limits = TenantLimits()
     for number in range(40):
         world = (a, b)[number % 2]
         world.store.settle(Settlement(f"{number}", "t", limits, 1, 10))
@@ -111,13 +113,13 @@ async def test_reservations_of_a_killed_server_are_given_back_once(
     try:
         a, b = RedisWorld(redis, "a", lease_s=1.0), RedisWorld(redis, "b", lease_s=1.0)
         await started(nursery, a, b)
-        limits = Limits(tokens=60.0, concurrent=9)
+        limits = TenantLimits(tokens=60.0, concurrent=9)
         account = await a.store.account("t", limits)
         assert account.in_flight == 5
         os.kill(victim.pid, signal.SIGKILL)
         account = await a.until("t", limits, lambda account: account.in_flight == 0)
         assert account.tokens == pytest.approx(60.0)
-        await a.store.reserve(Ask("next", "t", 50), limits)
+        await a.store.reserve(QuotaAsk("next", "t", 50), limits)
         for _ in range(3):  # it is not given back again
             await trio.sleep(0.06)
         account = await b.store.account("t", limits)
@@ -143,7 +145,7 @@ async def test_without_redis_each_holds_its_part_and_afterwards_they_agree(
 ) -> None:
     a, b = RedisWorld(own_redis, "a"), RedisWorld(own_redis, "b")
     await started(nursery, a, b)
-    limits = Limits(tokens=8.0, concurrent=100)
+    limits = TenantLimits(tokens=8.0, concurrent=100)
     await until(lambda: part_of(a) == part_of(b) == 0.5)
     [before] = await admitted(a, 1, limits, "before")
     await b.store.account("t", limits)
@@ -187,7 +189,7 @@ async def test_a_server_that_starts_without_redis_begins_alone(
     own_redis.stop()
     world = RedisWorld(own_redis)
     await started(nursery, world)
-    limits = Limits(requests=2.0, budget=10**9)
+    limits = TenantLimits(requests=2.0, budget=10**9)
     assert not world.store.is_well
     assert len(await admitted(world, 4, limits)) == 2
     own_redis.start()
@@ -201,7 +203,7 @@ async def test_a_server_that_starts_without_redis_begins_alone(
 async def test_what_redis_holds_for_a_server_that_does_not_know_it_is_given_back(
     own_redis: RedisServer, nursery: trio.Nursery
 ) -> None:
-    world, limits = RedisWorld(own_redis), Limits(tokens=60.0, concurrent=9)
+    world, limits = RedisWorld(own_redis), TenantLimits(tokens=60.0, concurrent=9)
     await started(nursery, world)
     assert len(await admitted(world, 2, limits)) == 2
     own_redis.stop()
@@ -219,11 +221,11 @@ async def test_what_redis_holds_for_a_server_that_does_not_know_it_is_given_back
 async def test_who_ends_in_order_leaves_nothing_behind(
     redis: RedisServer, nursery: trio.Nursery
 ) -> None:
-    limits = Limits(tokens=100.0)
+    limits = TenantLimits(tokens=100.0)
     world = RedisWorld(redis)
     async with trio.open_nursery() as own:
         await started(own, world)
-        await world.store.reserve(Ask("1", "t", 10), limits)
+        await world.store.reserve(QuotaAsk("1", "t", 10), limits)
         world.store.settle(Settlement("1", "t", limits, 7, 3))
         own.cancel_scope.cancel()  # at once: it was not told yet
     other = RedisWorld(redis, "b")
@@ -237,12 +239,12 @@ async def test_who_ends_in_order_leaves_nothing_behind(
 async def test_a_request_that_is_cancelled_while_it_asks_reserves_nothing(
     redis: RedisServer, nursery: trio.Nursery
 ) -> None:
-    world, limits = RedisWorld(redis), Limits(concurrent=5)
+    world, limits = RedisWorld(redis), TenantLimits(concurrent=5)
     await started(nursery, world)
     for number in range(5):
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as asking:
-                asking.start_soon(world.store.reserve, Ask(f"{number}", "t", 0), limits)
+                asking.start_soon(world.store.reserve, QuotaAsk(f"{number}", "t", 0), limits)
                 await trio.lowlevel.checkpoint()
                 await trio.lowlevel.checkpoint()
                 scope.cancel()

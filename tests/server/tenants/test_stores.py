@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from server.tenants.accounts import Ask, Limit, Limits, Settlement
+from server.tenants.accounts import Limit, QuotaAsk, Settlement, TenantLimits
 
 from .worlds import MemoryWorld, RedisWorld
 
@@ -32,15 +32,17 @@ async def world(request: pytest.FixtureRequest, nursery: trio.Nursery) -> AsyncI
     nursery.cancel_scope.cancel()
 
 
-async def taken(world: World, ask_id: str, limits: Limits, tokens: int = 0, cost: int = 0) -> bool:
-    verdict = await world.store.reserve(Ask(ask_id, "t", tokens, cost), limits)
+async def taken(
+    world: World, ask_id: str, limits: TenantLimits, tokens: int = 0, cost: int = 0
+) -> bool:
+    verdict = await world.store.reserve(QuotaAsk(ask_id, "t", tokens, cost), limits)
     return verdict.refused_by is None
 
 
 async def test_as_many_requests_as_a_minute_has_may_come_at_once(world: World) -> None:
-    limits = Limits(requests=3)
+    limits = TenantLimits(requests=3)
     assert [await taken(world, f"{n}", limits) for n in range(4)] == [True, True, True, False]
-    verdict = await world.store.reserve(Ask("4", "t", 0), limits)
+    verdict = await world.store.reserve(QuotaAsk("4", "t", 0), limits)
     assert verdict.refused_by is Limit.REQUESTS
     assert 20.0 - SLOWLY < verdict.wait_s <= 20.0
     world.let_pass("t", verdict.wait_s)
@@ -48,14 +50,14 @@ async def test_as_many_requests_as_a_minute_has_may_come_at_once(world: World) -
 
 
 async def test_another_tenant_is_not_concerned(world: World) -> None:
-    limits = Limits(requests=1)
+    limits = TenantLimits(requests=1)
     assert await taken(world, "1", limits)
-    verdict = await world.store.reserve(Ask("2", "other", 0), limits)
+    verdict = await world.store.reserve(QuotaAsk("2", "other", 0), limits)
     assert verdict.refused_by is None
 
 
 async def test_what_was_reserved_too_much_is_given_back(world: World) -> None:
-    limits = Limits(tokens=10.0)
+    limits = TenantLimits(tokens=10.0)
     assert await taken(world, "1", limits, tokens=10)
     assert not await taken(world, "2", limits, tokens=10)
     world.store.settle(Settlement("1", "t", limits, 4, 0))
@@ -65,18 +67,18 @@ async def test_what_was_reserved_too_much_is_given_back(world: World) -> None:
 
 
 async def test_what_was_used_beyond_that_is_a_debt(world: World) -> None:
-    limits = Limits(tokens=10.0)
+    limits = TenantLimits(tokens=10.0)
     assert await taken(world, "1", limits, tokens=2)
     world.store.settle(Settlement("1", "t", limits, 30, 0))
     account = await world.until("t", limits, lambda account: account.in_flight == 0)
     assert -20.0 <= account.tokens < -20.0 + SLOWLY
-    verdict = await world.store.reserve(Ask("2", "t", 1), limits)
+    verdict = await world.store.reserve(QuotaAsk("2", "t", 1), limits)
     assert verdict.refused_by is Limit.TOKENS
     assert verdict.wait_s == pytest.approx(126, abs=30)
 
 
 async def test_a_request_for_which_nothing_was_reserved_is_counted(world: World) -> None:
-    limits = Limits(requests=3, tokens=10.0)
+    limits = TenantLimits(requests=3, tokens=10.0)
     world.store.settle(Settlement("1", "t", limits, 0, 0))
     account = await world.until("t", limits, lambda account: account.requests < 2.9)
     assert account.requests == pytest.approx(2, abs=0.5)
@@ -84,7 +86,7 @@ async def test_a_request_for_which_nothing_was_reserved_is_counted(world: World)
 
 
 async def test_what_was_never_begun_is_given_back_whole(world: World) -> None:
-    limits = Limits(requests=1.0, tokens=10.0, concurrent=1)
+    limits = TenantLimits(requests=1.0, tokens=10.0, concurrent=1)
     assert await taken(world, "1", limits, tokens=10, cost=5)
     world.store.settle(Settlement("1", "t", limits, 0, 0, is_begun=False))
     account = await world.until("t", limits, lambda account: account.in_flight == 0)
@@ -95,16 +97,16 @@ async def test_what_was_never_begun_is_given_back_whole(world: World) -> None:
 async def test_who_wants_more_than_a_minute_has_gets_a_full_one_and_owes_the_rest(
     world: World,
 ) -> None:
-    limits = Limits(tokens=10.0)
-    verdict = await world.store.reserve(Ask("1", "t", 40), limits)
+    limits = TenantLimits(tokens=10.0)
+    verdict = await world.store.reserve(QuotaAsk("1", "t", 40), limits)
     assert verdict.refused_by is None
     assert -30.0 <= verdict.account.tokens < -30.0 + SLOWLY
 
 
 async def test_only_so_many_are_in_flight(world: World) -> None:
-    limits = Limits(concurrent=2)
+    limits = TenantLimits(concurrent=2)
     assert [await taken(world, f"{n}", limits) for n in range(3)] == [True, True, False]
-    verdict = await world.store.reserve(Ask("x", "t", 0), limits)
+    verdict = await world.store.reserve(QuotaAsk("x", "t", 0), limits)
     assert (verdict.refused_by, verdict.account.in_flight) == (Limit.CONCURRENT, 2)
     world.store.settle(Settlement("0", "t", limits, 1, 0))
     await world.until("t", limits, lambda account: account.in_flight == 1)
@@ -112,7 +114,7 @@ async def test_only_so_many_are_in_flight(world: World) -> None:
 
 
 async def test_a_budget_holds_for_what_is_spent_and_for_what_is_under_way(world: World) -> None:
-    limits = Limits(budget=100)
+    limits = TenantLimits(budget=100)
     assert await taken(world, "1", limits, cost=60)
     assert await taken(world, "2", limits, cost=60)
     assert not await taken(world, "3", limits, cost=1)
@@ -123,7 +125,7 @@ async def test_a_budget_holds_for_what_is_spent_and_for_what_is_under_way(world:
     assert await taken(world, "4", limits, cost=1)
     world.store.settle(Settlement("4", "t", limits, 1, 60))
     await world.until("t", limits, lambda account: account.in_flight == 0)
-    verdict = await world.store.reserve(Ask("5", "t", 0), limits)
+    verdict = await world.store.reserve(QuotaAsk("5", "t", 0), limits)
     assert verdict.refused_by is Limit.BUDGET
     assert world.observer.spends[0][1] == 0
     assert world.observer.spends[-1][2] == 100
@@ -133,7 +135,7 @@ async def test_a_budget_holds_for_what_is_spent_and_for_what_is_under_way(world:
 
 async def test_what_is_charged_is_what_was_used(world: World) -> None:
     """Whatever was reserved, in whatever order it ends, with or without a reservation."""
-    random, limits = Random(5), Limits(tokens=1e9, concurrent=1000)
+    random, limits = Random(5), TenantLimits(tokens=1e9, concurrent=1000)
     ids = [f"{n}" for n in range(60)]
     for one in ids:
         assert await taken(world, one, limits, tokens=random.randint(1, 500), cost=7)
@@ -150,8 +152,8 @@ async def test_what_is_charged_is_what_was_used(world: World) -> None:
 
 
 async def test_what_is_seen_is_the_account(world: World) -> None:
-    limits = Limits(requests=4.0, tokens=100.0)
-    verdict = await world.store.reserve(Ask("1", "t", 40), limits)
+    limits = TenantLimits(requests=4.0, tokens=100.0)
+    verdict = await world.store.reserve(QuotaAsk("1", "t", 40), limits)
     seen = world.store.last_seen("t", limits)
     assert seen is not None
     assert seen.requests >= verdict.account.requests
@@ -161,7 +163,7 @@ async def test_what_is_seen_is_the_account(world: World) -> None:
 
 
 async def test_a_limit_that_came_meanwhile_is_not_undone_by_what_ends(world: World) -> None:
-    lax, tight = Limits(), Limits(requests=9.0, tokens=10.0)
+    lax, tight = TenantLimits(), TenantLimits(requests=9.0, tokens=10.0)
     assert await taken(world, "old", lax, tokens=500)
     assert await taken(world, "new", tight, tokens=8)
     world.store.settle(Settlement("old", "t", tight, 1, 0))

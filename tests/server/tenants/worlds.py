@@ -17,7 +17,7 @@ from .fakes import RecordingObserver
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from server.tenants.accounts import Account, Limits
+    from server.tenants.accounts import Account, TenantLimits
 
     from .redis_server import RedisServer
 
@@ -42,7 +42,9 @@ class World(ABC):
     def let_pass(self, tenant: str, seconds: float) -> None:
         """Let time pass for a tenant's buckets."""
 
-    async def until(self, tenant: str, limits: Limits, is_so: Callable[[Account], bool]) -> Account:
+    async def until(
+        self, tenant: str, limits: TenantLimits, is_so: Callable[[Account], bool]
+    ) -> Account:
         """Wait until a tenant's account is so, and return it."""
         with trio.fail_after(PATIENCE_S):
             while not is_so(account := await self.store.account(tenant, limits)):

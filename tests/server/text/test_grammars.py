@@ -14,7 +14,7 @@ import trio
 import trio.testing
 
 from loadtest.schemas import costly, random_schema
-from server.text.grammar_check import Answer, next_token
+from server.text.grammar_check import GrammarAnswer, next_token
 from server.text.grammars import Grammars
 from server.text.processes import TextProcesses
 from server.text.turns import enter_line
@@ -107,7 +107,7 @@ async def test_another_tokenizer_at_the_same_path_is_read_anew(tmp_path: Path) -
         os.utime(path, ns=(0, len(text)))
         check, args = Grammars(path, (1,), COUNTING, idle().do).first_work
         asked.append(check(*args)[0])
-    assert asked == [Answer.USABLE, Answer.REFUSED]
+    assert asked == [GrammarAnswer.USABLE, GrammarAnswer.REFUSED]
 
 
 async def test_more_than_may_wait_are_refused_at_once() -> None:

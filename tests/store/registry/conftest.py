@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ops.models.importing import Wanted, import_model
+from ops.models.importing import WantedImport, import_model
 from store.layout import ModelStore
 from store.reference import tag_of
 from store.registry.client import Registry
@@ -47,7 +47,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> ModelStore:
     folder = tmp_path_factory.mktemp("source")
     store = ModelStore(folder / "store")
     file = write_tiny(folder / "tiny.gguf")
-    import_model(store, Wanted(str(file), "chat", "v1", None, WeightFormat.DTYPE, False))
+    import_model(store, WantedImport(str(file), "chat", "v1", None, WeightFormat.DTYPE, False))
     return store
 
 

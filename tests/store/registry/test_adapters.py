@@ -9,7 +9,7 @@ import pytest
 from ops.cli import main
 from ops.models.adapters import with_adapters
 from ops.models.model_directory import demo_model_path
-from ops.settings.sources import Sources
+from ops.settings.sources import SettingSources
 from store.adapter_files import CONFIG_FILE, WEIGHTS_FILE, read_adapter
 from store.layout import ModelStore
 from store.referrers import SIGNATURE_TYPE, referrers_of
@@ -51,7 +51,7 @@ def run(store: ModelStore, *words: str) -> None:
 
 def settings_of(store: ModelStore) -> Settings:
     """Return those of a fleet with the adapter of a store."""
-    sources = Sources()
+    sources = SettingSources()
     sources.add_assignments((f"fleet.store={store.root}", f"fleet.adapters=sql={NAME}:v1"))
     return sources.settings()
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import httpx2
 import pytest
 
-from ops.models.importing import Wanted, import_model
+from ops.models.importing import WantedImport, import_model
 from ops.models.stored import with_stored_model
 from ops.settings.form import Settings
 from store.layout import BLOB_MODE
@@ -225,7 +225,7 @@ def test_what_an_import_brings_meanwhile_is_not_fetched_and_leaves_nothing(
     file = write_tiny(tmp_path / "tiny.gguf")
 
     def meanwhile(_: Asked) -> None:
-        import_model(store, Wanted(str(file), "chat", "v1", None, WeightFormat.DTYPE, False))
+        import_model(store, WantedImport(str(file), "chat", "v1", None, WeightFormat.DTYPE, False))
 
     liar.lie(weights, meanwhile)
     assert pulled(store, liar.location).digest == digest_in(liar.store) == digest_in(store)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from ops.cli import main
-from ops.models.importing import Wanted, import_model
+from ops.models.importing import WantedImport, import_model
 from store.aliases import Aliases
 from store.collect import collect
 from store.layout import ModelStore
@@ -53,7 +53,7 @@ sys.exit(main(["model", *sys.argv[1:]]))
 def demo(tmp_path_factory: pytest.TempPathFactory) -> ModelStore:
     """A store with the demo model as `chat:v1`, whose weights take a while on the way."""
     store = ModelStore(tmp_path_factory.mktemp("demo") / "store")
-    import_model(store, Wanted("demo", "chat", "v1", None, WeightFormat.DTYPE, True))
+    import_model(store, WantedImport("demo", "chat", "v1", None, WeightFormat.DTYPE, True))
     return store
 
 

@@ -16,11 +16,11 @@ from store.aliases import Aliases
 from store.layout import ModelStore
 from store.manifest import EMPTY_DOCUMENT, MANIFEST_TYPE, canonical, digest_of
 from store.measured import (
-    Capacity,
     Golden,
-    Kept,
-    Key,
-    Prompt,
+    GoldenPrompt,
+    KeptMeasurement,
+    MeasuredCapacity,
+    MeasurementKey,
     as_artefact,
     golden_for,
     keep_measured,
@@ -215,8 +215,10 @@ def test_measurements_travel_with_the_version_and_replace_none_of_the_same_key(
     guarded = ModelStore(tmp_path / "guarded")
     for store in (here, guarded):
         pulled(store, location)
-    golden = Golden(Key("native", "bfloat16", "a"), (Prompt((1,), (2, 3)),))
-    capacity = Capacity(Key("native", "bfloat16", "a", "box"), 1.0, 1.0, 1.0, 1.0, 1.0)
+    golden = Golden(MeasurementKey("native", "bfloat16", "a"), (GoldenPrompt((1,), (2, 3)),))
+    capacity = MeasuredCapacity(
+        MeasurementKey("native", "bfloat16", "a", "box"), 1.0, 1.0, 1.0, 1.0, 1.0
+    )
     with here.writing() as writer:
         keep_measured(writer, digest, [golden, capacity])
     capsys.readouterr()
@@ -231,13 +233,13 @@ def test_measurements_travel_with_the_version_and_replace_none_of_the_same_key(
     (note,) = pulled(guarded, location).notes
     assert note.startswith("golden tokens there are not kept: chat takes only signed versions")
     assert golden_for(guarded.root, digest, golden.key) is None
-    own = Golden(golden.key, (Prompt((1,), (2, 4)),))
+    own = Golden(golden.key, (GoldenPrompt((1,), (2, 4)),))
     with there.writing() as writer:
         keep_measured(writer, digest, [own])
     (note,) = pulled(there, location).notes
     assert f"there differ from those here for {golden.key} (" in note
     (kept,) = measured_of(there, digest, GOLDEN_TYPE)
-    assert isinstance(kept, Kept)
+    assert isinstance(kept, KeptMeasurement)
     assert kept.said == own
 
 
@@ -265,7 +267,7 @@ def test_measurements_that_the_store_could_not_read_again_are_left(
     store: ModelStore, liar: LyingRegistry, part: str
 ) -> None:
     # Otherwise they were damaged here, and no worker of the version would start.
-    said = Golden(Key("native", "bfloat16", "a"), (Prompt((1,), (2, 3)),))
+    said = Golden(MeasurementKey("native", "bfloat16", "a"), (GoldenPrompt((1,), (2, 3)),))
     _, right = as_artefact(said, liar.digest, 10)
     manifest, layer = json.loads(right.manifest), right.layer
     if part == "manifest":

@@ -11,7 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ops.cli import main
-from ops.models.importing import Wanted, import_model
+from ops.models.importing import WantedImport, import_model
 from ops.models.stored import with_stored_model
 from ops.settings.form import Settings
 from store.aliases import Aliases
@@ -53,7 +53,7 @@ def repository(registry: DockerRegistry, tmp_path_factory: pytest.TempPathFactor
     for number, name in enumerate(NAMES):
         with file.open("ab") as end:
             end.write(bytes([number]))
-        import_model(store, Wanted(str(file), name, "v1", None, WeightFormat.DTYPE, False))
+        import_model(store, WantedImport(str(file), name, "v1", None, WeightFormat.DTYPE, False))
         command = ("model", "push", f"{name}:v1", f"{place}/{name}:v1", "--store", str(store.root))
         assert main(command) == 0
     return place
@@ -256,7 +256,7 @@ def test_what_is_named_served_or_only_here_stays(
     aliases.move(parse_reference("a@stable").pointer or pytest.fail("an alias"), digests[0])
     aliases.move(tag_of("b", "keep"), digests[1])
     file = write_tiny(tmp_path / "own.gguf")
-    import_model(full, Wanted(str(file), "own", None, None, WeightFormat.DTYPE, False))
+    import_model(full, WantedImport(str(file), "own", None, None, WeightFormat.DTYPE, False))
     with opened(full, digests[2]):
         stays = room(full, 0)
     assert stays == {Stays.NAMED: 2, Stays.SERVED: 1, Stays.ONLY_HERE: 1}
