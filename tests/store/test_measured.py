@@ -47,12 +47,12 @@ CAPACITY: Final = MeasuredCapacity(
 )
 KEEPING: Final = """
 from store.layout import ModelStore
-from store.measured import Golden, Key, Prompt, keep_measured
+from store.measured import Golden, GoldenPrompt, MeasurementKey, keep_measured
 
 def main(words):
     kept = ModelStore(__import__("pathlib").Path(words[-1]))
     (entry,) = kept.entries()
-    golden = Golden(Key("b", "d", "a"), (Prompt((1,), (int(words[1]),)),))
+    golden = Golden(MeasurementKey("b", "d", "a"), (GoldenPrompt((1,), (int(words[1]),)),))
     with kept.writing() as writer:
         keep_measured(writer, entry.digest, [golden])
     return 0

@@ -44,12 +44,12 @@ PATIENCE_S: Final = 60.0
 WRITER: Final = """
 import sys
 from pathlib import Path
-from ops.audit.events import Action, Event
+from ops.audit.events import Action, AuditEvent
 from ops.audit.log import AuditLog
 folder, name, count = sys.argv[1:]
 with AuditLog(Path(folder)) as log:
     for number in range(int(count)):
-        event = Event(action=Action.MODEL_TAG, subject=f"{name}-{number}", actor="key:root")
+        event = AuditEvent(action=Action.MODEL_TAG, subject=f"{name}-{number}", actor="key:root")
         print(log.append(event), flush=True)
 """
 

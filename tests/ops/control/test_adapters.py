@@ -22,6 +22,7 @@ from tests.ops.control.fleets import (
     ask_soon,
     config_of,
     fleet_folder,
+    recorded,
     supervised,
     version_of,
 )
@@ -77,7 +78,7 @@ async def test_an_adapter_is_loaded_and_unloaded_and_both_are_recorded() -> None
             answer = await load(one)
             assert await one.end_of(answer) == ("done", "chat:sql is loaded")
             assert await shown(one) == {"sql": version_of(PATH)}
-            assert await one.recorded(answer[1]["id"]) == [
+            assert await recorded(answer[1]["id"]) == [
                 ("adapter.load", "begun"),
                 ("adapter.load", "done"),
             ]
@@ -89,7 +90,7 @@ async def test_an_adapter_is_loaded_and_unloaded_and_both_are_recorded() -> None
             assert await one.end_of(answer) == ("done", "chat:sql is unloaded")
             assert await shown(one) == {}
             assert one.supervisor.loaded == {"chat": {}}
-            assert await one.recorded(answer[1]["id"]) == [
+            assert await recorded(answer[1]["id"]) == [
                 ("adapter.unload", "begun"),
                 ("adapter.unload", "done"),
             ]

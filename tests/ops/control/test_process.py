@@ -68,7 +68,7 @@ async def controlled(*models: str, **fields: float) -> AsyncIterator[tuple[Path,
             nursery.cancel_scope.cancel()
 
 
-async def test_an_order_is_done_shown_andrecorded() -> None:
+async def test_an_order_is_done_shown_and_recorded() -> None:
     async with controlled("chat", "code") as (folder, supervisor):
         status, operation = await ask_soon(folder, "POST", "/admin/models/chat/load")
         assert status in (200, 202)

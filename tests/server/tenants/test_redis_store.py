@@ -34,7 +34,7 @@ pytestmark = pytest.mark.slow
 
 HOLDER = """
 import sys, trio
-from server.tenants.accounts import Ask, Limits
+from server.tenants.accounts import QuotaAsk, TenantLimits
 from server.tenants.redis_store import RedisStore
 from tests.server.tenants.fakes import RecordingObserver
 from tests.server.tenants.worlds import unhurried
@@ -44,7 +44,9 @@ async def main():
         store = RedisStore(unhurried(sys.argv[1], lease_s=1.0), RecordingObserver(), "victim")
         await nursery.start(store.run)
         for number in range(5):
-            await store.reserve(Ask(f"v{number}", "t", 10, 3), Limits(tokens=60.0, concurrent=9))
+            await store.reserve(
+                QuotaAsk(f"v{number}", "t", 10, 3), TenantLimits(tokens=60.0, concurrent=9)
+            )
         print("reserved", flush=True)
 
 trio.run(main)
