@@ -27,6 +27,7 @@ pytestmark = pytest.mark.slow
 NUM_SCHEMAS = 8
 NUM_OBJECTS, NUM_OBJECTS_WHOLE = 4, 10
 """Each by a seed of its own; where the grammar leaves objects open, they are cut at 500 tokens."""
+LOST: Final = "triolet_workers_lost_total"
 QUARANTINED: Final = "triolet_grammars_quarantined_total"
 ASK: dict[str, Any] = {
     "model": "demo",
@@ -196,10 +197,6 @@ def test_a_model_that_has_to_call_tools_repeats_no_call(
 COSTLY = costly()
 
 
-def workers_lost(fleet: FleetProcess) -> float:
-    return sum(s.value for s in fleet.metrics() if s.name == "triolet_workers_lost_total")
-
-
 def test_grammars_that_cost_more_with_every_token_cost_no_neighbour_anything(
     fleet: FleetProcess, client: openai.OpenAI
 ) -> None:
@@ -216,10 +213,7 @@ def test_grammars_that_cost_more_with_every_token_cost_no_neighbour_anything(
             )
         return caught.value.code, caught.value.param
 
-    def quarantined() -> float:
-        return next(s.value for s in fleet.metrics() if s.name == QUARANTINED)
-
-    alone, lost, before = told(), workers_lost(fleet), quarantined()
+    alone, lost, before = told(), fleet.metric(LOST), fleet.metric(QUARANTINED)
     with ThreadPoolExecutor(4) as threads:
         beside = threads.submit(told)
         at_once = threads.submit(refused, "ambiguous")
@@ -228,5 +222,5 @@ def test_grammars_that_cost_more_with_every_token_cost_no_neighbour_anything(
         assert later.result() == ("grammar_too_costly", None)
         assert beside.result() == alone
     assert refused("ambiguous after 64 digits") == ("grammar_too_costly", None)
-    assert quarantined() - before == 1
-    assert workers_lost(fleet) == lost
+    assert fleet.metric(QUARANTINED) - before == 1
+    assert fleet.metric(LOST) == lost
