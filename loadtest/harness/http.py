@@ -99,7 +99,7 @@ class WebSocket:
         """Return the next message.
 
         Raises:
-          StreamBrokenError: the socket was closed; nobody asked for that.
+          StreamBrokenError: the server closed the socket.
           trio.TooSlowError: nothing came for too long.
         """
         parts: list[str] = []

@@ -220,7 +220,7 @@ async def ask(
       tell: called with each step, in words.
 
     Raises:
-      CommandFailed: nobody answers there, or not to the end; or it was not done, or not all of it.
+      CommandFailed: the supervisor is gone or breaks off, or the order was not done completely.
     """
     gone = f"the supervisor behind {path} is gone; its log says why"
     try:

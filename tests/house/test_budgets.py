@@ -1,6 +1,6 @@
 """How much code each top folder may have, in statements: budgets.toml has one number for each.
 
-Docstrings and lines of comments are not counted: nobody saves statements by explaining less.
+Docstrings and lines of comments are not counted, so that explaining less saves nothing.
 """
 
 from __future__ import annotations
