@@ -26,7 +26,11 @@ def test_a_version_answers_under_its_name_and_stays_while_it_is_served(
     digest = capsys.readouterr().out.strip()
     assert main(("model", "alias", "stories@stable", "stories", *where)) == 0
     fleet = start_fleet("stories@stable", *where)
-    asked = {"model": "stories", "messages": [{"role": "user", "content": "What is 12 + 30?"}]}
+    asked = {
+        "model": "stories",
+        "messages": [{"role": "user", "content": "What is 12 + 30?"}],
+        "temperature": 0,
+    }
     answer = fleet.client.post("/v1/chat/completions", json=asked).json()
     assert answer["choices"][0]["message"]["content"] == "12 + 30 = 42."
     (event,) = fleet.log_events("model_version")
