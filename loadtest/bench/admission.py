@@ -211,9 +211,9 @@ FLOODERS: Final = 64
 """Clients of the tenant that asks for too much: twice as many as the fleet has rows."""
 WARM_S: Final = 8.0
 """Until the server knows how fast its fleet is, and its queue is as long as it lets it get."""
-GAP_S: Final = 0.01
-"""Between two requests that are timed: together with the flood a hundred and more a second, where
-the fleet can do seven."""
+GAP_S: Final = 0.03
+"""Between two requests that are timed, of one tenant and the other in turn: 17 refusals a second of
+each. Beyond 20 a second the server makes a tenant wait for its refusals."""
 LATE_S: Final = 30.0
 """For an answer. What is not refused has to end by itself."""
 FIRST_ID, LAST_ID = 256, 1000
