@@ -11,6 +11,7 @@ the same token everywhere, and by processor time, which ends it for good.
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -21,7 +22,13 @@ import structlog
 
 from store.model_dir.bounded import read_text
 from triolet.config import MaskConfig
-from triolet.grammar import GrammarError, GrammarTooCostly, build_tokenizer, compile_grammar
+from triolet.grammar import (
+    Follower,
+    GrammarError,
+    GrammarTooCostly,
+    build_tokenizer,
+    compile_grammar,
+)
 from triolet.sampling import MAX_MARKER_TOKENS
 
 from .batch import AllBut, Barred, FollowedBy, Mask
@@ -75,13 +82,15 @@ class Constraints:
         self._lanes = Lanes(self._config, new_clock)
         self._compiled: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
         self._tokenizer: Future[LLTokenizer] | None = None
+        self._follower: Future[Follower] = Future()
         self._is_wanted = threading.Event()
 
     def prepare(self) -> None:
         """Begin to read the tokenizer soon, so that no request waits for it, and start all threads,
         so that an audit finds as many after it as before."""
         if self._tokenizer is None and self._tokenizer_path.exists():
-            self._tokenizer = self._compiling.submit(self._read_tokenizer)
+            tokenizer = self._tokenizer = self._compiling.submit(self._read_tokenizer)
+            self._follower = self._compiling.submit(lambda: Follower(tokenizer.result()))
             self._lanes.prepare()
 
     def constrain(self, grammar: Grammar) -> GrammarConstraint:
@@ -94,7 +103,9 @@ class Constraints:
             while len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(grammar)
-        return GrammarConstraint(compiled, self._lanes, self._vocab_size, self._config)
+        return GrammarConstraint(
+            compiled, self._follower, self._lanes, self._vocab_size, self._config
+        )
 
     def constraint_of(self, sampling: SamplingParams) -> Constraint | None:
         """Return what keeps one sequence within its grammar and its budget of reasoning; None if
@@ -147,11 +158,26 @@ class _Begun(NamedTuple):
         return self.generation == self.lane.generation
 
 
+class _Computed(NamedTuple):
+    """The last mask of a sequence.
+
+    Attributes:
+      num_tokens: behind how many tokens.
+      mask: what may follow.
+      cpu_s: what it took, with the tokens before it.
+    """
+
+    num_tokens: int
+    mask: Mask
+    cpu_s: float
+
+
 class GrammarConstraint:
     """One sequence's place in its grammar (engine.batch.Constraint).
 
     Args:
       compiled: the grammar's matcher, at its beginning; not to be moved.
+      follower: moves matchers along; there once a grammar is compiled.
       lanes: where everything else happens.
       vocab_size: length of masks.
       config: bounds.
@@ -161,14 +187,21 @@ class GrammarConstraint:
     """
 
     def __init__(
-        self, compiled: Future[LLMatcher], lanes: Lanes, vocab_size: int, config: MaskConfig
+        self,
+        compiled: Future[LLMatcher],
+        follower: Future[Follower],
+        lanes: Lanes,
+        vocab_size: int,
+        config: MaskConfig,
     ) -> None:
         self._compiled = compiled
+        self._follower = follower
         self._lanes = lanes
         self._vocab_size = vocab_size
         self._config = config
         self._matcher: LLMatcher | None = None
         self._followed: list[int] = []
+        self._last: _Computed | None = None
         # A replaced thread may still be in the matcher when its successor comes to it.
         self._turn = threading.Lock()
         self._spent_s = 0.0
@@ -210,6 +243,8 @@ class GrammarConstraint:
             mask = self._mask(output_ids, lambda: clock() - began_s)
             mask_s = clock() - began_s
             self._spent_s += mask_s
+            if isinstance(mask, Mask):
+                self._last = _Computed(len(output_ids), mask, mask_s)
         self.is_slow |= mask_s > self._config.slow_mask_cpu_s
         allowed_s = self._config.burst_cpu_s + self._config.token_cpu_s * len(output_ids)
         if mask_s > self._config.mask_cpu_s or self._spent_s > allowed_s:
@@ -253,24 +288,43 @@ class GrammarConstraint:
         """Return the matcher behind these tokens."""
         matcher = self._matcher
         if matcher is None:
-            matcher, self._followed = self._compiled.result().deep_copy(), []
+            matcher, self._followed, self._last = self._compiled.result().deep_copy(), [], None
         num_common = _num_common(self._followed, output_ids)
         num_wrong = len(self._followed) - num_common
         # Guesses that did not hold.
         if num_wrong and not matcher.rollback(num_wrong):
             matcher, num_common = self._compiled.result().deep_copy(), 0
+        if num_wrong:
+            self._last = None
         self._matcher, self._followed = matcher, output_ids[:num_common]
         while len(self._followed) < len(output_ids):
             ahead = output_ids[len(self._followed) :][:REPLAYED_TOKENS]
-            num_taken = matcher.try_consume_tokens(ahead)
+            num_taken = self._take_one(matcher, ahead) or matcher.try_consume_tokens(ahead)
             self._followed += ahead[:num_taken]
             if matcher.is_error():
                 return self._too_costly(matcher.get_error())
-            if num_taken < len(ahead):
+            if num_taken == 0:
                 return Barred.STUCK
             if spent_s() > self._config.replay_cpu_s:
                 return Barred.LATE
         return matcher
+
+    def _take_one(self, matcher: LLMatcher, ahead: list[int]) -> int:
+        """Follow a single token, if the mask before it took long and allows it, without holding
+        the interpreter's lock; return how many were followed."""
+        last, token_id = self._last, ahead[0]
+        if not self.is_slow or len(ahead) > 1:
+            return 0
+        if last is None or last.num_tokens != len(self._followed):
+            return 0
+        if not last.mask.allowed[token_id]:
+            return 0
+        began_at = time.monotonic()
+        self._follower.result().follow(matcher, token_id)
+        # It runs in the library's thread. The mask before it, whose search includes this token,
+        # says what it can take of a processor at most.
+        self._spent_s += min(time.monotonic() - began_at, last.cpu_s)
+        return 1
 
     def _too_costly(self, reason: str) -> Barred:
         # A bound of the library ends the row alone: behind a wrong guess it says nothing of what

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from .batch import FlatStep
+    from .batch import FlatStep, SampleSpec
     from .gpu.decoder import Decoder
     from .kv_pool import KVPool
 
@@ -150,13 +150,6 @@ class Runner:
                 results[index] = sampled
         return results
 
-    def _waits(self, rows: Sequence[StepRow], computed_s: float) -> tuple[float, float]:
-        """Return how long a step waits for masks that it still lacks, and for slow ones."""
-        if _is_alone(rows):
-            return self._masks.alone_wait_s, self._masks.alone_wait_s
-        share_s = self._masks.step_wait_share * computed_s
-        return max(self._masks.least_wait_s, share_s), 0.0
-
     def _told(self, rows: Sequence[StepRow]) -> Sequence[StepRow]:
         """Wait for the tokens of rows that follow others."""
         if all(row.follows is None for row in rows):
@@ -173,7 +166,8 @@ class Runner:
         results: list[Sampled | None] = [None] * len(rows)
         if logits is not None:
             computed_s = time.monotonic() - began_at
-            chosen = sample(logits, specs, masks, *self._waits(rows, computed_s))
+            wait_s = max(self._masks.least_wait_s, self._masks.step_wait_share * computed_s)
+            chosen = sample(logits, specs, masks, wait_s, wait_s if _are_slow(specs) else 0.0)
             for index, sampled in zip(flat.sample_rows, chosen, strict=True):
                 results[index] = sampled
         # Sampling has waited for the device already; a caller that only fills blocks must not
@@ -183,11 +177,9 @@ class Runner:
         return results
 
 
-def _is_alone(rows: Sequence[StepRow]) -> bool:
-    """Return whether all rows are of one sequence with a constraint, or have slow masks."""
-    constraints = [None if row.sample is None else row.sample.constraint for row in rows]
-    is_one = constraints[0] is not None and all(one is constraints[0] for one in constraints)
-    return is_one or all(one is not None and one.is_slow for one in constraints)
+def _are_slow(specs: Sequence[SampleSpec]) -> bool:
+    """Return whether all rows have slow masks, so that waiting delays no others."""
+    return all(spec.constraint is not None and spec.constraint.is_slow for spec in specs)
 
 
 def _with_token(row: StepRow, previous: Sequence[Sampled | None]) -> StepRow:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Final
 
+from llguidance import LLExecutor, LLParserLimits
 from llguidance import LLMatcher as LLMatcher
-from llguidance import LLParserLimits
 from llguidance import LLTokenizer as LLTokenizer
 
 from .sampling import JSON_WHITESPACE, GrammarKind
@@ -67,6 +67,23 @@ def build_tokenizer(
         return LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=list(eos_token_ids))
     except (ValueError, TypeError, RuntimeError) as error:
         raise GrammarError(f"the model's tokenizer cannot be used: {str(error)[:200]}") from error
+
+
+class Follower:
+    """Moves a matcher past one token while other threads of the process run.
+
+    `try_consume_tokens` holds the interpreter's lock as long as it takes, in a costly place as long
+    as a mask: up to 10 ms. The library releases the lock only when it moves several matchers at
+    once, so one that has already failed, which costs nothing, goes along.
+    """
+
+    def __init__(self, tokenizer: LLTokenizer) -> None:
+        self._executor = LLExecutor(num_threads=1)
+        self._failed = LLMatcher(tokenizer, "", log_level=0)
+
+    def follow(self, matcher: LLMatcher, token_id: int) -> None:
+        """Move past a token that the matcher's last mask allows."""
+        self._executor.consume_token_par([(matcher, token_id), (self._failed, token_id)])
 
 
 def compile_grammar(tokenizer: LLTokenizer, grammar: Grammar) -> LLMatcher:

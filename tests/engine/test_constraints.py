@@ -23,7 +23,7 @@ from triolet.sampling import Grammar, GrammarKind, SamplingParams, is_end_token
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from triolet.grammar import LLMatcher
+    from triolet.grammar import Follower, LLMatcher
 
 DEMO = Path(__file__).parents[2] / "triolet" / "demo"
 VOCAB_SIZE = 2048
@@ -373,3 +373,51 @@ def test_with_as_many_stragglers_as_may_be_a_thread_is_not_replaced() -> None:
     held.let_go.set()
     assert begun.result() is Barred.TOO_COSTLY
     assert isinstance(behind.result(), Mask), "it waited for its turn"
+
+
+class Watched:
+    """A matcher that counts what it follows under the interpreter's lock."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self.matcher = matcher
+        self.locked: list[list[int]] = []
+
+    def try_consume_tokens(self, token_ids: list[int]) -> int:
+        self.locked.append(token_ids)
+        return int(self.matcher.try_consume_tokens(token_ids))
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.matcher, name)
+
+
+class FollowerOfWatched:
+    """A real follower, for watched matchers."""
+
+    def __init__(self, follower: Follower) -> None:
+        self._follower = follower
+
+    def follow(self, watched: Watched, token_id: int) -> None:
+        self._follower.follow(watched.matcher, token_id)
+
+
+def test_a_slow_sequence_follows_allowed_tokens_without_the_interpreters_lock() -> None:
+    # Each look at the clock costs more than a quick mask.
+    clock = Clock(step_s=MaskConfig().slow_mask_cpu_s + 0.001)
+    constraint = opened(clock, burst_cpu_s=9.0).constrain(SCHEMA)
+    assert isinstance(constraint.begin([]).result(), Mask)
+    assert constraint._matcher is not None
+    watched = Watched(constraint._matcher)
+    follower: Future[FollowerOfWatched] = Future()
+    follower.set_result(FollowerOfWatched(constraint._follower.result()))
+    constraint._matcher, constraint._follower = watched, follower  # type: ignore[assignment]
+    ids = ids_of(TEXT)
+    for length in range(1, 12):
+        mask = constraint.begin(ids[:length]).result()
+        assert same(mask, mask_after(opened(), SCHEMA, ids[:length]))
+    assert watched.locked == []
+    # What the mask forbids, such as a wrong guess, leaves the matcher usable.
+    assert isinstance(mask, Mask)
+    forbidden = int(np.flatnonzero(~mask.allowed)[0])
+    assert constraint.begin([*ids[:11], forbidden]).result() is Barred.STUCK
+    assert watched.locked == [[forbidden]]
+    assert isinstance(constraint.begin(ids[:12]).result(), Mask)

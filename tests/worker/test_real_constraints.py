@@ -200,9 +200,7 @@ async def test_rows_that_never_wait_for_their_masks_choose_the_same_tokens(
         expected = await completions(client, JSON, FREE, WORD)
     hurry = replace(
         SETTINGS,
-        masks=MaskConfig(
-            step_wait_share=0.0, least_wait_s=0.0, alone_wait_s=0.001, slow_mask_cpu_s=0.0
-        ),
+        masks=MaskConfig(step_wait_share=0.0, least_wait_s=0.0, slow_mask_cpu_s=0.0),
     )
     hurried = open_engines(DEMO, hurry)
     for name, speculation in (("plain", OFF), ("guessing", SpeculationConfig(source=LOOKUP))):

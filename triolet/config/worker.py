@@ -138,10 +138,9 @@ class MaskConfig:
     rows without a grammar have gaps of at most 1.5 steps. A row with a late mask computes its
     token again with the next step."""
     least_wait_s: float = 2 * MILLISECONDS
-    """The same, at least: a mask takes some 0.1 ms, but its thread has to wake."""
-    alone_wait_s: float = 20 * MILLISECONDS
-    """The same, for a step of one sequence alone or of slow ones: only what comes meanwhile, a
-    cancel or a new prompt, waits for it."""
+    """The same, at least: a mask takes some 0.1 ms, but its thread has to wake. Steps of slow
+    sequences alone wait no longer either, since a new stream's second token waits for such a
+    step."""
     launched_wait_s: float = 10 * MILLISECONDS
     """The same for steps that are launched and not timed: about a step of a GPU."""
     slow_mask_cpu_s: float = 2 * MILLISECONDS
