@@ -13,6 +13,8 @@ import trio
 from .api.json_body import checked_fields
 from .api.peers import ALONE
 from .api.served_models import ServedModel
+from .contract.request_events import RequestEnded, RequestEvents
+from .metrics.access_log import write_access_line
 from .scheduling.links import Links
 from .text.grammars import Grammars
 from .text.model_files import (
@@ -153,13 +155,17 @@ class Fleets:
         name = config.model_name
         if name not in self._metrics.fleets:
             self._metrics.add(name, config.model_digest, lambda: self.by_model[name].status())
+        events = RequestEvents(self._quotas.price)
+        for subscriber in (self._metrics.fleets[name], self._quotas):
+            subscriber.subscribe_to(events)
+        events.subscribe(RequestEnded, write_access_line)
         fleet = Links(
             config,
             files.text,
             self._network,
             self._metrics.fleets[name],
             self.own_name if is_only else f"{self.own_name}.{name}",
-            charges=self._quotas,
+            events=events,
             takes_unversioned=is_only,
         )
         grammars = Grammars(

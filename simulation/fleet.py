@@ -16,7 +16,6 @@ import trio
 
 import decode.worker
 import prefill.worker
-from server.contract.generation import NO_CHARGES
 from server.scheduling.links import Links
 from transport.memory_network import MemoryNetwork
 from transport.memory_pipe import Conditions
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from decode.speculation import GuessSource
-    from server.contract.generation import Charges
+    from server.contract.request_events import RequestEvents
     from server.scheduling.output import RelayText
     from server.scheduling.status import Observer
     from transport.link import Network
@@ -120,12 +119,12 @@ class Front(NamedTuple):
     Attributes:
       text: the model's.
       observer: told of what happens.
-      charges: told what each request used.
+      events: publishes the lives of requests.
     """
 
     text: RelayText
     observer: Observer | None = None
-    charges: Charges = NO_CHARGES
+    events: RequestEvents | None = None
 
 
 class _Calm(Conditions):
@@ -166,14 +165,14 @@ async def running_fleet(
         decode_addresses=tuple(map(_address, names[Role.DECODE])),
         link=link,
     )
-    text, observer, charges = front or Front(NumberText())
+    text, observer, events = front or Front(NumberText())
     fleet = Links(
         server,
         text,
         network,
         observer,
         draw_epoch=draw_epoch,
-        charges=charges,
+        events=events,
         kv_secret=KV_SECRET,
     )
     async with trio.open_nursery() as nursery:

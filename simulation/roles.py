@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from engine.pace import pace_of
+from server.contract.request_events import AttemptFailed, RequestEvents
 from server.scheduling.links import Links
 from server.scheduling.status import Observer
 from triolet.config import WorkerConfig
@@ -143,9 +144,9 @@ class Causes(Observer):
         super().__init__()
         self._tally = tally
 
-    def attempt_failed(self, cause: str) -> None:
+    def attempt_failed(self, event: AttemptFailed) -> None:
         """Count it."""
-        self._tally.causes[cause] += 1
+        self._tally.causes[event.cause] += 1
 
     def prompt_routed(self, role: str, why: str) -> None:
         """Count it."""
@@ -198,14 +199,17 @@ class ServerProcess(Process):
     async def _live(self) -> None:
         charges = RecordingCharges(lambda what: self._around.report(f"{self.name}: {what}"))
         self.charges.append(charges)
+        causes, events = Causes(self._around.tally), RequestEvents()
+        charges.subscribe_to(events)
+        events.subscribe(AttemptFailed, causes.attempt_failed)
         fleet = Links(
             self._config,
             NumberText(),
             self._wiring,
-            Causes(self._around.tally),
+            causes,
             name=self.name,
             draw_epoch=self.draw_epoch,
-            charges=charges,
+            events=events,
             kv_secret=KV_SECRET,
         )
         async with trio.open_nursery() as nursery:

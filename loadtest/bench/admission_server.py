@@ -26,7 +26,9 @@ from server.api.served_models import ModelTable, ServedModel
 from server.api.services import Services
 from server.app import build_app
 from server.contract.generation import GenerationRequest
+from server.contract.request_events import RequestEnded, RequestEvents
 from server.jobs.runner import receiving
+from server.metrics.access_log import write_access_line
 from server.metrics.metrics import Metrics
 from server.scheduling.attempt import Attempts
 from server.scheduling.request import RequestTable
@@ -436,7 +438,11 @@ async def running_server(form: Form) -> AsyncIterator[RunningServer]:
     )
     with opened_quotas(QuotaConfig(limits=form.limits), metrics.quotas, prices) as quotas:
         shape = FleetShape(cost=form.cost, server=config)
-        front = Front(text, metrics.fleet, quotas)
+        events = RequestEvents(quotas.price)
+        metrics.fleet.subscribe_to(events)
+        quotas.subscribe_to(events)
+        events.subscribe(RequestEnded, write_access_line)
+        front = Front(text, metrics.fleet, events)
         async with running_fleet(shape, form.seed, front) as fleet, trio.open_nursery() as tasks:
             model = ServedModel(config, fleet, text, grammars)
             services = Services(

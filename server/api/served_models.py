@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from triolet.config import AdapterConfig, ServerConfig
 
     from ..cache.store import ResponseStore
-    from ..contract.generation import Charges
     from ..scheduling.links import Links
     from ..scheduling.status import FleetStatus
     from ..text.grammars import Grammars
@@ -110,16 +109,15 @@ class ServedModel:
         """How far it is from answering, as its workers show."""
         return state_of(self.fleet.status())
 
-    def keeping(self, store: ResponseStore, charges: Charges, name: str) -> ServedModel:
+    def keeping(self, store: ResponseStore, name: str) -> ServedModel:
         """Return the same with answers that are given again from a store.
 
         Args:
           store: of all models.
-          charges: for answers that are given again.
           name: in those of its answers; no other model of this process ever has it.
         """
         assert not isinstance(self.fleet, CachingFleet)
-        fleet = CachingFleet(self.fleet, store, self.config.response_cache, charges, name)
+        fleet = CachingFleet(self.fleet, store, self.config.response_cache, name)
         return replace(self, fleet=fleet)
 
 

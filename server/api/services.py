@@ -94,4 +94,4 @@ class Services:
         """Return a model whose answers are given again, where they are kept."""
         if self.store is None:
             return model
-        return model.keeping(self.store, self.quotas, f"{model.name} {next(self.lives)}")
+        return model.keeping(self.store, f"{model.name} {next(self.lives)}")

@@ -20,7 +20,6 @@ from triolet.errors import RequestError
 from triolet.fair_lru import Keeper
 
 from ..contract.generation import (
-    NO_CHARGES,
     CacheOutcome,
     Delta,
     Failed,
@@ -28,6 +27,7 @@ from ..contract.generation import (
     FinishReason,
 )
 from ..contract.output_stream import OutputStream
+from ..contract.request_events import AnswerRepeated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from triolet.audit import FleetAudit
     from triolet.config import ResponseCacheConfig
 
-    from ..contract.generation import CancelReason, Charges, Event, GenerationRequest
+    from ..contract.generation import CancelReason, Event, GenerationRequest
     from ..scheduling.admission import Admission
     from ..scheduling.delivery import EmbeddingRun
     from ..scheduling.links import Links
@@ -193,7 +193,6 @@ class CachingFleet:
       fleet: which computes what is not here.
       store: what is kept, of this model and of others.
       config: bounds.
-      charges: told of each request that is answered from here.
       model: its name.
     """
 
@@ -202,13 +201,11 @@ class CachingFleet:
         fleet: Links,
         store: ResponseStore,
         config: ResponseCacheConfig,
-        charges: Charges = NO_CHARGES,
         model: str = "",
     ) -> None:
         self.store = store
         self._model = model
         self._fleet = fleet
-        self._charges = charges
         self._max_bytes = config.most_answer_bytes
 
     @property
@@ -231,7 +228,7 @@ class CachingFleet:
             names = [name_of(request, fingerprint, self._model) for request in requests]
         if names and ask.may_find and (found := self._find(names)):
             for request in requests:
-                self._charges.repeated(request.request_id)
+                self._fleet.events.publish(AnswerRepeated(request.request_id))
             ask.outcome = CacheOutcome.HIT
             ask.age_s = trio.current_time() - min(kept.since for kept in found)
             self.store.outcomes[ask.outcome] += 1

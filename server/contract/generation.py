@@ -1,5 +1,5 @@
 """One generation or vector as the API sees it: what is asked for, the events that come back, and
-the charge for what it used.
+what it costs.
 
 The contract between server/api (which writes answers), server/scheduling (where requests begin and
 end) and server/tenants (which keeps the accounts).
@@ -309,44 +309,13 @@ class Generation(Protocol):
 
 
 class RequestCost(NamedTuple):
-    """What a request cost, in the operator's currency.
+    """What a request costs, in thousand-millionths of the operator's currency.
 
     Attributes:
-      charged: for it.
-      on_largest: what the same tokens would have cost on the last model of the ladder; None where
-        its client named the model.
+      nanos: charged for it.
+      nanos_on_largest: what the same tokens would have cost on the last model of the ladder; None
+        where its client named the model.
     """
 
-    charged: float
-    on_largest: float | None = None
-
-
-class Charges:
-    """Told of every request that was accepted, and of its one end; here nothing is charged.
-
-    Calls must be quick and never raise.
-    """
-
-    def accepted(self, request_id: bytes) -> None:
-        """Note a request that will get exactly one end."""
-
-    def repeated(self, request_id: bytes) -> None:
-        """Note a request that is answered with what was computed before: it counts as a request,
-        without tokens. It is not accepted then."""
-
-    def ended(self, request_id: bytes, usage: Usage, *, is_begun: bool) -> RequestCost | None:
-        """Note the end of a request.
-
-        Args:
-          request_id: of one completion or input.
-          usage: what it used, if it was begun.
-          is_begun: whether a worker ever was asked to compute it.
-
-        Returns:
-          What it cost; None where nothing is charged.
-        """
-        del request_id, usage, is_begun
-        return None
-
-
-NO_CHARGES: Final = Charges()
+    nanos: int
+    nanos_on_largest: int | None = None

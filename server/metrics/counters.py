@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric
 
-    from triolet.service_class import Scheduling, ServiceClass
+    from triolet.service_class import ServiceClass
 
     from ..cache.store import ResponseStore
     from ..tenants.quotas import Quotas
@@ -369,19 +369,19 @@ class TenantMetrics:
         """Read this whenever the metrics are."""
         self._registry.register(Reading(lambda: _tenants_file_families(report())))
 
-    def ended(self, scheduling: Scheduling, outcome: str, usage: Usage) -> None:
-        """A sequence ended, or was refused."""
-        if not scheduling.tenant:
+    def count(self, tenant: str, service_class: ServiceClass, outcome: str, usage: Usage) -> None:
+        """Count a sequence that ended, or was refused."""
+        if not tenant:
             return
-        service_class = scheduling.service_class.name.lower()
-        self._requests.labels(scheduling.tenant, service_class, outcome).inc()
+        name = service_class.name.lower()
+        self._requests.labels(tenant, name, outcome).inc()
         for kind, count in (
             ("prompt", usage.prompt_tokens),
             ("cached", usage.cached_tokens),
             ("completion", usage.completion_tokens),
         ):
             if count:
-                self._tokens.labels(scheduling.tenant, service_class, kind).inc(count)
+                self._tokens.labels(tenant, name, kind).inc(count)
 
 
 UNVERSIONED: Final = ""

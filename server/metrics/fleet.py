@@ -1,14 +1,21 @@
-"""Metrics of requests and workers: the scheduler's observer."""
+"""Metrics of requests and workers: subscriber of request events, and the scheduler's observer."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import structlog
 from prometheus_client import Counter, Histogram
 
-from triolet.service_class import DEFAULT_SCHEDULING
-
+from ..contract.request_events import (
+    AttemptFailed,
+    FirstTokenArrived,
+    RequestAccepted,
+    RequestDispatched,
+    RequestEnded,
+    RequestRefused,
+)
 from ..scheduling.requests import FAREWELL
 from ..scheduling.status import Observer
 from .counters import NO_USAGE, REJECTED, OverloadMetrics, TenantMetrics, VersionTokens
@@ -17,9 +24,7 @@ from .histogram import TokenHistogram
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-    from triolet.service_class import Scheduling, ServiceClass
-
-    from ..contract.generation import Usage
+    from ..contract.request_events import RequestEvents
 
 log = structlog.get_logger(__name__)
 
@@ -99,6 +104,21 @@ class Words:
         return word
 
 
+@dataclass(slots=True)
+class _PromptChoices:
+    """The completions of one prompt.
+
+    Attributes:
+      num: in all.
+      num_live: that have not ended.
+      longest_tokens: of those that have ended.
+    """
+
+    num: int = 0
+    num_live: int = 0
+    longest_tokens: int = 0
+
+
 class FleetMetrics(Observer):
     """Counts requests, attempts, faults and workers.
 
@@ -119,6 +139,7 @@ class FleetMetrics(Observer):
         super().__init__(OverloadMetrics(registry))
         self.version_tokens = tokens
         self._tenants = tenants
+        self._choices: dict[bytes, _PromptChoices] = {}
         self._words = {name: Words() for name in ("outcome", "code", "cause")}
         self._waits = Histogram(
             "triolet_class_queue_seconds",
@@ -139,35 +160,43 @@ class FleetMetrics(Observer):
             self.counters["workers_lost"].labels(cause)
         self.next_token = self.histograms["inter_token_latency_seconds"].observe
 
-    def request_rejected(self, code: str, scheduling: Scheduling = DEFAULT_SCHEDULING) -> None:
-        """A request was refused before anything was begun."""
-        self.counters["requests_received"].inc()
-        code = self._words["code"].bounded(code)
-        service_class = scheduling.service_class.name.lower()
-        self.counters["requests_rejected"].labels(code, service_class).inc()
-        self._tenants.ended(scheduling, REJECTED, NO_USAGE)
+    def subscribe_to(self, events: RequestEvents) -> None:
+        """Count requests from now on."""
+        events.subscribe(RequestRefused, self.refused)
+        events.subscribe(RequestAccepted, self.accepted)
+        events.subscribe(RequestDispatched, self.dispatched)
+        events.subscribe(FirstTokenArrived, self.first_token)
+        events.subscribe(AttemptFailed, self.attempt_failed)
+        events.subscribe(RequestEnded, self.ended)
 
-    def request_accepted(self, max_tokens: int | None) -> None:
-        """A request was taken on; None for an input, which has no tokens."""
+    def refused(self, event: RequestRefused) -> None:
+        """Count a refused request."""
+        self.counters["requests_received"].inc()
+        code = self._words["code"].bounded(event.code)
+        service_class = event.service_class.name.lower()
+        self.counters["requests_rejected"].labels(code, service_class).inc()
+        self._tenants.count(event.tenant, event.service_class, REJECTED, NO_USAGE)
+
+    def accepted(self, event: RequestAccepted) -> None:
+        """Count a request that was taken on."""
         self.counters["requests_received"].inc()
         self.counters["requests_accepted"].inc()
-        if max_tokens is not None:
-            self.histograms["request_max_tokens"].observe(max_tokens)
-
-    def choices_ended(self, num_choices: int, longest_tokens: int) -> None:
-        """All completions of one prompt have ended."""
-        self.histograms["request_choices"].observe(num_choices)
-        self.histograms["request_longest_completion_tokens"].observe(longest_tokens)
+        if event.facts.is_input:
+            return
+        self.histograms["request_max_tokens"].observe(event.max_tokens)
+        choices = self._choices.setdefault(event.facts.prompt_id, _PromptChoices())
+        choices.num += 1
+        choices.num_live += 1
 
     def worker_stepped(self, num_steps: int, num_tokens: int) -> None:
         """A worker did so many steps between two heartbeats. Count and sum are exact."""
         if num_steps > 0:
             self.histograms["step_tokens"].observe(num_tokens / num_steps, num_steps)
 
-    def request_dispatched(self, queue_s: float, service_class: ServiceClass) -> None:
-        """Its first attempt begins, after so long in the queue."""
-        self.histograms["queue_seconds"].observe(queue_s)
-        self._waits.labels(service_class.name.lower()).observe(queue_s)
+    def dispatched(self, event: RequestDispatched) -> None:
+        """Count the wait of a request in the queue."""
+        self.histograms["queue_seconds"].observe(event.queue_s)
+        self._waits.labels(event.facts.service_class.name.lower()).observe(event.queue_s)
 
     def prompt_computed(self, queue_s: float | None, compute_s: float) -> None:
         """A prefill worker computed a prompt; or, with None, decode computed one itself."""
@@ -181,25 +210,20 @@ class FleetMetrics(Observer):
         """A prompt was given to a role, and why; both are words of our own."""
         self.counters["prompts_routed"].labels(str(role), str(why)).inc()
 
-    def first_token(self, ttft_s: float) -> None:
-        """Its first token came."""
-        self.histograms["time_to_first_token_seconds"].observe(ttft_s)
+    def first_token(self, event: FirstTokenArrived) -> None:
+        """Count the wait for a first token."""
+        self.histograms["time_to_first_token_seconds"].observe(event.ttft_s)
 
-    def attempt_failed(self, cause: str) -> None:
-        """An attempt is over and the request goes on with another one."""
-        self.counters["attempts_failed"].labels(self._words["cause"].bounded(cause)).inc()
+    def attempt_failed(self, event: AttemptFailed) -> None:
+        """Count an attempt that another one follows."""
+        self.counters["attempts_failed"].labels(self._words["cause"].bounded(event.cause)).inc()
 
-    def request_ended(
-        self,
-        outcome: str,
-        usage: Usage,
-        elapsed_s: float,
-        scheduling: Scheduling = DEFAULT_SCHEDULING,
-    ) -> None:
-        """It got its terminal event."""
-        outcome = self._words["outcome"].bounded(str(outcome))
+    def ended(self, event: RequestEnded) -> None:
+        """Count a request that ended, with its tokens and times."""
+        facts, usage, elapsed_s = event.facts, event.counted, event.elapsed_s
+        outcome = self._words["outcome"].bounded(event.outcome)
         self.counters["requests"].labels(outcome).inc()
-        self._tenants.ended(scheduling, outcome, usage)
+        self._tenants.count(facts.tenant, facts.service_class, outcome, usage)
         self.version_tokens.add(usage)
         self.counters["prompt_tokens"].inc(usage.prompt_tokens)
         self.counters["cached_prompt_tokens"].inc(usage.cached_tokens)
@@ -215,6 +239,18 @@ class FleetMetrics(Observer):
             if usage.completion_tokens > 1:
                 mean_s = decode_s / (usage.completion_tokens - 1)
                 self.histograms["request_token_seconds"].observe(mean_s)
+        if not facts.is_input:
+            self._note_choice(facts.prompt_id, usage.completion_tokens)
+
+    def _note_choice(self, prompt_id: bytes, completion_tokens: int) -> None:
+        """Count the completions of a prompt when the last of them has ended."""
+        choices = self._choices[prompt_id]
+        choices.num_live -= 1
+        choices.longest_tokens = max(choices.longest_tokens, completion_tokens)
+        if not choices.num_live:
+            del self._choices[prompt_id]
+            self.histograms["request_choices"].observe(choices.num)
+            self.histograms["request_longest_completion_tokens"].observe(choices.longest_tokens)
 
     def worker_joined(self, worker: str, away_s: float | None = None) -> None:
         """A worker, or its next life, was greeted. The end of a warning is one too: who sees no

@@ -155,7 +155,6 @@ class Admission:
         decision = self.decide(ask, now)
         if isinstance(decision, Refusal):
             for _ in ask.requests or (ask,):
-                self._table.receive()
                 self._table.reject(ask.scheduling, decision.error)
             raise decision.error
         return decision

@@ -19,6 +19,7 @@ from transport.frames import (
 from triolet.ids import AttemptKey, Role
 from triolet.service_class import Band
 
+from ..contract.request_events import AttemptFailed, FirstTokenArrived, RequestDispatched
 from . import outcome
 from .admission import Admission, missing_role
 from .frames import (
@@ -297,7 +298,7 @@ class Attempts:
                 if last is not None:
                     self.fail(request, last, now)
                     return
-                self._observer.attempt_failed(cause)
+                self._table.events.publish(AttemptFailed(request.facts, cause))
                 self.release_attempt(request, EndReason.SUPERSEDED)
                 request.step(Step.RETRY)
                 self.queue_of(request).give_back(request)
@@ -382,8 +383,8 @@ class Attempts:
         times = request.times
         if times.dispatched_at is None:
             times.dispatched_at = now
-            service_class = spec.scheduling.service_class
-            self._observer.request_dispatched(now - times.submitted_at, service_class)
+            queue_s = now - times.submitted_at
+            self._table.events.publish(RequestDispatched(request.facts, queue_s))
         self._overload.dispatched(request.forecast, now)
         need = request.need
         key = AttemptKey(spec.request_id, request.num_attempts)
@@ -533,7 +534,8 @@ class Attempts:
             if times.last_token_at is None:
                 times.first_token_at = now
                 self._overload.first_token(request.forecast, now)
-                self._observer.first_token(now - times.submitted_at)
+                ttft_s = now - times.submitted_at
+                self._table.events.publish(FirstTokenArrived(request.facts, ttft_s))
             else:
                 self._observer.next_token(now - times.last_token_at)
             times.last_token_at = now

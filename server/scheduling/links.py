@@ -22,8 +22,8 @@ from triolet.errors import ConfigError, draining
 from triolet.ids import PeerId, Role, new_epoch
 from triolet.process import process_facts
 
-from ..contract.generation import NO_CHARGES
 from ..contract.output_stream import OutputStream
+from ..contract.request_events import RequestEvents
 from .adapters import Adapters
 from .admission import AdmissionAsk
 from .audit import Auditor
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from triolet.config import LinkConfig, ServerConfig
     from triolet.errors import RequestError
 
-    from ..contract.generation import CancelReason, Charges, GenerationRequest
+    from ..contract.generation import CancelReason, GenerationRequest
     from .output import RelayText
     from .request import Request
 
@@ -215,7 +215,7 @@ class Links:
       observer: told of what happens.
       name: of this server, as workers see it.
       draw_epoch: where its epoch comes from; a simulator brings its own.
-      charges: told what each request used.
+      events: publishes the lives of requests; None where nothing subscribes.
       kv_secret: from which the keys of attempts' KV are made; a simulator brings its own.
       takes_unversioned: whether workers that name no version of the model are used although it has
         one; not where several models are served, of which one could be meant for another.
@@ -223,6 +223,7 @@ class Links:
     Attributes:
       admission: refuses before anything is spent on a request.
       adapters: that requests may name, and that workers may have.
+      events: as given.
       version: digest of the model, or its directory where that is in no store.
       hold_s: tells for how long a line of a batch is held for others at most.
       check_accounting: raises unless every request has or will have exactly one terminal event.
@@ -236,7 +237,7 @@ class Links:
         observer: Observer | None = None,
         name: str = "server",
         draw_epoch: Callable[[], int] = new_epoch,
-        charges: Charges = NO_CHARGES,
+        events: RequestEvents | None = None,
         kv_secret: bytes | None = None,
         *,
         takes_unversioned: bool = True,
@@ -258,8 +259,9 @@ class Links:
             for address in of_role
         ]
         self._observer = observer or Observer()
+        self.events = events or RequestEvents()
         self._requests = Requests(
-            config, self._workers, text, self._observer, now, charges, kv_secret
+            config, self._workers, text, self._observer, now, self.events, kv_secret
         )
         self.admission = self._requests.admission
         self.hold_s = self._requests.background.hold_s

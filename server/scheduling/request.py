@@ -12,17 +12,20 @@ that the accounts are right by construction.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Final
 
-import structlog
-
-from triolet.adapter_keys import SHA256
 from triolet.errors import LocalProtocolError
 from triolet.service_class import Band
 
-from ..contract.generation import NO_CHARGES, Failed, Finished, FinishReason, Usage
+from ..contract.generation import Failed, Finished, FinishReason, Usage
+from ..contract.request_events import (
+    RequestAccepted,
+    RequestEnded,
+    RequestFacts,
+    RequestRefused,
+)
 from .outcome import FINISHED, Outcome
 from .output import Relay, is_background, window_of
 from .poison import PoisonDetector
@@ -39,11 +42,11 @@ if TYPE_CHECKING:
     from triolet.ids import AttemptKey
     from triolet.service_class import Scheduling
 
-    from ..contract.generation import Charges, GenerationRequest, RequestCost
+    from ..contract.generation import GenerationRequest
+    from ..contract.request_events import RequestEvents
     from .outcome import Failure
     from .output import Mailbox, RelayEnd, RelayText
     from .routing import Pair
-    from .status import Observer
     from .wait_estimate import Forecast
     from .workers import Worker
 
@@ -176,6 +179,7 @@ class Request:
 
     Attributes:
       spec: what was asked for.
+      facts: what its events say of it.
       order: rises with each accepted request.
       relay: its tokens and their text.
       output: where its reader finds the events.
@@ -206,6 +210,7 @@ class Request:
     """
 
     spec: GenerationRequest
+    facts: RequestFacts
     order: int
     relay: Relay
     deadline: float
@@ -342,8 +347,6 @@ class Request:
         )
 
 
-log = structlog.get_logger()
-
 MIN_SWEPT: Final = 128
 SWEEP_TURNS: Final = 4
 """A thousand requests, each looked at in every sweep, would take a twentieth of a core."""
@@ -357,16 +360,29 @@ class Accounting:
     """Counters since the server's start.
 
     Attributes:
-      received: submitted.
-      accepted: of these, will get a terminal event.
-      rejected: of these, were refused at once; by error code.
+      accepted: will get a terminal event.
+      rejected: were refused at once; by error code.
       ended: terminal events given out; by the outcome's column.
     """
 
-    received: int = 0
     accepted: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
     ended: Counter[str] = field(default_factory=Counter)
+
+    def subscribe_to(self, events: RequestEvents) -> None:
+        """Count from now on."""
+        events.subscribe(RequestRefused, lambda event: self.rejected.update((event.code,)))
+        events.subscribe(RequestAccepted, self._count_accepted)
+        events.subscribe(RequestEnded, lambda event: self.ended.update((event.outcome,)))
+
+    @property
+    def received(self) -> int:
+        """Requests that were submitted."""
+        return self.accepted + self.rejected.total()
+
+    def _count_accepted(self, event: RequestAccepted) -> None:
+        del event
+        self.accepted += 1
 
     def check(self, in_flight: int) -> None:
         """Raise unless the sums are right.
@@ -374,25 +390,8 @@ class Accounting:
         Raises:
           LocalProtocolError: a request was lost or answered twice.
         """
-        if self.received != self.accepted + self.rejected.total():
-            raise LocalProtocolError(f"requests do not add up: {self}")
         if self.accepted != self.ended.total() + in_flight:
             raise LocalProtocolError(f"terminal events do not add up, {in_flight} run: {self}")
-
-
-@dataclass(slots=True)
-class _Choices:
-    """The completions of one prompt.
-
-    Attributes:
-      num: in all.
-      num_live: without a terminal event.
-      longest_tokens: of those that have ended.
-    """
-
-    num: int = 0
-    num_live: int = 0
-    longest_tokens: int = 0
 
 
 class RequestTable:
@@ -401,23 +400,22 @@ class RequestTable:
     Attributes:
       accounting: what came and how it ended.
       text: the model's.
+      events: the lives of the requests.
     """
 
     def __init__(
         self,
         config: ServerConfig,
         text: RelayText,
-        observer: Observer,
-        charges: Charges = NO_CHARGES,
+        events: RequestEvents,
     ) -> None:
         self.accounting = Accounting()
+        self.accounting.subscribe_to(events)
         self._config = config
         self.text = text
-        self._observer = observer
-        self._charges = charges
+        self.events = events
         self._requests: dict[bytes, Request] = {}
         self._unswept: list[Request] = []
-        self._choices: dict[bytes, _Choices] = {}
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -460,15 +458,11 @@ class RequestTable:
         request = self._requests.get(row.request_id)
         return row.request_id if request is None else request.spec.origin_id or row.request_id
 
-    def receive(self) -> None:
-        """Count a request that arrived."""
-        self.accounting.received += 1
-
     def reject(self, scheduling: Scheduling, error: RequestError) -> None:
-        """Count a request that was refused, and note in the error that it was counted."""
+        """Publish that a request was refused, and note in the error that it is counted."""
         error.is_of_queue = True
-        self.accounting.rejected[error.code] += 1
-        self._observer.request_rejected(error.code, scheduling)
+        refused = RequestRefused(error.code, scheduling.tenant, scheduling.service_class)
+        self.events.publish(refused)
 
     def accept(self, spec: GenerationRequest, now: float, *, turn: int = 0) -> Request:
         """Take a request on.
@@ -479,12 +473,11 @@ class RequestTable:
           turn: of an input, rises with its place in its client's request.
         """
         is_input = spec.form is not None
-        self.accounting.accepted += 1
-        self._observer.request_accepted(None if is_input else spec.sampling.max_tokens)
-        self._charges.accepted(spec.request_id)
+        facts = RequestFacts.of(spec, self._config.model_name, self._config.model_digest)
         taken = Request(
             spec=spec,
-            order=self.accounting.accepted,
+            facts=facts,
+            order=self.accounting.accepted + 1,
             relay=Relay(spec, self.text),
             deadline=now + spec.deadline_s,
             times=Times(submitted_at=now),
@@ -494,11 +487,7 @@ class RequestTable:
             input_share=self._config.embedding.credit_share if is_input else 0.0,
         )
         self._requests[spec.request_id] = taken
-        if not is_input:
-            first_id = spec.origin_id or spec.request_id
-            choices = self._choices.setdefault(first_id, _Choices())
-            choices.num += 1
-            choices.num_live += 1
+        self.events.publish(RequestAccepted(facts, spec.sampling.max_tokens))
         return taken
 
     def finish(self, request: Request, end: RelayEnd, now: float) -> None:
@@ -529,62 +518,18 @@ class RequestTable:
         phase = request.phase
         request.step(Step.END)
         del self._requests[request.spec.request_id]
-        if not request.is_input:
-            self._note_choice(request)
-        self.accounting.ended[outcome.account] += 1
-        elapsed_s = now - request.times.submitted_at
-        usage = terminal.usage
-        if request.spec.origin_id:  # another completion: the first counts their prompt
-            usage = replace(usage, prompt_tokens=0, cached_tokens=0)
-        self._observer.request_ended(outcome.account, usage, elapsed_s, request.spec.scheduling)
-        cost = self._charges.ended(
-            request.spec.request_id,
-            terminal.usage,
-            is_begun=request.is_begun,
-        )
-        # A client may send thousands of inputs at once: a line of each would fill disks, and take
-        # four tenths of the event loop's time.
-        tell, event = (
-            (log.debug, "input_ended") if request.is_input else (log.info, "request_ended")
-        )
-        tell(
-            event,
-            request_id=request.spec.request_id.hex(),
-            client_request_id=request.spec.client_request_id,
-            tenant=request.spec.scheduling.tenant,
-            model=self._config.model_name,
-            model_digest=self._config.model_digest or None,
-            outcome=outcome.account,
-            phase=phase.name.lower(),
-            prompt_tokens=terminal.usage.prompt_tokens,
-            completion_tokens=terminal.usage.completion_tokens,
-            queue_s=round(terminal.usage.queue_s, 4),
-            ttft_s=None if terminal.usage.ttft_s is None else round(terminal.usage.ttft_s, 4),
-            elapsed_s=round(elapsed_s, 4),
-            **_usage_record(cost, request.spec),
+        usage, is_begun = terminal.usage, request.is_begun
+        cost = self.events.price(request.spec.request_id, usage, is_begun=is_begun)
+        self.events.publish(
+            RequestEnded(
+                request.facts,
+                outcome.account,
+                phase.name.lower(),
+                usage,
+                now - request.times.submitted_at,
+                is_begun,
+                cost,
+            )
         )
         request.terminal = terminal
         request.output.close(terminal, now)
-
-    def _note_choice(self, request: Request) -> None:
-        """Count the completions of a prompt when the last of them has ended."""
-        first_id = request.spec.origin_id or request.spec.request_id
-        choices = self._choices[first_id]
-        choices.num_live -= 1
-        choices.longest_tokens = max(choices.longest_tokens, len(request.relay.token_ids))
-        if not choices.num_live:
-            del self._choices[first_id]
-            self._observer.choices_ended(choices.num, choices.longest_tokens)
-
-
-def _usage_record(cost: RequestCost | None, spec: GenerationRequest) -> dict[str, object]:
-    """Return what the log says of a request's cost, its adapter, and how its model was chosen."""
-    record: dict[str, object] = {} if cost is None else {"cost": cost.charged}
-    if spec.adapter:
-        record["adapter_digest"] = f"{SHA256}{spec.adapter.hex()}"
-    choice = spec.auto
-    if choice is not None:
-        record |= {"auto": choice.reason, "auto_largest": choice.largest}
-        if cost is not None:
-            record["auto_largest_cost"] = cost.on_largest
-    return record

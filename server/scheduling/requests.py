@@ -21,7 +21,6 @@ from transport.liveness import PeerEvent, PeerState, SelfFence
 from triolet.errors import draining
 from triolet.ids import new_secret
 
-from ..contract.generation import NO_CHARGES
 from . import outcome
 from .admission import AdmissionAsk, limits_of
 from .attempt import Attempts, SweepTimes, due_at
@@ -39,7 +38,8 @@ if TYPE_CHECKING:
     from triolet.errors import RequestError
     from triolet.ids import AttemptKey
 
-    from ..contract.generation import CancelReason, Charges, GenerationRequest
+    from ..contract.generation import CancelReason, GenerationRequest
+    from ..contract.request_events import RequestEvents
     from .output import RelayText
     from .request import Request
     from .status import Observer
@@ -67,7 +67,7 @@ class Requests:
       text: for the relays.
       observer: told of what happens.
       now: the time of its start.
-      charges: told what each request used.
+      events: publishes the lives of requests.
       kv_secret: from which the keys of attempts' KV are made; None draws one.
 
     Attributes:
@@ -87,14 +87,14 @@ class Requests:
         text: RelayText,
         observer: Observer,
         now: float,
-        charges: Charges = NO_CHARGES,
+        events: RequestEvents,
         kv_secret: bytes | None = None,
     ) -> None:
         self.outbox = FrameOutbox()
         self._config = config
         self._workers = workers
         self._observer = observer
-        self.table = RequestTable(config, text, observer, charges)
+        self.table = RequestTable(config, text, events)
         self._attempts = Attempts(
             config,
             self._workers,
@@ -177,7 +177,6 @@ class Requests:
         taken = []
         forecasts = self.admission.admit(AdmissionAsk.of(specs), now).forecasts
         for at, (spec, forecast) in enumerate(zip(specs, forecasts, strict=True), first):
-            self.table.receive()
             turn = at // INPUTS_PER_TURN if forecast is None else 0
             request = self.table.accept(spec, now, turn=turn)
             if forecast is not None:

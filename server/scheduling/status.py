@@ -15,9 +15,7 @@ if TYPE_CHECKING:
     from transport.frames import Capacity, Load
     from triolet.control_protocol import ModelState
     from triolet.ids import Role
-    from triolet.service_class import Scheduling
 
-    from ..contract.generation import Usage
     from .queue import FairQueue
     from .workers import Worker
 
@@ -195,35 +193,12 @@ class Observer:
         self.overload = overload or OverloadObserver()
         self.next_token: Callable[[float], None] = _nothing
 
-    def request_rejected(self, code: str, scheduling: Scheduling) -> None:
-        """A request was refused before anything was begun."""
-
-    def request_accepted(self, max_tokens: int | None) -> None:
-        """A request was taken on; None for an input, which has no tokens."""
-
-    def request_dispatched(self, queue_s: float, service_class: ServiceClass) -> None:
-        """Its first attempt begins, after so long in the queue."""
-
-    def request_ended(
-        self, outcome: str, usage: Usage, elapsed_s: float, scheduling: Scheduling
-    ) -> None:
-        """It got its terminal event; `outcome` is the column of the accounts."""
-
-    def choices_ended(self, num_choices: int, longest_tokens: int) -> None:
-        """All completions of one prompt have ended."""
-
     def prompt_routed(self, role: str, why: str) -> None:
         """It is settled which role computes a prompt, and why."""
 
     def prompt_computed(self, queue_s: float | None, compute_s: float) -> None:
         """A prefill worker computed a prompt that waited there for `queue_s`; or, with None, decode
         computed one itself, so long after it had granted the lease."""
-
-    def first_token(self, ttft_s: float) -> None:
-        """The first token of a request came."""
-
-    def attempt_failed(self, cause: str) -> None:
-        """An attempt is over and the request goes on with another one."""
 
     def retry_unaffordable(self) -> None:
         """A request ends because too many others are tried again already."""

@@ -10,7 +10,8 @@ import trio
 
 from triolet.errors import RequestError, invalid_request
 
-from ..contract.generation import Charges, RequestCost
+from ..contract.generation import RequestCost
+from ..contract.request_events import AnswerRepeated, RequestAccepted, RequestEnded
 from .accounts import (
     MINUTE_S,
     NANOS,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from triolet.tenants.plans import Plan, Prices, Tenant
 
     from ..contract.generation import Usage
+    from ..contract.request_events import RequestEvents
     from .memory_store import MemoryStore, QuotaObserver, SpendWatch
     from .redis_store import RedisStore
 
@@ -206,7 +208,7 @@ class Ticket:
             self._close(self.has_cost)
 
 
-class Quotas(Charges):
+class Quotas:
     """All tenants' limits, seen from one server.
 
     Args:
@@ -314,41 +316,52 @@ class Quotas(Charges):
         self._reservations[tenant.name] = self._reservations.get(tenant.name, 0) + 1
         return reservation
 
-    def accepted(self, request_id: bytes) -> None:
-        """Note that a sequence will have an end. See `Charges`."""
+    def subscribe_to(self, events: RequestEvents) -> None:
+        """Charge what requests use from now on."""
+        events.subscribe(RequestAccepted, self._accept)
+        events.subscribe(AnswerRepeated, self._count_repeated)
+        events.subscribe(RequestEnded, self._charge)
+
+    def price(self, request_id: bytes, usage: Usage, *, is_begun: bool) -> RequestCost | None:
+        """Return what a sequence costs that ends; None where nothing was reserved for it."""
         reservation = self._running.get(request_id)
+        if reservation is None:
+            return None
+        asked = reservation.open[request_id]
+        if not is_begun:
+            return RequestCost(0, 0 if asked.largest else None)
+        prompt = asked.prompt_tokens
+        tokens = prompt, min(usage.cached_tokens, prompt), usage.completion_tokens
+        on_largest = cost_of(self._prices(asked.largest), *tokens) if asked.largest else None
+        return RequestCost(cost_of(self._prices(asked.model), *tokens), on_largest)
+
+    def _accept(self, event: RequestAccepted) -> None:
+        reservation = self._running.get(event.facts.request_id)
         if reservation is not None:
             reservation.is_accepted = True
 
-    def repeated(self, request_id: bytes) -> None:
-        """Count a request that is answered from memory. See `Charges`."""
-        reservation = self._running.get(request_id)
+    def _count_repeated(self, event: AnswerRepeated) -> None:
+        """Count a request that is answered from memory: without tokens."""
+        reservation = self._running.get(event.request_id)
         if reservation is not None:
             reservation.is_counted = True
 
-    def ended(self, request_id: bytes, usage: Usage, *, is_begun: bool) -> RequestCost | None:
-        """Charge what a sequence used. See `Charges`."""
-        reservation = self._running.pop(request_id, None)
+    def _charge(self, event: RequestEnded) -> None:
+        """Charge what a sequence used."""
+        reservation = self._running.pop(event.facts.request_id, None)
         if reservation is None:
-            return None
-        asked, tenant = reservation.open[request_id], reservation.ask.tenant
-        tokens = cost = on_largest = 0
-        if is_begun:
-            prompt, completion = asked.prompt_tokens, usage.completion_tokens
-            tokens = prompt + completion
-            cached = min(usage.cached_tokens, prompt)
-            cost = cost_of(self._prices(asked.model), prompt, cached, completion)
-            if asked.largest:
-                on_largest = cost_of(self._prices(asked.largest), prompt, cached, completion)
-            if completion:
-                self._lengths.setdefault(tenant, CompletionLengths()).add(completion)
-        reservation.take(request_id, tokens, cost, is_begun=is_begun)
-        if cost:
-            self._metrics.cost(tenant, cost / NANOS)
-        if not asked.largest:
-            return RequestCost(cost / NANOS)
-        self._metrics.auto_cost(asked.model, cost / NANOS, on_largest / NANOS)
-        return RequestCost(cost / NANOS, on_largest / NANOS)
+            return
+        asked, tenant = reservation.open[event.facts.request_id], reservation.ask.tenant
+        nanos, on_largest = event.cost or RequestCost(0)
+        completion = event.usage.completion_tokens
+        tokens = asked.prompt_tokens + completion if event.is_begun else 0
+        if event.is_begun and completion:
+            self._lengths.setdefault(tenant, CompletionLengths()).add(completion)
+        reservation.take(asked.request_id, tokens, nanos, is_begun=event.is_begun)
+        if nanos:
+            self._metrics.cost(tenant, nanos / NANOS)
+        if on_largest is not None:
+            self._metrics.auto_cost(asked.model, nanos / NANOS, on_largest / NANOS)
 
     def discard(self, request_id: bytes) -> None:
         """Charge nothing for a sequence that was never accepted, beside others that were."""

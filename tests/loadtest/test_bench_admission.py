@@ -34,6 +34,7 @@ from server.scheduling.requests import Requests
 from server.tenants.opening import quotas_in_memory
 from server.tenants.tenancy import Tenancy
 from tests.server.support.fakes import FakeAdmission, FakeFleet, FakeText, answer_hello
+from tests.server.support.request_lives import ChargedEvents
 from tests.server.support.surface import surface
 from triolet.errors import overloaded
 from triolet.tenants.form import read_tenants
@@ -101,11 +102,11 @@ class Choosy(FakeFleet):
 
     def __init__(self, quotas: Quotas) -> None:
         super().__init__(self.answer)
-        self.charges = quotas
+        self.charged = ChargedEvents(quotas)
         self.admission = ChoosyAdmission()
 
     def begin(self, request: GenerationRequest) -> FakeGeneration:
-        self.charges.accepted(request.request_id)
+        self.charged.accept(request.request_id)
         return super().begin(request)
 
     def answer(self, generation: FakeGeneration) -> None:

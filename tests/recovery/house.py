@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, TypeVarTuple
 import trio
 
 from server.contract.generation import Delta, Failed, GenerationRequest, TokenLogprob
+from server.contract.request_events import AttemptFailed
 from server.scheduling.links import Links
 from server.scheduling.status import Observer
 from simulation.fleet import worker_of
@@ -85,8 +86,8 @@ class SeenByServer(Observer):
         self.pauses: list[float] = []
         self.unaffordable = 0
 
-    def attempt_failed(self, cause: str) -> None:
-        self.causes[cause] += 1
+    def attempt_failed(self, event: AttemptFailed) -> None:
+        self.causes[event.cause] += 1
 
     def prompt_routed(self, role: str, why: str) -> None:
         self.routes[f"{role}: {why}"] += 1
@@ -245,6 +246,7 @@ class House:
         }
         settings = server_config(link=LINK, **addresses, **config)
         self.fleet = Links(settings, TEXT, self.network, self.seen)
+        self.fleet.events.subscribe(AttemptFailed, self.seen.attempt_failed)
         self._news = trio.Event()
 
     async def ask(self, number: int, request: GenerationRequest) -> Record:

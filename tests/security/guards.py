@@ -550,7 +550,7 @@ MUTANTS: Final = (
            "while frames:",
            "server/scheduling/test_delivery.py::"
            "test_of_many_frames_a_few_are_taken_before_others_may_run"),
-    Mutant("A43", "server/scheduling/request.py", '(log.debug, "input_ended")',
+    Mutant("A43", "server/metrics/access_log.py", '(log.debug, "input_ended")',
            '(log.info, "input_ended")',
            "server/scheduling/test_embeddings.py::"
            "test_inputs_leave_no_lines_in_the_log_at_level_info"),

@@ -14,6 +14,15 @@ from structlog.testing import capture_logs
 
 from ops.control.worker_seconds import SecondsAccount, Version
 from server.contract.generation import Usage
+from server.contract.request_events import (
+    AttemptFailed,
+    FirstTokenArrived,
+    RequestAccepted,
+    RequestDispatched,
+    RequestEnded,
+    RequestFacts,
+    RequestRefused,
+)
 from server.metrics.fleet import MAX_WORDS
 from server.metrics.metrics import Metrics
 from server.scheduling.presence import Presence
@@ -23,10 +32,11 @@ from server.tenants.tenancy import TenancyReport
 from tests.server.scheduling.fakes import make_request
 from tests.server.scheduling.world import World
 from tests.server.support.fakes import FakeFleet
+from tests.server.support.request_lives import FACTS
 from tests.server.support.surface import surface
 from transport.frames import Load, WorkerHeartbeat
 from triolet.control_protocol import ModelNews, Models, ModelState, decode_told, encode_line
-from triolet.service_class import DEFAULT_SCHEDULING, Scheduling, ServiceClass
+from triolet.service_class import ServiceClass
 from triolet.tenants.plans import Plan
 
 if TYPE_CHECKING:
@@ -44,20 +54,29 @@ def metrics() -> Metrics:
     return subject
 
 
+def ended_with(usage: Usage, facts: RequestFacts = FACTS) -> RequestEnded:
+    return RequestEnded(replace(facts, is_input=True), "stop", "decoding", usage, 0.5)
+
+
+def refused_with(code: str) -> RequestRefused:
+    return RequestRefused(code, "", ServiceClass.DEFAULT)
+
+
 def lines(metrics: Metrics) -> set[str]:
     return set(metrics.exposition().decode().splitlines())
 
 
 def test_a_request_is_counted_once_in_each_of_its_measures(metrics: Metrics) -> None:
-    metrics.fleet.request_accepted(16)
-    metrics.fleet.request_dispatched(0.02, ServiceClass.CRITICAL)
+    facts = replace(FACTS, service_class=ServiceClass.CRITICAL)
+    metrics.fleet.accepted(RequestAccepted(facts, 16))
+    metrics.fleet.dispatched(RequestDispatched(facts, 0.02))
     metrics.fleet.prompt_computed(0.001, 0.2)
-    metrics.fleet.first_token(0.03)
+    metrics.fleet.first_token(FirstTokenArrived(facts, 0.03))
     metrics.fleet.next_token(0.012)
     usage = Usage(
         prompt_tokens=100, completion_tokens=2, cached_tokens=64, queue_s=0.02, ttft_s=0.03
     )
-    metrics.fleet.request_ended("stop", usage, 0.5)
+    metrics.fleet.ended(ended_with(usage, facts))
     labels = 'engine="0",model_name="demo"'
     assert {
         "triolet_requests_received_total 1.0",
@@ -111,6 +130,7 @@ def test_what_dashboards_of_vllm_ask_for_is_there(metrics: Metrics) -> None:
 def test_sizes_of_requests_and_steps_are_counted(metrics: Metrics) -> None:
     world = World()
     world.observe(metrics.fleet)
+    metrics.fleet.subscribe_to(world.events)
     first, second, third = (
         make_request(number, max_tokens=n) for number, n in enumerate((5, 3, 7))
     )
@@ -139,11 +159,11 @@ def test_sizes_of_requests_and_steps_are_counted(metrics: Metrics) -> None:
 def test_tenants_are_counted_by_class_and_outcome_and_nobody_where_there_are_none(
     metrics: Metrics,
 ) -> None:
-    alice = Scheduling("alice", service_class=ServiceClass.CRITICAL)
+    alice = replace(FACTS, tenant="alice", service_class=ServiceClass.CRITICAL)
     usage = Usage(prompt_tokens=100, completion_tokens=2, cached_tokens=64)
-    metrics.fleet.request_ended("stop", usage, 0.5, alice)
-    metrics.fleet.request_ended("stop", Usage(10, 0), 0.5, DEFAULT_SCHEDULING)
-    metrics.fleet.request_rejected("overloaded", alice)
+    metrics.fleet.ended(ended_with(usage, alice))
+    metrics.fleet.ended(ended_with(Usage(10, 0)))
+    metrics.fleet.refused(RequestRefused("overloaded", alice.tenant, alice.service_class))
     metrics.tenants.watch(lambda: TenancyReport(2, 3, 1, "no TOML"))
     of_tenants = {line for line in lines(metrics) if line.startswith("triolet_tenant")}
     labels = 'class="critical"'
@@ -166,8 +186,8 @@ def test_tokens_are_counted_by_version() -> None:
     metrics.watch(FakeFleet().status, lambda: 0, others={"code": FakeFleet().status})
     usage = Usage(prompt_tokens=100, completion_tokens=2, cached_tokens=64)
     for _ in range(2):
-        metrics.fleets["chat"].request_ended("stop", usage, 0.5)
-    metrics.fleets["code"].request_ended("stop", Usage(7, 1), 0.5)
+        metrics.fleets["chat"].ended(ended_with(usage))
+    metrics.fleets["code"].ended(ended_with(Usage(7, 1)))
     assert {line for line in lines(metrics) if line.startswith("triolet_version_tokens")} == {
         f'triolet_version_tokens_total{{kind="{kind}",model="{model}",version="{version}"}} {count}'
         for model, version, counts in (
@@ -228,8 +248,8 @@ def test_worker_seconds_of_versions_add_up_to_those_of_the_processes(metrics: Me
 
 
 def test_refusals_and_losses_are_counted_by_cause(metrics: Metrics) -> None:
-    metrics.fleet.request_rejected("overloaded")
-    metrics.fleet.attempt_failed("peer_lost")
+    metrics.fleet.refused(refused_with("overloaded"))
+    metrics.fleet.attempt_failed(AttemptFailed(FACTS, "peer_lost"))
     metrics.fleet.worker_joined("decode-0")
     metrics.fleet.worker_lost("decode-0", "silent")
     metrics.fleet.worker_refused("decode-0", "another model")
@@ -305,7 +325,7 @@ def test_what_alerts_see_increase_is_there_before_its_first_time(metrics: Metric
 
 def test_a_label_never_has_more_words_than_its_bound(metrics: Metrics) -> None:
     for number in range(10 * MAX_WORDS):
-        metrics.fleet.request_rejected(f"code-{number}")
+        metrics.fleet.refused(refused_with(f"code-{number}"))
     series = [line for line in lines(metrics) if line.startswith("triolet_requests_rejected_total")]
     assert len(series) == MAX_WORDS + 1
     labels = 'class="default",code="other"'
@@ -430,8 +450,9 @@ async def test_scrapes_at_once_share_one_text_that_was_begun_after_they_asked() 
 
 def test_the_text_is_the_client_library_s_byte_for_byte(metrics: Metrics) -> None:
     metrics._registry.register(Families())
-    metrics.fleet.first_token(12345678.9)
-    metrics.tenants.ended(Scheduling('a "quoted"\n\\ name'), "stop", Usage(10**9, 3))
+    metrics.fleet.first_token(FirstTokenArrived(FACTS, 12345678.9))
+    quoted = 'a "quoted"\n\\ name'
+    metrics.tenants.count(quoted, ServiceClass.DEFAULT, "stop", Usage(10**9, 3))
     for _ in range(2):  # names are remembered from the first time on
         ours = metrics.exposition().decode().splitlines()
         theirs = generate_latest(metrics._registry).decode().splitlines()

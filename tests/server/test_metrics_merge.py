@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from server.contract.request_events import FirstTokenArrived, RequestRefused
 from server.metrics.exposition import merging
 from server.metrics.metrics import Metrics
 from tests.server.support.fakes import FakeFleet
+from tests.server.support.request_lives import FACTS
+from triolet.service_class import ServiceClass
 
 
 def exposition(requests: int) -> str:
     metrics = Metrics("demo", "vllm")
     metrics.watch(FakeFleet().status, lambda: requests, lambda: {"direct": 1})
     for _ in range(requests):
-        metrics.fleet.first_token(0.01)
-        metrics.fleet.request_rejected('a"b} c')
+        metrics.fleet.first_token(FirstTokenArrived(FACTS, 0.01))
+        metrics.fleet.refused(RequestRefused('a"b} c', "", ServiceClass.DEFAULT))
     return metrics.exposition().decode()
 
 

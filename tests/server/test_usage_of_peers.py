@@ -16,6 +16,7 @@ from server.tenants.memory_store import QuotaObserver
 from server.tenants.opening import opened_quotas
 from server.tenants.quotas import AskedTokens
 from server.tenants.tenancy import Tenancy
+from tests.server.support.request_lives import ChargedEvents
 from tests.server.support.surface import PATIENCE_S, RawClient, request_bytes
 from tests.server.support.tenants import tenant, tenants_of
 from tests.server.test_peers import NAMES, two_servers
@@ -53,9 +54,10 @@ async def both(folder: Path, **more: Any) -> AsyncIterator[tuple[list[Quotas], l
 
 async def use(quotas: Quotas, request_id: bytes, tokens: int) -> None:
     """Let alice use so much of one server."""
+    events = ChargedEvents(quotas)
     with await quotas.reserve(ALICE, [AskedTokens(request_id, tokens, 0)]):
-        quotas.accepted(request_id)
-    quotas.ended(request_id, Usage(tokens, 0), is_begun=True)
+        events.accept(request_id)
+    events.end(request_id, Usage(tokens, 0))
 
 
 async def usage_of_alice(folder: Path, server: str) -> dict[str, Any]:

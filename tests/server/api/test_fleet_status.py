@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -9,10 +10,12 @@ import pytest
 import trio
 import trio.testing
 
+from server.contract.request_events import FirstTokenArrived, RequestRefused
 from server.metrics.metrics import Metrics
 from server.metrics.recent import RecentFigures
 from tests.server.scheduling.world import World
 from tests.server.support.fakes import FakeFleet
+from tests.server.support.request_lives import FACTS
 from tests.server.support.surface import CONFIG, requested, surface
 from triolet.errors import no_worker, overloaded
 from triolet.service_class import Scheduling, ServiceClass
@@ -38,9 +41,9 @@ async def test_it_tells_workers_blocks_and_what_was_counted() -> None:
 async def test_refusals_are_told_by_code_whatever_their_class() -> None:
     async with surface() as server:
         for service_class in (ServiceClass.DEFAULT, ServiceClass.BATCH):
-            scheduling = Scheduling(service_class=service_class)
-            server.services.metrics.fleet.request_rejected("overloaded", scheduling)
-        server.services.metrics.fleet.request_rejected("no_worker")
+            refused = RequestRefused("overloaded", "", service_class)
+            server.services.metrics.fleet.refused(refused)
+        server.services.metrics.fleet.refused(replace(refused, code="no_worker"))
         status = (await server.request("GET", "/fleet/status")).json
     assert status["rejected_by_code"] == {"overloaded": 2, "no_worker": 1}
     assert status["counters"]["requests_rejected"] == 3
@@ -76,11 +79,11 @@ async def test_the_last_seconds_are_told_at_once_and_no_more_than_those(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(recent.run)
         await trio.testing.wait_all_tasks_blocked()
-        metrics.fleet.first_token(0.02)
+        metrics.fleet.first_token(FirstTokenArrived(FACTS, 0.02))
         await trio.sleep(CONFIG.recent_s - CONFIG.sample_s / 2)
         assert recent.since_then()["latencies"]["ttft"]["totals"][-1] == 1
         await trio.sleep(CONFIG.recent_s)
-        metrics.fleet.first_token(0.02)
+        metrics.fleet.first_token(FirstTokenArrived(FACTS, 0.02))
         await trio.sleep(CONFIG.sample_s)
         told = recent.since_then()
         assert told["latencies"]["ttft"]["totals"][-1] == 1, "the first one was before"

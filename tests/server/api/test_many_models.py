@@ -10,12 +10,14 @@ import pytest
 from msgspec import structs
 
 from server.api.served_models import ModelTable
+from server.contract.request_events import FirstTokenArrived
 from server.tenants.accounts import NANOS, limits_of
 from server.tenants.memory_store import MemoryStore, QuotaObserver, SpendWatch
 from server.tenants.quotas import Quotas
 from server.tenants.tenancy import Tenancy
 from server.text.model_files import EmbeddingModel
 from tests.server.support.fakes import ChargingFleet, FakeFleet, FakeText, fake_model
+from tests.server.support.request_lives import FACTS
 from tests.server.support.surface import CONFIG, MODEL, posted, surface
 from tests.server.support.tenants import tenant, tenants_of
 from tests.server.support.websocket import open_socket
@@ -268,7 +270,7 @@ async def test_load_status_and_metrics_are_of_all_models() -> None:
         services = models.server.services
         for name, count in ((MODEL, 1), (CODE, 2)):
             for _ in range(count):
-                services.metrics.fleets[name].first_token(0.01)
+                services.metrics.fleets[name].first_token(FirstTokenArrived(FACTS, 0.01))
         status = (await models.server.request("GET", "/fleet/status")).json
         assert status["queued"] == 3
         assert [(m["name"], m["queued"]) for m in status["models"]] == [(MODEL, 1), (CODE, 2)]

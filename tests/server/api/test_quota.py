@@ -271,10 +271,10 @@ async def test_inputs_that_were_not_taken_on_any_more_are_given_back(
 ) -> None:
     def embed(requests: Sequence[GenerationRequest]) -> FakeRun:
         first = requests[0].request_id
-        world.quotas.accepted(first)
+        world.fleet.charged.accept(first)
         run = FullRun(len(requests))
         run.inputs = range(1)
-        world.quotas.ended(first, Usage(0, 0), is_begun=True)
+        world.fleet.charged.end(first, Usage(0, 0))
         return run
 
     monkeypatch.setattr(world.fleet, "embed", embed)

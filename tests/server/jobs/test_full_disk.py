@@ -22,6 +22,7 @@ from server.tenants.accounts import limits_of
 from server.tenants.opening import quotas_in_memory
 from server.tenants.tenancy import Tenancy
 from tests.server.support.fakes import FakeFleet, FakeGeneration
+from tests.server.support.request_lives import ChargedEvents
 from tests.server.support.surface import surface
 from tests.server.support.tenants import tenant, tenants_of
 from triolet.config import BatchConfig
@@ -64,13 +65,13 @@ class ChargingFleet(FakeFleet):
         super().__init__()
         self.begun: Counter[tuple[int, ...]] = Counter()
         self.used_tokens = 0
-        self._quotas = quotas
+        self.charged = ChargedEvents(quotas)
 
     def begin(self, request: GenerationRequest) -> FakeGeneration:
         self.script = self._answer
         generation = super().begin(request)
-        self._quotas.accepted(request.request_id)
-        self._quotas.ended(request.request_id, generation.usage, is_begun=True)
+        self.charged.accept(request.request_id)
+        self.charged.end(request.request_id, generation.usage)
         self.used_tokens += generation.usage.prompt_tokens + generation.usage.completion_tokens
         self.begun[tuple(request.prompt_ids)] += 1
         return generation

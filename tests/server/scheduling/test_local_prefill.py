@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from server.contract.generation import CancelReason
+from server.contract.request_events import AttemptFailed
 from server.scheduling.request import Phase
 from server.scheduling.status import Observer
 from transport.frames import EndReason, Grant, Prefill, Reserve, Tokens
@@ -29,13 +30,14 @@ class Routes(Observer):
     def prompt_routed(self, role: str, why: str) -> None:
         self.routes[f"{role}: {why}"] += 1
 
-    def attempt_failed(self, cause: str) -> None:
-        self.causes[cause] += 1
+    def attempt_failed(self, event: AttemptFailed) -> None:
+        self.causes[event.cause] += 1
 
 
 def world_of(num_prefills: int, num_decodes: int = 1, **config: object) -> tuple[World, Routes]:
     world, routes = World(num_prefills, num_decodes, **config), Routes()
     world.observe(routes)
+    world.events.subscribe(AttemptFailed, routes.attempt_failed)
     return world, routes
 
 

@@ -9,9 +9,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from server.contract.generation import AutoChoice, CancelReason, FinishReason, RequestCost, Usage
+from server.contract.request_events import no_price
 from server.scheduling.attempt import due_at
 from server.scheduling.request import Phase
-from simulation.charges import RecordingCharges
+from server.tenants.accounts import NANOS
 from tests.server.tiny_text import EOS_ID
 from transport.frames import (
     End,
@@ -66,12 +67,10 @@ def test_its_line_in_the_log_names_its_adapter() -> None:
         assert line.get("adapter_digest") == shown
 
 
-class Priced(RecordingCharges):
-    """Charges every request the same."""
-
-    def ended(self, request_id: bytes, usage: Usage, *, is_begun: bool) -> RequestCost | None:
-        super().ended(request_id, usage, is_begun=is_begun)
-        return RequestCost(0.25, 1.5)
+def a_quarter(request_id: bytes, usage: Usage, *, is_begun: bool) -> RequestCost:
+    """Charge every request the same."""
+    del request_id, usage, is_begun
+    return RequestCost(NANOS // 4, 3 * NANOS // 2)
 
 
 def test_its_line_in_the_log_says_how_its_model_was_chosen_and_what_that_saved() -> None:
@@ -83,8 +82,7 @@ def test_its_line_in_the_log_says_how_its_model_was_chosen_and_what_that_saved()
             (None, True, (None, None, 0.25, None)),
         )
     ):
-        charges = Priced(world.wrongly_charged.append) if cost else world.charges
-        world.requests.table._charges = charges
+        world.events.price = a_quarter if cost else no_price
         line = line_of(world, replace(make_request(number, max_tokens=3), auto=choice))
         names = ("auto", "auto_largest", "cost", "auto_largest_cost")
         assert tuple(line.get(name) for name in names) == shown

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from server.contract.generation import FinishReason
+from server.contract.request_events import RequestEvents
 from server.scheduling.output import RelayEnd
 from server.scheduling.request import MAX_SWEPT, MIN_SWEPT, SWEEP_TURNS, RequestTable
-from server.scheduling.status import Observer
 
 from .fakes import make_request, server_config
 from .world import TEXT
 
 
 def book_of(count: int) -> RequestTable:
-    book = RequestTable(server_config(), TEXT, Observer())
+    book = RequestTable(server_config(), TEXT, RequestEvents())
     for number in range(count):
         book.accept(make_request(number), now=0.0)
     return book

@@ -7,6 +7,8 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from server.contract.generation import Delta, Failed, Finished
+from server.contract.request_events import RequestEnded, RequestEvents
+from server.metrics.access_log import write_access_line
 from server.scheduling.requests import Requests
 from server.scheduling.status import Observer
 from server.scheduling.workers import Worker
@@ -100,8 +102,11 @@ class World:
         self.observer = Observer()
         self.wrongly_charged: list[str] = []
         self.charges = RecordingCharges(self.wrongly_charged.append)
+        self.events = RequestEvents()
+        self.charges.subscribe_to(self.events)
+        self.events.subscribe(RequestEnded, write_access_line)
         self.requests = Requests(
-            self.config, self.workers, TEXT, self.observer, self.now, self.charges
+            self.config, self.workers, TEXT, self.observer, self.now, self.events
         )
         self.up: dict[Worker, deque[AnyFrame]] = {w: deque() for w in self.workers}
         self.down: dict[Worker, deque[AnyFrame]] = {w: deque() for w in self.workers}
@@ -119,7 +124,7 @@ class World:
     def observe(self, observer: Observer) -> None:
         """Let another observer be told from now on."""
         requests = self.requests
-        for part in (requests, requests.table, requests._attempts, requests.recovery):
+        for part in (requests, requests._attempts, requests.recovery):
             part._observer = observer
         self.observer = observer
 

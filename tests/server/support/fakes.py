@@ -25,6 +25,7 @@ from server.contract.generation import (
     Usage,
 )
 from server.contract.output_stream import OutputStream
+from server.contract.request_events import RequestEvents
 from server.scheduling.status import OverloadStatus
 from server.text.model_files import SamplingDefaults
 from server.text.special_tokens import ChatPrompt
@@ -35,6 +36,8 @@ from transport.frames import Capacity, Load
 from triolet.audit import FleetAudit, ServerAudit
 from triolet.errors import RequestError, invalid_request
 from triolet.ids import Role
+
+from .request_lives import ChargedEvents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -274,10 +277,12 @@ class FakeFleet:
       refuse_with: raised by submit while it is set.
       refusals: how often that was.
       accounts: what an audit tells.
+      events: of its requests.
     """
 
     def __init__(self, script: Callable[[FakeGeneration], None] = answer_hello) -> None:
         self.script = script
+        self.events = RequestEvents()
         self.generations: list[FakeGeneration] = []
         self.inputs: list[GenerationRequest] = []
         self.admission = FakeAdmission()
@@ -331,27 +336,27 @@ class ChargingFleet(FakeFleet):
 
     def __init__(self, quotas: Quotas) -> None:
         super().__init__()
-        self.charges = quotas
+        self.events = self.charged = ChargedEvents(quotas)
         self.used = 0
 
     def begin(self, request: GenerationRequest) -> FakeGeneration:
         generation = super().begin(request)
-        self.charges.accepted(request.request_id)
+        self.charged.accept(request.request_id)
         if self.script is answer_hello:
             self.end(generation)
         return generation
 
     def embed(self, requests: Sequence[GenerationRequest]) -> FakeRun:
         for request in requests:
-            self.charges.accepted(request.request_id)
-            self.charges.ended(request.request_id, Usage(0, 0), is_begun=True)
+            self.charged.accept(request.request_id)
+            self.charged.end(request.request_id, Usage(0, 0))
             self.used += len(request.prompt_ids)
         return super().embed(requests)
 
     def end(self, generation: FakeGeneration, *, is_begun: bool = True) -> None:
         """Tell what one used: its prompt counts with the first of several choices."""
         request, usage = generation.request, generation.usage
-        self.charges.ended(request.request_id, usage, is_begun=is_begun)
+        self.charged.end(request.request_id, usage, is_begun=is_begun)
         if is_begun:
             prompt = 0 if request.origin_id else usage.prompt_tokens
             self.used += prompt + usage.completion_tokens
