@@ -66,7 +66,7 @@ class Script(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Recording:
-    """Records the events of one generation.
+    """The output stage that records the events of one generation.
 
     Args:
       request: as it runs.
@@ -85,7 +85,7 @@ class Recording:
         self._deltas: list[Delta] = []
         self._on_finished = on_finished
 
-    def note(self, event: Event) -> None:
+    def push(self, event: Event) -> Sequence[Event]:
         """Write down one event."""
         match event:
             case Delta() if self._room > 0:
@@ -96,6 +96,11 @@ class Recording:
                 self._on_finished(self._request, script)
             case _:
                 self._deltas = []
+        return (event,)
+
+    def finish(self) -> Sequence[Event]:
+        """Hold nothing back."""
+        return ()
 
 
 class Replay:
@@ -243,12 +248,9 @@ class CachingFleet:
         stream = self._fleet.submit(*requests)
         ask.outcome = CacheOutcome.MISS if names else CacheOutcome.BYPASS
         self.store.outcomes[ask.outcome] += 1
-        if names:
-            recordings = [
-                Recording(generation.request, self._max_bytes, partial(self._keep, name))
-                for generation, name in zip(stream.generations, names, strict=True)
-            ]
-            stream.tap = lambda index, event: recordings[index].note(event)
+        for index, name in enumerate(names):
+            asked, keep = stream.generations[index].request, partial(self._keep, name)
+            stream.add_stage(index, Recording(asked, self._max_bytes, keep))
         return stream
 
     def embed(self, requests: Sequence[GenerationRequest]) -> EmbeddingRun:

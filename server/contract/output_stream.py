@@ -1,10 +1,11 @@
-"""The stream of one request's events, as everything that shows an answer reads it."""
+"""The stream of one request's events, as everything that shows an answer reads it, and the stages
+that events pass on their way to its reader."""
 
 from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar, cast
 
 import trio
 
@@ -27,6 +28,35 @@ def _raise(error: Exception) -> NoReturn:
     raise error
 
 
+class OutputStage(Protocol):
+    """One step on the way of a choice's events from the detokenizer to the serializer. It may change
+    text, hold it back, or write it down.
+
+    Stop strings are the first stage. They act when a token arrives, because they end the request.
+    The stages of a stream (`OutputStream.add_stage`) act when its reader takes events.
+    """
+
+    def push(self, event: Event) -> Sequence[Event]:
+        """Take an event; return what goes on to the next stage, in order."""
+        ...
+
+    def finish(self) -> Sequence[Event]:
+        """Return what was held back. Called once, before the last event is pushed."""
+        ...
+
+
+def pass_through(stages: Sequence[OutputStage], event: Event) -> list[Event]:
+    """Return what the last of some stages gives for an event."""
+    passed = [event]
+    for stage in stages:
+        given, passed = passed, []
+        for one in given:
+            if not isinstance(one, Delta):
+                passed += stage.finish()
+            passed += stage.push(one)
+    return passed
+
+
 class OutputStream:
     """The events of one request's choices, for its one reader.
 
@@ -44,7 +74,6 @@ class OutputStream:
       generations: as above.
       tenant: of the request.
       delivered_at: when `write` was called last, on Trio's clock.
-      tap: called with each event that is taken and the index of its choice; None for no call.
     """
 
     def __init__(
@@ -55,7 +84,7 @@ class OutputStream:
         self.generations = tuple(generations)
         self.tenant = self.generations[0].request.scheduling.tenant
         self.delivered_at = 0.0
-        self.tap: Callable[[int, Event], None] | None = None
+        self._stages: list[list[OutputStage]] = []
         self._schedule = schedule
         self._num_open = len(self.generations)
         self._filled: list[int] = []
@@ -89,10 +118,16 @@ class OutputStream:
                     self._num_open -= 1
             if generation.has_events:
                 self._note_filled(index)
-        if self.tap is not None:
-            for index, event in taken:
-                self.tap(index, event)
+        if self._stages:
+            return [
+                (at, one) for at, event in taken for one in pass_through(self._stages[at], event)
+            ]
         return taken
+
+    def add_stage(self, index: int, stage: OutputStage) -> None:
+        """Have a choice's events pass a stage, behind those that they pass already."""
+        self._stages = self._stages or [[] for _ in self.generations]
+        self._stages[index].append(stage)
 
     def __aiter__(self) -> OutputStream:
         return self

@@ -16,7 +16,7 @@ from triolet.sampling import end_token_ids, first_end
 from triolet.service_class import ServiceClass
 
 from ..contract.generation import Delta, FinishReason, TokenLogprob
-from ..text.detokenizer import Scan, StopMatcher
+from ..text.detokenizer import StopStrings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -246,7 +246,7 @@ class Relay:
         )
         if request.markers:
             self._stream = _MarkedText(self._stream, request.markers)
-        self._stop = StopMatcher(request.stop, include_stop=request.include_stop)
+        self._stop = StopStrings(request.stop, include_stop=request.include_stop)
         self._reasoning = request.sampling.reasoning
         self._watch = None if request.watch is None else request.watch()
         self._watches_reasoning = self._reasoning is not None and self._reasoning.is_in_grammar
@@ -269,39 +269,40 @@ class Relay:
             return None
         is_shown = not is_end or self._request.include_stop
         is_watched = self._watches_reasoning or not self._is_thinking()
-        scan = self._scan(self._stream.push(row.token_id) if is_shown else "")
-        end = None if scan.matched is None else RelayEnd(FinishReason.STOP, scan.matched)
-        if end is None and self._watch is not None and is_watched and self._watch.push(scan.text):
+        text = self._cut(self._stream.push(row.token_id) if is_shown else "")
+        matched = self._stop.matched
+        end = None if matched is None else RelayEnd(FinishReason.STOP, matched)
+        if end is None and self._watch is not None and is_watched and self._watch.push(text):
             end = RelayEnd(FinishReason.STOP)
         if end is None and (is_end or len(self.token_ids) >= sampling.max_tokens):
-            end, scan = self._end(scan, FinishReason.STOP if is_end else FinishReason.LENGTH)
+            end, rest = self._end(FinishReason.STOP if is_end else FinishReason.LENGTH)
+            text += rest
             is_models = row.token_id in self._text.eos_token_ids
             end = end._replace(is_by_stop_token=is_end and not is_models)
-        self.mailbox.put(Put(scan.text, (row.token_id,), self._scores(row)), now)
+        self.mailbox.put(Put(text, (row.token_id,), self._scores(row)), now)
         return end
 
     def end(self, reason: FinishReason, now: float) -> RelayEnd:
         """End where the worker says so, after the tokens so far."""
-        end, scan = self._end(Scan("", None), reason)
-        if scan.text:
-            self.mailbox.put(Put(scan.text, (), ()), now)
+        end, text = self._end(reason)
+        if text:
+            self.mailbox.put(Put(text, (), ()), now)
         return end
 
-    def _end(self, scan: Scan, reason: FinishReason) -> tuple[RelayEnd, Scan]:
+    def _end(self, reason: FinishReason) -> tuple[RelayEnd, str]:
         """Show what was held back: half a character, or what might have become a stop string."""
-        last = self._scan(self._stream.flush())
-        if last.matched is not None:
-            reason = FinishReason.STOP
-        text = scan.text + last.text + self._stop.flush()
-        return RelayEnd(reason, last.matched), Scan(text, last.matched)
+        text = self._cut(self._stream.flush())
+        matched = self._stop.matched
+        end = RelayEnd(reason if matched is None else FinishReason.STOP, matched)
+        return end, text + _text_of(self._stop.finish())
 
-    def _scan(self, text: str) -> Scan:
-        """Look for a stop string, for which only the answer is searched."""
+    def _cut(self, text: str) -> str:
+        """Return what may be shown of a text; stop strings are looked for in the answer only."""
         if self._reasoning is None or not self._is_thinking():
-            return self._stop.push(text)
+            return _text_of(self._stop.push(Delta(text, ())))
         if self._reasoning.closes(self.token_ids):
             self._reasoning = None
-        return Scan(text, None)
+        return text
 
     def _is_thinking(self) -> bool:
         """Whether the last token is reasoning, or a marker of it."""
@@ -314,6 +315,10 @@ class Relay:
         if self._request.sampling.logprobs is None or row.logprob is None:
             return ()
         return (packed(row, row.logprob),)
+
+
+def _text_of(events: Sequence[Event]) -> str:
+    return "".join(event.text for event in events if isinstance(event, Delta))
 
 
 def _shown(model_text: RelayText, scores: Scores) -> TokenLogprob:
