@@ -35,7 +35,13 @@ if TYPE_CHECKING:
     from triolet.audit import FleetAudit
     from triolet.config import ResponseCacheConfig
 
-    from ..contract.generation import CancelReason, Charges, Event, GenerationRequest
+    from ..contract.generation import (
+        CancelReason,
+        Charges,
+        Event,
+        GenerationRequest,
+        OutputReader,
+    )
     from ..scheduling.admission import Admission
     from ..scheduling.delivery import EmbeddingRun
     from ..scheduling.links import Links
@@ -129,9 +135,9 @@ class Replay:
         """Whether something is left of it."""
         return bool(self._events)
 
-    def bind(self, on_filled: Callable[[], None]) -> None:
-        """Have this called: all of it is here."""
-        on_filled()
+    def attach(self, reader: OutputReader, index: int) -> None:
+        """Tell its reader: all of it is here."""
+        reader.note_filled(index)
 
     def take_now(self) -> Sequence[Event]:
         """Return the next events."""

@@ -4,7 +4,6 @@ that events pass on their way to its reader."""
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar, cast
 
 import trio
@@ -19,9 +18,21 @@ if TYPE_CHECKING:
 Left = TypeVar("Left")
 
 
-def deliver_soon(stream: OutputStream) -> None:
-    """Deliver in the next turn of the event loop."""
-    trio.lowlevel.current_trio_token().run_sync_soon(lambda: stream.deliver(trio.current_time()))
+class StreamDelivery(Protocol):
+    """Calls `deliver` of streams."""
+
+    def add(self, stream: OutputStream) -> None:
+        """Deliver soon, once for all events that arrive together."""
+        ...
+
+
+class NextTurn:
+    """Delivers in the next turn of the event loop."""
+
+    def add(self, stream: OutputStream) -> None:
+        """See StreamDelivery."""
+        token = trio.lowlevel.current_trio_token()
+        token.run_sync_soon(lambda: stream.deliver(trio.current_time()))
 
 
 def _raise(error: Exception) -> NoReturn:
@@ -29,8 +40,8 @@ def _raise(error: Exception) -> NoReturn:
 
 
 class OutputStage(Protocol):
-    """One step on the way of a choice's events from the detokenizer to the serializer. It may change
-    text, hold it back, or write it down.
+    """One step on the way of a choice's events from the detokenizer to the serializer. It may
+    change text, hold it back, or write it down.
 
     Stop strings are the first stage. They act when a token arrives, because they end the request.
     The stages of a stream (`OutputStream.add_stage`) act when its reader takes events.
@@ -68,7 +79,7 @@ class OutputStream:
 
     Args:
       generations: one for each choice, in order.
-      schedule: has `deliver` called soon, once for all events that arrive together.
+      delivery: delivers to this stream, beside others.
 
     Attributes:
       generations: as above.
@@ -79,13 +90,13 @@ class OutputStream:
     def __init__(
         self,
         generations: Sequence[Generation],
-        schedule: Callable[[OutputStream], None] = deliver_soon,
+        delivery: StreamDelivery | None = None,
     ) -> None:
         self.generations = tuple(generations)
         self.tenant = self.generations[0].request.scheduling.tenant
         self.delivered_at = 0.0
         self._stages: list[list[OutputStage]] = []
-        self._schedule = schedule
+        self._delivery = delivery or NextTurn()
         self._num_open = len(self.generations)
         self._filled: list[int] = []
         self._is_due = False
@@ -94,7 +105,7 @@ class OutputStream:
         self._left: object = None
         self._woken: trio.Event | None = None
         for index, generation in enumerate(self.generations):
-            generation.bind(partial(self._note_filled, index))
+            generation.attach(self, index)
 
     @property
     def has_begun(self) -> bool:
@@ -117,7 +128,7 @@ class OutputStream:
                 if not isinstance(event, Delta):
                     self._num_open -= 1
             if generation.has_events:
-                self._note_filled(index)
+                self.note_filled(index)
         if self._stages:
             return [
                 (at, one) for at, event in taken for one in pass_through(self._stages[at], event)
@@ -228,14 +239,15 @@ class OutputStream:
         for generation in self.generations:
             generation.cancel(reason)
 
-    def _note_filled(self, index: int) -> None:
+    def note_filled(self, index: int) -> None:
+        """Note that a choice has events where it had none."""
         self._filled.append(index)
         self._note_due()
 
     def _note_due(self) -> None:
         if not self._is_due:
             self._is_due = True
-            self._schedule(self)
+            self._delivery.add(self)
 
     def _check_alone(self) -> None:
         if self._write is not None or self._woken is not None:

@@ -6,7 +6,6 @@ At most one token window of text waits, because taking it is what gives the work
 from __future__ import annotations
 
 from array import array
-from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import msgspec
@@ -19,11 +18,11 @@ from ..contract.generation import Delta, FinishReason, TokenLogprob
 from ..text.detokenizer import StopStrings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from transport.frames import TokenRow
 
-    from ..contract.generation import Event, Failed, Finished, GenerationRequest
+    from ..contract.generation import Event, Failed, Finished, GenerationRequest, OutputReader
     from ..text.detokenizer import TokenText
 
 
@@ -82,28 +81,29 @@ class Mailbox:
     """Deltas, merged into one, and the terminal event behind them.
 
     Args:
-      shown: turns scores into what the reader gets.
+      text: the model's, for tokens beside scores.
 
     Attributes:
       waiting_since: when the oldest event that is still here came; None if empty.
       num_taken: tokens that the reader has.
     """
 
-    def __init__(self, shown: Callable[[Scores], TokenLogprob]) -> None:
-        self._shown = shown
-        self._on_filled: Callable[[], None] | None = None
+    def __init__(self, text: RelayText) -> None:
+        self._text = text
+        self._reader: OutputReader | None = None
+        self._index = 0
         self.waiting_since: float | None = None
         self.num_taken = 0
         self._puts: list[Put] = []
         self._terminal: Finished | Failed | None = None
         self._is_closed = False
 
-    def bind(self, on_filled: Callable[[], None]) -> None:
-        """Have this called when events are here where there were none."""
+    def attach(self, reader: OutputReader, index: int) -> None:
+        """Tell a reader when events are here where there were none."""
         if not self._is_closed:  # else nothing follows, and it would hold its reader for ever
-            self._on_filled = on_filled
+            self._reader, self._index = reader, index
         if self.waiting_since is not None:
-            on_filled()
+            reader.note_filled(index)
 
     def put(self, put: Put, now: float) -> None:
         """Add what came at once."""
@@ -119,7 +119,7 @@ class Mailbox:
         self._terminal = terminal
         if self.waiting_since is None:
             self._filled(now)
-        self._on_filled = None  # the reader holds this object: they would hold one another
+        self._reader = None  # the reader holds this object: they would hold one another
 
     def discount(self, pause_s: float) -> None:
         """Take back time in which its reader was not let run."""
@@ -133,7 +133,7 @@ class Mailbox:
         events: list[Event] = []
         if puts:
             token_ids = tuple(token_id for put in puts for token_id in put.token_ids)
-            logprobs = tuple(self._shown(scores) for put in puts for scores in put.scores)
+            logprobs = tuple(_shown(self._text, scores) for put in puts for scores in put.scores)
             events.append(Delta("".join(put.text for put in puts), token_ids, logprobs))
             self.num_taken += len(token_ids)
         if self._terminal is not None and not self._puts:
@@ -162,8 +162,8 @@ class Mailbox:
 
     def _filled(self, now: float) -> None:
         self.waiting_since = now
-        if self._on_filled is not None:
-            self._on_filled()
+        if self._reader is not None:
+            self._reader.note_filled(self._index)
 
 
 class TextStream(Protocol):
@@ -236,7 +236,7 @@ class Relay:
 
     def __init__(self, request: GenerationRequest, text: RelayText) -> None:
         self.token_ids: list[int] = []
-        self.mailbox = Mailbox(partial(_shown, text))  # not of this object: it would hold itself
+        self.mailbox = Mailbox(text)
         self._request = request
         self._text = text
         self._end_ids = end_token_ids(request.sampling, text.eos_token_ids)

@@ -17,7 +17,7 @@ from ..contract.generation import Delta
 from .tool_forms.scanning import overlap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from tokenizers import Tokenizer
 
@@ -197,10 +197,6 @@ long, so this is noise of the model; each further id would cost a decode of all 
 REPLACEMENT: Final = "\ufffd"
 
 
-def _not_plain(token_id: int) -> None:
-    """Say of no id what it adds."""
-
-
 class Detokenizer:
     """The text of one completion.
 
@@ -210,9 +206,9 @@ class Detokenizer:
         it where there is no other context.
       prompt_ids: what the completion continues.
       skip_special_tokens: leave special tokens out of the text.
-      plain_text: what an id adds to any text that ends with a whole character, if it does so
+      vocabulary: says what an id adds to any text that ends with a whole character, if it does so
         without regard to that text: most ids of vocabularies of bytes. A tenth of the decoder's
-        cost, which need not see them then.
+        cost, which need not see them then. None to have it see all.
     """
 
     def __init__(
@@ -222,12 +218,12 @@ class Detokenizer:
         prompt_ids: Sequence[int] = (),
         *,
         skip_special_tokens: bool = True,
-        plain_text: Callable[[int], str | None] = _not_plain,
+        vocabulary: Vocabulary | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._anchor_ids = list(anchor_ids)
         self._skip_special_tokens = skip_special_tokens
-        self._plain_text = plain_text
+        self._vocabulary = vocabulary
         self._pending: list[int] = []
         context = list(prompt_ids[-CONTEXT_TOKENS:])
         if self._decode(context).endswith(REPLACEMENT):
@@ -238,8 +234,11 @@ class Detokenizer:
 
     def push(self, token_id: int) -> str:
         """Return the text that this id completes; empty within a character."""
-        if not self._pending and (text := self._plain_text(token_id)) is not None:
-            return text
+        vocabulary = self._vocabulary
+        if vocabulary is not None and not self._pending:
+            text = vocabulary.plain_text(token_id)
+            if text is not None:
+                return text
         self._pending.append(token_id)
         try:
             piece = self._stream.step(self._tokenizer, token_id)
