@@ -16,13 +16,13 @@ from triolet.config import SEPARATOR
 from triolet.errors import RequestError, server_error
 
 from ..contract.generation import CancelReason, Event, Events, Failed
+from ..contract.output_stream import OutputStage, OutputStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from triolet.config import ResumeConfig
 
-    from ..contract.output_stream import OutputStream
     from .stream import Serializer
 
 
@@ -241,7 +241,7 @@ class ResumableAnswer:
         return self.transcript.bytes_since(fastest) >= self._config.ahead_bytes
 
 
-class ResumeLog:
+class ResumeLog(OutputStage):
     """The output stage that writes a choice's events down, as frames that its readers get.
 
     Args:
@@ -257,10 +257,6 @@ class ResumeLog:
         """Write down one event."""
         self._answer.note(self._index, event)
         return (event,)
-
-    def finish(self) -> Sequence[Event]:
-        """Hold nothing back."""
-        return ()
 
 
 class ResumingReader:

@@ -27,7 +27,7 @@ from ..contract.generation import (
     Finished,
     FinishReason,
 )
-from ..contract.output_stream import OutputStream
+from ..contract.output_stream import OutputStage, OutputStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -71,7 +71,7 @@ class Script(msgspec.Struct, frozen=True, array_like=True):
     end: Finished
 
 
-class Recording:
+class Recording(OutputStage):
     """The output stage that records the events of one generation.
 
     Args:
@@ -103,10 +103,6 @@ class Recording:
             case _:
                 self._deltas = []
         return (event,)
-
-    def finish(self) -> Sequence[Event]:
-        """Hold nothing back."""
-        return ()
 
 
 class Replay:

@@ -4,7 +4,7 @@ that events pass on their way to its reader."""
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
 import trio
 
@@ -18,30 +18,27 @@ if TYPE_CHECKING:
 Left = TypeVar("Left")
 
 
-class StreamDelivery(Protocol):
-    """Calls `deliver` of streams."""
+class StreamDelivery:
+    """Calls `deliver` of streams that have events; here each by itself, in the next turn of the
+    event loop."""
 
     def add(self, stream: OutputStream) -> None:
         """Deliver soon, once for all events that arrive together."""
-        ...
-
-
-class NextTurn:
-    """Delivers in the next turn of the event loop."""
-
-    def add(self, stream: OutputStream) -> None:
-        """See StreamDelivery."""
         token = trio.lowlevel.current_trio_token()
         token.run_sync_soon(lambda: stream.deliver(trio.current_time()))
+
+
+def _all(events: Events) -> Events:
+    return events
 
 
 def _raise(error: Exception) -> NoReturn:
     raise error
 
 
-class OutputStage(Protocol):
+class OutputStage:
     """One step on the way of a choice's events from the detokenizer to the serializer. It may
-    change text, hold it back, or write it down.
+    change text, hold it back, or write it down; this one passes everything on.
 
     Stop strings are the first stage. They act when a token arrives, because they end the request.
     The stages of a stream (`OutputStream.add_stage`) act when its reader takes events.
@@ -49,11 +46,11 @@ class OutputStage(Protocol):
 
     def push(self, event: Event) -> Sequence[Event]:
         """Take an event; return what goes on to the next stage, in order."""
-        ...
+        return (event,)
 
     def finish(self) -> Sequence[Event]:
         """Return what was held back. Called once, before the last event is pushed."""
-        ...
+        return ()
 
 
 def pass_through(stages: Sequence[OutputStage], event: Event) -> list[Event]:
@@ -96,7 +93,7 @@ class OutputStream:
         self.tenant = self.generations[0].request.scheduling.tenant
         self.delivered_at = 0.0
         self._stages: list[list[OutputStage]] = []
-        self._delivery = delivery or NextTurn()
+        self._delivery = delivery or StreamDelivery()
         self._num_open = len(self.generations)
         self._filled: list[int] = []
         self._is_due = False
@@ -151,14 +148,10 @@ class OutputStream:
         Raises:
           trio.BusyResourceError: the stream has another reader.
         """
-        self._check_alone()
-        if self.is_over:
+        events = await self.pump(_all)
+        if events is None:
             raise StopAsyncIteration
-        if self._filled:
-            await trio.lowlevel.checkpoint()
-        else:
-            await self._wait(None, math.inf)
-        return self.take()
+        return events
 
     async def pump(
         self, write: Callable[[Events], Left | None], deadline: float = math.inf
@@ -177,16 +170,18 @@ class OutputStream:
           trio.BusyResourceError: the stream has another reader.
         """
         self._check_alone()
-        if self._filled:
-            await trio.lowlevel.checkpoint()
-            self.delivered_at = trio.current_time()
-            left = write(self.take())
-            if left is not None:
-                return left
         if self.is_over:
             return None
-        self._left = None
-        await self._wait(write, deadline)
+        self._write, self._woken, self._left = write, trio.Event(), None
+        try:
+            if self._filled:
+                await trio.lowlevel.checkpoint()
+                self.deliver(trio.current_time())
+            if not self._woken.is_set():  # else what is left would be lost by a cancel
+                with trio.move_on_at(deadline):
+                    await self._woken.wait()
+        finally:
+            self._write = self._woken = None
         if isinstance(self._left, Exception):
             raise self._left
         return cast("Left | None", self._left)
@@ -252,13 +247,3 @@ class OutputStream:
     def _check_alone(self) -> None:
         if self._write is not None or self._woken is not None:
             raise trio.BusyResourceError("this stream has another reader")
-
-    async def _wait(self, write: Callable[[Events], object] | None, deadline: float) -> None:
-        self._write, self._woken = write, trio.Event()
-        try:
-            if self._filled:
-                self._note_due()
-            with trio.move_on_at(deadline):
-                await self._woken.wait()
-        finally:
-            self._write = self._woken = None

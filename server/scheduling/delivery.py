@@ -18,6 +18,7 @@ from trio.lowlevel import ParkingLot
 from transport.frames import Tokens
 
 from ..contract.generation import Failed
+from ..contract.output_stream import StreamDelivery
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -247,7 +248,7 @@ class Intake:
             self._delivery.deliver_collected()
 
 
-class Delivery:
+class Delivery(StreamDelivery):
     """Streams that have events for their readers, of each tenant the longest due first. Each is
     here at most once. What readers take is credit for workers.
 

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from tokenizers.decoders import DecodeStream
 
 from ..contract.generation import Delta
+from ..contract.output_stream import OutputStage
 from .tool_forms.scanning import overlap
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ def _byte_level_alphabet() -> dict[str, bytes]:
     return alphabet
 
 
-class StopStrings:
+class StopStrings(OutputStage):
     """The output stage that ends a text at a stop string. It holds back only what may be the
     beginning of one.
 
