@@ -16,13 +16,13 @@ from triolet.config import SEPARATOR
 from triolet.errors import RequestError, server_error
 
 from ..contract.generation import CancelReason, Event, Events, Failed
+from ..contract.output_stream import OutputStage, OutputStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from triolet.config import ResumeConfig
 
-    from ..contract.output_stream import OutputStream
     from .stream import Serializer
 
 
@@ -129,6 +129,8 @@ class ResumableAnswer:
     def start(self, stream: OutputStream) -> None:
         """Write down what comes of a stream, which ends when this answer is given up."""
         self._stream = stream
+        for index in range(len(stream.generations)):
+            stream.add_stage(index, ResumeLog(self, index))
         self._say(self.serializer.begin())
         self.go_on()
 
@@ -184,14 +186,13 @@ class ResumableAnswer:
         shall_listen = self.ended_at is None and not self._is_ahead()
         if self._stream is not None and shall_listen is not self._is_listening:
             self._is_listening = shall_listen
-            self._stream.listen(self._take if shall_listen else None, self._fail)
+            self._stream.listen(self._note_logged if shall_listen else None, self._fail)
+        if self.ended_at is not None:
+            self._stream = None  # its stages hold this answer: they would hold one another
 
-    def _take(self, events: Events) -> None:
-        """Write down what has come."""
-        assert self._stream is not None
-        for index, event in events:
-            self._write(index, event)
-        if self.ended_at is None and self._stream.is_over:
+    def _note_logged(self, _: Events) -> None:
+        """Look whether that was all, or enough for now; the log has written it down."""
+        if self.ended_at is None and self._stream is not None and self._stream.is_over:
             self._end(self.serializer.end())
         self.go_on()
 
@@ -202,7 +203,8 @@ class ResumableAnswer:
         self._end([])
         self.give_up(CancelReason.STOPPED)
 
-    def _write(self, index: int, event: Event) -> None:
+    def note(self, index: int, event: Event) -> None:
+        """Write down an event of a choice."""
         if self.ended_at is not None:
             return
         frames = self.serializer.event(index, event)
@@ -237,6 +239,24 @@ class ResumableAnswer:
             # A client that comes back finds what was written since the last reader left.
             return self.transcript.bytes_since(self._left_at) >= self._config.buffer_bytes
         return self.transcript.bytes_since(fastest) >= self._config.ahead_bytes
+
+
+class ResumeLog(OutputStage):
+    """The output stage that writes a choice's events down, as frames that its readers get.
+
+    Args:
+      answer: of the choice.
+      index: of the choice.
+    """
+
+    def __init__(self, answer: ResumableAnswer, index: int) -> None:
+        self._answer = answer
+        self._index = index
+
+    def push(self, event: Event) -> Sequence[Event]:
+        """Write down one event."""
+        self._answer.note(self._index, event)
+        return (event,)
 
 
 class ResumingReader:

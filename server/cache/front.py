@@ -26,7 +26,7 @@ from ..contract.generation import (
     Finished,
     FinishReason,
 )
-from ..contract.output_stream import OutputStream
+from ..contract.output_stream import OutputStage, OutputStream
 from ..contract.request_events import AnswerRepeated
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from triolet.audit import FleetAudit
     from triolet.config import ResponseCacheConfig
 
-    from ..contract.generation import CancelReason, Event, GenerationRequest
+    from ..contract.generation import CancelReason, Event, GenerationRequest, OutputReader
     from ..scheduling.admission import Admission
     from ..scheduling.delivery import EmbeddingRun
     from ..scheduling.links import Links
@@ -65,8 +65,8 @@ class Script(msgspec.Struct, frozen=True, array_like=True):
     end: Finished
 
 
-class Recording:
-    """Records the events of one generation.
+class Recording(OutputStage):
+    """The output stage that records the events of one generation.
 
     Args:
       request: as it runs.
@@ -85,7 +85,7 @@ class Recording:
         self._deltas: list[Delta] = []
         self._on_finished = on_finished
 
-    def note(self, event: Event) -> None:
+    def push(self, event: Event) -> Sequence[Event]:
         """Write down one event."""
         match event:
             case Delta() if self._room > 0:
@@ -96,6 +96,7 @@ class Recording:
                 self._on_finished(self._request, script)
             case _:
                 self._deltas = []
+        return (event,)
 
 
 class Replay:
@@ -124,9 +125,9 @@ class Replay:
         """Whether something is left of it."""
         return bool(self._events)
 
-    def bind(self, on_filled: Callable[[], None]) -> None:
-        """Have this called: all of it is here."""
-        on_filled()
+    def attach(self, reader: OutputReader, index: int) -> None:
+        """Tell its reader: all of it is here."""
+        reader.note_filled(index)
 
     def take_now(self) -> Sequence[Event]:
         """Return the next events."""
@@ -240,12 +241,9 @@ class CachingFleet:
         stream = self._fleet.submit(*requests)
         ask.outcome = CacheOutcome.MISS if names else CacheOutcome.BYPASS
         self.store.outcomes[ask.outcome] += 1
-        if names:
-            recordings = [
-                Recording(generation.request, self._max_bytes, partial(self._keep, name))
-                for generation, name in zip(stream.generations, names, strict=True)
-            ]
-            stream.tap = lambda index, event: recordings[index].note(event)
+        for index, name in enumerate(names):
+            asked, keep = stream.generations[index].request, partial(self._keep, name)
+            stream.add_stage(index, Recording(asked, self._max_bytes, keep))
         return stream
 
     def embed(self, requests: Sequence[GenerationRequest]) -> EmbeddingRun:

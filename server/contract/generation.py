@@ -269,6 +269,14 @@ Events: TypeAlias = list[tuple[int, Event]]
 """Events of several choices, each with the index of its choice."""
 
 
+class OutputReader(Protocol):
+    """Takes the events of choices, or the ends of inputs."""
+
+    def note_filled(self, index: int) -> None:
+        """Note that one of them has events where it had none. It neither waits nor raises."""
+        ...
+
+
 class Generation(Protocol):
     """One choice of a running request, as its stream reads it."""
 
@@ -287,9 +295,13 @@ class Generation(Protocol):
         """Whether events are here."""
         ...
 
-    def bind(self, on_filled: Callable[[], None]) -> None:
-        """Have this called when events are here where there were none. It neither waits nor
-        raises."""
+    def attach(self, reader: OutputReader, index: int) -> None:
+        """Tell a reader when events are here where there were none.
+
+        Args:
+          reader: that takes the events.
+          index: by which it knows this choice.
+        """
         ...
 
     def take_now(self) -> Sequence[Event]:

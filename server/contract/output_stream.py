@@ -1,9 +1,9 @@
-"""The stream of one request's events, as everything that shows an answer reads it."""
+"""The stream of one request's events, as everything that shows an answer reads it, and the stages
+that events pass on their way to its reader."""
 
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
 import trio
@@ -18,13 +18,51 @@ if TYPE_CHECKING:
 Left = TypeVar("Left")
 
 
-def deliver_soon(stream: OutputStream) -> None:
-    """Deliver in the next turn of the event loop."""
-    trio.lowlevel.current_trio_token().run_sync_soon(lambda: stream.deliver(trio.current_time()))
+class StreamDelivery:
+    """Calls `deliver` of streams that have events; here each by itself, in the next turn of the
+    event loop."""
+
+    def add(self, stream: OutputStream) -> None:
+        """Deliver soon, once for all events that arrive together."""
+        token = trio.lowlevel.current_trio_token()
+        token.run_sync_soon(lambda: stream.deliver(trio.current_time()))
+
+
+def _all(events: Events) -> Events:
+    return events
 
 
 def _raise(error: Exception) -> NoReturn:
     raise error
+
+
+class OutputStage:
+    """One step on the way of a choice's events from the detokenizer to the serializer. It may
+    change text, hold it back, or write it down; this one passes everything on.
+
+    Stop strings are the first stage. They act when a token arrives, because they end the request.
+    The stages of a stream (`OutputStream.add_stage`) act when its reader takes events.
+    """
+
+    def push(self, event: Event) -> Sequence[Event]:
+        """Take an event; return what goes on to the next stage, in order."""
+        return (event,)
+
+    def finish(self) -> Sequence[Event]:
+        """Return what was held back. Called once, before the last event is pushed."""
+        return ()
+
+
+def pass_through(stages: Sequence[OutputStage], event: Event) -> list[Event]:
+    """Return what the last of some stages gives for an event."""
+    passed = [event]
+    for stage in stages:
+        given, passed = passed, []
+        for one in given:
+            if not isinstance(one, Delta):
+                passed += stage.finish()
+            passed += stage.push(one)
+    return passed
 
 
 class OutputStream:
@@ -38,25 +76,24 @@ class OutputStream:
 
     Args:
       generations: one for each choice, in order.
-      schedule: has `deliver` called soon, once for all events that arrive together.
+      delivery: delivers to this stream, beside others.
 
     Attributes:
       generations: as above.
       tenant: of the request.
       delivered_at: when `write` was called last, on Trio's clock.
-      tap: called with each event that is taken and the index of its choice; None for no call.
     """
 
     def __init__(
         self,
         generations: Sequence[Generation],
-        schedule: Callable[[OutputStream], None] = deliver_soon,
+        delivery: StreamDelivery | None = None,
     ) -> None:
         self.generations = tuple(generations)
         self.tenant = self.generations[0].request.scheduling.tenant
         self.delivered_at = 0.0
-        self.tap: Callable[[int, Event], None] | None = None
-        self._schedule = schedule
+        self._stages: list[list[OutputStage]] = []
+        self._delivery = delivery or StreamDelivery()
         self._num_open = len(self.generations)
         self._filled: list[int] = []
         self._is_due = False
@@ -65,7 +102,7 @@ class OutputStream:
         self._left: object = None
         self._woken: trio.Event | None = None
         for index, generation in enumerate(self.generations):
-            generation.bind(partial(self._note_filled, index))
+            generation.attach(self, index)
 
     @property
     def has_begun(self) -> bool:
@@ -88,11 +125,17 @@ class OutputStream:
                 if not isinstance(event, Delta):
                     self._num_open -= 1
             if generation.has_events:
-                self._note_filled(index)
-        if self.tap is not None:
-            for index, event in taken:
-                self.tap(index, event)
+                self.note_filled(index)
+        if self._stages:
+            return [
+                (at, one) for at, event in taken for one in pass_through(self._stages[at], event)
+            ]
         return taken
+
+    def add_stage(self, index: int, stage: OutputStage) -> None:
+        """Have a choice's events pass a stage, behind those that they pass already."""
+        self._stages = self._stages or [[] for _ in self.generations]
+        self._stages[index].append(stage)
 
     def __aiter__(self) -> OutputStream:
         return self
@@ -105,14 +148,10 @@ class OutputStream:
         Raises:
           trio.BusyResourceError: the stream has another reader.
         """
-        self._check_alone()
-        if self.is_over:
+        events = await self.pump(_all)
+        if events is None:
             raise StopAsyncIteration
-        if self._filled:
-            await trio.lowlevel.checkpoint()
-        else:
-            await self._wait(None, math.inf)
-        return self.take()
+        return events
 
     async def pump(
         self, write: Callable[[Events], Left | None], deadline: float = math.inf
@@ -131,16 +170,18 @@ class OutputStream:
           trio.BusyResourceError: the stream has another reader.
         """
         self._check_alone()
-        if self._filled:
-            await trio.lowlevel.checkpoint()
-            self.delivered_at = trio.current_time()
-            left = write(self.take())
-            if left is not None:
-                return left
         if self.is_over:
             return None
-        self._left = None
-        await self._wait(write, deadline)
+        self._write, self._woken, self._left = write, trio.Event(), None
+        try:
+            if self._filled:
+                await trio.lowlevel.checkpoint()
+                self.deliver(trio.current_time())
+            if not self._woken.is_set():  # else what is left would be lost by a cancel
+                with trio.move_on_at(deadline):
+                    await self._woken.wait()
+        finally:
+            self._write = self._woken = None
         if isinstance(self._left, Exception):
             raise self._left
         return cast("Left | None", self._left)
@@ -193,25 +234,16 @@ class OutputStream:
         for generation in self.generations:
             generation.cancel(reason)
 
-    def _note_filled(self, index: int) -> None:
+    def note_filled(self, index: int) -> None:
+        """Note that a choice has events where it had none."""
         self._filled.append(index)
         self._note_due()
 
     def _note_due(self) -> None:
         if not self._is_due:
             self._is_due = True
-            self._schedule(self)
+            self._delivery.add(self)
 
     def _check_alone(self) -> None:
         if self._write is not None or self._woken is not None:
             raise trio.BusyResourceError("this stream has another reader")
-
-    async def _wait(self, write: Callable[[Events], object] | None, deadline: float) -> None:
-        self._write, self._woken = write, trio.Event()
-        try:
-            if self._filled:
-                self._note_due()
-            with trio.move_on_at(deadline):
-                await self._woken.wait()
-        finally:
-            self._write = self._woken = None

@@ -198,8 +198,9 @@ class Attempts:
                 elif end is not None:
                     self.fail(request, end, now)
 
-    def take_rows(self, decode: Worker, rows: Iterable[TokenRow], now: float) -> None:
-        """Take tokens of many requests."""
+    def take_rows(self, decode: Worker, rows: Iterable[TokenRow], now: float) -> bool:
+        """Take tokens of many requests. Return whether an attempt began to decode, or ended."""
+        has_moved = False
         for row in rows:
             request = self._table.of_attempt(row.request_id, row.attempt)
             attempt = None if request is None else request.attempt
@@ -218,13 +219,15 @@ class Attempts:
                 attempt.is_handed_over = True
                 attempt.pair.prefill.release(attempt.key)
             if not attempt.has_decoded:
-                attempt.has_decoded = True
+                attempt.has_decoded = has_moved = True
                 self._first_decoded(request, attempt, now)
             num_before = len(request.relay.token_ids)
             change = take_row(request, attempt, row, now)
             self._note_tokens(request, num_before, now)
             if change is not None:
+                has_moved = True
                 self.apply(request, change, now)
+        return has_moved
 
     def take_answer(
         self, worker: Worker, frame: Grant | Refuse | FirstToken | Embedded | Ended, now: float

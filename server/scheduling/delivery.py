@@ -10,7 +10,7 @@ token waits for one such turn, and not for a frame.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import trio
 from trio.lowlevel import ParkingLot
@@ -18,6 +18,7 @@ from trio.lowlevel import ParkingLot
 from transport.frames import Tokens
 
 from ..contract.generation import Failed
+from ..contract.output_stream import StreamDelivery
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
     from transport.frames import AnyFrame, TokenRow
     from transport.link import Connection
 
-    from ..contract.generation import CancelReason, Event, GenerationRequest
+    from ..contract.generation import CancelReason, Event, GenerationRequest, OutputReader
     from ..contract.output_stream import OutputStream
-    from .queue import FairQueue
-    from .request import Request, RequestTable
+    from .request import Request
+    from .requests import Requests
     from .workers import Worker
 
 
@@ -46,25 +47,34 @@ INPUTS_AT_ONCE: Final = 32
 at once, as one request may have, would be a silence for which workers give this server up."""
 
 
+class FleetLinks(Protocol):
+    """What the links do for what is here (server/scheduling/links.py)."""
+
+    def now(self) -> float:
+        """Return the time; where this process stood still, what that means was done before."""
+        ...
+
+    def take(self, worker: Worker, frame: AnyFrame, now: float) -> None:
+        """Act upon a frame of any kind."""
+        ...
+
+    def flush(self) -> None:
+        """Send what follows."""
+        ...
+
+
 class RequestOutput:
     """A Generation (server/contract/generation.py): the reading end of one request.
 
     Args:
       running: what it reads.
-      on_taken: called when events were taken.
-      on_cancel: called when it shall end.
+      delivery: is told what was taken, and of the wish to end it.
     """
 
-    def __init__(
-        self,
-        running: Request,
-        on_taken: Callable[[Request], None],
-        on_cancel: Callable[[Sequence[Request], CancelReason], None],
-    ) -> None:
+    def __init__(self, running: Request, delivery: Delivery) -> None:
         self.running = running
         self._mailbox = running.output
-        self._on_taken = on_taken
-        self._on_cancel = on_cancel
+        self._delivery = delivery
 
     @property
     def request(self) -> GenerationRequest:
@@ -81,19 +91,19 @@ class RequestOutput:
         """Whether events are here."""
         return self._mailbox.waiting_since is not None
 
-    def bind(self, on_filled: Callable[[], None]) -> None:
-        """Have this called when events are here where there were none."""
-        self._mailbox.bind(on_filled)
+    def attach(self, reader: OutputReader, index: int) -> None:
+        """Tell a reader when events are here where there were none."""
+        self._mailbox.attach(reader, index)
 
     def take_now(self) -> Sequence[Event]:
         """Return all events that are here, or as many as are light enough."""
         events = self._mailbox.take_one() or self._mailbox.take(trio.current_time())
-        self._on_taken(self.running)
+        self._delivery.taken(self.running)
         return events
 
     def cancel(self, reason: CancelReason) -> None:
         """End it now. Idempotent."""
-        self._on_cancel((self.running,), reason)
+        self._delivery.cancel((self.running,), reason)
 
 
 class RowQueue:
@@ -139,29 +149,22 @@ class Intake:
     """Takes the frames of all workers, each worker's in their order.
 
     Args:
-      clock: tells the time, as the first thing in every turn.
-      queue: says how many tenants have requests.
-      table: says the tenant of a row.
+      requests: take tokens, and say how many tenants have requests and the tenant of a row.
       delivery: delivers what frames bring.
-      take: acts upon one frame.
-      flush: sends what follows.
+      links: act upon all other frames, and send what follows.
     """
 
     def __init__(
         self,
-        clock: Callable[[], float],
-        queue: FairQueue[Request],
-        table: RequestTable,
+        requests: Requests,
         delivery: Delivery,
-        take: Callable[[Worker, AnyFrame, float], None],
-        flush: Callable[[], None],
+        links: FleetLinks,
     ) -> None:
-        self._clock = clock
-        self._queue = queue
-        self._table = table
+        self._requests = requests
+        self._queue = requests.queues[0]
+        self._table = requests.table
         self._delivery = delivery
-        self._take = take
-        self._flush = flush
+        self._links = links
         self._rows = RowQueue()
         self._has_rows = trio.Event()
         self._turn_over = ParkingLot()
@@ -229,21 +232,38 @@ class Intake:
         return bool(turn)
 
     def _take_now(self, frames: Iterable[tuple[Worker, AnyFrame]]) -> None:
-        now = self._clock()
+        now, requests = trio.current_time(), self._requests
+        has_more = requests.note_pause(now)
         self._delivery.collect()
         try:
             for worker, frame in frames:
-                self._take(worker, frame, now)
-            self._flush()
+                if isinstance(frame, Tokens):
+                    has_more |= requests.received(worker, frame, now)
+                else:
+                    self._links.take(worker, frame, now)
+                    has_more = True
+            if has_more:
+                self._links.flush()
         finally:
             self._delivery.deliver_collected()
 
 
-class Delivery:
+class Delivery(StreamDelivery):
     """Streams that have events for their readers, of each tenant the longest due first. Each is
-    here at most once."""
+    here at most once. What readers take is credit for workers.
 
-    def __init__(self) -> None:
+    Args:
+      requests: of the streams.
+      links: send what follows from a cancel.
+
+    Attributes:
+      credit_due: set when there is credit to be sent.
+    """
+
+    def __init__(self, requests: Requests, links: FleetLinks) -> None:
+        self.credit_due = trio.Event()
+        self._requests = requests
+        self._links = links
         self._due: dict[str, deque[OutputStream]] = {}  # by tenant; the next turn is the first's
         self._has_due = trio.Event()
         self._is_collecting = False
@@ -256,6 +276,16 @@ class Delivery:
         of_tenant.append(stream)
         if not self._is_collecting:
             self._has_due.set()
+
+    def taken(self, request: Request) -> None:
+        """Note that a reader has taken tokens of a request."""
+        if self._requests.taken(request):
+            self.credit_due.set()
+
+    def cancel(self, requests: Sequence[Request], reason: CancelReason) -> None:
+        """End requests now. Idempotent."""
+        self._requests.cancel(requests, reason, self._links.now())
+        self._links.flush()
 
     def collect(self) -> None:
         """Leave what comes from now on to `deliver_collected`."""
@@ -301,7 +331,7 @@ class EmbeddingRun:
     Args:
       asked: what is to be computed, and is admitted.
       begin: begins some of them, of which the first has this place; may refuse them.
-      on_cancel: called when inputs shall end.
+      delivery: ends inputs.
 
     Attributes:
       inputs: that will have an end: the first of those that were asked for.
@@ -311,12 +341,12 @@ class EmbeddingRun:
         self,
         asked: Sequence[GenerationRequest],
         begin: Callable[[Sequence[GenerationRequest], int], Sequence[Request]],
-        on_cancel: Callable[[Sequence[Request], CancelReason], None],
+        delivery: Delivery,
     ) -> None:
         self._asked = asked
         self._begin = begin
         self.inputs: list[Request] = []
-        self._on_cancel = on_cancel
+        self._delivery = delivery
         self._changed = trio.Event()
         self._begin_more()
 
@@ -345,10 +375,15 @@ class EmbeddingRun:
             else:
                 await self._changed.wait()
 
+    def note_filled(self, index: int) -> None:
+        """Note that an input has its end."""
+        del index
+        self._changed.set()
+
     def cancel(self, reason: CancelReason) -> None:
         """End what is not done. Idempotent."""
         live = [one for one in self.inputs if one.terminal is None]
-        self._on_cancel(live[:INPUTS_AT_ONCE], reason)
+        self._delivery.cancel(live[:INPUTS_AT_ONCE], reason)
         if len(live) > INPUTS_AT_ONCE:
             # Not a task of the client's request, which is over.
             trio.lowlevel.spawn_system_task(self._cancel_more, reason)
@@ -361,7 +396,4 @@ class EmbeddingRun:
         first = len(self.inputs)
         self.inputs += self._begin(self._asked[first : first + INPUTS_AT_ONCE], first)
         for one in self.inputs[first:]:
-            one.output.bind(self._note)
-
-    def _note(self) -> None:
-        self._changed.set()
+            one.output.attach(self, 0)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from triolet.config import LinkConfig, ServerConfig
     from triolet.errors import RequestError
 
-    from ..contract.generation import CancelReason, GenerationRequest
+    from ..contract.generation import GenerationRequest
     from .output import RelayText
     from .request import Request
 
@@ -268,14 +268,12 @@ class Links:
         self.check_accounting = self._requests.check_accounting
         self._auditor = Auditor(self._me, config, self._workers, self._requests)
         self._links = _Connections(
-            network, self._me, config.link, self._now, self._requests.lost, self._flush
+            network, self._me, config.link, self.now, self._requests.lost, self.flush
         )
-        self._credit_due = trio.Event()
-        self._delivery = Delivery()
-        queue, table = self._requests.queues[0], self._requests.table
-        self._intake = Intake(self._now, queue, table, self._delivery, self._take, self._flush)
+        self._delivery = Delivery(self._requests, self)
+        self._intake = Intake(self._requests, self._delivery, self)
         self._changed = ParkingLot()
-        self.adapters = Adapters(config, self._requests, self._flush)
+        self.adapters = Adapters(config, self._requests, self.flush)
         self.version = config.model_digest or config.model_dir
         self._until_sweep = trio.CancelScope()
 
@@ -286,10 +284,10 @@ class Links:
           RequestError: one was refused; nothing was begun.
         """
         self.adapters.require_named(requests, self._config.model_name)
-        taken = self._requests.submit(requests, self._now())
-        self._flush()
-        outputs = [RequestOutput(request, self._taken, self._cancel) for request in taken]
-        return OutputStream(outputs, self._delivery.add)
+        taken = self._requests.submit(requests, self.now())
+        self.flush()
+        outputs = [RequestOutput(request, self._delivery) for request in taken]
+        return OutputStream(outputs, self._delivery)
 
     def embed(self, requests: Sequence[GenerationRequest]) -> EmbeddingRun:
         """Begin to make vectors of inputs. The first slice begins now, the others while the run is
@@ -299,14 +297,14 @@ class Links:
           RequestError: one was refused; nothing was begun.
         """
         self.adapters.require_named(requests, self._config.model_name)
-        self.admission.admit(AdmissionAsk.of(tuple(requests)), self._now())
+        self.admission.admit(AdmissionAsk.of(tuple(requests)), self.now())
 
         def begin(some: Sequence[GenerationRequest], first: int) -> list[Request]:
-            inputs = self._requests.submit(some, self._now(), first=first)
-            self._flush()
+            inputs = self._requests.submit(some, self.now(), first=first)
+            self.flush()
             return inputs
 
-        return EmbeddingRun(requests, begin, self._cancel)
+        return EmbeddingRun(requests, begin, self._delivery)
 
     @property
     def max_model_len(self) -> int:
@@ -340,8 +338,8 @@ class Links:
 
     def cancel_tenants(self, tenants: Set[str]) -> None:
         """End all requests of tenants that were disabled or removed."""
-        self._requests.cancel_tenants(tenants, self._now())
-        self._flush()
+        self._requests.cancel_tenants(tenants, self.now())
+        self.flush()
 
     def set_members(self, members: Iterable[tuple[Role, str]]) -> None:
         """Use these workers from now on, by role and address, while `run` runs. Those that are not
@@ -349,7 +347,7 @@ class Links:
         wanted = set(members)
         for worker in self._workers:
             worker.is_leaving = (worker.role, worker.address) not in wanted
-        now = self._now()
+        now = self.now()
         known = {(worker.role, worker.address) for worker in self._workers}
         for role, address in sorted(wanted - known):
             worker = Worker(role, address, self._config.link, self._config.recovery, now)
@@ -360,7 +358,7 @@ class Links:
                 continue
             self._workers.append(worker)
             log.info("member_joined", role=role.value, address=address)
-        self._flush()
+        self.flush()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep the links until cancelled. Started at once; `wait_ready` waits for workers."""
@@ -394,8 +392,8 @@ class Links:
         Args:
           refusal: makes the error of what is refused, and of what runs longer.
         """
-        self._requests.begin_drain(self._now(), refusal)
-        self._flush()
+        self._requests.begin_drain(self.now(), refusal)
+        self.flush()
         while self._requests.num_in_flight:
             await self._changed.park()
 
@@ -408,13 +406,13 @@ class Links:
         Raises:
           RequestError: too many audits at once.
         """
-        self._now()
-        self._flush()  # what is counted from here on has been sent before the question
+        self.now()
+        self.flush()  # what is counted from here on has been sent before the question
         survey = self._auditor.begin()
         try:
             for worker in survey.asked:
                 self._send(worker, Audit(survey.serial))
-            self._flush()
+            self.flush()
             with trio.move_on_after(self._config.audit_timeout_s):
                 while not survey.is_complete:
                     await self._changed.park()
@@ -423,21 +421,14 @@ class Links:
         process = process_facts(trio.lowlevel.current_statistics().tasks_living)
         return self._auditor.result(survey, trio.current_time(), connections, process)
 
-    def _now(self) -> float:
+    def now(self) -> float:
         """Return the time; where this process stood still, what that means was done before."""
         now = trio.current_time()
         self._requests.note_pause(now)
         return now
 
-    def _taken(self, request: Request) -> None:
-        if self._requests.taken(request):
-            self._credit_due.set()
-
-    def _cancel(self, requests: Iterable[Request], reason: CancelReason) -> None:
-        self._requests.cancel(requests, reason, self._now())
-        self._flush()
-
-    def _take(self, worker: Worker, frame: AnyFrame, now: float) -> None:
+    def take(self, worker: Worker, frame: AnyFrame, now: float) -> None:
+        """Act upon a frame of any kind."""
         match frame:
             case Welcome():
                 objection = check_welcome(frame, me=self._me, expected=worker.role)
@@ -465,11 +456,11 @@ class Links:
     async def _beat(self) -> None:
         """Renew the leases of everything that is still wanted."""
         while True:
-            self._now()
+            self.now()
             for worker in self._workers:
                 # A heartbeat that fails begins new attempts elsewhere: their RESERVE must go before
                 # the heartbeat that names them, or they would be unknown over there.
-                self._flush()
+                self.flush()
                 if worker.is_connected:
                     live = tuple(AttemptRow(*key) for key in worker.live_keys)
                     self._send(worker, ServerHeartbeat(self._me.epoch, live))
@@ -479,30 +470,30 @@ class Links:
                 self._auditor.forget(worker)
                 self._links.end(worker)
                 log.info("member_left", worker=str(worker))
-            self._flush()
+            self.flush()
             await trio.sleep(self._config.link.heartbeat_interval_s)
 
     async def _sweep(self) -> None:
         while True:
-            self._requests.sweep(self._now())
+            self._requests.sweep(self.now())
             if self._requests.outbox.has_credit:
-                self._credit_due.set()
+                self._delivery.credit_due.set()
             with trio.CancelScope() as self._until_sweep:
-                self._flush()
+                self.flush()
                 await trio.sleep_forever()
 
     async def _send_credit(self) -> None:
         """Send credit once per turn of the loop, whatever the number of streams that were read."""
         while True:
-            await self._credit_due.wait()
-            self._credit_due = trio.Event()
+            await self._delivery.credit_due.wait()
+            self._delivery.credit_due = trio.Event()
             # A link that broke while this server stood still is noticed by the first send.
-            self._now()
+            self.now()
             for worker, frame in self._requests.outbox.drain_credit():
                 self._send(worker, frame)
-            self._flush()
+            self.flush()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         """Send what Requests wants sent. A worker that cannot take it is lost, and what
         follows from that is sent too."""
         while frames := self._requests.outbox.drain_frames():

@@ -6,7 +6,6 @@ At most one token window of text waits, because taking it is what gives the work
 from __future__ import annotations
 
 from array import array
-from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import msgspec
@@ -16,14 +15,14 @@ from triolet.sampling import end_token_ids, first_end
 from triolet.service_class import ServiceClass
 
 from ..contract.generation import Delta, FinishReason, TokenLogprob
-from ..text.detokenizer import Scan, StopMatcher
+from ..text.detokenizer import StopStrings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from transport.frames import TokenRow
 
-    from ..contract.generation import Event, Failed, Finished, GenerationRequest
+    from ..contract.generation import Event, Failed, Finished, GenerationRequest, OutputReader
     from ..text.detokenizer import TokenText
 
 
@@ -82,28 +81,29 @@ class Mailbox:
     """Deltas, merged into one, and the terminal event behind them.
 
     Args:
-      shown: turns scores into what the reader gets.
+      text: the model's, for tokens beside scores.
 
     Attributes:
       waiting_since: when the oldest event that is still here came; None if empty.
       num_taken: tokens that the reader has.
     """
 
-    def __init__(self, shown: Callable[[Scores], TokenLogprob]) -> None:
-        self._shown = shown
-        self._on_filled: Callable[[], None] | None = None
+    def __init__(self, text: RelayText) -> None:
+        self._text = text
+        self._reader: OutputReader | None = None
+        self._index = 0
         self.waiting_since: float | None = None
         self.num_taken = 0
         self._puts: list[Put] = []
         self._terminal: Finished | Failed | None = None
         self._is_closed = False
 
-    def bind(self, on_filled: Callable[[], None]) -> None:
-        """Have this called when events are here where there were none."""
+    def attach(self, reader: OutputReader, index: int) -> None:
+        """Tell a reader when events are here where there were none."""
         if not self._is_closed:  # else nothing follows, and it would hold its reader for ever
-            self._on_filled = on_filled
+            self._reader, self._index = reader, index
         if self.waiting_since is not None:
-            on_filled()
+            reader.note_filled(index)
 
     def put(self, put: Put, now: float) -> None:
         """Add what came at once."""
@@ -119,7 +119,7 @@ class Mailbox:
         self._terminal = terminal
         if self.waiting_since is None:
             self._filled(now)
-        self._on_filled = None  # the reader holds this object: they would hold one another
+        self._reader = None  # the reader holds this object: they would hold one another
 
     def discount(self, pause_s: float) -> None:
         """Take back time in which its reader was not let run."""
@@ -133,7 +133,7 @@ class Mailbox:
         events: list[Event] = []
         if puts:
             token_ids = tuple(token_id for put in puts for token_id in put.token_ids)
-            logprobs = tuple(self._shown(scores) for put in puts for scores in put.scores)
+            logprobs = tuple(_shown(self._text, scores) for put in puts for scores in put.scores)
             events.append(Delta("".join(put.text for put in puts), token_ids, logprobs))
             self.num_taken += len(token_ids)
         if self._terminal is not None and not self._puts:
@@ -162,8 +162,8 @@ class Mailbox:
 
     def _filled(self, now: float) -> None:
         self.waiting_since = now
-        if self._on_filled is not None:
-            self._on_filled()
+        if self._reader is not None:
+            self._reader.note_filled(self._index)
 
 
 class TextStream(Protocol):
@@ -236,7 +236,7 @@ class Relay:
 
     def __init__(self, request: GenerationRequest, text: RelayText) -> None:
         self.token_ids: list[int] = []
-        self.mailbox = Mailbox(partial(_shown, text))  # not of this object: it would hold itself
+        self.mailbox = Mailbox(text)
         self._request = request
         self._text = text
         self._end_ids = end_token_ids(request.sampling, text.eos_token_ids)
@@ -246,7 +246,7 @@ class Relay:
         )
         if request.markers:
             self._stream = _MarkedText(self._stream, request.markers)
-        self._stop = StopMatcher(request.stop, include_stop=request.include_stop)
+        self._stop = StopStrings(request.stop, include_stop=request.include_stop)
         self._reasoning = request.sampling.reasoning
         self._watch = None if request.watch is None else request.watch()
         self._watches_reasoning = self._reasoning is not None and self._reasoning.is_in_grammar
@@ -269,39 +269,40 @@ class Relay:
             return None
         is_shown = not is_end or self._request.include_stop
         is_watched = self._watches_reasoning or not self._is_thinking()
-        scan = self._scan(self._stream.push(row.token_id) if is_shown else "")
-        end = None if scan.matched is None else RelayEnd(FinishReason.STOP, scan.matched)
-        if end is None and self._watch is not None and is_watched and self._watch.push(scan.text):
+        text = self._cut(self._stream.push(row.token_id) if is_shown else "")
+        matched = self._stop.matched
+        end = None if matched is None else RelayEnd(FinishReason.STOP, matched)
+        if end is None and self._watch is not None and is_watched and self._watch.push(text):
             end = RelayEnd(FinishReason.STOP)
         if end is None and (is_end or len(self.token_ids) >= sampling.max_tokens):
-            end, scan = self._end(scan, FinishReason.STOP if is_end else FinishReason.LENGTH)
+            end, rest = self._end(FinishReason.STOP if is_end else FinishReason.LENGTH)
+            text += rest
             is_models = row.token_id in self._text.eos_token_ids
             end = end._replace(is_by_stop_token=is_end and not is_models)
-        self.mailbox.put(Put(scan.text, (row.token_id,), self._scores(row)), now)
+        self.mailbox.put(Put(text, (row.token_id,), self._scores(row)), now)
         return end
 
     def end(self, reason: FinishReason, now: float) -> RelayEnd:
         """End where the worker says so, after the tokens so far."""
-        end, scan = self._end(Scan("", None), reason)
-        if scan.text:
-            self.mailbox.put(Put(scan.text, (), ()), now)
+        end, text = self._end(reason)
+        if text:
+            self.mailbox.put(Put(text, (), ()), now)
         return end
 
-    def _end(self, scan: Scan, reason: FinishReason) -> tuple[RelayEnd, Scan]:
+    def _end(self, reason: FinishReason) -> tuple[RelayEnd, str]:
         """Show what was held back: half a character, or what might have become a stop string."""
-        last = self._scan(self._stream.flush())
-        if last.matched is not None:
-            reason = FinishReason.STOP
-        text = scan.text + last.text + self._stop.flush()
-        return RelayEnd(reason, last.matched), Scan(text, last.matched)
+        text = self._cut(self._stream.flush())
+        matched = self._stop.matched
+        end = RelayEnd(reason if matched is None else FinishReason.STOP, matched)
+        return end, text + _text_of(self._stop.finish())
 
-    def _scan(self, text: str) -> Scan:
-        """Look for a stop string, for which only the answer is searched."""
+    def _cut(self, text: str) -> str:
+        """Return what may be shown of a text; stop strings are looked for in the answer only."""
         if self._reasoning is None or not self._is_thinking():
-            return self._stop.push(text)
+            return _text_of(self._stop.push(Delta(text, ())))
         if self._reasoning.closes(self.token_ids):
             self._reasoning = None
-        return Scan(text, None)
+        return text
 
     def _is_thinking(self) -> bool:
         """Whether the last token is reasoning, or a marker of it."""
@@ -314,6 +315,10 @@ class Relay:
         if self._request.sampling.logprobs is None or row.logprob is None:
             return ()
         return (packed(row, row.logprob),)
+
+
+def _text_of(events: Sequence[Event]) -> str:
+    return "".join(event.text for event in events if isinstance(event, Delta))
 
 
 def _shown(model_text: RelayText, scores: Scores) -> TokenLogprob:

@@ -138,8 +138,9 @@ class Requests:
         """Whether nothing new is taken."""
         return self._drain_until is not None
 
-    def note_pause(self, now: float) -> None:
-        """Take back the time in which this process stood still; called first in every turn.
+    def note_pause(self, now: float) -> bool:
+        """Take back the time in which this process stood still, and return whether it did; called
+        first in every turn.
 
         It must not be taken for the silence of workers, nor may leases go on that were not renewed.
         """
@@ -151,7 +152,7 @@ class Requests:
         is_fenced = self._fence.beat(now)
         pause_s = self._fence.absence_s
         if not pause_s:
-            return
+            return False
         self._observer.server_paused(pause_s)
         for request in self.table:
             request.discount(pause_s)
@@ -159,6 +160,7 @@ class Requests:
             worker.discount(pause_s)
         if is_fenced:
             self._attempts.begin_anew(OWN_PAUSE, now)
+        return True
 
     def submit(
         self, specs: Iterable[GenerationRequest], now: float, *, first: int = 0
@@ -274,31 +276,38 @@ class Requests:
         self.lost(worker, FAREWELL, now)
         self.recovery.forget(worker)
 
-    def received(self, worker: Worker, frame: AnyFrame, now: float) -> None:
+    def received(self, worker: Worker, frame: AnyFrame, now: float) -> bool:
         """Take in a frame of a worker that was greeted. What belongs to no present attempt is
-        dropped: it is late, doubled, or from an attempt that was given up."""
+        dropped: it is late, doubled, or from an attempt that was given up.
+
+        Returns:
+          Whether something may follow for workers. Nothing does from tokens with which no attempt
+          begins to decode or ends.
+        """
         if not worker.is_connected:
             self._observer.frames_dropped("not_greeted")
-            return
+            return False
         worker.monitor.heard(now)
         match frame:
             case WorkerHeartbeat(load=load):
                 before = None if worker.beat is None else worker.beat.load
                 if not worker.heartbeat(frame, now):
                     self.lost(worker, "another_life", now)
-                    return
+                    return True
                 self.recovery.answered(worker, now)
                 if before is not None:
                     num_tokens = load.computed_tokens - before.computed_tokens
                     self._observer.worker_stepped(load.steps - before.steps, num_tokens)
             case Tokens(rows=rows):
-                self._attempts.take_rows(worker, rows, now)
+                if not self._attempts.take_rows(worker, rows, now):
+                    return False
             case Grant() | Refuse() | FirstToken() | Embedded() | Ended():
                 self._attempts.take_answer(worker, frame, now)
             case _:
                 # Not for a server: another program, or a bug over there.
                 self.lost(worker, "protocol", now)
         self._attempts.dispatch(now)
+        return True
 
     def sweep(self, now: float) -> None:
         """Look for whatever time alone brings about."""

@@ -10,14 +10,19 @@ import json
 import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from msgspec.structs import replace
 from tokenizers.decoders import DecodeStream
 
+from ..contract.generation import Delta
+from ..contract.output_stream import OutputStage
 from .tool_forms.scanning import overlap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from tokenizers import Tokenizer
+
+    from ..contract.generation import Event
 
 
 _BYTE_FALLBACK: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -143,24 +148,16 @@ def _byte_level_alphabet() -> dict[str, bytes]:
     return alphabet
 
 
-class Scan(NamedTuple):
-    """What one piece of text led to.
-
-    Attributes:
-      text: may be shown now.
-      matched: the stop string that ended the text, or None.
-    """
-
-    text: str
-    matched: str | None
-
-
-class StopMatcher:
-    """Holds back only what may be the beginning of a stop string.
+class StopStrings(OutputStage):
+    """The output stage that ends a text at a stop string. It holds back only what may be the
+    beginning of one.
 
     Args:
       stop: the strings, none empty.
       include_stop: the text ends behind the stop string instead of before it.
+
+    Attributes:
+      matched: the stop string that ended the text; None before.
     """
 
     def __init__(self, stop: tuple[str, ...], *, include_stop: bool = False) -> None:
@@ -169,26 +166,27 @@ class StopMatcher:
         self._stop = stop
         self._include_stop = include_stop
         self._held = ""
+        self.matched: str | None = None
 
-    def push(self, piece: str) -> Scan:
-        """Take the next piece. After a match nothing more may be pushed."""
-        if not self._stop:
-            return Scan(piece, None)
-        text = self._held + piece
+    def push(self, event: Event) -> Sequence[Event]:
+        """Pass on the text that may be shown. After a match nothing more may be pushed."""
+        if not self._stop or not isinstance(event, Delta):
+            return (event,)
+        text = self._held + event.text
         matches = [(at + len(s), at, s) for s in self._stop if (at := text.find(s)) >= 0]
         if matches:
-            end, begin, matched = min(matches)
+            end, begin, self.matched = min(matches)
             self._held = ""
-            return Scan(text[: end if self._include_stop else begin], matched)
-        num_held = max(overlap(text, s) for s in self._stop)
-        cut = len(text) - num_held
-        self._held = text[cut:]
-        return Scan(text[:cut], None)
+            cut = end if self._include_stop else begin
+        else:
+            cut = len(text) - max(overlap(text, s) for s in self._stop)
+            self._held = text[cut:]
+        return (replace(event, text=text[:cut]),)
 
-    def flush(self) -> str:
-        """Return what was held back: no more text comes."""
+    def finish(self) -> Sequence[Event]:
+        """Return what was held back."""
         held, self._held = self._held, ""
-        return held
+        return (Delta(held, ()),) if held else ()
 
 
 CONTEXT_TOKENS: Final = 8
@@ -200,10 +198,6 @@ long, so this is noise of the model; each further id would cost a decode of all 
 REPLACEMENT: Final = "\ufffd"
 
 
-def _not_plain(token_id: int) -> None:
-    """Say of no id what it adds."""
-
-
 class Detokenizer:
     """The text of one completion.
 
@@ -213,9 +207,9 @@ class Detokenizer:
         it where there is no other context.
       prompt_ids: what the completion continues.
       skip_special_tokens: leave special tokens out of the text.
-      plain_text: what an id adds to any text that ends with a whole character, if it does so
+      vocabulary: says what an id adds to any text that ends with a whole character, if it does so
         without regard to that text: most ids of vocabularies of bytes. A tenth of the decoder's
-        cost, which need not see them then.
+        cost, which need not see them then. None to have it see all.
     """
 
     def __init__(
@@ -225,12 +219,12 @@ class Detokenizer:
         prompt_ids: Sequence[int] = (),
         *,
         skip_special_tokens: bool = True,
-        plain_text: Callable[[int], str | None] = _not_plain,
+        vocabulary: Vocabulary | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._anchor_ids = list(anchor_ids)
         self._skip_special_tokens = skip_special_tokens
-        self._plain_text = plain_text
+        self._vocabulary = vocabulary
         self._pending: list[int] = []
         context = list(prompt_ids[-CONTEXT_TOKENS:])
         if self._decode(context).endswith(REPLACEMENT):
@@ -241,8 +235,11 @@ class Detokenizer:
 
     def push(self, token_id: int) -> str:
         """Return the text that this id completes; empty within a character."""
-        if not self._pending and (text := self._plain_text(token_id)) is not None:
-            return text
+        vocabulary = self._vocabulary
+        if vocabulary is not None and not self._pending:
+            text = vocabulary.plain_text(token_id)
+            if text is not None:
+                return text
         self._pending.append(token_id)
         try:
             piece = self._stream.step(self._tokenizer, token_id)

@@ -468,7 +468,7 @@ class TextModel:
             self._vocabulary.anchor_ids,
             prompt_ids,
             skip_special_tokens=skip_special_tokens,
-            plain_text=self._vocabulary.plain_text,
+            vocabulary=self._vocabulary,
         )
 
     def token(self, token_id: int) -> TokenText:

@@ -197,7 +197,7 @@ async def test_a_recording_gives_on_everything_and_keeps_no_more_than_it_may() -
         generation = FakeGeneration(REQUEST)
         stream = OutputStream([generation])
         recording = Recording(REQUEST, 1000, lambda _, script: kept.append(script))
-        stream.tap = lambda _, event, recording=recording: recording.note(event)
+        stream.add_stage(0, recording)
         generation.push(*(Delta("x", (1,)) for _ in range(num_tokens)))
         assert len(stream.take()) == num_tokens
         generation.finish()
@@ -227,7 +227,7 @@ async def test_scores_count_too() -> None:
     generation = FakeGeneration(REQUEST)
     stream = OutputStream([generation])
     recording = Recording(REQUEST, 1000, lambda _, script: kept.append(script))
-    stream.tap = lambda _, event: recording.note(event)
+    stream.add_stage(0, recording)
     score = TokenLogprob(1, "a", b"a", -0.1, top=((1, "a", b"a", -0.1),) * 20)
     generation.push(*(Delta("a", (1,), (score,)) for _ in range(10)))
     generation.finish()

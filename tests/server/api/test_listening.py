@@ -28,6 +28,31 @@ def a_stream(count: int = 1) -> tuple[OutputStream, list[FakeGeneration]]:
     return OutputStream(generations), generations
 
 
+class Holding:
+    """A stage that holds all text back until the end, or breaks at one."""
+
+    def __init__(self, broken_at: str = "") -> None:
+        self.given: list[str] = []
+        self._held: list[Event] = []
+        self._broken_at = broken_at
+
+    def push(self, event: Event) -> list[Event]:
+        self.given.append(texts_of(event))
+        if self.given[-1] == self._broken_at:
+            raise ValueError("of the stage")
+        if isinstance(event, Delta):
+            self._held.append(event)
+            return []
+        return [event]
+
+    def finish(self) -> list[Event]:
+        return self._held
+
+
+def texts_of(event: Event) -> str:
+    return event.text if isinstance(event, Delta) else "stop"
+
+
 async def say(generation: FakeGeneration, *texts: str) -> None:
     for text in texts:
         await trio.testing.wait_all_tasks_blocked()
@@ -74,10 +99,7 @@ async def test_an_error_is_raised_in_the_readers_task() -> None:
 async def test_an_error_while_events_are_taken_ends_a_resumable_answer_alone() -> None:
     stream, [generation] = a_stream()
 
-    def fail(index: int, event: Event) -> None:
-        raise ValueError("of the tap")
-
-    stream.tap = fail
+    stream.add_stage(0, Holding(broken_at="a"))
     answer = ResumableAnswer(WholeAnswer(1, lambda _: b""), b"", ResumeConfig(), "demo")
     answer.start(stream)
     generation.say("a")
@@ -86,6 +108,18 @@ async def test_an_error_while_events_are_taken_ends_a_resumable_answer_alone() -
     assert answer.failure is not None
     assert answer.failure.status == 500
     assert generation.cancelled == [CancelReason.STOPPED]
+
+
+async def test_stages_change_what_the_next_one_gets_and_give_the_rest_before_the_end() -> None:
+    stream, [generation, other] = a_stream(2)
+    stream.add_stage(0, Holding())
+    stream.add_stage(0, seen := Holding())
+    generation.say("a", "b")
+    other.say("x")
+    assert [(at, texts_of(event)) for at, event in stream.take()] == [(1, "x")]
+    generation.finish()
+    assert [texts_of(event) for _, event in stream.take()] == ["a", "b", "stop"]
+    assert seen.given == ["a", "b", "stop"]
 
 
 async def test_the_deadline_and_a_cancel_end_the_reading(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import sys
+from typing import Any, cast
 
 from server.contract.generation import input_request
-from server.scheduling.delivery import EmbeddingRun, RequestOutput
+from server.scheduling.delivery import Delivery, EmbeddingRun, RequestOutput
 from triolet.config import BACKGROUND_HOLD_S
 from triolet.pooling import VectorForm
 from triolet.service_class import Scheduling, ServiceClass
@@ -52,12 +53,13 @@ async def test_what_waits_in_a_paused_class_has_not_begun() -> None:
     for queue in world.requests.queues:
         queue.pause({ServiceClass.BATCH})
     request = world.submit(make_request(1, scheduling=scheduling)).request
-    stream = RequestOutput(request, lambda _: None, lambda *_: None)
+    delivery = Delivery(world.requests, cast("Any", None))
+    stream = RequestOutput(request, delivery)
     asked = input_request(bytes(16), (1, 2), VectorForm(), 600.0, scheduling=scheduling)
     run = EmbeddingRun(
         [asked],
         lambda some, first: world.requests.submit(some, world.now, first=first),
-        lambda *_: None,
+        delivery,
     )
     world.collect()
     world.deliver()

@@ -21,8 +21,14 @@ from server.scheduling.delivery import (
 from transport.frames import TokenRow, Tokens
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from server.contract.output_stream import OutputStream
     from server.scheduling.workers import Worker
+
+
+def a_delivery() -> Delivery:
+    return Delivery(cast("Any", None), cast("Any", None))
 
 
 class FakeStream:
@@ -46,7 +52,7 @@ class FakeStream:
 
 
 async def test_a_tenant_with_many_streams_delays_another_one_by_one_stream() -> None:
-    delivery, order = Delivery(), list[str]()
+    delivery, order = a_delivery(), list[str]()
     delivery.collect()
     for tenant in (*("many",) * 500, "one", "other"):
         FakeStream(tenant, order, delivery).add()
@@ -56,7 +62,7 @@ async def test_a_tenant_with_many_streams_delays_another_one_by_one_stream() -> 
 
 
 async def test_what_one_turn_leaves_comes_in_the_next_ones() -> None:
-    delivery, order = Delivery(), list[str]()
+    delivery, order = a_delivery(), list[str]()
     delivery.collect()
     for number in range(300):
         FakeStream(f"tenant {number % 3}", order, delivery).add()
@@ -68,7 +74,7 @@ async def test_what_one_turn_leaves_comes_in_the_next_ones() -> None:
 
 
 async def test_a_stream_that_is_due_again_at_once_keeps_nobody_waiting_for_ever() -> None:
-    delivery, order = Delivery(), list[str]()
+    delivery, order = a_delivery(), list[str]()
     delivery.collect()
     FakeStream("greedy", order, delivery, again=True).add()
     FakeStream("greedy", order, delivery, again=True).add()
@@ -159,16 +165,15 @@ async def test_of_many_frames_a_few_are_taken_before_others_may_run() -> None:
     assert max(map(len, did.split())) <= 2 * INPUTS_AT_ONCE
 
 
-def intake_of(take: object, origin_of: object = None) -> Intake:
+def intake_of(take: Callable[..., object], origin_of: object = None) -> Intake:
     """Return one of a fleet of two tenants, whose link has frames."""
-    return Intake(
-        trio.current_time,
-        cast("Any", SimpleNamespace(num_tenants=2)),
-        cast("Any", SimpleNamespace(tenant_of=tenant_of, origin_of=origin_of)),
-        Delivery(),
-        cast("Any", take),
-        lambda: None,
+    requests = SimpleNamespace(
+        queues=[SimpleNamespace(num_tenants=2)],
+        table=SimpleNamespace(tenant_of=tenant_of, origin_of=origin_of),
+        note_pause=lambda now: False,
+        received=lambda *frame: bool(take(*frame)),
     )
+    return Intake(cast("Any", requests), a_delivery(), cast("Any", None))
 
 
 def row_of(tenant: str, number: int) -> TokenRow:

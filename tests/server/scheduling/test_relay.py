@@ -12,7 +12,7 @@ import pytest
 from server.contract.generation import Delta, FinishReason, GenerationRequest, TokenLogprob, Usage
 from server.contract.generation import Finished as FinishedEvent
 from server.scheduling.frames import FrameOutbox
-from server.scheduling.output import MAX_WEIGHT, Mailbox, Put, Relay, RelayEnd, Scores, packed
+from server.scheduling.output import MAX_WEIGHT, Mailbox, Put, Relay, RelayEnd, packed
 from tests.server.tiny_text import EOS_ID, PAD_ID
 from transport.frames import End, EndReason, TokenRow, TopToken
 from triolet.ids import AttemptKey
@@ -130,12 +130,8 @@ def test_logprobs_nobody_asked_for_are_not_shown() -> None:
     assert event.logprobs == ()
 
 
-def as_it_is(scores: Scores) -> TokenLogprob:
-    return TokenLogprob(scores.token_id, "", b"", scores.logprob)
-
-
 def test_a_mailbox_knows_how_long_its_oldest_event_waits() -> None:
-    mailbox = Mailbox(as_it_is)
+    mailbox = Mailbox(TEXT)
     assert mailbox.waiting_since is None
     mailbox.put(Put("a", (1,), ()), now=5.0)
     mailbox.put(Put("", (2,), ()), now=6.0)
@@ -181,7 +177,7 @@ def test_a_relay_and_what_waits_in_it_hold_nobody_but_their_owner() -> None:
 
 
 def test_nothing_comes_behind_the_terminal_event() -> None:
-    mailbox = Mailbox(as_it_is)
+    mailbox = Mailbox(TEXT)
     terminal = FinishedEvent(FinishReason.STOP, Usage(1, 2))
     mailbox.close(terminal, now=1.0)
     with pytest.raises(AssertionError):

@@ -42,7 +42,7 @@ from .request_lives import ChargedEvents
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from server.contract.generation import Event, GenerationRequest
+    from server.contract.generation import Event, GenerationRequest, OutputReader
     from server.metrics.metrics import Metrics
     from server.scheduling.admission import AdmissionAsk
     from server.scheduling.links import Links
@@ -90,7 +90,8 @@ class FakeGeneration:
     def __init__(self, request: GenerationRequest) -> None:
         self._request = request
         self._events: list[Event] = []
-        self._on_filled: Callable[[], None] | None = None
+        self._reader: OutputReader | None = None
+        self._index = 0
         self._num_tokens = 0
         self.cancelled: list[CancelReason] = []
         self.was_cancelled = trio.Event()
@@ -124,10 +125,10 @@ class FakeGeneration:
             await self.was_cancelled.wait()
         return self.cancelled
 
-    def bind(self, on_filled: Callable[[], None]) -> None:
-        self._on_filled = on_filled
+    def attach(self, reader: OutputReader, index: int) -> None:
+        self._reader, self._index = reader, index
         if self._events:
-            on_filled()
+            reader.note_filled(index)
 
     def push(self, *events: Event) -> None:
         """Add events for the reader."""
@@ -136,10 +137,10 @@ class FakeGeneration:
                 self._num_tokens += len(event.token_ids)
         was_empty = not self._events
         self._events.extend(events)
-        if was_empty and self._events and self._on_filled is not None:
-            self._on_filled()
+        if was_empty and self._events and self._reader is not None:
+            self._reader.note_filled(self._index)
         if any(not isinstance(event, Delta) for event in events):
-            self._on_filled = None  # its reader holds it
+            self._reader = None  # it holds this
 
     def say(self, *texts: str) -> None:
         """Push texts."""

@@ -36,7 +36,7 @@ def pieces_of(
             anchor_ids,
             prompt_ids,
             skip_special_tokens=skip_special_tokens,
-            plain_text=Vocabulary(tokenizer).plain_text,
+            vocabulary=Vocabulary(tokenizer),
         )
     else:
         stream = Detokenizer(

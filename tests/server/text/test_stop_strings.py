@@ -6,19 +6,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.text.detokenizer import StopMatcher
+from server.contract.generation import Delta
+from server.text.detokenizer import StopStrings
 
 
 def run(pieces: list[str], stop: tuple[str, ...], *, include_stop: bool = False) -> tuple[str, str]:
     """Return what is shown in all, and the stop string that ended it (empty for none)."""
-    matcher = StopMatcher(stop, include_stop=include_stop)
+    stage = StopStrings(stop, include_stop=include_stop)
     shown = ""
     for piece in pieces:
-        scan = matcher.push(piece)
-        shown += scan.text
-        if scan.matched is not None:
-            return shown, scan.matched
-    return shown + matcher.flush(), ""
+        shown += push(stage, piece)
+        if stage.matched is not None:
+            return shown, stage.matched
+    return shown + "".join(event.text for event in stage.finish() if isinstance(event, Delta)), ""
+
+
+def push(stage: StopStrings, piece: str) -> str:
+    """Push a token's text; return what goes on of it."""
+    [event] = stage.push(Delta(piece, (1,)))
+    assert isinstance(event, Delta)
+    assert event.token_ids == (1,), "text is held back, and no token"
+    return event.text
 
 
 @pytest.mark.parametrize(
@@ -46,17 +54,17 @@ def test_the_stop_string_can_be_kept() -> None:
 
 
 def test_only_what_may_begin_a_stop_string_is_held_back() -> None:
-    matcher = StopMatcher(("###", "\nUser:"))
-    assert matcher.push("Hi there").text == "Hi there"
-    assert matcher.push(" #").text == " "
-    assert matcher.push("1 is").text == "#1 is"
-    assert matcher.push("\nUse").text == ""
-    assert matcher.push("ful").text == "\nUseful"
+    stage = StopStrings(("###", "\nUser:"))
+    assert push(stage, "Hi there") == "Hi there"
+    assert push(stage, " #") == " "
+    assert push(stage, "1 is") == "#1 is"
+    assert push(stage, "\nUse") == ""
+    assert push(stage, "ful") == "\nUseful"
 
 
 def test_an_empty_stop_string_is_refused() -> None:
     with pytest.raises(ValueError, match="empty"):
-        StopMatcher(("",))
+        StopStrings(("",))
 
 
 ALPHABET = st.text("ab", max_size=12)
