@@ -217,8 +217,10 @@ class GrammarConstraint:
     def begin(self, output_ids: Sequence[int]) -> Future[Mask | Barred]:
         """Begin to find out what may follow; the tokens are read at once."""
         token_ids = list(output_ids)
-        # What lies behind is decided.
-        self._begun = {n: begun for n, begun in self._begun.items() if n >= len(token_ids)}
+        # What lies behind is decided, unless this is a guess: the row before it may still wait for
+        # its mask, and asks again with the next step.
+        if not isinstance(output_ids, FollowedBy):
+            self._begun = {n: begun for n, begun in self._begun.items() if n >= len(token_ids)}
         begun = self._begun.get(len(token_ids))
         if begun is None or begun.output_ids != token_ids or not begun.is_good:
             begun = self._begun[len(token_ids)] = self._begin(token_ids)
@@ -381,7 +383,7 @@ class ReasoningConstraint:
             return self._at_start(reasoning.opening)
         answer_at = self._find_answer(output_ids)
         if answer_at is not None:
-            return self._of_answer(output_ids[answer_at:])
+            return self._of_answer(output_ids, answer_at)
         forced = reasoning.forced_next(output_ids)
         if forced is not None:
             return _known(self._only(forced))
@@ -419,7 +421,10 @@ class ReasoningConstraint:
         self._answer.begin([]).add_done_callback(partial(_copy_with, either, opening))
         return either
 
-    def _of_answer(self, token_ids: Sequence[int]) -> PendingMask:
+    def _of_answer(self, output_ids: Sequence[int], answer_at: int = 0) -> PendingMask:
+        token_ids: Sequence[int] = output_ids[answer_at:]
+        if isinstance(output_ids, FollowedBy):
+            token_ids = FollowedBy(token_ids, ())
         return _known(None) if self._answer is None else self._answer.begin(token_ids)
 
     def _only(self, token_id: int) -> Mask:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from engine.batch import Barred, Mask, SampleSpec
+from engine.batch import Barred, FollowedBy, Mask, SampleSpec
 from engine.constraints import REPLAYED_TOKENS, Constraints, GrammarConstraint
 from engine.sampler import sample
 from loadtest.schemas import AMBIGUOUS
@@ -358,6 +358,16 @@ def test_a_slow_mask_is_awaited_until_it_is_there() -> None:
     held.let_go.set()
     assert isinstance(begun.result(), Mask)
     assert not constraint.is_awaited
+
+
+def test_a_row_that_waits_keeps_its_mask_while_a_guess_behind_it_asks() -> None:
+    constraint = opened().constrain(FORWARDS)
+    decided = ids_of("a")
+    begun, guessed = constraint.begin(decided), constraint.begin(FollowedBy(decided, decided))
+    assert constraint.begin(decided) is begun
+    assert constraint.begin(FollowedBy(decided, decided)) is guessed
+    constraint.begin([*decided, *decided])
+    assert constraint.begin(decided) is not begun, "what is decided is forgotten"
 
 
 def test_with_as_many_stragglers_as_may_be_a_thread_is_not_replaced() -> None:
