@@ -27,7 +27,8 @@ from ..contract.generation import (
     Finished,
     FinishReason,
 )
-from ..contract.output_stream import OutputStage, OutputStream
+from ..contract.output_stage import OutputStage
+from ..contract.output_stream import OutputStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
