@@ -16,13 +16,14 @@ from triolet.config import SEPARATOR
 from triolet.errors import RequestError, server_error
 
 from ..contract.generation import CancelReason, Event, Events, Failed
-from ..contract.output_stream import OutputStage, OutputStream
+from ..contract.output_stage import OutputStage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from triolet.config import ResumeConfig
 
+    from ..contract.output_stream import OutputStream
     from .stream import Serializer
 
 

@@ -26,7 +26,8 @@ from ..contract.generation import (
     Finished,
     FinishReason,
 )
-from ..contract.output_stream import OutputStage, OutputStream
+from ..contract.output_stage import OutputStage
+from ..contract.output_stream import OutputStream
 from ..contract.request_events import AnswerRepeated
 
 if TYPE_CHECKING:

@@ -1,5 +1,4 @@
-"""The stream of one request's events, as everything that shows an answer reads it, and the stages
-that events pass on their way to its reader."""
+"""The stream of one request's events, as everything that shows an answer reads it."""
 
 from __future__ import annotations
 
@@ -9,11 +8,13 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 import trio
 
 from .generation import Delta
+from .output_stage import pass_through
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from .generation import CancelReason, Event, Events, Generation
+    from .generation import CancelReason, Events, Generation
+    from .output_stage import OutputStage
 
 Left = TypeVar("Left")
 
@@ -34,35 +35,6 @@ def _all(events: Events) -> Events:
 
 def _raise(error: Exception) -> NoReturn:
     raise error
-
-
-class OutputStage:
-    """One step on the way of a choice's events from the detokenizer to the serializer. It may
-    change text, hold it back, or write it down; this one passes everything on.
-
-    Stop strings are the first stage. They act when a token arrives, because they end the request.
-    The stages of a stream (`OutputStream.add_stage`) act when its reader takes events.
-    """
-
-    def push(self, event: Event) -> Sequence[Event]:
-        """Take an event; return what goes on to the next stage, in order."""
-        return (event,)
-
-    def finish(self) -> Sequence[Event]:
-        """Return what was held back. Called once, before the last event is pushed."""
-        return ()
-
-
-def pass_through(stages: Sequence[OutputStage], event: Event) -> list[Event]:
-    """Return what the last of some stages gives for an event."""
-    passed = [event]
-    for stage in stages:
-        given, passed = passed, []
-        for one in given:
-            if not isinstance(one, Delta):
-                passed += stage.finish()
-            passed += stage.push(one)
-    return passed
 
 
 class OutputStream:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from tokenizers.decoders import DecodeStream
 
 from ..contract.generation import Delta
-from ..contract.output_stream import OutputStage
+from ..contract.output_stage import OutputStage
 from .tool_forms.scanning import overlap
 
 if TYPE_CHECKING:
