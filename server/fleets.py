@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from .metrics.metrics import Metrics
     from .tenants.quotas import Quotas
+    from .tenants.usage_ledger import UsageLedger
     from .text.processes import Do, Work
 
 log = structlog.get_logger(__name__)
@@ -108,6 +109,7 @@ class Fleets:
       quotas: of the tenants, whatever model they ask.
       names: of each model with its aliases, by its name; kept up to date.
       do: does what takes long with grammars.
+      ledger: records what was used; None where that is not kept.
 
     Attributes:
       own_name: of this server among those on its port.
@@ -122,6 +124,7 @@ class Fleets:
         quotas: Quotas,
         names: dict[str, tuple[str, ...]],
         do: Do,
+        ledger: UsageLedger | None = None,
     ) -> None:
         self.own_name = ALONE if config.peers is None else config.peers.name
         self.by_model: dict[str, Links] = {}
@@ -130,6 +133,7 @@ class Fleets:
         self._quotas = quotas
         self._names = names
         self._do = do
+        self._ledger = ledger
 
     def __iter__(self) -> Iterator[Links]:
         return iter(self.by_model.values())
@@ -156,9 +160,11 @@ class Fleets:
         if name not in self._metrics.fleets:
             self._metrics.add(name, config.model_digest, lambda: self.by_model[name].status())
         events = RequestEvents(self._quotas.price)
-        for subscriber in (self._metrics.fleets[name], self._quotas):
-            subscriber.subscribe_to(events)
+        self._metrics.fleets[name].subscribe_to(events)
+        self._quotas.subscribe_to(events)
         events.subscribe(RequestEnded, write_access_line)
+        if self._ledger is not None:
+            self._ledger.subscribe_to(events)
         fleet = Links(
             config,
             files.text,

@@ -43,6 +43,7 @@ from .scheduling.control_link import ControlLink
 from .scheduling.members import MemberFile
 from .tenants.opening import opened_quotas
 from .tenants.tenancy import Tenancy, TenantFile
+from .tenants.usage_ledger import opened_ledger
 from .text.processes import TextProcesses
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from triolet.tenants.plans import Prices, Tenants
 
     from .tenants.quotas import Quotas
+    from .tenants.usage_ledger import UsageLedger
 
 log = structlog.get_logger(__name__)
 
@@ -106,8 +108,8 @@ async def serve(
             names = names_of(config)
             tenancy, tenant_file = _tenancy(config, metrics, names, left_out)
             peers = Peers(config.peers) if config.peers else None
-            quotas = sockets.enter_context(_quotas(config, metrics, tenancy, names))
-            fleets = Fleets(config, network, metrics, quotas, names, processes.do)
+            quotas, ledger = sockets.enter_context(_accounts(config, metrics, tenancy, names))
+            fleets = Fleets(config, network, metrics, quotas, names, processes.do, ledger)
             processes.first = first_work(models := fleets.add_all(config, files))
             services = Services(
                 config,
@@ -198,10 +200,11 @@ def _listen(config: ServerConfig, sockets: ExitStack) -> list[socket]:
 
 
 @contextmanager
-def _quotas(
+def _accounts(
     config: ServerConfig, metrics: Metrics, tenancy: Tenancy, names: Mapping[str, tuple[str, ...]]
-) -> Iterator[Quotas]:
-    """Open the accounts of tenants, which servers on one port share as well as they can.
+) -> Iterator[tuple[Quotas, UsageLedger | None]]:
+    """Open the accounts of tenants, which servers on one port share as well as they can, and the
+    usage ledger where it is kept.
 
     Args:
       config: of the server.
@@ -219,9 +222,14 @@ def _quotas(
         # The last charges of a model may come after it was removed.
         return tenancy.prices_of(*names.get(model, (model,)))
 
-    with opened_quotas(quotas, metrics.quotas, prices_of) as opened:
+    with (
+        opened_quotas(quotas, metrics.quotas, prices_of) as opened,
+        opened_ledger(config.usage) as ledger,
+    ):
         metrics.quotas.watch(opened)
-        yield opened
+        if ledger is not None:
+            metrics.usage_dropped = lambda: ledger.dropped
+        yield opened, ledger
 
 
 @contextmanager

@@ -465,6 +465,22 @@ def doctor(
         raise typer.Exit(EXIT_FAILED)
 
 
+@app.command()
+@with_settings("usage_dir")
+def usage(
+    sources: SettingSources,
+    by: Annotated[
+        str, typer.Option(help="tenant, model, version, class, day, outcome, with commas")
+    ] = "tenant,model",
+    since: Annotated[str, typer.Option(help="Not older: 24h, 7d.")] = "30d",
+    as_csv: Annotated[bool, typer.Option("--csv", help="For programs.")] = False,
+) -> None:
+    """Sum up the usage ledger: requests, tokens and prices."""
+    from .usage_command import run_usage
+
+    run_usage(sources.settings().server.usage.directory, by, since, as_csv=as_csv)
+
+
 @config_app.command("show")
 @with_settings(*NAMED)
 def show_config(

@@ -100,6 +100,9 @@ NAMED: Final = {
     "batch_dir": Named(
         ("server", "batches", "directory"), _SERVER, "Folder of files and batches", "none"
     ),
+    "usage_dir": Named(
+        ("server", "usage", "directory"), _SERVER, "Folder of the usage ledger", "none"
+    ),
     "responses_ttl": Named(
         ("server", "responses", "ttl_s"), _SERVER, "Seconds to keep responses", "0: off"
     ),

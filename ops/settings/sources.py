@@ -54,6 +54,7 @@ _PATHS: Final = (
     ("server", "tenants", "file"),
     ("server", "tenants", "quotas", "spend_file"),
     ("server", "batches", "directory"),
+    ("server", "usage", "directory"),
     ("server", "curve_dir"),
     ("prefill", "curve_dir"),
     ("decode", "curve_dir"),

@@ -13,7 +13,7 @@ import structlog
 
 from triolet.errors import ConfigError, RequestError, overloaded, said_by
 from triolet.private_files import make_private_database, take_private_folder
-from triolet.sqlite import transaction
+from triolet.sqlite import transaction, write_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,7 +82,6 @@ log = structlog.get_logger(__name__)
 FILE_NAME: Final = "batches.sqlite3"
 BUSY_S: Final = 10.0
 """How long a transaction waits for another process's: theirs take milliseconds."""
-BUSY_POLL_S: Final = 0.01
 LOG_AGAIN_S: Final = 60.0
 """After which an error that lasts is logged anew."""
 LATER_S: Final = 5.0
@@ -103,7 +102,7 @@ def open_database(directory: str) -> sqlite3.Connection:
         connection = sqlite3.connect(
             folder / FILE_NAME, timeout=BUSY_S, isolation_level=None, check_same_thread=False
         )
-        _write_ahead(connection)
+        write_ahead(connection, time.sleep)
         connection.execute("PRAGMA synchronous = NORMAL")  # a killed process loses nothing
         connection.execute("PRAGMA secure_delete = OFF")
         with transaction(connection):
@@ -121,22 +120,6 @@ def open_database(directory: str) -> sqlite3.Connection:
         raise ConfigError(f"--batch-dir is {directory!r} and cannot be used: {error}") from error
     connection.row_factory = sqlite3.Row
     return connection
-
-
-def _write_ahead(connection: sqlite3.Connection) -> None:
-    """Set the write-ahead log, so that readers and the writer do not wait for one another. Where
-    several processes open a new database at once, SQLite reports `busy` to all but one at once,
-    whatever their timeout: so this is tried again."""
-    give_up = time.monotonic() + BUSY_S
-    while True:
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
-                raise
-            time.sleep(BUSY_POLL_S)
-        else:
-            return
 
 
 def free_bytes(connection: sqlite3.Connection, directory: str) -> int:

@@ -196,6 +196,12 @@ def surface_families(
     yield counts("client_writes", "Writes to clients by their way", "way", writes)
 
 
+def usage_families(dropped: int) -> Iterator[Metric]:
+    """Yield how the usage ledger is; 0 where it is not kept."""
+    text = "Records of ended requests that the usage ledger could not keep"
+    yield family(COUNTER, "usage_records_dropped", text, (), [((), dropped)])
+
+
 def fleet_families(status: FleetStatus) -> Iterator[Metric]:
     """Yield what the workers of one model and its queue look like."""
     yield gauge("requests_queued", "Requests that wait for a worker", status.queued)

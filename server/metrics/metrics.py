@@ -17,7 +17,13 @@ from prometheus_client import (
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
-from .collectors import alias_families, by_model, fleet_families, surface_families
+from .collectors import (
+    alias_families,
+    by_model,
+    fleet_families,
+    surface_families,
+    usage_families,
+)
 from .counters import (
     UNVERSIONED,
     AutoMetrics,
@@ -58,6 +64,7 @@ class Metrics:
     Attributes:
       auto: models that were chosen here.
       versions: tokens and worker-seconds of each model's version.
+      usage_dropped: returns how many records the usage ledger dropped.
       fleets: by the model's name, the observer of its scheduler.
       fleet: that of the first model.
       scrape: returns what `exposition` does; others have their turn while it is written.
@@ -78,6 +85,8 @@ class Metrics:
         self.auto = AutoMetrics(self._registry)
         self.quotas = QuotaMetrics(self._registry, self.auto)
         self.versions = VersionMetrics(self._registry)
+        self.usage_dropped: Callable[[], int] = int
+        self._registry.register(Reading(lambda: usage_families(self.usage_dropped())))
         self._registries: dict[str, CollectorRegistry] = {}
         self._statuses: dict[str, Status] = {}
         self._digests: dict[str, str] = {}

@@ -9,6 +9,7 @@ import pytest
 
 from loadtest.campaign.answers import key_headers
 from triolet.tenants.api_keys import digest_of
+from triolet.usage_database import usage_by
 
 from .fleet_process import PATIENCE_S, wait_until
 
@@ -108,3 +109,36 @@ def check_charges(fleet: FleetProcess, tenants: Iterable[str], stories: Iterable
     assert sum(end["cost"] for end in ends()) == pytest.approx(spent)
     used = sum(end["prompt_tokens"] + end["completion_tokens"] for end in ends())
     assert used == sum(wanted.values())
+
+
+def check_usage(fleet: FleetProcess, folder: Path) -> None:
+    """Check that a fleet's usage ledger, its metrics and its log tell of the same requests.
+
+    Args:
+      fleet: that is at rest, with the one server that it began with.
+      folder: of the ledger.
+    """
+    ended = fleet.samples("triolet_requests_total")
+    counted = Counter({sample.labels["outcome"]: int(sample.value) for sample in ended})
+    kinds = ("prompt", "cached_prompt", "completion")
+    tokens = [fleet.metric(f"triolet_{kind}_tokens_total") for kind in kinds]
+
+    def recorded() -> list[tuple[Any, ...]]:
+        return usage_by(str(folder), ["outcome"], since=0.0)
+
+    def lines() -> list[dict[str, Any]]:
+        return list(fleet.log_events("request_ended"))
+
+    def are_written() -> bool:
+        num_logged = counted.total() - counted["embedded"]
+        return sum(row[1] for row in recorded()) + len(lines()) >= counted.total() + num_logged
+
+    wait_until(are_written, PATIENCE_S, "records and lines")
+    assert {row[0]: row[1] for row in recorded()} == counted
+    assert [sum(row[column] for row in recorded()) for column in (2, 3, 4)] == tokens
+    # Inputs for vectors are logged at level debug.
+    written = [row for row in recorded() if row[0] != "embedded"]
+    assert Counter(line["outcome"] for line in lines()) == {row[0]: row[1] for row in written}
+    for kind, column in (("prompt_tokens", 2), ("completion_tokens", 4)):
+        assert sum(line[kind] for line in lines()) == sum(row[column] for row in written)
+    assert fleet.metric("triolet_usage_records_dropped_total") == 0

@@ -14,6 +14,7 @@ from tests.lazily import lazily
 
 from . import paced
 from .fleet_process import PATIENCE_S, wait_until
+from .tenants import check_usage
 from .test_api_document import BATCH_RECIPE, run_recipe
 
 if TYPE_CHECKING:
@@ -139,7 +140,8 @@ def run_responses(client: openai.OpenAI) -> Batch:
 def test_files_and_batches_as_the_official_client_sees_them(
     start_fleet: Callable[..., FleetProcess], tmp_path: Path
 ) -> None:
-    fleet = start_fleet("--batch-dir", str(tmp_path / "jobs"))
+    folders = ("--batch-dir", str(tmp_path / "jobs"), "--usage-dir", str(tmp_path / "usage"))
+    fleet = start_fleet(*folders)
     with openai.OpenAI(base_url=f"{fleet.url}/v1", api_key="none", max_retries=0) as client:
         inputs = [
             {
@@ -192,3 +194,5 @@ def test_files_and_batches_as_the_official_client_sees_them(
         with pytest.raises(openai.NotFoundError):
             client.files.retrieve("..%2F..%2Fetc%2Fpasswd")
     run_recipe(fleet, "python", BATCH_RECIPE)
+    fleet.wait_at_rest()
+    check_usage(fleet, tmp_path / "usage")

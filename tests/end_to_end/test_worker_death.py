@@ -18,7 +18,7 @@ from loadtest.soak import SERVE_OPTIONS, STALL_TIMEOUT_S, Soak, SoakPlan
 
 from . import paced
 from .conftest import PATIENT
-from .tenants import NAMED, OPERATOR, check_charges, key_of, write_tenants
+from .tenants import NAMED, OPERATOR, check_charges, check_usage, key_of, write_tenants
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -103,7 +103,8 @@ def test_one_process_after_the_other_is_killed_and_every_answer_stays_the_same(
 ) -> None:
     tenants = write_tenants(tmp_path / "tenants.toml", dict.fromkeys(PAYING, ""))
     key = key_of(OPERATOR)
-    fleet = start_fleet(*("--tenants", str(tenants), *NAMED), key=key, command=command_of(whole))
+    options = ("--tenants", str(tenants), "--usage-dir", str(tmp_path / "usage"), *NAMED)
+    fleet = start_fleet(*options, key=key, command=command_of(whole))
     asks = [
         replace(ask, key=key_of(PAYING[ask.number % 2])) for ask in asks_of_all_lengths(5, whole)
     ]
@@ -112,6 +113,7 @@ def test_one_process_after_the_other_is_killed_and_every_answer_stays_the_same(
     for fault in ("decode-kill", "prefill-kill", SERVER_KILL):
         if fault == SERVER_KILL:  # whose account it forgets in part, and whose clients ask again
             check_charges(fleet, PAYING, told)
+            check_usage(fleet, tmp_path / "usage")
         verdict = trio.run(verdict_under, fault, fleet, asks, expected, told, key)
         assert verdict.failed == verdict.inexact == []
         # A prompt is computed within milliseconds: the death of prefill may miss them all.

@@ -428,6 +428,7 @@ SANS_IO_FOLDERS: dict[str, tuple[str, ...]] = {
         "quotas.py",
         "redis_",
         "tenancy.py",
+        "usage_ledger.py",
     ),
     "server/scheduling": ("control_link.py", "delivery.py", "links.py", "members.py"),
 }

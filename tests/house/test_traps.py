@@ -58,6 +58,7 @@ CLOCK_WORDS = {name.partition(".")[2] for name in WALL_CLOCKS}
 MAY_TELL_THE_TIME = {
     "ops/control/control.py": "`created_at` of an operation",
     "ops/cli/audit_commands.py": "which entries are shown",
+    "ops/cli/usage_command.py": "which records are summed",
     "ops/cli/tenant_commands.py": "when a key that is replaced ends",
     "ops/supervisor/terminal_view.py": "shown beside each line",
     "server/api/access.py": "whether a key has ended",
@@ -66,6 +67,7 @@ MAY_TELL_THE_TIME = {
     "server/api/openai/responses_events.py": "`created_at` of a response",
     "server/api/services.py": "`created` of a model",
     "server/tenants/memory_store.py": "the month of what is spent",
+    "server/tenants/usage_ledger.py": "when a request ended, in a record that outlives the process",
     "server/text/template.py": "the date in a prompt",
     "ops/audit/log.py": "dates of entries and heads, which other processes sign too",
     "store/aliases.py": "when a tag or alias moved",

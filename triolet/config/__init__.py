@@ -63,6 +63,7 @@ from .supervisor import (
     StoreConfig,
     SupervisorConfig,
 )
+from .usage import UsageConfig
 from .worker import (
     AUTO_BACKEND,
     AUTO_DEVICE,
@@ -151,6 +152,7 @@ __all__ = [
     "TenantsConfig",
     "ToolParser",
     "TurnsConfig",
+    "UsageConfig",
     "WakePolicy",
     "WeightFormat",
     "WireConfig",

@@ -27,6 +27,7 @@ from .scheduling import (
     RecoveryConfig,
     RoutingConfig,
 )
+from .usage import UsageConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,6 +352,7 @@ class ServerConfig:
     responses: StoredResponsesConfig = field(default_factory=StoredResponsesConfig)
     embedding: EmbeddingLimits = field(default_factory=EmbeddingLimits)
     batches: BatchConfig = field(default_factory=BatchConfig)
+    usage: UsageConfig = field(default_factory=UsageConfig)
     grammar: GrammarConfig = field(default_factory=GrammarConfig)
     template: TemplateConfig = field(default_factory=TemplateConfig)
     curve_dir: str | None = None
