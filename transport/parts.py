@@ -26,6 +26,8 @@ RequestIdField: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=16, max_len
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 Name: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+Label: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,63}\Z")]
+"""Of a worker: where it runs, what it costs."""
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)]
 Rate: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 PackedTokens: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=4 * MAX_TOKENS_ON_WIRE)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Annotated, Final
 
@@ -312,6 +313,47 @@ class EngineConfig:
         )
 
 
+LABEL: Final = re.compile(r"[A-Za-z0-9._-]{1,63}")
+"""A label's value, as Kubernetes allows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LabelsConfig:
+    """Where a worker runs and what it costs; servers show it in `/fleet/status`. Each is empty, or
+    up to 63 letters, digits, `-`, `_` and `.`."""
+
+    zone: str = ""
+    """Power and network that fail together."""
+    host: str = ""
+    """The machine."""
+    pool: str = ""
+    """Machines that are bought or scaled together."""
+    price_class: str = ""
+    """Machines that cost the same."""
+    preemptible: bool = False
+    """Whether the provider may take the machine away."""
+
+    def __post_init__(self) -> None:
+        for name, value in self.told.items():
+            allowed = "up to 63 letters, digits, -, _ and ."
+            require(LABEL.fullmatch(value) is not None, name, value, allowed)
+
+    @property
+    def told(self) -> dict[str, str]:
+        """Those that are set, as they travel."""
+        values = {
+            "zone": self.zone,
+            "host": self.host,
+            "pool": self.pool,
+            "price_class": self.price_class,
+            "preemptible": "true" if self.preemptible else "",
+        }
+        return {name: value for name, value in values.items() if value}
+
+
+LABEL_NAMES: Final = frozenset(one.name for one in fields(LabelsConfig))
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
     """One prefill or decode process."""
@@ -331,6 +373,8 @@ class WorkerConfig:
     advertised_kv_address: str | None = None
     """Decode only: what it tells them instead, where they see another address than the one that can
     be bound here: behind NAT, or in a container with published ports."""
+    labels: LabelsConfig = field(default_factory=LabelsConfig)
+    """Where it runs and what it costs."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     link: LinkConfig = field(default_factory=LinkConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)

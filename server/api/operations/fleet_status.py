@@ -230,6 +230,7 @@ def _worker(worker: WorkerStatus) -> dict[str, Any]:
         "state": worker.state,
         "breaker": worker.breaker,
         "trouble": worker.trouble,
+        "labels": dict(worker.labels),
         "blocks": {
             "used": load.leased_blocks,
             "cached": load.cached_blocks,
