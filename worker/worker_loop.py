@@ -10,6 +10,7 @@ import structlog
 import trio
 
 from transport.link import PeerBusy, PeerGone
+from transport.liveness import WEDGED_STEPS
 from triolet.errors import DeviceWedged
 from triolet.process import process_facts
 
@@ -168,6 +169,19 @@ class WorkerLoop:
         """Take nothing new; `run` returns when everything is over or ended."""
         self._core.server_sessions.drain(trio.current_time(), deadline_s)
         self.settle(trio.current_time())
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it takes nothing new."""
+        return self._core.server_sessions.is_draining
+
+    def overdue_s(self, now: float) -> float | None:
+        """Return for how long the device has been in one step [s], if that is longer than servers
+        are patient; None otherwise."""
+        patience_s = WEDGED_STEPS * self._engine.pace.step_s
+        patience_s = max(self._config.link.progress_timeout_s, patience_s)
+        step_s = 0.0 if self._step_began_at is None else now - self._step_began_at
+        return step_s if step_s > patience_s else None
 
     def settle(self, now: float) -> None:
         """Send what the core has decided, and let the step loop look again if an attempt waits for

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from ..units import GIB, MIB, MILLISECONDS, SECONDS
+from ..units import GIB, KIB, MIB, MILLISECONDS, SECONDS
 from .adapters import AdapterConfig  # noqa: TC001 (get_type_hints reads the annotations)
 from .limits import Count, CountOrZero, NotNegative, Positive, Share, require
 from .link import MAX_LENDERS, LinkConfig
@@ -355,6 +355,18 @@ LABEL_NAMES: Final = frozenset(one.name for one in fields(LabelsConfig))
 
 
 @dataclass(frozen=True, slots=True)
+class HealthConfig:
+    """Bounds of the answers to probes, which are read from memory."""
+
+    max_head_bytes: Count = 4 * KIB
+    """Of a request with its headers; a probe's has some hundred bytes."""
+    deadline_s: Positive = 1.0 * SECONDS
+    """For one probe, from its connection to its answer: Kubernetes waits for as long."""
+    max_connections: Count = 8
+    """Probes that are answered at once; further ones wait in the kernel, as many again."""
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerConfig:
     """One prefill or decode process."""
 
@@ -373,6 +385,12 @@ class WorkerConfig:
     advertised_kv_address: str | None = None
     """Decode only: what it tells them instead, where they see another address than the one that can
     be bound here: behind NAT, or in a container with published ports."""
+    health_address: str = ""
+    """Where probes are answered: `ipc://PATH` in a private directory, or `tcp://HOST:PORT` for
+    probes from outside its container, which every process that reaches the port may ask; empty for
+    nowhere."""
+    health: HealthConfig = field(default_factory=HealthConfig)
+    """Bounds of these answers."""
     labels: LabelsConfig = field(default_factory=LabelsConfig)
     """Where it runs and what it costs."""
     engine: EngineConfig = field(default_factory=EngineConfig)
