@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from triolet.audit import ProcessFacts
     from triolet.config import WorkerConfig
 
+    from .counters import Counters
     from .engine_port import EnginePort
     from .outbox import Outbox
     from .server_sessions import ServerSessions
@@ -59,6 +60,11 @@ class WorkerCore(Protocol):
     @property
     def outbox(self) -> Outbox:
         """Frames to send after each call."""
+        ...
+
+    @property
+    def counters(self) -> Counters:
+        """What was done; the loop counts the device's time."""
         ...
 
     @property
@@ -226,7 +232,7 @@ class WorkerLoop:
             if self._before_step is not None:
                 self._step_began_at = trio.current_time()
                 await self._before_step()
-                self._step_began_at = None
+                self._returned()
                 self._core.wake(trio.current_time())
             rows = self._core.stepper.plan(trio.current_time())
             self._flush(trio.current_time())
@@ -244,13 +250,20 @@ class WorkerLoop:
             except Exception:
                 log.exception("step_failed", rows=len(rows))
                 await self._check_device()
+                self._returned(len(rows))
                 message = "the device step failed; the log line step_failed of its worker says why"
                 self._core.stepper.fail(message, trio.current_time())
             else:
+                self._returned(len(rows))
                 self._core.wake(trio.current_time())
                 self._core.stepper.complete(results, trio.current_time())
-            self._step_began_at = None
             self.settle(trio.current_time())
+
+    def _returned(self, num_rows: int = 0) -> None:
+        """Note that the device has ended what it was asked for."""
+        assert self._step_began_at is not None, "it was asked for something"
+        self._core.counters.used_device(trio.current_time() - self._step_began_at, num_rows)
+        self._step_began_at = None
 
     async def _check_device(self) -> None:
         """Return once the device has run what a failed step left on it; leave if it never will.

@@ -243,6 +243,7 @@ def _worker(worker: WorkerStatus) -> dict[str, Any]:
             "waiting": load.waiting,
         },
         "step_s": load.step_s,
+        "busy_s": load.busy_s,
         "computed_tokens": load.computed_tokens,
     }
 
