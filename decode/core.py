@@ -291,6 +291,8 @@ class DecodeCore:
             local_tokens=self.stepper.prompts.num_tokens,
             local_prompts=counters.local_prompts,
             borrowed_steps=counters.borrowed_steps,
+            busy_s=counters.busy_s,
+            busy_row_s=counters.busy_row_s,
             chunk_tokens=self.stepper.prompts.rates.chunk_tokens(leases.count(LeaseState.RUNNING)),
         )
 

@@ -138,6 +138,7 @@ def _core(
         kv_window_bytes=config.link.kv_window_bytes,
         kv_address=kv_address,
         model_digest=config.model_digest,
+        labels=config.labels.told,
         draw_epoch=draw_epoch,
     )
     if config.speculation.source == LOOKUP:

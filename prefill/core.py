@@ -202,6 +202,8 @@ class PrefillCore:
             kv_bytes=counters.kv_bytes,
             kv_shared_bytes=counters.kv_shared_bytes,
             borrowed_steps=counters.borrowed_steps,
+            busy_s=counters.busy_s,
+            busy_row_s=counters.busy_row_s,
             stale_frames=counters.stale_frames,
             bad_digests=counters.bad_digests,
             dropped=counters.dropped_by_reason(),

@@ -19,12 +19,13 @@ import msgspec
 
 from triolet.errors import LocalProtocolError, RemoteProtocolError
 
-from .frames import AnyFrame, Embed, KvChunk, KvManifest, Prefill, Reserve, frame_name
+from .frames import AnyFrame, Embed, KvChunk, KvManifest, Prefill, Reserve, Welcome, frame_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _NUM_OPTIONAL: Final[Mapping[type[AnyFrame], int]] = {
+    Welcome: 1,
     Reserve: 2,
     Prefill: 2,
     KvChunk: 1,

@@ -26,7 +26,9 @@ from .parts import (
     Count,
     Digest,
     KvKey,
+    Label,
     Mac,
+    Name,
     PackedTokens,
     RequestIdField,
     Salt,
@@ -100,6 +102,9 @@ class Welcome(Frame, frozen=True, array_like=True, tag=2):
     capacity: Capacity
     kv_address: Text = ""
     shares_ring: bool = False  # the ring of the Hello is mapped here: chunks need no payload
+    labels: Annotated[dict[Name, Label], msgspec.Meta(max_length=16)] = msgspec.field(
+        default_factory=dict
+    )  # of a worker; who does not know a name ignores it
 
 
 class Goodbye(Frame, frozen=True, array_like=True, tag=3):

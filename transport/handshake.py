@@ -23,7 +23,7 @@ from .frames import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from triolet.ids import PeerId
 
@@ -47,6 +47,7 @@ def answer_hello(
     fingerprint: str,
     capacity: Capacity,
     kv_address: str = "",
+    labels: Mapping[str, str] | None = None,
 ) -> Welcome | Goodbye:
     """Return what the bound side answers.
 
@@ -57,6 +58,7 @@ def answer_hello(
       fingerprint: of the model that is loaded here.
       capacity: goes into the WELCOME.
       kv_address: where KV is taken; goes into the WELCOME.
+      labels: of the worker; go into the WELCOME.
     """
     peer = hello.peer.peer_id
     if peer.role not in expected:
@@ -67,7 +69,8 @@ def answer_hello(
         return goodbye(_versions_apart(peer, hello.oldest_version, hello.version, me))
     if peer.role not in _WITHOUT_MODEL and _are_apart(hello.fingerprint, fingerprint):
         return goodbye(_models_apart(peer, hello.fingerprint, me, fingerprint))
-    return Welcome(Peer.of(me), version, fingerprint, capacity, kv_address)
+    told = dict(labels or {})
+    return Welcome(Peer.of(me), version, fingerprint, capacity, kv_address, labels=told)
 
 
 def check_welcome(

@@ -26,7 +26,10 @@ RequestIdField: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=16, max_len
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 Name: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+Label: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,63}\Z")]
+"""Of a worker: where it runs, what it costs."""
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)]
+RowSeconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 Rate: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 PackedTokens: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=4 * MAX_TOKENS_ON_WIRE)]
 Salt: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=16)]
@@ -94,6 +97,8 @@ class Load(Part, frozen=True, array_like=True):
     chunk_tokens: Count = 0  # decode: prompt tokens that its next step may hold
     kv_shared_bytes: Count = 0  # of `kv_bytes`, those that decode reads in prefill's memory
     borrowed_steps: Count = 0  # of `steps`, those that used cores that others could spare
+    busy_s: Seconds = 0.0  # that the device was in steps
+    busy_row_s: RowSeconds = 0.0  # the same, each step times its rows
 
 
 class EndReason(StrEnum):

@@ -31,6 +31,8 @@ class Counters:
       speculative_rows: rows that carried guesses.
       speculative_proposed: guesses that they carried.
       speculative_accepted: guesses that were the token that was chosen.
+      busy_s: that the device was in steps, drafts included.
+      busy_row_s: the same, each step times its rows.
       dropped: frames that were not acted upon.
     """
 
@@ -48,6 +50,8 @@ class Counters:
     speculative_rows: int = 0
     speculative_proposed: int = 0
     speculative_accepted: int = 0
+    busy_s: float = 0.0
+    busy_row_s: float = 0.0
     dropped: Counter[Drop] = field(default_factory=Counter)
 
     @property
@@ -58,6 +62,11 @@ class Counters:
     def dropped_by_reason(self) -> dict[str, int]:
         """Return the same by reason, in plain words."""
         return {reason.value: count for reason, count in self.dropped.items()}
+
+    def used_device(self, elapsed_s: float, num_rows: int = 0) -> None:
+        """Count time of the device: a step with so many rows, or drafts."""
+        self.busy_s += elapsed_s
+        self.busy_row_s += elapsed_s * num_rows
 
     def drop(self, reason: Drop) -> None:
         """Count a frame that is not acted upon."""

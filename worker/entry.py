@@ -21,6 +21,7 @@ from transport.zmq_network import ZmqNetwork
 from triolet.errors import ConfigError
 from triolet.status import Progress, WorkerReady, report
 
+from .health import answer_probes, bind_health
 from .local_engine import Cores, LocalEngine
 
 if TYPE_CHECKING:
@@ -112,6 +113,9 @@ async def run_worker(
                     nursery.cancel_scope.cancel()
 
                 loop = await nursery.start(serve_until_drained)
+                if config.health_address:
+                    listener = bind_health(config.health_address, config.health.max_connections)
+                    nursery.start_soon(answer_probes, listener, loop, config.health)
                 report(_ready(config, loaded))
                 log.info("worker_ready", name=config.name)
                 task_status.started(loop)

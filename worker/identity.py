@@ -9,7 +9,7 @@ from transport.handshake import versioned
 from triolet.ids import PeerId, new_epoch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from triolet.ids import Role
 
@@ -28,12 +28,14 @@ class Identity:
       kv_window_bytes: what one sender may have under way to here; decode only.
       kv_address: where KV is taken; decode only.
       model_digest: of the model's version; empty for a directory that is in no store.
+      labels: where it runs and what it costs.
       draw_epoch: where its first epoch comes from; a simulator brings its own.
 
     Attributes:
       me: role, name and present epoch.
       fingerprint: of the model that is loaded, with its version.
       capacity: what there is in all.
+      labels: as given.
     """
 
     def __init__(
@@ -47,11 +49,13 @@ class Identity:
         kv_window_bytes: int = 0,
         kv_address: str = "",
         model_digest: str = "",
+        labels: Mapping[str, str] | None = None,
         draw_epoch: Callable[[], int] = new_epoch,
     ) -> None:
         self.me = PeerId(role, name, draw_epoch())
         self.fingerprint = versioned(engine.fingerprint, model_digest)
         self.kv_address = kv_address
+        self.labels = labels
         total_blocks = engine.ledger.total_blocks
         self.capacity = Capacity(
             num_blocks=total_blocks,

@@ -100,6 +100,7 @@ class PeerTable:
             fingerprint=self._identity.fingerprint,
             capacity=self._identity.capacity,
             kv_address=self._identity.kv_address,
+            labels=self._identity.labels,
         )
         if isinstance(answer, Welcome):
             if sender in self._known or len(self._known) < self._max_peers:

@@ -10,6 +10,7 @@ import structlog
 import trio
 
 from transport.link import PeerBusy, PeerGone
+from transport.liveness import WEDGED_STEPS
 from triolet.errors import DeviceWedged
 from triolet.process import process_facts
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from triolet.audit import ProcessFacts
     from triolet.config import WorkerConfig
 
+    from .counters import Counters
     from .engine_port import EnginePort
     from .outbox import Outbox
     from .server_sessions import ServerSessions
@@ -58,6 +60,11 @@ class WorkerCore(Protocol):
     @property
     def outbox(self) -> Outbox:
         """Frames to send after each call."""
+        ...
+
+    @property
+    def counters(self) -> Counters:
+        """What was done; the loop counts the device's time."""
         ...
 
     @property
@@ -169,6 +176,19 @@ class WorkerLoop:
         self._core.server_sessions.drain(trio.current_time(), deadline_s)
         self.settle(trio.current_time())
 
+    @property
+    def is_draining(self) -> bool:
+        """Whether it takes nothing new."""
+        return self._core.server_sessions.is_draining
+
+    def overdue_s(self, now: float) -> float | None:
+        """Return for how long the device has been in one step [s], if that is longer than servers
+        are patient; None otherwise."""
+        patience_s = WEDGED_STEPS * self._engine.pace.step_s
+        patience_s = max(self._config.link.progress_timeout_s, patience_s)
+        step_s = 0.0 if self._step_began_at is None else now - self._step_began_at
+        return step_s if step_s > patience_s else None
+
     def settle(self, now: float) -> None:
         """Send what the core has decided, and let the step loop look again if an attempt waits for
         a step: it has nothing to see in the KV of the others.
@@ -212,7 +232,7 @@ class WorkerLoop:
             if self._before_step is not None:
                 self._step_began_at = trio.current_time()
                 await self._before_step()
-                self._step_began_at = None
+                self._returned()
                 self._core.wake(trio.current_time())
             rows = self._core.stepper.plan(trio.current_time())
             self._flush(trio.current_time())
@@ -230,13 +250,20 @@ class WorkerLoop:
             except Exception:
                 log.exception("step_failed", rows=len(rows))
                 await self._check_device()
+                self._returned(len(rows))
                 message = "the device step failed; the log line step_failed of its worker says why"
                 self._core.stepper.fail(message, trio.current_time())
             else:
+                self._returned(len(rows))
                 self._core.wake(trio.current_time())
                 self._core.stepper.complete(results, trio.current_time())
-            self._step_began_at = None
             self.settle(trio.current_time())
+
+    def _returned(self, num_rows: int = 0) -> None:
+        """Note that the device has ended what it was asked for."""
+        assert self._step_began_at is not None, "it was asked for something"
+        self._core.counters.used_device(trio.current_time() - self._step_began_at, num_rows)
+        self._step_began_at = None
 
     async def _check_device(self) -> None:
         """Return once the device has run what a failed step left on it; leave if it never will.

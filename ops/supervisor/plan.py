@@ -326,6 +326,7 @@ def plan_processes(
             name=name,
             control_address=control[name],
             kv_address=f"ipc://{directory}/{worker.file}.kv" if role is Role.DECODE else None,
+            health_address=f"ipc://{directory}/{worker.file}.health",
             engine=replace(engine, threads=threads, device=device),
             lending=loans.get(name),
         )

@@ -60,6 +60,18 @@ OF_ALL_WORKERS: Final[Rows] = (
         "Prompt tokens that wait for KV",
         attrgetter("load.waiting_tokens"),
     ),
+    (
+        COUNTER,
+        "worker_busy_seconds",
+        "Time that the device was in steps",
+        attrgetter("load.busy_s"),
+    ),
+    (
+        COUNTER,
+        "worker_busy_row_seconds",
+        "The same, each step times its rows",
+        attrgetter("load.busy_row_s"),
+    ),
     *(
         (COUNTER, f"worker_{name}", text, attrgetter(f"load.{name}"))
         for name, text in (

@@ -18,6 +18,7 @@ from trio.lowlevel import ParkingLot
 from transport.frames import AttemptRow, Audit, Audited, Goodbye, ServerHeartbeat, Welcome
 from transport.handshake import check_version, check_welcome, goodbye, make_hello
 from transport.link import PeerBusy, PeerGone
+from triolet.config import LABEL_NAMES
 from triolet.errors import ConfigError, draining
 from triolet.ids import PeerId, Role, new_epoch
 from triolet.process import process_facts
@@ -436,6 +437,8 @@ class Links:
                 if objection is None:
                     worker.adapters = self.adapters.of_worker(frame.fingerprint)
                     self._requests.welcomed(worker, frame, now)
+                    if unknown := sorted(frame.labels.keys() - LABEL_NAMES):
+                        log.warning("worker_labels_unknown", worker=str(worker), labels=unknown)
                 else:
                     self._links.refuse(worker, objection)
                     self._observer.worker_refused(str(worker), objection.reason)

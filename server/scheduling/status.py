@@ -4,9 +4,10 @@ Calls of observers are synchronous and must be quick: they happen between two to
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from triolet.config import LABEL_NAMES
 from triolet.service_class import ServiceClass
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class WorkerStatus:
       attempts: this server's attempts there.
       breaker: closed, open or half_open; unless closed it is left out, or tried.
       trouble: why it does not answer or is not used, in words; empty if nothing is known.
+      labels: where it runs and what it costs, those whose names are known here.
     """
 
     role: Role
@@ -47,6 +49,7 @@ class WorkerStatus:
     attempts: int
     breaker: str
     trouble: str
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +149,7 @@ def queued_by_class(queues: Iterable[FairQueue[Any]]) -> dict[str, int]:
 def worker_status(worker: Worker) -> WorkerStatus:
     """Return how a worker is shown."""
     peer_id = worker.peer_id
+    labels = {} if worker.welcome is None else worker.welcome.labels
     is_leaving = worker.is_connected and worker.is_draining
     return WorkerStatus(
         role=worker.role,
@@ -158,6 +162,7 @@ def worker_status(worker: Worker) -> WorkerStatus:
         attempts=len(worker.shares),
         breaker=worker.breaker.state.value,
         trouble=worker.trouble,
+        labels={name: text for name, text in labels.items() if name in LABEL_NAMES},
     )
 
 

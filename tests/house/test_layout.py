@@ -419,7 +419,7 @@ SANS_IO_FOLDERS: dict[str, tuple[str, ...]] = {
     # Everything in a folder decides, but for the files that move bytes and time.
     "triolet": (),
     "transport": ("address.py", "memory_network.py", "memory_pipe.py", "zmq_"),
-    "worker": ("probe", "entry.py", "local_engine.py", "worker_loop.py"),
+    "worker": ("probe", "entry.py", "health.py", "local_engine.py", "worker_loop.py"),
     "prefill": ("links.py", "worker.py"),
     "decode": ("worker.py",),
     "server/tenants": (

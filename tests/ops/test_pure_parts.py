@@ -149,7 +149,8 @@ def test_a_plan_has_every_process_once_and_each_worker_its_own_sockets() -> None
     ]
     addresses = [own(spec).control_address for spec in specs[1:]]
     addresses += [address for spec in specs[3:] if (address := own(spec).kv_address)]
-    assert len(set(addresses)) == len(addresses) == 2 * 3 + 2
+    addresses += [own(spec).health_address for spec in specs[1:]]
+    assert len(set(addresses)) == len(addresses) == 2 * 5 + 3
     server = told(specs[0]).server
     assert {*server.prefill_addresses, *server.decode_addresses} == {
         address for address in addresses if address.endswith(".control")

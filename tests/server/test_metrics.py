@@ -344,14 +344,14 @@ def test_a_worker_that_has_said_nothing_has_no_pool(metrics: Metrics) -> None:
 
 def test_what_a_worker_s_sequences_do_is_shown() -> None:
     fleet = FakeFleet()
-    fleet.status().workers[1].load = Load(running=3, paused=2, waiting=1)
+    fleet.status().workers[1].load = Load(running=3, paused=2, waiting=1, busy_s=1.5)
     subject = Metrics("demo", "none")
     subject.watch(fleet.status, lambda: 0)
     labels = 'role="decode",state="{}",worker="decode-0"'
     assert {
         f"triolet_worker_sequences{{{labels.format(state)}}} {count}"
         for state, count in (("running", 3.0), ("paused", 2.0), ("waiting", 1.0))
-    } <= lines(subject)
+    } | {'triolet_worker_busy_seconds_total{role="decode",worker="decode-0"} 1.5'} <= lines(subject)
 
 
 def test_guesses_are_counted_by_worker() -> None:

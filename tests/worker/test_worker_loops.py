@@ -100,6 +100,21 @@ async def test_cores_are_left_to_others_while_there_is_no_step_to_compute(
         assert all(load.borrowed_steps == load.steps > 0 for load in loads)
 
 
+async def test_busy_seconds_are_those_of_steps_and_count_no_idle_time(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_fleet() as fleet:
+        answers = [await fleet.client.start(PROMPT[:8], params(20, seed)) for seed in (1, 2)]
+        for answer in answers:
+            await fleet.client.finish(answer)
+        await trio.sleep(100)
+        prefill, decode = (link.beats[-1].load for link in fleet.client.links.values())
+    for load in (prefill, decode):
+        assert load.busy_s == pytest.approx(load.steps * STEP_S)
+        assert load.busy_s <= load.busy_row_s
+    assert decode.busy_row_s == pytest.approx(decode.computed_tokens * STEP_S)
+
+
 async def test_a_cancel_frees_both_workers_within_a_step(autojump_clock: MockClock) -> None:
     async with open_fleet() as fleet:
         answer = await fleet.client.start(PROMPT, params(100))

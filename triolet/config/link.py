@@ -57,7 +57,8 @@ class LinkConfig:
     """Silence after which a peer counts as dead."""
     progress_timeout_s: float = 1.5 * SECONDS
     """A peer that answers, has work and finishes no device step for this long is wedged, and counts
-    as dead. Raise it where one step of a large model takes longer."""
+    as dead; its own `/health/ready` says so too. Ten steps of the length that it announced are
+    waited for in any case. Raise it where one step of a large model takes longer."""
     lease_ttl_s: float = 2.0 * SECONDS
     """A lease that its server has not renewed for this long is released. Above `peer_timeout_s`, so
     that the server gives up first."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Annotated, Final
 
 from msgspec import Meta
 
-from ..units import GIB, MIB, MILLISECONDS, SECONDS
+from ..units import GIB, KIB, MIB, MILLISECONDS, SECONDS
 from .adapters import AdapterConfig  # noqa: TC001 (get_type_hints reads the annotations)
 from .limits import Count, CountOrZero, NotNegative, Positive, Share, require
 from .link import MAX_LENDERS, LinkConfig
@@ -312,6 +313,59 @@ class EngineConfig:
         )
 
 
+LABEL: Final = re.compile(r"[A-Za-z0-9._-]{1,63}")
+"""A label's value, as Kubernetes allows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LabelsConfig:
+    """Where a worker runs and what it costs; servers show it in `/fleet/status`. Each is empty, or
+    up to 63 letters, digits, `-`, `_` and `.`."""
+
+    zone: str = ""
+    """Power and network that fail together."""
+    host: str = ""
+    """The machine."""
+    pool: str = ""
+    """Machines that are bought or scaled together."""
+    price_class: str = ""
+    """Machines that cost the same."""
+    preemptible: bool = False
+    """Whether the provider may take the machine away."""
+
+    def __post_init__(self) -> None:
+        for name, value in self.told.items():
+            allowed = "up to 63 letters, digits, -, _ and ."
+            require(LABEL.fullmatch(value) is not None, name, value, allowed)
+
+    @property
+    def told(self) -> dict[str, str]:
+        """Those that are set, as they travel."""
+        values = {
+            "zone": self.zone,
+            "host": self.host,
+            "pool": self.pool,
+            "price_class": self.price_class,
+            "preemptible": "true" if self.preemptible else "",
+        }
+        return {name: value for name, value in values.items() if value}
+
+
+LABEL_NAMES: Final = frozenset(one.name for one in fields(LabelsConfig))
+
+
+@dataclass(frozen=True, slots=True)
+class HealthConfig:
+    """Bounds of the answers to probes, which are read from memory."""
+
+    max_head_bytes: Count = 4 * KIB
+    """Of a request with its headers; a probe's has some hundred bytes."""
+    deadline_s: Positive = 1.0 * SECONDS
+    """For one probe, from its connection to its answer: Kubernetes waits for as long."""
+    max_connections: Count = 8
+    """Probes that are answered at once; further ones wait in the kernel, as many again."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
     """One prefill or decode process."""
@@ -331,6 +385,14 @@ class WorkerConfig:
     advertised_kv_address: str | None = None
     """Decode only: what it tells them instead, where they see another address than the one that can
     be bound here: behind NAT, or in a container with published ports."""
+    health_address: str = ""
+    """Where probes are answered: `ipc://PATH` in a private directory, or `tcp://HOST:PORT` for
+    probes from outside its container, which every process that reaches the port may ask; empty for
+    nowhere."""
+    health: HealthConfig = field(default_factory=HealthConfig)
+    """Bounds of these answers."""
+    labels: LabelsConfig = field(default_factory=LabelsConfig)
+    """Where it runs and what it costs."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     link: LinkConfig = field(default_factory=LinkConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)

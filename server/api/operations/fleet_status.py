@@ -230,6 +230,7 @@ def _worker(worker: WorkerStatus) -> dict[str, Any]:
         "state": worker.state,
         "breaker": worker.breaker,
         "trouble": worker.trouble,
+        "labels": dict(worker.labels),
         "blocks": {
             "used": load.leased_blocks,
             "cached": load.cached_blocks,
@@ -242,6 +243,7 @@ def _worker(worker: WorkerStatus) -> dict[str, Any]:
             "waiting": load.waiting,
         },
         "step_s": load.step_s,
+        "busy_s": load.busy_s,
         "computed_tokens": load.computed_tokens,
     }
 

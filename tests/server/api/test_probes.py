@@ -62,6 +62,7 @@ async def test_what_keeps_a_worker_away_is_said_whether_ready_or_not() -> None:
     assert ready.json["troubles"] == [words]
     assert unready.error["message"].startswith(f"no live worker for decode; {words}")
     assert shown.json["workers"][1]["trouble"] == decode.trouble
+    assert shown.json["workers"][1]["labels"] == decode.labels == {"zone": "eu-1a"}
 
 
 async def test_a_process_with_a_successor_answers_and_asks_to_be_left() -> None:

@@ -178,6 +178,7 @@ class FakeWorker:
     fingerprint: str = "tiny"
     trouble: str = ""
     address: str = "ipc:///w"
+    labels: Mapping[str, str] = field(default_factory=lambda: {"zone": "eu-1a"})
 
 
 class FakeAdmission:
