@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from server.api.schemas import StrictModel, read_request
-from server.document.openapi import OPERATIONS
+from server.routes import ROUTES
 from server.text.template import ChatTemplate
 from tests.server.support.surface import posted, requested, surface
 from triolet.errors import RequestError
@@ -30,7 +30,10 @@ WRONG: Final[tuple[Any, ...]] = (True, None, -1, 1e9, "x", [], [[]], [None], {},
 
 def kind_of(path: str) -> type[StrictModel]:
     """Return what the body of a route is read with."""
-    body = OPERATIONS[f"POST {path}"].body
+    route = ROUTES.find(f"POST {path}")
+    assert route is not None
+    assert route.entry is not None
+    body = route.entry.body
     assert isinstance(body, type)
     assert issubclass(body, StrictModel)
     return body
