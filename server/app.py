@@ -1,4 +1,4 @@
-"""The application: which route leads where, and what every answer has in common.
+"""The application: serves the route table, and adds what every answer has in common.
 
 Authorisation is per route: the checks run for every route of the map, whatever its path looked like
 on the wire.
@@ -29,7 +29,7 @@ from .api.operations.pages import read_static_files
 from .api.operations.probes import ready
 from .api.proxying import is_proxied, proxy_to_owner
 from .api.request_scope import scope_of
-from .api.route import WS, Dialect, RoutePart
+from .api.route import WS
 from .document.openapi import ServedDocument
 from .edge.quart import PatchedHTTPConnection, PatchedQuart
 from .jobs.endpoints import keeps_no_files
@@ -39,7 +39,7 @@ from .tenants.tenancy import current_tenant
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from .api.route import Route
+    from .api.route import Route, RoutePart
     from .api.services import Services
     from .jobs.storage import Storage
 
@@ -75,14 +75,14 @@ def build_app(services: Services, storage: Storage | None = None) -> PatchedQuar
 
 def _add_routes(app: PatchedQuart, services: Services, storage: Storage | None) -> None:
     parts: dict[RoutePart, object] = {
-        RoutePart.STORAGE: storage,
-        RoutePart.STORAGE_OR_NONE: storage,
-        RoutePart.PAGE_FILES: read_static_files(),
-        RoutePart.DOCUMENT: ServedDocument(ROUTES.rows),
+        "storage": storage,
+        "storage or none": storage,
+        "page files": read_static_files(),
+        "document": ServedDocument(ROUTES.rows),
     }
     for route in ROUTES.rows:
         view: Callable[..., Any] = route.view
-        if route.part is RoutePart.STORAGE and storage is None:
+        if route.part == "storage" and storage is None:
             view = keeps_no_files
         elif route.part is not None:
             view = partial(view, parts[route.part])
@@ -124,7 +124,7 @@ async def _finish(services: Services, response: Response) -> Response:
     response.headers.update(current_scope().headers)
     response.headers["x-request-id"] = shown_request_id()
     route = _nearest_route()
-    if route.dialect is Dialect.ANTHROPIC:
+    if route.dialect == "anthropic":
         response.headers["request-id"] = shown_request_id()
     if (cache := current_scope().cache) is not None:
         response.headers.update(cache.headers)
@@ -160,9 +160,9 @@ async def _on_error(services: Services, error: Exception) -> Response:
         services.metrics.http.error(shown.status, is_of_queue=shown.is_of_queue)
     _note_refusal(services, shown, headers.get("x-request-id"))
     body = error_body(shown)
-    if route is not None and route.dialect is Dialect.ANTHROPIC:
+    if route is not None and route.dialect == "anthropic":
         body = msgspec.json.encode(message_error(shown, shown_request_id()))
-    elif route is not None and route.dialect is Dialect.OLLAMA:
+    elif route is not None and route.dialect == "ollama":
         body = msgspec.json.encode(ollama_error(shown))
     return Response(body, shown.status, headers=headers, content_type="application/json")
 

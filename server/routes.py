@@ -58,7 +58,7 @@ from .api.operations.probes import (
     ready,
     version,
 )
-from .api.route import WS, Cost, Dialect, Permission, Route, RoutePart, RouteTable
+from .api.route import WS, Permission, Route, RouteTable
 from .api.route import DocumentedOperation as Entry
 from .api.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from .document.openapi import PATH as OPENAPI
@@ -78,50 +78,13 @@ from .jobs.endpoints import (
 )
 
 USER, OPERATOR, NONE = Permission.USER, Permission.OPERATOR, Permission.NONE
-ANTHROPIC, OLLAMA = Dialect.ANTHROPIC, Dialect.OLLAMA
-TOKENS, REQUEST = Cost.TOKENS, Cost.REQUEST
-STORAGE, FILES = RoutePart.STORAGE, RoutePart.PAGE_FILES
-TEXTS: Final = "Text and vectors"
-RESPONSES: Final = "Responses (OpenAI)"
-MESSAGES: Final = "Messages (Anthropic)"
-JOBS: Final = "Files and batches"
-IN_OLLAMA: Final = "Ollama"
-MODELS: Final = "Models and tokens"
-FLEET: Final = "Fleet"
-PROCESS: Final = "Process"
-PAGES: Final = "Pages"
-PAGE: Final = "text/html"
-PLAIN: Final = "text/plain"
-FORM: Final = "multipart/form-data"
-LINES: Final = "application/octet-stream"
-_OWN: Final = "The same of one server process."
-_AS_ELSEWHERE: Final = "The same, as some orchestrators call it."
 
-_CHAT = Entry(TEXTS, "Answer a conversation.", "ChatCompletion", ChatRequest)
-_PROMPTS = Entry(TEXTS, "Continue one or several prompts.", "Completion", CompletionRequest)
-_RESPONSE = Entry(
-    RESPONSES,
-    "Answer in the words of the Responses API; the same over a WebSocket at this path.",
-    "Response",
-    ResponseRequest,
-)
-_MESSAGE = Entry(
-    MESSAGES,
-    "Answer a conversation in the words of Anthropic's Messages API.",
-    "MessagesAnswer",
-    MessagesRequest,
-)
-_VECTORS = Entry(TEXTS, "Turn one or several inputs into vectors.", "Embeddings", EmbeddingFields)
 _RANKING = Entry(
-    TEXTS, "Order documents by how near they are to a query.", "Ranking", RerankRequest
+    "Text and vectors", "Order documents by how near they are to a query.", "Ranking", RerankRequest
 )
-_SCORES = Entry(TEXTS, "How near one text is to others.", "Scores", ScoreRequest)
+_SCORES = Entry("Text and vectors", "How near one text is to others.", "Scores", ScoreRequest)
 _REFUSAL = Entry(
-    IN_OLLAMA,
-    "Always refused: the model is the server's.",
-    "OllamaError",
-    status=501,
-    error="Error",
+    "Ollama", "Always refused: the model is the server's.", "OllamaError", status=501, error="Error"
 )
 
 ROWS: Final[tuple[Route, ...]] = (
@@ -130,8 +93,8 @@ ROWS: Final[tuple[Route, ...]] = (
         "/v1/chat/completions",
         chat_completions,
         USER,
-        _CHAT,
-        cost=TOKENS,
+        Entry("Text and vectors", "Answer a conversation.", "ChatCompletion", ChatRequest),
+        cost="tokens",
         streams=True,
         is_resumable=True,
     ),
@@ -140,19 +103,38 @@ ROWS: Final[tuple[Route, ...]] = (
         "/v1/completions",
         completions,
         USER,
-        _PROMPTS,
-        cost=TOKENS,
+        Entry(
+            "Text and vectors", "Continue one or several prompts.", "Completion", CompletionRequest
+        ),
+        cost="tokens",
         streams=True,
         is_resumable=True,
     ),
-    Route("POST", "/v1/embeddings", embeddings, USER, _VECTORS, cost=TOKENS),
+    Route(
+        "POST",
+        "/v1/embeddings",
+        embeddings,
+        USER,
+        Entry(
+            "Text and vectors",
+            "Turn one or several inputs into vectors.",
+            "Embeddings",
+            EmbeddingFields,
+        ),
+        cost="tokens",
+    ),
     Route(
         "POST",
         "/v1/responses",
         create_response,
         USER,
-        _RESPONSE,
-        cost=TOKENS,
+        Entry(
+            "Responses (OpenAI)",
+            "Answer in the words of the Responses API; the same over a WebSocket at this path.",
+            "Response",
+            ResponseRequest,
+        ),
+        cost="tokens",
         streams=True,
         is_resumable=True,
     ),
@@ -163,39 +145,47 @@ ROWS: Final[tuple[Route, ...]] = (
         count_input_tokens,
         USER,
         Entry(
-            RESPONSES, "Count the tokens of such a conversation.", "InputTokens", InputTokensRequest
+            "Responses (OpenAI)",
+            "Count the tokens of such a conversation.",
+            "InputTokens",
+            InputTokensRequest,
         ),
-        cost=REQUEST,
+        cost="request",
     ),
     Route(
         "GET",
         "/v1/responses/<response_id>",
         show_response,
         USER,
-        Entry(RESPONSES, "Show a stored response.", "Response"),
+        Entry("Responses (OpenAI)", "Show a stored response.", "Response"),
     ),
     Route(
         "DELETE",
         "/v1/responses/<response_id>",
         delete_response,
         USER,
-        Entry(RESPONSES, "Forget a stored response.", "Anything"),
+        Entry("Responses (OpenAI)", "Forget a stored response.", "Anything"),
     ),
     Route(
         "GET",
         "/v1/responses/<response_id>/input_items",
         list_input_items,
         USER,
-        Entry(RESPONSES, "List the items of a stored response's request.", "List"),
+        Entry("Responses (OpenAI)", "List the items of a stored response's request.", "List"),
     ),
     Route(
         "POST",
         "/v1/messages",
         create_message,
         USER,
-        _MESSAGE,
-        dialect=ANTHROPIC,
-        cost=TOKENS,
+        Entry(
+            "Messages (Anthropic)",
+            "Answer a conversation in the words of Anthropic's Messages API.",
+            "MessagesAnswer",
+            MessagesRequest,
+        ),
+        dialect="anthropic",
+        cost="tokens",
         streams=True,
         is_resumable=True,
     ),
@@ -204,92 +194,113 @@ ROWS: Final[tuple[Route, ...]] = (
         "/v1/messages/count_tokens",
         count_message_tokens,
         USER,
-        Entry(MESSAGES, "Count the tokens of such a conversation.", "MessageTokens", CountRequest),
-        dialect=ANTHROPIC,
-        cost=REQUEST,
+        Entry(
+            "Messages (Anthropic)",
+            "Count the tokens of such a conversation.",
+            "MessageTokens",
+            CountRequest,
+        ),
+        dialect="anthropic",
+        cost="request",
     ),
     Route(
         "POST",
         "/v1/batches",
         create_batch,
         USER,
-        Entry(JOBS, "Answer a file of requests in the background.", "Batch", BatchFields),
-        part=RoutePart.STORAGE_OR_NONE,
+        Entry(
+            "Files and batches",
+            "Answer a file of requests in the background.",
+            "Batch",
+            BatchFields,
+        ),
+        part="storage or none",
     ),
     Route(
         "POST",
         "/v1/files",
         upload_file,
         USER,
-        Entry(JOBS, "Keep a file of requests.", "File", UPLOAD, media=FORM),
-        part=STORAGE,
+        Entry(
+            "Files and batches",
+            "Keep a file of requests.",
+            "File",
+            UPLOAD,
+            media="multipart/form-data",
+        ),
+        part="storage",
     ),
     Route(
-        "GET", "/v1/files", list_files, USER, Entry(JOBS, "List the files.", "List"), part=STORAGE
+        "GET",
+        "/v1/files",
+        list_files,
+        USER,
+        Entry("Files and batches", "List the files.", "List"),
+        part="storage",
     ),
     Route(
         "GET",
         "/v1/files/<file_id>",
         show_file,
         USER,
-        Entry(JOBS, "Show a file.", "File"),
-        part=STORAGE,
+        Entry("Files and batches", "Show a file.", "File"),
+        part="storage",
     ),
     Route(
         "DELETE",
         "/v1/files/<file_id>",
         delete_file,
         USER,
-        Entry(JOBS, "Forget a file.", "Anything"),
-        part=STORAGE,
+        Entry("Files and batches", "Forget a file.", "Anything"),
+        part="storage",
     ),
     Route(
         "GET",
         "/v1/files/<file_id>/content",
         file_content,
         USER,
-        Entry(JOBS, "What a file holds.", LINES),
-        part=STORAGE,
+        Entry("Files and batches", "What a file holds.", "application/octet-stream"),
+        part="storage",
     ),
     Route(
         "GET",
         "/v1/batches",
         list_batches,
         USER,
-        Entry(JOBS, "List the batches.", "List"),
-        part=STORAGE,
+        Entry("Files and batches", "List the batches.", "List"),
+        part="storage",
     ),
     Route(
         "GET",
         "/v1/batches/<batch_id>",
         show_batch,
         USER,
-        Entry(JOBS, "How far a batch is.", "Batch"),
-        part=STORAGE,
+        Entry("Files and batches", "How far a batch is.", "Batch"),
+        part="storage",
     ),
     Route(
         "POST",
         "/v1/batches/<batch_id>/cancel",
         cancel_batch,
         USER,
-        Entry(JOBS, "End a batch.", "Batch"),
-        part=STORAGE,
+        Entry("Files and batches", "End a batch.", "Batch"),
+        part="storage",
     ),
-    Route("POST", "/v1/rerank", rerank, USER, _RANKING, cost=TOKENS),
-    Route("POST", "/v2/rerank", rerank, USER, _RANKING, cost=TOKENS),
-    Route("POST", "/rerank", rerank, USER, _RANKING, cost=TOKENS),
-    Route("POST", "/v1/score", score, USER, _SCORES, cost=TOKENS),
-    Route("POST", "/score", score, USER, _SCORES, cost=TOKENS),
+    Route("POST", "/v1/rerank", rerank, USER, _RANKING, cost="tokens"),
+    Route("POST", "/v2/rerank", rerank, USER, _RANKING, cost="tokens"),
+    Route("POST", "/rerank", rerank, USER, _RANKING, cost="tokens"),
+    Route("POST", "/v1/score", score, USER, _SCORES, cost="tokens"),
+    Route("POST", "/score", score, USER, _SCORES, cost="tokens"),
     Route(
         "POST",
         "/api/chat",
         ollama_chat.chat,
         USER,
         Entry(
-            IN_OLLAMA, "Answer a conversation, in Ollama's words.", "OllamaChatAnswer", OllamaChat
+            "Ollama", "Answer a conversation, in Ollama's words.", "OllamaChatAnswer", OllamaChat
         ),
-        dialect=OLLAMA,
-        cost=TOKENS,
+        dialect="ollama",
+        cost="tokens",
         streams=True,
     ),
     Route(
@@ -297,9 +308,9 @@ ROWS: Final[tuple[Route, ...]] = (
         "/api/generate",
         ollama_chat.generate,
         USER,
-        Entry(IN_OLLAMA, "Continue a prompt, in Ollama's words.", "OllamaText", OllamaGenerate),
-        dialect=OLLAMA,
-        cost=TOKENS,
+        Entry("Ollama", "Continue a prompt, in Ollama's words.", "OllamaText", OllamaGenerate),
+        dialect="ollama",
+        cost="tokens",
         streams=True,
     ),
     Route(
@@ -308,13 +319,13 @@ ROWS: Final[tuple[Route, ...]] = (
         ollama_chat.embed_inputs,
         USER,
         Entry(
-            IN_OLLAMA,
+            "Ollama",
             "Turn one or several inputs into vectors, in Ollama's words.",
             "OllamaVectors",
             OllamaEmbed,
         ),
-        dialect=OLLAMA,
-        cost=TOKENS,
+        dialect="ollama",
+        cost="tokens",
     ),
     Route(
         "POST",
@@ -322,158 +333,219 @@ ROWS: Final[tuple[Route, ...]] = (
         ollama_chat.embed_prompt,
         USER,
         Entry(
-            IN_OLLAMA,
+            "Ollama",
             "Turn a prompt into a vector, in Ollama's older words.",
             "OllamaVector",
             OllamaEmbeddings,
         ),
-        dialect=OLLAMA,
-        cost=TOKENS,
+        dialect="ollama",
+        cost="tokens",
     ),
     Route(
         "GET",
         "/api/tags",
         ollama_models.list_tags,
         USER,
-        Entry(IN_OLLAMA, "List the served model.", "OllamaModels"),
-        dialect=OLLAMA,
+        Entry("Ollama", "List the served model.", "OllamaModels"),
+        dialect="ollama",
     ),
     Route(
         "GET",
         "/api/ps",
         ollama_models.list_running,
         USER,
-        Entry(IN_OLLAMA, "The same, as a loaded one.", "OllamaModels"),
-        dialect=OLLAMA,
+        Entry("Ollama", "The same, as a loaded one.", "OllamaModels"),
+        dialect="ollama",
     ),
     Route(
         "GET",
         "/api/version",
         ollama_models.show_version,
         USER,
-        Entry(IN_OLLAMA, "Which release's API is spoken.", "OllamaVersion"),
-        dialect=OLLAMA,
+        Entry("Ollama", "Which release's API is spoken.", "OllamaVersion"),
+        dialect="ollama",
     ),
     Route(
         "POST",
         "/api/show",
         ollama_models.show,
         USER,
-        Entry(IN_OLLAMA, "Show the model.", "OllamaModel", OllamaShow),
-        dialect=OLLAMA,
+        Entry("Ollama", "Show the model.", "OllamaModel", OllamaShow),
+        dialect="ollama",
     ),
-    Route("POST", "/api/pull", ollama_models.refuse, USER, _REFUSAL, dialect=OLLAMA),
-    Route("POST", "/api/push", ollama_models.refuse, USER, _REFUSAL, dialect=OLLAMA),
-    Route("POST", "/api/create", ollama_models.refuse, USER, _REFUSAL, dialect=OLLAMA),
-    Route("POST", "/api/copy", ollama_models.refuse, USER, _REFUSAL, dialect=OLLAMA),
-    Route("DELETE", "/api/delete", ollama_models.refuse, USER, _REFUSAL, dialect=OLLAMA),
+    Route("POST", "/api/pull", ollama_models.refuse, USER, _REFUSAL, dialect="ollama"),
+    Route("POST", "/api/push", ollama_models.refuse, USER, _REFUSAL, dialect="ollama"),
+    Route("POST", "/api/create", ollama_models.refuse, USER, _REFUSAL, dialect="ollama"),
+    Route("POST", "/api/copy", ollama_models.refuse, USER, _REFUSAL, dialect="ollama"),
+    Route("DELETE", "/api/delete", ollama_models.refuse, USER, _REFUSAL, dialect="ollama"),
     Route(
-        "GET", "/v1/models", list_models, USER, Entry(MODELS, "List the served model.", "ModelList")
+        "GET",
+        "/v1/models",
+        list_models,
+        USER,
+        Entry("Models and tokens", "List the served model.", "ModelList"),
     ),
     Route(
-        "GET", "/v1/models/<path:name>", show_model, USER, Entry(MODELS, "Show one model.", "Model")
+        "GET",
+        "/v1/models/<path:name>",
+        show_model,
+        USER,
+        Entry("Models and tokens", "Show one model.", "Model"),
     ),
     Route(
         "GET",
         "/v1/usage",
         own_usage,
         USER,
-        Entry(FLEET, "What a tenant may use, and has used.", "TenantUsage"),
+        Entry("Fleet", "What a tenant may use, and has used.", "TenantUsage"),
     ),
     Route(
         "GET",
         FLEET_USAGE,
         fleet_usage,
         OPERATOR,
-        Entry(FLEET, "The same of all tenants, for operators.", "TenantUsageList"),
+        Entry("Fleet", "The same of all tenants, for operators.", "TenantUsageList"),
     ),
-    Route("GET", OWN_USAGE, server_usage, OPERATOR, Entry(FLEET, _OWN, "TenantUsageList")),
+    Route(
+        "GET",
+        OWN_USAGE,
+        server_usage,
+        OPERATOR,
+        Entry("Fleet", "The same of one server process.", "TenantUsageList"),
+    ),
     Route(
         "POST",
         "/tokenize",
         tokenize,
         USER,
-        Entry(MODELS, "Turn text or messages into token ids.", "Tokens", TokenizeRequest),
-        cost=REQUEST,
+        Entry(
+            "Models and tokens", "Turn text or messages into token ids.", "Tokens", TokenizeRequest
+        ),
+        cost="request",
     ),
     Route(
         "POST",
         "/detokenize",
         detokenize,
         USER,
-        Entry(MODELS, "Turn token ids into text.", "Text", DetokenizeRequest),
-        cost=REQUEST,
+        Entry("Models and tokens", "Turn token ids into text.", "Text", DetokenizeRequest),
+        cost="request",
     ),
-    Route("GET", "/health/live", live, NONE, Entry(PROCESS, "Whether the process runs.", "Health")),
-    Route("GET", "/ping", live, NONE, Entry(PROCESS, _AS_ELSEWHERE, "Health")),
+    Route(
+        "GET", "/health/live", live, NONE, Entry("Process", "Whether the process runs.", "Health")
+    ),
+    Route(
+        "GET",
+        "/ping",
+        live,
+        NONE,
+        Entry("Process", "The same, as some orchestrators call it.", "Health"),
+    ),
     Route(
         "GET",
         "/health/ready",
         ready,
         NONE,
-        Entry(PROCESS, "Whether a request sent now has workers.", "Health"),
+        Entry("Process", "Whether a request sent now has workers.", "Health"),
     ),
-    Route("GET", "/health", ready, NONE, Entry(PROCESS, _AS_ELSEWHERE, "Health")),
+    Route(
+        "GET",
+        "/health",
+        ready,
+        NONE,
+        Entry("Process", "The same, as some orchestrators call it.", "Health"),
+    ),
     Route(
         "GET",
         "/metrics",
         metrics,
         OPERATOR,
-        Entry(FLEET, "Everything counted, for Prometheus.", PLAIN),
+        Entry("Fleet", "Everything counted, for Prometheus.", "text/plain"),
     ),
-    Route("GET", "/version", version, USER, Entry(PROCESS, "Which release this is.", "Version")),
-    Route("GET", "/load", load, OPERATOR, Entry(FLEET, "How much is going on.", "Load")),
-    Route("GET", OWN_AUDIT, own_audit, OPERATOR, Entry(FLEET, _OWN, "FleetAudit")),
-    Route("GET", OWN_METRICS, own_metrics, OPERATOR, Entry(FLEET, _OWN, PLAIN)),
-    Route("GET", OWN_LOAD, own_load, OPERATOR, Entry(FLEET, _OWN, "Load")),
+    Route("GET", "/version", version, USER, Entry("Process", "Which release this is.", "Version")),
+    Route("GET", "/load", load, OPERATOR, Entry("Fleet", "How much is going on.", "Load")),
+    Route(
+        "GET",
+        OWN_AUDIT,
+        own_audit,
+        OPERATOR,
+        Entry("Fleet", "The same of one server process.", "FleetAudit"),
+    ),
+    Route(
+        "GET",
+        OWN_METRICS,
+        own_metrics,
+        OPERATOR,
+        Entry("Fleet", "The same of one server process.", "text/plain"),
+    ),
+    Route(
+        "GET",
+        OWN_LOAD,
+        own_load,
+        OPERATOR,
+        Entry("Fleet", "The same of one server process.", "Load"),
+    ),
     Route(
         "GET",
         "/fleet/audit",
         fleet_audit,
         OPERATOR,
-        Entry(FLEET, "Every block, lease and request, for operators.", "FleetAudit"),
+        Entry("Fleet", "Every block, lease and request, for operators.", "FleetAudit"),
     ),
-    Route("GET", OWN_STATUS, own_status, OPERATOR, Entry(FLEET, _OWN, "FleetStatus")),
+    Route(
+        "GET",
+        OWN_STATUS,
+        own_status,
+        OPERATOR,
+        Entry("Fleet", "The same of one server process.", "FleetStatus"),
+    ),
     Route(
         "GET",
         STATUS,
         fleet_status,
         OPERATOR,
-        Entry(FLEET, "Workers, blocks, queue and latencies, for operators.", "FleetStatus"),
+        Entry("Fleet", "Workers, blocks, queue and latencies, for operators.", "FleetStatus"),
     ),
     Route(
         "GET",
         OPENAPI,
         ServedDocument.answer,
         NONE,
-        Entry(PAGES, "This document.", "Anything"),
+        Entry("Pages", "This document.", "Anything"),
         is_open_to_pages=True,
-        part=RoutePart.DOCUMENT,
+        part="document",
     ),
-    Route("GET", "/", chat_page, NONE, Entry(PAGES, "The chat page.", PAGE), part=FILES),
+    Route(
+        "GET",
+        "/",
+        chat_page,
+        NONE,
+        Entry("Pages", "The chat page.", "text/html"),
+        part="page files",
+    ),
     Route(
         "GET",
         "/dashboard",
         dashboard,
         NONE,
-        Entry(PAGES, "A page that shows the fleet.", PAGE),
-        part=FILES,
+        Entry("Pages", "A page that shows the fleet.", "text/html"),
+        part="page files",
     ),
     Route(
         "GET",
         "/docs",
         api_page,
         NONE,
-        Entry(PAGES, "A page that shows this document.", PAGE),
-        part=FILES,
+        Entry("Pages", "A page that shows this document.", "text/html"),
+        part="page files",
     ),
     Route(
         "GET",
         "/static/<path:name>",
         static_file,
         NONE,
-        Entry(PAGES, "A file of the pages.", PAGE),
-        part=FILES,
+        Entry("Pages", "A file of the pages.", "text/html"),
+        part="page files",
     ),
 )
 ROUTES: Final = RouteTable(ROWS, trees=("/v1/", "/api/"))

@@ -31,7 +31,7 @@ from .limits import enter_batch, enter_request
 from .proxying import is_proxied, owner_elsewhere
 from .request_scope import RequestEntry, scope_of
 from .resuming import has_answer
-from .route import METHODS, Cost, Permission
+from .route import METHODS, Permission
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -323,7 +323,7 @@ async def let_in(services: Services, asked: Request, route: Route | None) -> Non
     entry, is_inner = scope.entry, scope.owner is not None
     enter_request(entry)
     try:
-        if route is not None and route.cost is not Cost.NOTHING:
+        if route is not None and route.cost != "nothing":
             _take_ticket(services, entry, route, is_inner=is_inner)
         if not is_inner:
             _take_room(services, entry, key)
@@ -339,7 +339,7 @@ def _take_ticket(services: Services, entry: RequestEntry, route: Route, *, is_in
     may_be_kept = entry.may_come_back and route.is_resumable
     if may_be_kept and (owner_elsewhere(services) is not None or has_answer(services)):
         return
-    uses_tokens = route.cost is Cost.TOKENS
+    uses_tokens = route.cost == "tokens"
     entry.ticket = services.quotas.enter(
         current_tenant(), uses_tokens=uses_tokens, is_charged=not is_inner
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from enum import Enum, auto
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 if TYPE_CHECKING:
@@ -29,33 +29,14 @@ class Permission(Enum):
     OPERATOR = "operator"
 
 
-class Dialect(Enum):
-    """Whose API a route belongs to: decides the form of errors and streams."""
-
-    OPENAI = "openai"
-    ANTHROPIC = "anthropic"
-    OLLAMA = "ollama"
-
-
-class Cost(Enum):
-    """Which of a tenant's limits a request counts in before its body is read."""
-
-    NOTHING = "nothing"
-    """No text is worked on; lines of batches count themselves."""
-    REQUEST = "request"
-    """The limits on requests."""
-    TOKENS = "tokens"
-    """The limits on requests and on tokens."""
-
-
-class RoutePart(Enum):
-    """What a handler takes first, before `services`."""
-
-    STORAGE = auto()
-    """Files and batches. Without `--batch-dir` the route answers 404 instead."""
-    STORAGE_OR_NONE = auto()
-    PAGE_FILES = auto()
-    DOCUMENT = auto()
+Dialect = Literal["openai", "anthropic", "ollama"]
+"""Whose API a route belongs to: decides the form of errors and streams."""
+Cost = Literal["nothing", "request", "tokens"]
+"""Which of a tenant's limits a request counts in before its body is read: none, because no text is
+worked on or lines of batches count themselves; those on requests; those on requests and tokens."""
+RoutePart = Literal["storage", "storage or none", "page files", "document"]
+"""What a handler takes first, before `services`. Without `--batch-dir` a route with "storage"
+answers 404 instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +87,8 @@ class Route:
     permission: Permission
     entry: DocumentedOperation | None
     _: KW_ONLY
-    dialect: Dialect = Dialect.OPENAI
-    cost: Cost = Cost.NOTHING
+    dialect: Dialect = "openai"
+    cost: Cost = "nothing"
     streams: bool = False
     is_resumable: bool = False
     is_open_to_pages: bool = False

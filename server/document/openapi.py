@@ -13,14 +13,14 @@ import msgspec
 from quart import Response
 
 from ..api.operations.probes import VERSION
-from ..api.route import JSON, Dialect
+from ..api.route import JSON
 from .conditions import RELATIONS, add_conditions, add_limits, model_names
 from .results import RESULTS, ref
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..api.route import DocumentedOperation, Route
+    from ..api.route import Dialect, DocumentedOperation, Route
     from ..api.schemas import StrictModel
     from ..api.services import Services
 
@@ -30,15 +30,15 @@ PATH: Final = "/openapi.json"
 REFUSED: Final = "x-triolet-refused"
 """Beside a schema's properties: names that are known and not served."""
 _VARIABLE: Final = re.compile(r"<(?:\w+:)?(\w+)>")
-_STREAMS: Final = {
-    Dialect.OPENAI: "text/event-stream",
-    Dialect.ANTHROPIC: "text/event-stream",
-    Dialect.OLLAMA: "application/x-ndjson",
+_STREAMS: Final[dict[Dialect, str]] = {
+    "openai": "text/event-stream",
+    "anthropic": "text/event-stream",
+    "ollama": "application/x-ndjson",
 }
-_ERRORS: Final = {
-    Dialect.OPENAI: "Error",
-    Dialect.ANTHROPIC: "MessagesError",
-    Dialect.OLLAMA: "OllamaError",
+_ERRORS: Final[dict[Dialect, str]] = {
+    "openai": "Error",
+    "anthropic": "MessagesError",
+    "ollama": "OllamaError",
 }
 
 
