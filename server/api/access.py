@@ -31,18 +31,19 @@ from .limits import enter_batch, enter_request
 from .proxying import is_proxied, owner_elsewhere
 from .request_scope import RequestEntry, scope_of
 from .resuming import has_answer
+from .route import METHODS, Permission
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from werkzeug.datastructures import Headers
 
+    from .route import Route, RouteTable
     from .services import Services
 
 
 _HOST: Final = re.compile(r"(?P<name>[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::\d{1,5})?")
 _HEADER_NAMES: Final = re.compile(r"[A-Za-z0-9-]{1,64}(?:[ \t]*,[ \t]*[A-Za-z0-9-]{1,64}){0,63}")
-METHODS: Final = "GET, HEAD, POST, DELETE"
 USUAL_HEADERS: Final = "authorization, content-type, x-api-key"
 """What a preflight permits that names no headers it wants to send."""
 SHOWN_HEADERS: Final = ("x-", "request-id", "retry-after", "openai-processing-ms", "age", "www-")
@@ -158,7 +159,7 @@ def preflight_headers(wanted: str | None, max_age_s: int) -> dict[str, str]:
     """
     is_list = wanted is not None and _HEADER_NAMES.fullmatch(wanted.strip()) is not None
     return {
-        "access-control-allow-methods": METHODS,
+        "access-control-allow-methods": ", ".join(METHODS),
         "access-control-allow-headers": wanted.strip() if wanted and is_list else USUAL_HEADERS,
         "access-control-max-age": str(max_age_s),
     }
@@ -201,79 +202,19 @@ def _decoded(text: str) -> str | None:
 
 
 SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
-OPEN_ENDPOINTS: Final = frozenset(
-    {
-        "GET /health/live",
-        "GET /health/ready",
-        "GET /health",
-        "GET /ping",
-        "GET /",
-        "GET /dashboard",
-        "GET /docs",
-        "GET /static/<path:name>",
-        "GET /openapi.json",
-    }
-)
-"""All that is answered without a key where there are keys: whether the process is well, and pages
-that ask for a key themselves. Everything else, also what is not there, is closed."""
-USER_PATHS: Final = (
-    "/v1/",
-    "/v2/rerank",
-    "/rerank",
-    "/score",
-    "/api/",
-    "/tokenize",
-    "/detokenize",
-    "/version",
-)
-"""How the paths begin that every tenant's keys open; the rest is for operators."""
-PAGE_PATHS: Final = (*USER_PATHS, "/openapi.json")
-"""How the paths begin that pages of allowed origins may use; never those of operators."""
-
-UNMETERED: Final = frozenset(
-    {
-        None,
-        "POST /v1/files",
-        "POST /v1/batches",
-        "POST /v1/batches/<batch_id>/cancel",
-        "POST /api/show",
-        "POST /api/pull",
-        "POST /api/push",
-        "POST /api/create",
-        "POST /api/copy",
-    }
-)
-"""Endpoints that do not count in a plan's requests: no text is worked on for them, and lines of
-batches count themselves. None is a path at which there is nothing."""
-TEXT_ONLY: Final = frozenset(
-    {
-        "POST /tokenize",
-        "POST /detokenize",
-        "POST /v1/responses/input_tokens",
-        "POST /v1/messages/count_tokens",
-    }
-)
-"""Endpoints that use no tokens: of a tenant's limits those on requests count."""
-RESUMABLE: Final = frozenset(
-    {"POST /v1/chat/completions", "POST /v1/completions", "POST /v1/responses", "POST /v1/messages"}
-)
-"""Endpoints with answers that one of several servers keeps by their idempotency key."""
 BODY_UNDER_WAY_S: Final = 0.1
 """For a short body of a refused request that left its client together with the head."""
 
 
-def is_for_users(endpoint: str | None) -> bool:
-    """Return whether every tenant may ask for a route; also for what is not there."""
-    return endpoint is None or endpoint.partition(" ")[2].startswith(USER_PATHS)
+def origins_here(services: Services, route: Route) -> Sequence[str]:
+    """Return the origins with pages that may use a route."""
+    return services.config.allow_origins if route.is_for_pages else ()
 
 
-def origins_here(services: Services, path: str) -> Sequence[str]:
-    """Return the origins with pages that may use a path."""
-    return services.config.allow_origins if path.startswith(PAGE_PATHS) else ()
-
-
-async def check_request(services: Services) -> Response | None:
+async def check_request(services: Services, routes: RouteTable) -> Response | None:
     """Let the running task serve this request's tenant, and read its body.
+
+    Any tenant's key opens a path or method that is not there.
 
     Returns:
       The answer to a browser's preflight, which carries no key; None for any other request.
@@ -285,7 +226,10 @@ async def check_request(services: Services) -> Response | None:
     asked: Request = request._get_current_object()  # type: ignore[attr-defined]
     headers = asked.headers
     _check_host(services, headers.get("host"))
-    preflight = _answer_preflight(services, asked)
+    route = routes.find(asked.endpoint)
+    permission = Permission.USER if route is None else route.permission
+    origins = origins_here(services, routes.nearest(asked.endpoint, asked.path))
+    preflight = _answer_preflight(services, asked, origins)
     scope = scope_of(asked.scope)
     owner = scope.owner
     if owner is not None:
@@ -294,30 +238,31 @@ async def check_request(services: Services) -> Response | None:
         enter_tenant(services.tenancy.tenant_named(owner))
         enter_line(f"batches of {owner}")
     elif preflight is None and (
-        is_proxied() or (asked.endpoint not in OPEN_ENDPOINTS and not scope.connection.is_unix)
+        is_proxied() or (permission is not Permission.NONE and not scope.connection.is_unix)
     ):
         tenant = check_key(services, headers)
         _note_key(services, asked.scope)
-        if tenant.role is not TenantRole.OPERATOR and not is_for_users(asked.endpoint):
+        if permission is Permission.OPERATOR and tenant.role is not TenantRole.OPERATOR:
             raise http_error(
                 403, f"{echo(asked.path)} needs the key of a tenant whose role is operator"
             )
     if asked.method not in SAFE_METHODS:
-        origins = origins_here(services, asked.path)
         media = asked.mimetype if asked.method == "POST" else None
         check_origin(_origin(headers), headers.get("host"), origins, media)
     if owner is None:
         enter_line(current_tenant().name or asked.remote_addr or "")
-    await let_in(services, asked)
+    await let_in(services, asked, route)
     return preflight
 
 
-def _answer_preflight(services: Services, asked: Request) -> Response | None:
+def _answer_preflight(
+    services: Services, asked: Request, origins: Sequence[str]
+) -> Response | None:
     """Return what an allowed origin's page may do; None if this is not what is asked."""
     headers = asked.headers
     if asked.method != "OPTIONS" or "access-control-request-method" not in headers:
         return None
-    if shown_origin(headers.get("origin"), origins_here(services, asked.path)) is None:
+    if shown_origin(headers.get("origin"), origins) is None:
         return None
     wanted = headers.get("access-control-request-headers")
     max_age_s = services.config.preflight_max_age_s
@@ -327,7 +272,7 @@ def _answer_preflight(services: Services, asked: Request) -> Response | None:
     return response
 
 
-async def check_websocket(services: Services) -> None:
+async def check_websocket(services: Services, routes: RouteTable) -> None:
     """Let the running task serve the client that opened this WebSocket.
 
     Raises:
@@ -336,7 +281,7 @@ async def check_websocket(services: Services) -> None:
     _check_host(services, websocket.headers.get("host"))
     check_key(services, websocket.headers, websocket.requested_subprotocols)
     _note_key(services, websocket.scope)
-    origins = origins_here(services, websocket.path)
+    origins = origins_here(services, routes.nearest(None, websocket.path))
     check_origin(websocket.headers.get("origin"), websocket.headers.get("host"), origins)
     enter_line(current_tenant().name or websocket.remote_addr or "")
 
@@ -364,7 +309,7 @@ def _check_host(services: Services, host: str | None) -> None:
     check_host(host, is_loopback=is_loopback(own), own_name=own)
 
 
-async def let_in(services: Services, asked: Request) -> None:
+async def let_in(services: Services, asked: Request, route: Route | None) -> None:
     """Decide on the HTTP request before its body is read: take its ticket, and room for its body.
 
     Refusals of one client beyond a rate wait for their answer. A request that may join a kept
@@ -378,8 +323,8 @@ async def let_in(services: Services, asked: Request) -> None:
     entry, is_inner = scope.entry, scope.owner is not None
     enter_request(entry)
     try:
-        if asked.method == "POST" and asked.endpoint not in UNMETERED:
-            _take_ticket(services, entry, asked.endpoint, is_inner=is_inner)
+        if route is not None and route.cost != "nothing":
+            _take_ticket(services, entry, route, is_inner=is_inner)
         if not is_inner:
             _take_room(services, entry, key)
     except RequestError:
@@ -390,13 +335,11 @@ async def let_in(services: Services, asked: Request) -> None:
     entry.decide(is_turned_away=False)
 
 
-def _take_ticket(
-    services: Services, entry: RequestEntry, endpoint: str | None, *, is_inner: bool
-) -> None:
-    may_be_kept = entry.may_come_back and endpoint in RESUMABLE
+def _take_ticket(services: Services, entry: RequestEntry, route: Route, *, is_inner: bool) -> None:
+    may_be_kept = entry.may_come_back and route.is_resumable
     if may_be_kept and (owner_elsewhere(services) is not None or has_answer(services)):
         return
-    uses_tokens = endpoint not in TEXT_ONLY
+    uses_tokens = route.cost == "tokens"
     entry.ticket = services.quotas.enter(
         current_tenant(), uses_tokens=uses_tokens, is_charged=not is_inner
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import base64
 import hmac
+import re
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -12,19 +13,24 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import pytest
 import trio
 
-from server.api.access import KEY_SUBPROTOCOL, OPEN_ENDPOINTS, SUBPROTOCOL, is_for_users, sent_key
-from server.app import build_app
+from server.api.access import KEY_SUBPROTOCOL, SUBPROTOCOL, sent_key
+from server.api.proxying import PROXIED
+from server.api.route import WS, Permission
+from server.routes import ROUTES
 from server.tenants.tenancy import Tenancy
 from tests.server.support.fakes import FakeFleet
-from tests.server.support.surface import PATIENCE_S, Surface, surface
+from tests.server.support.surface import PATIENCE_S, RawClient, Surface, request_bytes, surface
 from tests.server.support.tenants import tenant, tenants_of
 from tests.server.support.websocket import handshake, open_socket
+from tests.server.test_peers import two_servers
 from triolet.errors import RequestError
 from triolet.tenants.api_keys import digest_of
 from triolet.tenants.plans import TenantRole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from server.api.route import Route
 
 Case = TypeVar("Case")
 ALICE, BOB = "sk-triolet-alice", "sk-triolet-bob"
@@ -56,16 +62,16 @@ def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-def closed_routes(server: Surface) -> Iterator[tuple[str, str]]:
-    """Every route that needs a key, with something in the place of each variable part."""
-    for rule in build_app(server.services).url_map.iter_rules():
-        if rule.endpoint in OPEN_ENDPOINTS:
-            continue
-        path = "".join(
-            part if not is_dynamic else "x" for is_dynamic, part in rule._trace if part != "|"
-        )
-        for method in sorted((rule.methods or {"GET"}) - {"HEAD"}):
-            yield method, path
+def path_of(route: Route) -> str:
+    """Return a route's path, with something in the place of each variable part."""
+    return re.sub(r"<[^>]*>", "x", route.path)
+
+
+def closed_routes() -> Iterator[tuple[str, str]]:
+    """Yield every route that needs a key."""
+    for route in ROUTES.rows:
+        if route.permission is not Permission.NONE:
+            yield ("GET" if route.method == WS else route.method), path_of(route)
 
 
 def spellings(path: str) -> list[str]:
@@ -103,7 +109,7 @@ def in_turn(cases: list[Case], turn: int, *, whole: bool) -> list[Case]:
 @pytest.mark.slow
 async def test_no_route_is_open_that_is_not_named_as_open(whole: bool) -> None:
     async with surface(tenancy=RING) as server:
-        routes = sorted(set(closed_routes(server)))
+        routes = sorted(set(closed_routes()))
         assert len(routes) > 2 * max(len(WRONG), len(spellings("/x")))
         for turn, (method, path) in enumerate(routes):
             for target in in_turn(spellings(path), turn, whole=whole):
@@ -115,10 +121,72 @@ async def test_no_route_is_open_that_is_not_named_as_open(whole: bool) -> None:
         assert server.fleet.generations == []
 
 
-async def test_every_open_endpoint_exists() -> None:
+def paths_with(permission: Permission) -> set[str]:
+    return {route.path for route in ROUTES.rows if route.permission is permission}
+
+
+def test_what_is_open_to_all_is_health_and_what_pages_are_made_of() -> None:
+    assert paths_with(Permission.NONE) == {
+        *("/health/live", "/health/ready", "/health", "/ping"),
+        *("/", "/dashboard", "/docs", "/static/<path:name>", "/openapi.json"),
+    }
+
+
+ALL: Final = frozenset(Permission)
+FOR_USERS: Final = frozenset({Permission.NONE, Permission.USER})
+OVER_TCP: Final = (
+    ({}, {Permission.NONE}),
+    (bearer("wrong"), {Permission.NONE}),
+    (bearer(ALICE), FOR_USERS),
+    (bearer(OPERATOR), ALL),
+)
+"""Headers of a caller, and the permissions of the routes that answer it."""
+OVER_OWN_SOCKET: Final = (
+    ({}, ALL),
+    (bearer("wrong"), ALL),
+    ({PROXIED: "server-1"}, frozenset()),
+    (bearer("wrong") | {PROXIED: "server-1"}, frozenset()),
+    (bearer(ALICE) | {PROXIED: "server-1"}, FOR_USERS),
+    (bearer(OPERATOR) | {PROXIED: "server-1"}, ALL),
+)
+"""The same of callers on the socket on which servers ask one another; what a server passes on for a
+client always needs that client's key."""
+
+
+async def asked(stream: trio.SocketStream, route: Route, headers: dict[str, str]) -> int:
+    """Return the status with which a route answers an empty request."""
+    body = b"{}" if route.method == "POST" else None
+    async with RawClient(stream) as client:
+        await client.send(request_bytes(route.method, path_of(route), body=body, headers=headers))
+        return (await client.answer()).status
+
+
+async def test_every_route_answers_the_callers_of_its_permission_and_no_others(
+    tmp_path: Path,
+) -> None:
+    routes = [route for route in ROUTES.rows if route.method != WS]
+    found, expected = {}, {}
+    async with surface(tenancy=RING) as server, two_servers(tmp_path, tenancy=[RING, RING]):
+        own_socket = str(tmp_path / "server-0")
+        for route in routes:
+            for number, (headers, opened) in enumerate((*OVER_TCP, *OVER_OWN_SOCKET)):
+                if number < len(OVER_TCP):
+                    stream = await trio.open_tcp_stream("127.0.0.1", server.port)
+                else:
+                    stream = await trio.open_unix_socket(own_socket)
+                status = await asked(stream, route, headers)
+                found[route.endpoint, number] = status if status in {401, 403} else 0
+                refusal = 403 if ALICE in str(headers) else 401
+                expected[route.endpoint, number] = 0 if route.permission in opened else refusal
+    assert found == expected
+
+
+async def test_without_tenants_every_route_answers_a_local_caller_without_a_key() -> None:
     async with surface() as server:
-        endpoints = {rule.endpoint for rule in build_app(server.services).url_map.iter_rules()}
-    assert endpoints >= OPEN_ENDPOINTS
+        for route in ROUTES.rows:
+            if route.method != WS:
+                stream = await trio.open_tcp_stream("127.0.0.1", server.port)
+                assert await asked(stream, route, {}) not in {401, 403}, route.endpoint
 
 
 async def test_a_server_with_tenants_says_that_it_is_a_triolet_without_a_key() -> None:
@@ -149,20 +217,13 @@ async def test_a_key_opens_every_endpoint(headers: dict[str, str]) -> None:
 
 
 async def test_what_concerns_everybody_needs_an_operators_key() -> None:
-    """Every route is for users or for operators; one that is not listed is for operators."""
+    for_operators = paths_with(Permission.OPERATOR)
+    assert for_operators == {
+        f"{path}{own}"
+        for path in ("/metrics", "/load", "/fleet/audit", "/fleet/status", "/fleet/usage")
+        for own in ("", "/own")
+    }
     async with surface(tenancy=RING) as server:
-        for_operators = {
-            rule.rule
-            for rule in build_app(server.services).url_map.iter_rules()
-            if rule.endpoint not in OPEN_ENDPOINTS
-            and not rule.websocket
-            and not is_for_users(rule.endpoint)
-        }
-        assert for_operators == {
-            f"{path}{own}"
-            for path in ("/metrics", "/load", "/fleet/audit", "/fleet/status", "/fleet/usage")
-            for own in ("", "/own")
-        }
         for path in for_operators:
             answer = await server.request("GET", path, headers=bearer(ALICE))
             assert (answer.status, answer.error["code"]) == (403, "permission_denied"), path

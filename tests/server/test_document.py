@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from server.document.openapi import OPERATIONS, PATH
+from server.document.openapi import PATH
+from server.routes import ROUTES
 from tests.server.api.test_content_types import BODIES
 from tests.server.support.surface import surface
 from triolet.sampling import MAX_LOGIT_BIAS
@@ -61,7 +62,9 @@ def integers_of(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, 
 
 async def test_every_field_of_every_body_is_described_in_one_line() -> None:
     bodies = dict(bodies_of(await documented()))
-    assert len(bodies) == sum(row.body is not None for row in OPERATIONS.values())
+    assert len(bodies) == sum(
+        row.entry is not None and row.entry.body is not None for row in ROUTES.rows
+    )
     for operation, schema in bodies.items():
         for name, field in {**schema["properties"], **schema.get("x-triolet-more", {})}.items():
             text = field.get("description", "")

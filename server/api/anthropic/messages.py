@@ -293,7 +293,6 @@ def _block(part: Part) -> dict[str, Any]:
 
 
 OF_OWN_FORM: Final = frozenset({"stream", "max_tokens", "tools", "tool_choice"})
-MESSAGES: Final = "/v1/messages"
 PARAMS: Final = {
     "stop": "stop_sequences",
     "response_format.json_schema": "output_config.format",

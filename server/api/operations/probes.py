@@ -31,8 +31,6 @@ ANOTHER_MODEL: Final = "another_model"
 OWN_METRICS: Final = "/metrics/own"
 OWN_LOAD: Final = "/load/own"
 """Where servers on one port ask one another."""
-READY_PATHS: Final = ("/health/ready", "/health")
-"""Where not to be ready is an answer: a 503 there is no error."""
 PROMETHEUS_TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 
 from server.api.schemas import StrictModel
-from server.document.openapi import OPERATIONS
+from server.routes import ROUTES
 from tests.server.support.surface import surface
 
 TURNS: Final = [{"role": "user", "content": "Hi"}]
@@ -48,9 +48,11 @@ FOREIGN: Final = "https://evil.example"
 
 def test_every_route_that_reads_json_is_here() -> None:
     reading = {
-        operation.split()[1]
-        for operation, row in OPERATIONS.items()
-        if isinstance(row.body, type) and issubclass(row.body, StrictModel)
+        route.path
+        for route in ROUTES.rows
+        if route.entry is not None
+        and isinstance(route.entry.body, type)
+        and issubclass(route.entry.body, StrictModel)
     }
     assert reading == BODIES.keys() | {NOT_TESTED_HERE}
 

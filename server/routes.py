@@ -1,0 +1,551 @@
+"""The route table: one row for each route. To add a route, write its handler and its row.
+
+The application, the checks of access, the limits, CORS and the OpenAPI document read these rows.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from .api.anthropic.messages import count_message_tokens, create_message
+from .api.anthropic.schema import CountRequest, MessagesRequest
+from .api.ollama import chat as ollama_chat
+from .api.ollama import models as ollama_models
+from .api.ollama.schema import (
+    OllamaChat,
+    OllamaEmbed,
+    OllamaEmbeddings,
+    OllamaGenerate,
+    OllamaShow,
+)
+from .api.openai.chat import chat_completions, completions
+from .api.openai.embeddings import (
+    EmbeddingFields,
+    RerankRequest,
+    ScoreRequest,
+    embeddings,
+    rerank,
+    score,
+)
+from .api.openai.models import detokenize, list_models, show_model, tokenize
+from .api.openai.responses import count_input_tokens, create_response
+from .api.openai.responses_schema import InputTokensRequest, ResponseRequest
+from .api.openai.responses_socket import responses_socket
+from .api.openai.stored_responses import delete_response, list_input_items, show_response
+from .api.operations.fleet_status import (
+    FLEET_USAGE,
+    OWN_AUDIT,
+    OWN_STATUS,
+    OWN_USAGE,
+    fleet_audit,
+    fleet_status,
+    fleet_usage,
+    own_audit,
+    own_status,
+    own_usage,
+    server_usage,
+)
+from .api.operations.fleet_status import PATH as STATUS
+from .api.operations.pages import api_page, chat_page, dashboard, static_file
+from .api.operations.probes import (
+    OWN_LOAD,
+    OWN_METRICS,
+    live,
+    load,
+    metrics,
+    own_load,
+    own_metrics,
+    ready,
+    version,
+)
+from .api.route import WS, Permission, Route, RouteTable
+from .api.route import DocumentedOperation as Entry
+from .api.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from .document.openapi import PATH as OPENAPI
+from .document.openapi import ServedDocument
+from .document.results import UPLOAD
+from .jobs.endpoints import (
+    BatchFields,
+    cancel_batch,
+    create_batch,
+    delete_file,
+    file_content,
+    list_batches,
+    list_files,
+    show_batch,
+    show_file,
+    upload_file,
+)
+
+USER, OPERATOR, NONE = Permission.USER, Permission.OPERATOR, Permission.NONE
+
+_RANKING = Entry(
+    "Text and vectors", "Order documents by how near they are to a query.", "Ranking", RerankRequest
+)
+_SCORES = Entry("Text and vectors", "How near one text is to others.", "Scores", ScoreRequest)
+_REFUSAL = Entry(
+    "Ollama", "Always refused: the model is the server's.", "OllamaError", status=501, error="Error"
+)
+
+ROWS: Final[tuple[Route, ...]] = (
+    Route(
+        "POST",
+        "/v1/chat/completions",
+        chat_completions,
+        USER,
+        Entry("Text and vectors", "Answer a conversation.", "ChatCompletion", ChatRequest),
+        cost="tokens",
+        streams=True,
+        is_resumable=True,
+    ),
+    Route(
+        "POST",
+        "/v1/completions",
+        completions,
+        USER,
+        Entry(
+            "Text and vectors", "Continue one or several prompts.", "Completion", CompletionRequest
+        ),
+        cost="tokens",
+        streams=True,
+        is_resumable=True,
+    ),
+    Route(
+        "POST",
+        "/v1/embeddings",
+        embeddings,
+        USER,
+        Entry(
+            "Text and vectors",
+            "Turn one or several inputs into vectors.",
+            "Embeddings",
+            EmbeddingFields,
+        ),
+        cost="tokens",
+    ),
+    Route(
+        "POST",
+        "/v1/responses",
+        create_response,
+        USER,
+        Entry(
+            "Responses (OpenAI)",
+            "Answer in the words of the Responses API; the same over a WebSocket at this path.",
+            "Response",
+            ResponseRequest,
+        ),
+        cost="tokens",
+        streams=True,
+        is_resumable=True,
+    ),
+    Route(WS, "/v1/responses", responses_socket, USER, None, streams=True),
+    Route(
+        "POST",
+        "/v1/responses/input_tokens",
+        count_input_tokens,
+        USER,
+        Entry(
+            "Responses (OpenAI)",
+            "Count the tokens of such a conversation.",
+            "InputTokens",
+            InputTokensRequest,
+        ),
+        cost="request",
+    ),
+    Route(
+        "GET",
+        "/v1/responses/<response_id>",
+        show_response,
+        USER,
+        Entry("Responses (OpenAI)", "Show a stored response.", "Response"),
+    ),
+    Route(
+        "DELETE",
+        "/v1/responses/<response_id>",
+        delete_response,
+        USER,
+        Entry("Responses (OpenAI)", "Forget a stored response.", "Anything"),
+    ),
+    Route(
+        "GET",
+        "/v1/responses/<response_id>/input_items",
+        list_input_items,
+        USER,
+        Entry("Responses (OpenAI)", "List the items of a stored response's request.", "List"),
+    ),
+    Route(
+        "POST",
+        "/v1/messages",
+        create_message,
+        USER,
+        Entry(
+            "Messages (Anthropic)",
+            "Answer a conversation in the words of Anthropic's Messages API.",
+            "MessagesAnswer",
+            MessagesRequest,
+        ),
+        dialect="anthropic",
+        cost="tokens",
+        streams=True,
+        is_resumable=True,
+    ),
+    Route(
+        "POST",
+        "/v1/messages/count_tokens",
+        count_message_tokens,
+        USER,
+        Entry(
+            "Messages (Anthropic)",
+            "Count the tokens of such a conversation.",
+            "MessageTokens",
+            CountRequest,
+        ),
+        dialect="anthropic",
+        cost="request",
+    ),
+    Route(
+        "POST",
+        "/v1/batches",
+        create_batch,
+        USER,
+        Entry(
+            "Files and batches",
+            "Answer a file of requests in the background.",
+            "Batch",
+            BatchFields,
+        ),
+        part="storage or none",
+    ),
+    Route(
+        "POST",
+        "/v1/files",
+        upload_file,
+        USER,
+        Entry(
+            "Files and batches",
+            "Keep a file of requests.",
+            "File",
+            UPLOAD,
+            media="multipart/form-data",
+        ),
+        part="storage",
+    ),
+    Route(
+        "GET",
+        "/v1/files",
+        list_files,
+        USER,
+        Entry("Files and batches", "List the files.", "List"),
+        part="storage",
+    ),
+    Route(
+        "GET",
+        "/v1/files/<file_id>",
+        show_file,
+        USER,
+        Entry("Files and batches", "Show a file.", "File"),
+        part="storage",
+    ),
+    Route(
+        "DELETE",
+        "/v1/files/<file_id>",
+        delete_file,
+        USER,
+        Entry("Files and batches", "Forget a file.", "Anything"),
+        part="storage",
+    ),
+    Route(
+        "GET",
+        "/v1/files/<file_id>/content",
+        file_content,
+        USER,
+        Entry("Files and batches", "What a file holds.", "application/octet-stream"),
+        part="storage",
+    ),
+    Route(
+        "GET",
+        "/v1/batches",
+        list_batches,
+        USER,
+        Entry("Files and batches", "List the batches.", "List"),
+        part="storage",
+    ),
+    Route(
+        "GET",
+        "/v1/batches/<batch_id>",
+        show_batch,
+        USER,
+        Entry("Files and batches", "How far a batch is.", "Batch"),
+        part="storage",
+    ),
+    Route(
+        "POST",
+        "/v1/batches/<batch_id>/cancel",
+        cancel_batch,
+        USER,
+        Entry("Files and batches", "End a batch.", "Batch"),
+        part="storage",
+    ),
+    Route("POST", "/v1/rerank", rerank, USER, _RANKING, cost="tokens"),
+    Route("POST", "/v2/rerank", rerank, USER, _RANKING, cost="tokens"),
+    Route("POST", "/rerank", rerank, USER, _RANKING, cost="tokens"),
+    Route("POST", "/v1/score", score, USER, _SCORES, cost="tokens"),
+    Route("POST", "/score", score, USER, _SCORES, cost="tokens"),
+    Route(
+        "POST",
+        "/api/chat",
+        ollama_chat.chat,
+        USER,
+        Entry(
+            "Ollama", "Answer a conversation, in Ollama's words.", "OllamaChatAnswer", OllamaChat
+        ),
+        dialect="ollama",
+        cost="tokens",
+        streams=True,
+    ),
+    Route(
+        "POST",
+        "/api/generate",
+        ollama_chat.generate,
+        USER,
+        Entry("Ollama", "Continue a prompt, in Ollama's words.", "OllamaText", OllamaGenerate),
+        dialect="ollama",
+        cost="tokens",
+        streams=True,
+    ),
+    Route(
+        "POST",
+        "/api/embed",
+        ollama_chat.embed_inputs,
+        USER,
+        Entry(
+            "Ollama",
+            "Turn one or several inputs into vectors, in Ollama's words.",
+            "OllamaVectors",
+            OllamaEmbed,
+        ),
+        dialect="ollama",
+        cost="tokens",
+    ),
+    Route(
+        "POST",
+        "/api/embeddings",
+        ollama_chat.embed_prompt,
+        USER,
+        Entry(
+            "Ollama",
+            "Turn a prompt into a vector, in Ollama's older words.",
+            "OllamaVector",
+            OllamaEmbeddings,
+        ),
+        dialect="ollama",
+        cost="tokens",
+    ),
+    Route(
+        "GET",
+        "/api/tags",
+        ollama_models.list_tags,
+        USER,
+        Entry("Ollama", "List the served model.", "OllamaModels"),
+        dialect="ollama",
+    ),
+    Route(
+        "GET",
+        "/api/ps",
+        ollama_models.list_running,
+        USER,
+        Entry("Ollama", "The same, as a loaded one.", "OllamaModels"),
+        dialect="ollama",
+    ),
+    Route(
+        "GET",
+        "/api/version",
+        ollama_models.show_version,
+        USER,
+        Entry("Ollama", "Which release's API is spoken.", "OllamaVersion"),
+        dialect="ollama",
+    ),
+    Route(
+        "POST",
+        "/api/show",
+        ollama_models.show,
+        USER,
+        Entry("Ollama", "Show the model.", "OllamaModel", OllamaShow),
+        dialect="ollama",
+    ),
+    Route("POST", "/api/pull", ollama_models.refuse, USER, _REFUSAL, dialect="ollama"),
+    Route("POST", "/api/push", ollama_models.refuse, USER, _REFUSAL, dialect="ollama"),
+    Route("POST", "/api/create", ollama_models.refuse, USER, _REFUSAL, dialect="ollama"),
+    Route("POST", "/api/copy", ollama_models.refuse, USER, _REFUSAL, dialect="ollama"),
+    Route("DELETE", "/api/delete", ollama_models.refuse, USER, _REFUSAL, dialect="ollama"),
+    Route(
+        "GET",
+        "/v1/models",
+        list_models,
+        USER,
+        Entry("Models and tokens", "List the served model.", "ModelList"),
+    ),
+    Route(
+        "GET",
+        "/v1/models/<path:name>",
+        show_model,
+        USER,
+        Entry("Models and tokens", "Show one model.", "Model"),
+    ),
+    Route(
+        "GET",
+        "/v1/usage",
+        own_usage,
+        USER,
+        Entry("Fleet", "What a tenant may use, and has used.", "TenantUsage"),
+    ),
+    Route(
+        "GET",
+        FLEET_USAGE,
+        fleet_usage,
+        OPERATOR,
+        Entry("Fleet", "The same of all tenants, for operators.", "TenantUsageList"),
+    ),
+    Route(
+        "GET",
+        OWN_USAGE,
+        server_usage,
+        OPERATOR,
+        Entry("Fleet", "The same of one server process.", "TenantUsageList"),
+    ),
+    Route(
+        "POST",
+        "/tokenize",
+        tokenize,
+        USER,
+        Entry(
+            "Models and tokens", "Turn text or messages into token ids.", "Tokens", TokenizeRequest
+        ),
+        cost="request",
+    ),
+    Route(
+        "POST",
+        "/detokenize",
+        detokenize,
+        USER,
+        Entry("Models and tokens", "Turn token ids into text.", "Text", DetokenizeRequest),
+        cost="request",
+    ),
+    Route(
+        "GET", "/health/live", live, NONE, Entry("Process", "Whether the process runs.", "Health")
+    ),
+    Route(
+        "GET",
+        "/ping",
+        live,
+        NONE,
+        Entry("Process", "The same, as some orchestrators call it.", "Health"),
+    ),
+    Route(
+        "GET",
+        "/health/ready",
+        ready,
+        NONE,
+        Entry("Process", "Whether a request sent now has workers.", "Health"),
+    ),
+    Route(
+        "GET",
+        "/health",
+        ready,
+        NONE,
+        Entry("Process", "The same, as some orchestrators call it.", "Health"),
+    ),
+    Route(
+        "GET",
+        "/metrics",
+        metrics,
+        OPERATOR,
+        Entry("Fleet", "Everything counted, for Prometheus.", "text/plain"),
+    ),
+    Route("GET", "/version", version, USER, Entry("Process", "Which release this is.", "Version")),
+    Route("GET", "/load", load, OPERATOR, Entry("Fleet", "How much is going on.", "Load")),
+    Route(
+        "GET",
+        OWN_AUDIT,
+        own_audit,
+        OPERATOR,
+        Entry("Fleet", "The same of one server process.", "FleetAudit"),
+    ),
+    Route(
+        "GET",
+        OWN_METRICS,
+        own_metrics,
+        OPERATOR,
+        Entry("Fleet", "The same of one server process.", "text/plain"),
+    ),
+    Route(
+        "GET",
+        OWN_LOAD,
+        own_load,
+        OPERATOR,
+        Entry("Fleet", "The same of one server process.", "Load"),
+    ),
+    Route(
+        "GET",
+        "/fleet/audit",
+        fleet_audit,
+        OPERATOR,
+        Entry("Fleet", "Every block, lease and request, for operators.", "FleetAudit"),
+    ),
+    Route(
+        "GET",
+        OWN_STATUS,
+        own_status,
+        OPERATOR,
+        Entry("Fleet", "The same of one server process.", "FleetStatus"),
+    ),
+    Route(
+        "GET",
+        STATUS,
+        fleet_status,
+        OPERATOR,
+        Entry("Fleet", "Workers, blocks, queue and latencies, for operators.", "FleetStatus"),
+    ),
+    Route(
+        "GET",
+        OPENAPI,
+        ServedDocument.answer,
+        NONE,
+        Entry("Pages", "This document.", "Anything"),
+        is_open_to_pages=True,
+        part="document",
+    ),
+    Route(
+        "GET",
+        "/",
+        chat_page,
+        NONE,
+        Entry("Pages", "The chat page.", "text/html"),
+        part="page files",
+    ),
+    Route(
+        "GET",
+        "/dashboard",
+        dashboard,
+        NONE,
+        Entry("Pages", "A page that shows the fleet.", "text/html"),
+        part="page files",
+    ),
+    Route(
+        "GET",
+        "/docs",
+        api_page,
+        NONE,
+        Entry("Pages", "A page that shows this document.", "text/html"),
+        part="page files",
+    ),
+    Route(
+        "GET",
+        "/static/<path:name>",
+        static_file,
+        NONE,
+        Entry("Pages", "A file of the pages.", "text/html"),
+        part="page files",
+    ),
+)
+ROUTES: Final = RouteTable(ROWS, trees=("/v1/", "/api/"))
