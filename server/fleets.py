@@ -30,7 +30,7 @@ from .text.model_files import (
 from .text.tokenizer import TextModel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence, Set
+    from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
     from transport.link import Network
     from triolet.config import ServerConfig
@@ -193,6 +193,11 @@ class Fleets:
             card=files.card,
             page_words=files.page_words,
         )
+
+    def know(self, routes: Iterable[str]) -> None:
+        """Let public names of routes have prices and places in ladders, as those of models."""
+        for name in routes:
+            self._names.setdefault(name, (name,))
 
     def remove(self, name: str) -> None:
         """Know a model no more, which has no request and is not kept."""

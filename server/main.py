@@ -101,11 +101,11 @@ async def serve(
     with ExitStack() as sockets:
         listening = _listen(config, sockets)
         processes = TextProcesses(config)
-        config, files, left_out = read_models(config, processes.do)
+        config, files, left_out, routes = read_models(config, processes.do)
         network = ZmqNetwork(config.link, config.curve_dir)
         try:
             metrics = _metrics(config)
-            names = names_of(config)
+            names = {name: (name,) for name in routes} | names_of(config)
             tenancy, tenant_file = _tenancy(config, metrics, names, left_out)
             peers = Peers(config.peers) if config.peers else None
             quotas, ledger = sockets.enter_context(_accounts(config, metrics, tenancy, names))
@@ -113,7 +113,7 @@ async def serve(
             processes.first = first_work(models := fleets.add_all(config, files))
             services = Services(
                 config,
-                ModelTable(models),
+                ModelTable(models, routes),
                 metrics,
                 state or ServerState(),
                 count_connections=lambda: edge.connections,

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
     from triolet.config import ServedModelConfig, ServerConfig
     from triolet.config.members import Members
+    from triolet.config.routes import Route
     from triolet.ids import Role
 
+    from .api.served_models import ServedModel
     from .api.services import Services
     from .fleets import Fleets, ModelFiles
     from .scheduling.control_link import ControlLink
@@ -75,6 +77,8 @@ class ModelChanges:
         self._reading = trio.CapacityLimiter(1)
         self._served: dict[str, _Life] = {}
         self._wanted: dict[str, ServedModelConfig] | None = None
+        self._routes: Mapping[str, Route] = dict(services.models.routes)
+        self._routes_refused: Mapping[str, Route] = {}
         self._members: Mapping[str, Sequence[tuple[Role, str]]] = {}
         self._refused_kinds: dict[str, ServedModelConfig] = {}
         self._busy: set[str] = set()
@@ -98,6 +102,7 @@ class ModelChanges:
         self._members = by_model(file, list(self._fleets.by_model))
         if file.models is not None:
             self._wanted = {one.name: one for one in file.models}
+        self._routes = file.routes
         self._change()
 
     def _change(self) -> None:
@@ -115,15 +120,76 @@ class ModelChanges:
                 told = wanted.get(name)
                 if name not in self._busy and told is not None and has_other_adapters(life, told):
                     self._set_adapters(life, told)
-                    continue
-                is_wanted = told is not None and life.kind == kind_of(told)
-                # The last one answers until another one is there.
-                if not is_wanted and name not in self._busy and len(self._services.models) > 1:
-                    self._services.models.remove(name)
-                    self._begin(name, partial(self._remove, name))
+        try:
+            self._use(self._usable_routes())
+        except ConfigError as error:
+            log.error("routes_refused", reason=f"{error}; the old routes stay")
+            self._use(self._services.models.routes)
         for name, members in self._members.items():
             if name in self._served and name not in self._busy:
                 self._fleets.by_model[name].set_members(members)
+
+    def _usable_routes(self, *added: str) -> dict[str, Route]:
+        """Return the routes of the file. In place of one that cannot be used stands the one before,
+        until its versions are there or the file has another one.
+
+        Args:
+          added: versions that the server has from now on.
+        """
+        before = self._services.models.routes
+        present = {one.version for one in self._services.models} | {*added}
+        routes: dict[str, Route] = {}
+        refused: dict[str, Route] = {}
+        for name, route in self._routes.items():
+            missing = sorted(route.shares.keys() - present)
+            known = before.get(name)
+            if not missing and route.may_follow(known):
+                routes[name] = route
+                continue
+            refused[name] = route
+            if known is not None:
+                routes[name] = known
+            if self._routes_refused.get(name) != route:
+                reason = (
+                    f"this server has no version {', '.join(missing)}"
+                    if missing
+                    else f"revision {route.revision} is not above the one that is used"
+                )
+                log.error("route_refused", model=name, reason=f"{reason}; the old route stays")
+        self._routes_refused = refused
+        return routes
+
+    def _use(self, routes: Mapping[str, Route], *added: ServedModel) -> None:
+        """Change the table in one step: routes, models that come, models that leave.
+
+        Raises:
+          ConfigError: two models have one name; nothing has changed.
+        """
+        models = self._services.models
+        before, leaving = models.routes, self._leaving(routes, len(models) + len(added) - 1)
+        models.change(routes, *added, without=leaving)
+        self._fleets.know(routes)
+        if routes != before:
+            revisions = {name: route.revision for name, route in routes.items()}
+            log.info("routes_changed", revisions=revisions)
+        for name in leaving:
+            self._begin(name, partial(self._remove, name))
+
+    def _leaving(self, routes: Mapping[str, Route], most: int) -> list[str]:
+        """Return the models that are not wanted any more and that no route has.
+
+        Args:
+          routes: by public name.
+          most: of them; the last model answers until another one is there.
+        """
+        if self._wanted is None:
+            return []
+        kept = {version for route in routes.values() for version in route.shares} | self._busy
+        for name, told in self._wanted.items():
+            life = self._served.get(name)
+            if life and (life.kind == kind_of(told) or has_other_adapters(life, told)):
+                kept.add(name)
+        return [name for name in self._served if name not in kept][:most]
 
     def _set_adapters(self, life: _Life, told: ServedModelConfig) -> None:
         """Let requests name these adapters of a model that is served. Requests run on."""
@@ -143,7 +209,8 @@ class ModelChanges:
             if one.digest not in digests:
                 self._nursery.start_soon(self._end_adapter, links, one.digest, full)
             if one.digest not in digests or one.name not in names:
-                self._services.kept.forget_model(full)
+                public = self._services.models.public_name_of(name)
+                self._services.kept.forget_model(f"{public}{SEPARATOR}{one.name}")
         log.info("adapters_changed", model=name, adapters=[one.name for one in told.adapters])
         if self.link is not None:
             self.link.refresh()
@@ -192,7 +259,7 @@ class ModelChanges:
         model = self._fleets.add(config, files, is_only=False)
         await self._keep(name, kind)
         try:
-            self._services.models.add(self._services.with_store(model))
+            self._use(self._usable_routes(name), self._services.with_store(model))
         except ConfigError:
             self._forget(name)
             raise
@@ -200,8 +267,10 @@ class ModelChanges:
     async def _remove(self, name: str) -> None:
         log.info("model_leaves", model=name)
         await self._fleets.by_model[name].drain(partial(model_removed, name))
-        self._services.kept.forget_model(name)
+        if not self._services.models.is_listed(name):  # answers of a route outlive its versions
+            self._services.kept.forget_model(name)
         self._forget(name)
+        self._fleets.know(self._services.models.routes)
         log.info("model_removed", model=name)
 
     def _forget(self, name: str) -> None:
@@ -224,7 +293,7 @@ def has_other_adapters(life: _Life, told: ServedModelConfig) -> bool:
 
 def read_models(
     config: ServerConfig, do: Do
-) -> tuple[ServerConfig, dict[str, ModelFiles], frozenset[str]]:
+) -> tuple[ServerConfig, dict[str, ModelFiles], frozenset[str], dict[str, Route]]:
     """Read the models that a server begins with: those of its settings, or of the file of members
     where that names models, which an earlier process may have followed.
 
@@ -233,8 +302,8 @@ def read_models(
       do: does what takes long with texts.
 
     Returns:
-      The configuration with these models, what was read of each, by its name, and the names of
-      those that are left out.
+      The configuration with these models, what was read of each, by its name, the names of those
+      that are left out, and the routes whose versions were all read.
 
     Raises:
       ConfigError: a model of the settings cannot be read, or none can. One that came later and
@@ -261,4 +330,6 @@ def read_models(
             log.error("model_refused", model=one.model_name, reason=str(error))
     kept = tuple(one for one in config.models if one.name in files)
     left_out = frozenset(one.name for one in config.models if one.name not in files)
-    return replace(config, models=kept), files, left_out
+    known = {} if file is None else file.routes
+    routes = {name: route for name, route in known.items() if route.shares.keys() <= files.keys()}
+    return replace(config, models=kept), files, left_out, routes

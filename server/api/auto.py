@@ -20,7 +20,14 @@ from ..tenants.tenancy import current_tenant
 from .body import show_version
 from .constraints import asks_for_form
 from .fields import ConstraintFields, ToolFields
-from .generate import check_fields, check_fields_for, check_is_open, least, refuse_early
+from .generate import (
+    check_fields,
+    check_fields_for,
+    check_is_open,
+    chosen_version,
+    least,
+    refuse_early,
+)
 from .ladder import AskedModel, Choice, Reason, Rung, Size, candidates, choose
 from .resuming import kept_model
 from .served_models import state_of
@@ -46,7 +53,7 @@ def current_ladder(services: Services) -> tuple[ServedModel, ...]:
     first."""
     names = current_tenant().auto or services.config.auto.ladder
     assert names is not None
-    return tuple(services.models.named(name) for name in names)
+    return tuple(chosen_version(name, services) for name in names)
 
 
 async def plan_request(
@@ -141,7 +148,7 @@ async def _decide(
             raise too_long.get(widest.model, error) from None
         if choice.model in tried:
             # Another one may have been tried last.
-            show_version(services.models.named(choice.model).digest)
+            show_version(chosen_version(choice.model, services).digest)
             return choice, tried[choice.model]
         others = candidates(rungs, asked) - {choice.model}
         try:
@@ -175,11 +182,11 @@ async def _tried(
       try_on: tries it on a model.
       others: names of models that may answer too, where it may be refused early; None where not.
     """
-    model = services.models.named(name)
+    model = chosen_version(name, services)
     show_version(model.digest)  # also of a refusal
     check_fields_for(fields, model, services)
     if others is not None:
-        refuse_early(fields, model, [services.models.named(one) for one in sorted(others)])
+        refuse_early(fields, model, [chosen_version(one, services) for one in sorted(others)])
     return await try_on(model)
 
 

@@ -210,9 +210,30 @@ def named_model(name: str | None, services: Services) -> ServedModel:
             f"{AUTO!r} chooses a model for completions only; name one that GET /v1/models lists",
             "model",
         )
-    model = services.models.named(name)
+    model = chosen_version(name, services)
     show_version(model.digest)
     return model
+
+
+def chosen_version(name: str | None, services: Services) -> ServedModel:
+    """Return the model that is called so; of a route, the version that the current request keeps.
+
+    All requests of a tenant go to one version. Without tenants each goes where its idempotency key
+    or its id leads.
+
+    Raises:
+      RequestError: 404, there is no such model.
+    """
+    model = services.models.named(name)
+    if not model.public_name or not has_request_context():
+        return model
+    live, tenant = current_scope(), current_tenant().name
+    if model.name not in live.versions:
+        key = tenant or current_key() or live.request_id.hex()
+        live.versions[model.name] = services.models.version_for(
+            model, lambda route: route.version_for(tenant, key, services.wall())
+        )
+    return live.versions[model.name]
 
 
 def check_fields(fields: GenerationFields, services: Services) -> ServedModel:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from ..tenants.quotas import Ticket
     from .door import BodyHold
+    from .served_models import ServedModel
 
 SCOPE_KEY: Final = "triolet"
 """Where the state of an ASGI scope holds its RequestScope."""
@@ -217,6 +218,7 @@ class RequestScope:
       entry: how far it has come in.
       key: names what it asks for, so that a retry is known; 0 before that is known.
       headers: that its response has to have.
+      versions: that routes gave it, by the model's name: a route that moves leaves it where it is.
       cache: what it says of the response cache, and what came of that.
       is_crowded_out: it was refused, because of what waited or ran already.
     """
@@ -237,6 +239,7 @@ class RequestScope:
         self.entry = RequestEntry(headers)
         self.key = 0
         self.headers: dict[str, str] = {}
+        self.versions: dict[str, ServedModel] = {}
         self.cache: CacheAsk | None = None
         self.is_crowded_out = False
         self._running: list[Running] = []

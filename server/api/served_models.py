@@ -16,9 +16,10 @@ from ..text.model_files import EmbeddingModel, ModelCard, PageWords, SamplingDef
 from .errors import echo
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from triolet.config import AdapterConfig, ServerConfig
+    from triolet.config.routes import Route
 
     from ..cache.store import ResponseStore
     from ..scheduling.links import Links
@@ -54,6 +55,7 @@ class ServedModel:
       card: what clients that show models are told.
       page_words: what the chat page says.
       adapter: the LoRA adapter that computes its answers; None for the base alone.
+      public_name: of the route that it is a version of; empty where it answers under its own name.
     """
 
     config: ServerConfig
@@ -65,6 +67,7 @@ class ServedModel:
     card: ModelCard = field(default_factory=ModelCard)
     page_words: PageWords = field(default_factory=PageWords)
     adapter: AdapterConfig | None = None
+    public_name: str = ""
 
     @property
     def name(self) -> str:
@@ -73,7 +76,12 @@ class ServedModel:
 
     @property
     def base_name(self) -> str:
-        """The name of the model without its adapter, which has prices and workers."""
+        """The name of the model without its adapter, which has prices and limits."""
+        return self.public_name or self.config.model_name
+
+    @property
+    def version(self) -> str:
+        """The name that its queue and workers have, which no other model of the server has."""
         return self.config.model_name
 
     @property
@@ -138,44 +146,85 @@ class ModelTable:
 
     Args:
       models: the first answers requests that name none.
+      routes: by public name; each version of them is one of the models.
 
     Attributes:
       first: of them.
-      listed: every model, and behind each the same with its adapters.
+      listed: every model, and behind each the same with its adapters. Of the versions of a route
+        the stable one stands for all.
+      routes: as above.
 
     Raises:
       ConfigError: two of them have one name.
     """
 
-    def __init__(self, models: Sequence[ServedModel]) -> None:
-        self._use(models)
+    def __init__(
+        self, models: Sequence[ServedModel], routes: Mapping[str, Route] | None = None
+    ) -> None:
+        self._use(models, routes or {})
 
-    def _use(self, models: Sequence[ServedModel]) -> None:
-        listed = [one for model in models for one in (model, *model.with_adapters)]
+    def _use(self, models: Sequence[ServedModel], routes: Mapping[str, Route]) -> None:
+        public = {version: name for name, route in routes.items() for version in route.shares}
+        models = [
+            one if one.public_name == name else replace(one, public_name=name)
+            for one in models
+            for name in (public.get(one.version, ""),)
+        ]
+        stable = {route.stable for route in routes.values()}
+        each = sorted(models, key=lambda one: bool(one.public_name) and one.version not in stable)
+        listed = [one for model in each for one in (model, *model.with_adapters)]
         by_name: dict[str, ServedModel] = {}
         for model in listed:
             for name in model.names:
                 other = by_name.setdefault(name, model)
-                if other is not model:
+                is_same_route = other.public_name and other.public_name == model.public_name
+                if other is not model and not is_same_route:
                     raise ConfigError(
                         f"two models are called {name!r}: {other.config.model_dir} and "
                         f"{model.config.model_dir}; give one another name or alias"
                     )
-        self.first, self.listed = models[0], listed
+        self.first, self.routes = models[0], routes
+        self.listed = [one for one in listed if by_name[one.name] is one]
         self._models, self._by_name = tuple(models), by_name
         self._any = next((one for one in models if ANY_MODEL in one.config.model_aliases), None)
 
-    def add(self, model: ServedModel) -> None:
-        """Have one model more, behind the others.
+    def change(
+        self, routes: Mapping[str, Route], *added: ServedModel, without: Collection[str] = ()
+    ) -> None:
+        """Have these routes and no others, and other models.
+
+        Args:
+          routes: by public name; their versions are all there then.
+          added: come behind the others.
+          without: names of models that leave; one is left at least.
 
         Raises:
-          ConfigError: another one has a name of it; nothing has changed.
+          ConfigError: two of them have one name, and are no versions of one route; nothing has
+            changed.
         """
-        self._use((*self._models, model))
+        kept = (one for one in self._models if one.version not in without)
+        self._use((*kept, *added), routes)
 
-    def remove(self, name: str) -> None:
-        """Have a model less; one is left at least."""
-        self._use([one for one in self._models if one.base_name != name])
+    def public_name_of(self, version: str) -> str:
+        """Return what clients call a version."""
+        return next(one.base_name for one in self._models if one.version == version)
+
+    def version_for(self, model: ServedModel, choose: Callable[[Route], str]) -> ServedModel:
+        """Return the version that a request gets; the model itself where no route has it.
+
+        Args:
+          model: as it was found by its name.
+          choose: returns the name of the version, of a route.
+        """
+        route = self.routes.get(model.public_name)
+        if route is None:
+            return model
+        version = choose(route)
+        own = next(one for one in self._models if one.version == version)
+        if model.adapter is None:
+            return own
+        same = (one for one in own.with_adapters if one.name == model.name)
+        return next(same, model)
 
     def set_adapters(self, name: str, adapters: tuple[AdapterConfig, ...]) -> None:
         """Have these adapters of a model and no others.
@@ -186,10 +235,11 @@ class ModelTable:
         self._use(
             [
                 replace(one, config=replace(one.config, model_adapters=adapters))
-                if one.base_name == name
+                if one.version == name
                 else one
                 for one in self._models
-            ]
+            ],
+            self.routes,
         )
 
     def __iter__(self) -> Iterator[ServedModel]:

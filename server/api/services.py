@@ -48,6 +48,8 @@ class Services:
     """Does work that takes long, in processes where the server has streams."""
     started_at: int = field(default_factory=lambda: int(time.time()))
     """Unix time at which the models became available here, which the API calls their creation."""
+    wall: Callable[[], float] = time.time
+    """Returns the Unix time; temporary routes expire by it."""
     kept: KeptAnswers = field(init=False)
     """Answers that clients may come back to."""
     bodies: BodyRoom = field(init=False)
@@ -78,7 +80,7 @@ class Services:
             # One for all models: its bounds are those of the server.
             store = ResponseStore(self.config.response_cache)
             object.__setattr__(self, "store", store)  # as a frozen dataclass's own __init__ does
-            models = ModelTable([self.with_store(model) for model in self.models])
+            models = ModelTable([self.with_store(one) for one in self.models], self.models.routes)
             object.__setattr__(self, "models", models)
             self.metrics.http.kept["response_cache"] = store
             sweeps.append(store.expire)

@@ -330,7 +330,7 @@ def test_a_server_that_starts_has_the_models_of_the_file(tmp_path: Path) -> None
     bad = replace(CODE, name="bad", model_dir=str(tmp_path))
     path.write_bytes(written_members(Members((), (CODE, bad))))
     with capture_logs() as lines:
-        found, files, left_out = read_models(config, at_once)
+        found, files, left_out, _ = read_models(config, at_once)
     assert (found.models, [*files], left_out) == ((CODE,), ["code"], {"bad"})
     assert [line["model"] for line in lines if line["event"] == "model_refused"] == ["bad"]
     path.write_bytes(written_members(Members((), (CODE, replace(bad, name="chat")))))

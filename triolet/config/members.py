@@ -8,6 +8,7 @@ from ..errors import ConfigError
 from ..ids import Role
 from ..units import KIB
 from .models import MAX_MODELS, ServedModelConfig
+from .routes import Route, require_routes
 
 MAX_MEMBERS = 1024
 """Of one file: a server keeps a connection with each."""
@@ -37,10 +38,12 @@ class Members(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
       members: each of them.
       models: of the server, the first answers requests that name none; None for those of its
         settings.
+      routes: by public name, the versions that answer under it; a version is one of the models.
     """
 
     members: tuple[Member, ...]
     models: tuple[ServedModelConfig, ...] | None = None
+    routes: dict[str, Route] = {}
 
 
 def read_members(content: bytes, name: str) -> Members:
@@ -73,6 +76,7 @@ def read_members(content: bytes, name: str) -> Members:
         addresses.add(member.address)
     if found.models is not None:
         _require_models(found.models, name)
+    require_routes(found.routes, name)
     return found
 
 

@@ -105,7 +105,7 @@ async def _audit(services: Services) -> FleetAudit:
         # The clients are those of the server, counted once.
         connections = services.count_connections() if is_first else 0
         try:
-            found[model.name] = await model.fleet.audit(connections)
+            found[model.version] = await model.fleet.audit(connections)
         except RequestError as error:
             refused.append(error)
 
@@ -115,9 +115,9 @@ async def _audit(services: Services) -> FleetAudit:
     if refused:
         raise refused[0]
     if len(found) == 1:
-        return found[models[0].name]
+        return found[models[0].version]
     own_name = ALONE if services.peers is None else services.peers.own_name
-    return whole_audit(own_name, [found[model.name] for model in models])
+    return whole_audit(own_name, [found[model.version] for model in models])
 
 
 def _document(audit: FleetAudit) -> Response:
@@ -177,7 +177,7 @@ def _status(services: Services) -> dict[str, Any]:
         "errors_by_status": _errors(services),
         "models": [_model(model, status, services) for model, status in statuses.items()],
         "workers": [
-            _worker(worker) | {"model": model.name}
+            _worker(worker) | {"model": model.version}
             for model, status in statuses.items()
             for worker in status.workers
         ],
@@ -189,7 +189,7 @@ def _model(model: ServedModel, status: FleetStatus, services: Services) -> dict[
     """Return one model, how far it is from answering, and what it takes."""
     sizes = [worker.capacity for worker in status.workers if worker.capacity is not None]
     return {
-        "name": model.name,
+        "name": model.version,
         "aliases": list(model.names[1:]),
         "digest": model.digest or None,
         "state": state_of(status).value,
@@ -199,8 +199,8 @@ def _model(model: ServedModel, status: FleetStatus, services: Services) -> dict[
         "weights_bytes": model.card.size_bytes,
         "kv_bytes": sum(one.num_blocks * one.bytes_per_block for one in sizes),
         "max_model_len": status.max_model_len,
-        **services.metrics.tokens_of(model.name),
-        "worker_seconds": services.metrics.worker_seconds_of(model.name),
+        **services.metrics.tokens_of(model.version),
+        "worker_seconds": services.metrics.worker_seconds_of(model.version),
     }
 
 

@@ -62,7 +62,8 @@ def ready(services: Services) -> Response:
     limits = "" if services.tenancy.is_open else _limits(services)
     troubles = [said for status in statuses.values() for said in _troubles(status.workers)]
     models = [
-        {"name": model.name, "state": state_of(status).value} for model, status in statuses.items()
+        {"name": model.version, "state": state_of(status).value}
+        for model, status in statuses.items()
     ]
     return json_response(
         {"status": "ready", "model": services.models.first.name, "version": VERSION}
@@ -81,7 +82,7 @@ def _all_sleep(statuses: Collection[FleetStatus]) -> bool:
 
 def _missing_of_all(statuses: Mapping[ServedModel, FleetStatus], services: Services) -> str:
     """Return what every model lacks, by its name where there are several."""
-    said = {model.name: _missing(status, services) for model, status in statuses.items()}
+    said = {model.version: _missing(status, services) for model, status in statuses.items()}
     if len(said) == 1:
         [only] = said.values()
         return only

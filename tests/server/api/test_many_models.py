@@ -362,7 +362,7 @@ async def test_an_answer_that_is_kept_is_given_while_its_model_leaves_and_not_fo
         services, [path, body] = models.server.services, COMPLETIONS[0]
         key = {"idempotency-key": "one"}
         first = await models.server.post(path, body, headers=key)
-        services.models.remove(MODEL)
+        services.models.change({}, without=(MODEL,))
         again = await models.server.post(path, body, headers=key)
         assert (again.status, again.json["model"], models.counts) == (200, MODEL, (1, 0))
         assert again.body == first.body

@@ -1,0 +1,111 @@
+"""A server follows the routes of the file of members, while requests run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from structlog.testing import capture_logs
+
+from server.contract.generation import Finished
+from server.model_changes import read_models
+from server.text.processes import at_once
+from tests.server.scheduling.fakes import make_request, server_config
+from tests.server.scheduling.test_fleet import read_all, read_some
+from tests.server.test_model_changes import CHAT, CODE, Scene, scene
+from triolet.config.members import Member, Members, written_members
+from triolet.config.routes import Route
+from triolet.ids import Role
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from triolet.config import ServedModelConfig
+
+OLD = Route({"chat": 1}, "chat", 1)
+BOTH = Route({"chat": 1, "next": 0}, "chat", 2)
+NEW = Route({"next": 1}, "next", 3)
+OTHER = Route({"nowhere": 1}, "nowhere", 1)
+NEXT = replace(CODE, name="next", aliases=())
+NAMED = [replace(NEXT, name=name, aliases=("gpt",)) for name in ("first", "second")]
+
+
+def use(one: Scene, route: Route | None, *models: ServedModelConfig) -> None:
+    """Have the file name these models, with one worker each, and this route of `chat`."""
+    members = tuple(Member(Role.DECODE, model.decode_addresses[0], model.name) for model in models)
+    one.changes.use(Members(members, models, {} if route is None else {"chat": route}))
+
+
+async def test_a_name_moves_to_another_version_and_streams_of_the_old_one_end_on_it() -> None:
+    async with scene() as one:
+        links = one.fleets.by_model["chat"]
+        use(one, OLD, CHAT)
+        stream = links.submit(make_request(1, max_tokens=40))
+        await read_some(stream, 3)
+        use(one, BOTH, CHAT, NEXT)
+        await one.until(lambda: one.services.models.routes == {"chat": BOTH})
+        assert one.services.models.named("chat").version == "chat"
+        use(one, NEW, NEXT)
+        assert one.services.models.named("chat").version == "next", "at once"
+        assert one.services.models.named(None).name == "chat"
+        assert isinstance((await read_all(stream))[1], Finished)
+        await one.until(lambda: [*one.fleets.by_model] == ["next"])
+        assert one.listed == ["chat"]
+        assert one.names["chat"] == ("chat",), "it has prices and a place in ladders"
+
+
+async def test_versions_of_one_route_have_the_same_aliases() -> None:
+    async with scene() as one:
+        for revision, versions in enumerate((NAMED[:1], NAMED, NAMED[1:])):
+            shares = {version.name: 1.0 for version in versions}
+            route = Route(shares, versions[0].name, revision)
+            one.changes.use(Members((), (CHAT, *versions), {"talk": route}))
+            await one.until(lambda route=route: one.services.models.routes == {"talk": route})
+            assert one.listed == ["chat", "talk", "gpt"]
+            assert one.services.models.named("gpt").version == route.stable
+
+
+async def test_a_route_to_a_version_that_is_not_there_leaves_the_old_one() -> None:
+    async with scene() as one:
+        use(one, OLD, CHAT)
+        with capture_logs() as lines:
+            use(one, NEW, CHAT)
+            use(one, NEW, CHAT)
+        assert [line["reason"] for line in lines] == [
+            "this server has no version next; the old route stays"
+        ]
+        use(one, NEW, NEXT)
+        assert one.services.models.named("chat").version == "chat", "it is being read"
+        await one.until(lambda: one.services.models.named("chat").version == "next")
+        await one.until(lambda: [*one.fleets.by_model] == ["next"])
+
+
+async def test_of_two_writers_of_one_revision_the_first_one_counts() -> None:
+    async with scene() as one:
+        first = Route({"chat": 0, "next": 1}, "next", 3)
+        use(one, first, CHAT, NEXT)
+        await one.until(lambda: one.services.models.routes == {"chat": first})
+        with capture_logs() as lines:
+            use(one, Route({"chat": 1, "next": 0}, "chat", 3), CHAT, NEXT)
+            use(one, BOTH, CHAT, NEXT)
+        assert {line["event"] for line in lines} == {"route_refused"}
+        assert "revision 2 is not above the one that is used" in lines[1]["reason"]
+        assert one.services.models.routes == {"chat": first}
+
+
+async def test_a_name_of_another_model_is_no_public_name() -> None:
+    async with scene() as one:
+        use(one, None, CHAT, NEXT)
+        await one.until(lambda: "next" in one.listed)
+        with capture_logs() as lines:
+            one.changes.use(Members((), (CHAT, NEXT), {"chat": Route({"next": 1}, "next", 1)}))
+        assert "two models are called 'chat'" in lines[0]["reason"]
+        assert one.services.models.named("chat").version == "chat"
+
+
+def test_a_server_that_starts_has_the_routes_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "members.json"
+    path.write_bytes(written_members(Members((), (CHAT, NEXT), {"chat": BOTH, "x": OTHER})))
+    path.chmod(0o600)
+    config = server_config(models=(CHAT,), members_file=str(path))
+    assert read_models(config, at_once)[3] == {"chat": BOTH}
