@@ -26,6 +26,7 @@ typedef struct {
     char *queries;   /* numbers [tokens][num_heads][head_dim], scaled */
     char *attended;  /* numbers [tokens][num_heads][head_dim] */
     char *joined;    /* numbers [tokens][input of down] */
+    float *wide;     /* [tokens][input of a linear layer], where bf16 is widened */
     char *tiles;     /* one for each thread */
     LowRows low;     /* of rows with adapters */
     int64_t hidden_stride;
@@ -57,6 +58,7 @@ static int64_t place_buffers(const Model *model, int64_t tokens, int64_t adapted
     to->low.input = next, next += ALIGNED(adapted * input * 4);
     to->low.low = next, next += ALIGNED(adapted * model->low_stride * size);
     to->low.values = (float *)next, next += ALIGNED(adapted * output * 4);
+    to->wide = (float *)next, next += ALIGNED(WIDENS && model->is_bf16 ? tokens * input * 8 : 0);
     to->tiles = next, next += threads * place_tile(model, next, &tile);
     return next - memory;
 }
@@ -223,8 +225,8 @@ INLINE void compute_layer(const int is_bf16, const Model *model, int64_t index, 
     norm_rows(is_bf16, model, layer->attention_norm, step->num_tokens, at);
     mark(step, PART_REST, since);
     added = ADAPT(qkv, &step->adapted, at->normed);
-    linear(is_bf16, STORE, &layer->qkv, &added, at->normed, step->num_tokens, at->heads,
-           at->heads_stride);
+    linear(is_bf16, STORE, &layer->qkv, &added, at->normed, step->num_tokens, at->wide,
+           at->heads, at->heads_stride);
     mark(step, PART_PRODUCTS, since);
     rotate_and_store(is_bf16, model, index, step, at);
     if (is_last) {
@@ -237,16 +239,17 @@ INLINE void compute_layer(const int is_bf16, const Model *model, int64_t index, 
            at->queries, at->attended, tile);
     mark(step, PART_ATTENTION, since);
     added = ADAPT(output, adapted, at->attended);
-    linear(is_bf16, ADD, &layer->output, &added, at->attended, rows, at->hidden,
-           at->hidden_stride);
+    linear(is_bf16, ADD, &layer->output, &added, at->attended, rows, at->wide,
+           at->hidden, at->hidden_stride);
     mark(step, PART_PRODUCTS, since);
     norm_rows(is_bf16, model, layer->mlp_norm, rows, at);
     mark(step, PART_REST, since);
     added = ADAPT(gate_up, adapted, at->normed);
-    linear(is_bf16, GATE, &layer->gate_up, &added, at->normed, rows, at->joined,
-           at->joined_stride);
+    linear(is_bf16, GATE, &layer->gate_up, &added, at->normed, rows, at->wide,
+           at->joined, at->joined_stride);
     added = ADAPT(down, adapted, at->joined);
-    linear(is_bf16, ADD, &layer->down, &added, at->joined, rows, at->hidden, at->hidden_stride);
+    linear(is_bf16, ADD, &layer->down, &added, at->joined, rows, at->wide, at->hidden,
+           at->hidden_stride);
     mark(step, PART_PRODUCTS, since);
 }
 
@@ -272,7 +275,7 @@ INLINE void compute(const int is_bf16, const Model *model, const Step *step, int
         }
         mark(step, PART_REST, &since);
         linear(is_bf16, STORE, &model->lm_head, &NOTHING_ADDED, at.normed, step->num_chosen,
-               step->logits, model->lm_head.panels * PANEL);
+               at.wide, step->logits, model->lm_head.panels * PANEL);
         mark(step, PART_HEAD, &since);
         restore_subnormals(before);
     }

@@ -16,6 +16,8 @@
 #define NEAR (512 * 1024) /* bytes of input that stay in the second-level cache beside a panel */
 #define PIECE 128         /* words of an int8 panel that are expanded at a time */
 #define PIECE_ROWS 120    /* rows that share an expanded piece; with it they fill the first cache */
+#define WIDE_ROWS 32      /* from so many on, widening a panel takes less time than it saves, */
+#define WIDE_INT8_ROWS 6  /* and from so many on one of int8, which has to be expanded anyway */
 
 /* `rows` rows times one panel. A row's words are `stride` bytes apart from the next row's.
  * result[r][PANEL] = (adds ? result : 0) + input[r] . panel
@@ -170,15 +172,63 @@ INLINE void int8_panel(const int is_bf16, const Finish finish, const Linear *lay
                    stride, panel);
 }
 
+/* Where nothing multiplies pairs of bf16, each use of a pair takes instructions apart from the
+ * product's. So several rows are widened to floats, once, and a panel piece by piece. */
+INLINE void widen(const char *input, int64_t words, float *to) {
+    for (int64_t i = 0; i < words; i++) {
+        uint32_t pair, halves[2];
+        memcpy(&pair, input + 4 * i, 4);
+        halves[0] = pair & 0xffff0000u, halves[1] = pair << 16;
+        memcpy(to + 2 * i, halves, 8);
+    }
+}
+
+/* Rows `first` to `end`, widened, times one panel of bf16 or int8. */
+INLINE void wide_panel(const Finish finish, const Linear *layer, const Added *added,
+                       const float *input, int64_t first, int64_t end, void *output,
+                       int64_t stride, int64_t panel) {
+    const int64_t steps = 2 * layer->steps, width = layer->scales ? 2 * VL : 4 * VL;
+    const char *weight = (const char *)layer->weight + panel * layer->steps * NV * width;
+    float sums[PIECE_ROWS * PANEL], piece[PIECE * PANEL];
+    memset(sums, 0, (end - first) * PANEL * 4);
+    for (int64_t step = 0; step < steps; step += PIECE) {
+        const int64_t some = steps - step < PIECE ? steps - step : PIECE;
+        const char *from = weight + step / 2 * NV * width;
+        for (int64_t i = 0; i < some / 2 * NV; i++) {
+            float *to = piece + (i / NV * 2 * NV + i % NV) * VL;
+            _mm_prefetch(from + i * width + AHEAD, _MM_HINT_T0);
+            v_widen(layer->scales ? v_load_int8_pairs((const int8_t *)from + i * width)
+                                  : v_load((const float *)(from + i * width)),
+                    to, to + PANEL);
+        }
+        for (int64_t row = first; row < end; row += MR)
+            multiply_add(0, end - row < MR ? end - row : MR,
+                         (const char *)(input + row * steps + step), steps * 4,
+                         (const char *)piece, some, (const char *)piece,
+                         sums + (row - first) * PANEL, PANEL);
+    }
+    for (int64_t row = first; row < end; row++)
+        finish_row(1, finish, sums + (row - first) * PANEL, layer, added, output, row, stride,
+                   panel);
+}
+
 /* All rows of a step through a linear layer, shared among the threads of the enclosing region.
- * input: numbers [rows][steps words]; output: floats, or for GATE numbers, [rows][stride]. */
+ * input: numbers [rows][steps words]; `wide` has room for them as floats.
+ * output: floats, or for GATE numbers, [rows][stride]. */
 INLINE void linear(const int is_bf16, const Finish finish, const Linear *layer,
-                   const Added *added, const char *input, int64_t rows, void *output,
+                   const Added *added, const char *input, int64_t rows, float *wide, void *output,
                    int64_t stride) {
-    int64_t near = NEAR / (layer->steps * 4) / MR * MR;
-    if (layer->scales && near > PIECE_ROWS) near = PIECE_ROWS;
+    const int is_wide =
+        WIDENS && is_bf16 && rows >= (layer->scales ? WIDE_INT8_ROWS : WIDE_ROWS);
+    int64_t near = NEAR / (layer->steps * (is_wide ? 8 : 4)) / MR * MR;
+    if ((layer->scales || is_wide) && near > PIECE_ROWS) near = PIECE_ROWS;
     if (near < MR) near = MR;
     const int64_t blocks = (rows + near - 1) / near;
+    if (is_wide) {
+#pragma omp for schedule(static)
+        for (int64_t row = 0; row < rows; row++)
+            widen(input + row * layer->steps * 4, layer->steps, wide + row * layer->steps * 2);
+    }
     /* Neighbouring panels go to one thread, which finds the next one fetched already. */
     int64_t chunk = layer->panels / (4 * omp_get_num_threads());
     if (chunk < 1) chunk = 1;
@@ -186,7 +236,9 @@ INLINE void linear(const int is_bf16, const Finish finish, const Linear *layer,
     for (int64_t job = 0; job < blocks * layer->panels; job++) {
         const int64_t panel = job % layer->panels, first = job / layer->panels * near;
         const int64_t end = first + near < rows ? first + near : rows;
-        if (layer->scales)
+        if (is_wide)
+            wide_panel(finish, layer, added, wide, first, end, output, stride, panel);
+        else if (layer->scales)
             int8_panel(is_bf16, finish, layer, added, input, first, end, output, stride,
                        panel);
         else

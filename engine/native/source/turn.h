@@ -35,7 +35,27 @@ INLINE void turn(const char *const *from, int64_t first, int64_t words, float *t
     }
     for (int64_t word = words / VL * VL; word < words; word++)
 #else
-    for (int64_t word = 0; word < words; word++)
+    for (int64_t word = 0; word + 4 <= words; word += 4) {
+        /* Rows i and i + 4 share a register, so that no word has to cross its middle later. */
+        __m256d a[4];
+        vf b[4];
+        for (int i = 0; i < 4; i++) {
+            const char *low = from[first + i] + word * 4, *high = from[first + 4 + i] + word * 4;
+            b[i] = _mm256_castps128_ps256(_mm_loadu_ps((const float *)low));
+            b[i] = _mm256_insertf128_ps(b[i], _mm_loadu_ps((const float *)high), 1);
+        }
+        for (int i = 0; i < 4; i += 2) {
+            a[i] = _mm256_castps_pd(_mm256_unpacklo_ps(b[i], b[i + 1]));
+            a[i + 1] = _mm256_castps_pd(_mm256_unpackhi_ps(b[i], b[i + 1]));
+        }
+        float *row = to + word * PANEL;
+        for (int i = 0; i < 2; i++) {
+            v_store(row + 2 * i * PANEL, _mm256_castpd_ps(_mm256_unpacklo_pd(a[i], a[i + 2])));
+            v_store(row + (2 * i + 1) * PANEL,
+                    _mm256_castpd_ps(_mm256_unpackhi_pd(a[i], a[i + 2])));
+        }
+    }
+    for (int64_t word = words / 4 * 4; word < words; word++)
 #endif
         for (int i = 0; i < VL; i++)
             memcpy(to + word * PANEL + i, from[first + i] + word * 4, 4);

@@ -23,6 +23,7 @@
 #define NV 2
 #define MR 12      /* 24 sums, 2 columns and a factor: 27 of 32 registers */
 #define FEW_ROWS 6 /* with 4 sums each, 4 columns and a factor: 29; see few_rows.h */
+#define WIDENS 0
 typedef __m512 vf;
 typedef __m512i vi;
 
@@ -120,7 +121,8 @@ INLINE void v_pairs_twice(const uint16_t *low, const uint16_t *high, vf *to) {
 #define VL 8
 #define NV 2
 #define MR 6       /* 12 sums, 2 columns and a factor: 15 of 16 registers */
-#define FEW_ROWS 0 /* two panels' sums leave no room */
+#define FEW_ROWS 4 /* with more, packed values are as fast; see few_rows.h */
+#define WIDENS 1   /* products of several rows take bf16 as floats: see product.h */
 typedef __m256 vf;
 typedef __m256i vi;
 
@@ -243,6 +245,12 @@ INLINE void v_write(const int is_bf16, void *p, int64_t i, vf x) {
 /* Words of numbers out of int8 ones, one for each of VL outputs. */
 INLINE vf v_expand(const int is_bf16, const int8_t *p) {
     return is_bf16 ? v_load_int8_pairs(p) : v_load_int8(p);
+}
+
+/* Words of numbers as floats, the second of each pair first: the order in which v_step adds them. */
+INLINE void v_widen(const vf pair, float *odd, float *even) {
+    v_store(odd, v_odd(pair));
+    v_store(even, v_even(pair));
 }
 
 /* e to the x, within 2 units of the last place; flat below -87 and above 88. Cody and
