@@ -53,7 +53,7 @@ SCENES: Final = {
         f"{OPERATIONS}/batches.md",
         f"{OPERATIONS}/proxy.md",
     ),
-    "tenants": ("docs/TENANTS.md", f"{OPERATIONS}/link_keys.md"),
+    "tenants": ("docs/TENANTS.md", f"{OPERATIONS}/usage.md", f"{OPERATIONS}/link_keys.md"),
     "several models": (
         f"{OPERATIONS}/models.md",
         f"{OPERATIONS}/residency.md",
