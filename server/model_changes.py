@@ -167,7 +167,7 @@ class ModelChanges:
         """
         models = self._services.models
         before, leaving = models.routes, self._leaving(routes, len(models) + len(added) - 1)
-        models.change(routes, *added, without=leaving)
+        models.change(routes, *added, without=leaving, order=list(self._wanted or ()))
         self._fleets.know(routes)
         if routes != before:
             revisions = {name: route.revision for name, route in routes.items()}

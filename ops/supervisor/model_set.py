@@ -21,7 +21,7 @@ from .prepare import prepare_model, require_auto
 from .slot import RestartFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from triolet.config import ControlledModelConfig, FleetModelConfig
 
@@ -67,7 +67,13 @@ class ModelSet:
         return self._scaling.is_served(name)
 
     async def add(
-        self, name: str, model: FleetModelConfig, tell: Tell, *, is_reference_only: bool = False
+        self,
+        name: str,
+        model: FleetModelConfig,
+        tell: Tell,
+        *,
+        is_reference_only: bool = False,
+        instead_of: str = "",
     ) -> ControlledModelConfig:
         """Have a model whose workers can be started; servers are not told of it.
 
@@ -76,6 +82,7 @@ class ModelSet:
           model: as settings would have it.
           tell: called before each step, with its words.
           is_reference_only: it and its adapters are versions of the store, no paths.
+          instead_of: model whose public name and aliases it is to have; empty for none.
 
         Raises:
           RestartFailed: it cannot be had; nothing of it stays.
@@ -89,10 +96,12 @@ class ModelSet:
                 return controlled(known[name])
             await tell(f"{name}: looking at its files")
             try:
-                self._require_free(name, model)
+                self._require_free(name, model, instead_of)
                 prepared = await trio.to_thread.run_sync(
                     partial(self._prepare, name, model, is_reference_only), limiter=self._thread
                 )
+                if instead_of:
+                    self._require_other(prepared, instead_of)
                 specs, spares = self._scaling.add(prepared)
             except (ConfigError, OSError, ValueError, RecursionError) as error:
                 # What is wrong with files of one model must not end a fleet of others.
@@ -105,7 +114,14 @@ class ModelSet:
                 raise
             return controlled(prepared)
 
-    def _require_free(self, name: str, model: FleetModelConfig) -> None:
+    def _require_other(self, prepared: ModelPlan, instead_of: str) -> None:
+        """Look whether a version is another one than that in whose place it comes."""
+        [old] = [one for one in self._scaling.now.models if one.name == instead_of]
+        if prepared.model_dir == old.model_dir:
+            public = self._scaling.public_name(instead_of)
+            raise ConfigError(f"{public} is served from {old.model_dir} already")
+
+    def _require_free(self, name: str, model: FleetModelConfig, instead_of: str) -> None:
         """Look whether a fleet may have this model beside those that it has."""
         require_model_name(name)
         settings = self._scaling.now.settings
@@ -120,14 +136,21 @@ class ModelSet:
         taken = {
             alias: other
             for other, one in settings.models.items()
-            for alias in (other, *one.aliases)
+            for alias in (other, self._scaling.public_name(other), *one.aliases)
+            if alias == other or other != instead_of
         }
         for alias in (name, *model.aliases):
             if alias in taken:
                 raise ConfigError(
                     f"model {taken[alias]} answers to {alias!r} already; give {name} another name"
                 )
-        require_auto(replace(settings, models={**settings.models, name: model}))
+        known = self._by_public_name(list(settings.models))
+        require_auto(replace(settings, models=known if instead_of else {**known, name: model}))
+
+    def _by_public_name(self, versions: Sequence[str]) -> dict[str, FleetModelConfig]:
+        """Return models by what clients and ladders call them."""
+        models = self._scaling.now.settings.models
+        return {self._scaling.public_name(one): models[one] for one in versions}
 
     def _prepare(self, name: str, model: FleetModelConfig, is_reference_only: bool) -> ModelPlan:
         plan = self._scaling.now
@@ -159,8 +182,23 @@ class ModelSet:
         served = [one for one in settings.models if self._scaling.is_served(one)]
         if served == [name]:
             raise ConfigError(f"{name} is the only model; add another one first, or end the fleet")
-        others = {one: settings.models[one] for one in served if one != name}
+        routes = self._scaling.routes.values()
+        if any(one.stable == name and len(one.shares) > 1 for one in routes):
+            raise ConfigError(f"{name} gets requests until the version that replaces it is ready")
+        others = self._by_public_name([one for one in served if one != name])
         require_auto(replace(settings, models=others))
+
+    async def route(self, version: str, instead_of: str, revision: int, *, is_moved: bool) -> None:
+        """Put a version under the public name of another one, as `Scaling.route`.
+
+        Raises:
+          RestartFailed: one of them is not there, or it is refused.
+        """
+        async with self.changing:
+            for name in (version, instead_of):
+                if name not in self._scaling.now.settings.models:
+                    raise RestartFailed(f"no model is called {name!r}")
+            self._scaling.route(version, instead_of, revision, is_moved=is_moved)
 
     async def drop(self, name: str, tell: Tell) -> None:
         """Have a model no more, whose servers have let it go: end its workers, and release it in

@@ -189,21 +189,28 @@ class ModelTable:
         self._any = next((one for one in models if ANY_MODEL in one.config.model_aliases), None)
 
     def change(
-        self, routes: Mapping[str, Route], *added: ServedModel, without: Collection[str] = ()
+        self,
+        routes: Mapping[str, Route],
+        *added: ServedModel,
+        without: Collection[str] = (),
+        order: Sequence[str] = (),
     ) -> None:
         """Have these routes and no others, and other models.
 
         Args:
           routes: by public name; their versions are all there then.
-          added: come behind the others.
+          added: come behind the others that are not in `order`.
           without: names of models that leave; one is left at least.
+          order: names of models; the first of them that is here answers requests that name none.
 
         Raises:
           ConfigError: two of them have one name, and are no versions of one route; nothing has
             changed.
         """
         kept = (one for one in self._models if one.version not in without)
-        self._use((*kept, *added), routes)
+        places = {version: place for place, version in enumerate(order)}
+        ordered = sorted((*kept, *added), key=lambda one: places.get(one.version, len(places)))
+        self._use(ordered, routes)
 
     def public_name_of(self, version: str) -> str:
         """Return what clients call a version."""

@@ -23,6 +23,7 @@ from ops.supervisor.supervisor import Supervisor
 from tests.gguf_files import write_tiny
 from triolet.config import AutoConfig, FleetConfig, FleetModelConfig, Pinning, ServerConfig
 from triolet.config.members import read_members
+from triolet.config.routes import Route
 
 from .recording import Recorder
 from .test_pure_parts import told
@@ -252,3 +253,56 @@ async def test_no_model_is_called_auto_beside_a_ladder(tmp_path: Path) -> None:
             with pytest.raises(RestartFailed, match="a model is called 'auto' too"):
                 await one.add(name, aliases=aliases)
         assert [*one.stored.settings] == ["chat"]
+
+
+async def test_a_version_comes_under_the_name_of_another_one_and_takes_its_place(
+    tmp_path: Path,
+) -> None:
+    auto = ServerConfig(auto=AutoConfig(ladder=("chat",)))
+    with scene(tmp_path, server=auto) as one:
+        await one.add()
+        await one.models.set_served("code", is_served=True)
+        gguf = str(write_tiny(tmp_path / "tiny.gguf"))
+        model = FleetModelConfig(gguf, aliases=("gpt",))
+        with pytest.raises(RestartFailed, match="chat answers to 'gpt' already"):
+            await one.models.add("chat-2", model, one.tell)
+        same = FleetModelConfig("demo", aliases=("gpt",))
+        with pytest.raises(RestartFailed, match=r"chat is served from .* already"):
+            await one.models.add("chat-2", same, one.tell, instead_of="chat")
+        await one.models.add("chat-2", model, one.tell, instead_of="chat")
+        await one.models.route("chat-2", "chat", 0, is_moved=False)
+        assert one.told.routes == {"chat": Route({"chat": 1, "chat-2": 0}, "chat", 1)}
+        assert names_told(one) == ["chat", "chat-2", "code"]
+        with pytest.raises(RestartFailed, match="chat gets requests until"):
+            await one.drop("chat")
+        with pytest.raises(RestartFailed, match="is at revision 1, and was at 0"):
+            await one.models.route("chat-2", "chat", 0, is_moved=True)
+        for is_moved in (True, True, False):  # each step may be asked for again
+            await one.models.route("chat-2", "chat", 1, is_moved=is_moved)
+        assert one.told.routes == {"chat": Route({"chat-2": 1}, "chat-2", 2)}
+        assert names_told(one) == ["chat-2", "code"]
+        await one.models.drop("chat", one.tell)
+        with pytest.raises(RestartFailed, match="answers to 'chat' already"):
+            await one.add("chat")
+        await one.add("tall")  # the ladder has the public name
+        with pytest.raises(RestartFailed, match="chat"):
+            await one.drop("chat-2")
+
+
+async def test_a_version_that_is_taken_back_leaves_the_route_of_the_other_one(
+    tmp_path: Path,
+) -> None:
+    with scene(tmp_path) as one:
+        model = FleetModelConfig(str(write_tiny(tmp_path / "tiny.gguf")), aliases=("gpt",))
+        await one.models.add("chat-2", model, one.tell, instead_of="chat")
+        await one.models.route("chat-2", "chat", 0, is_moved=False)
+        await one.drop("chat-2")
+        assert one.told.routes == {"chat": Route({"chat": 1}, "chat", 2)}
+        await one.add()
+        await one.models.set_served("code", is_served=True)
+        await one.drop("chat")
+        assert (one.told.routes, names_told(one)) == ({}, ["code"])
+
+
+def names_told(one: Scene) -> list[str]:
+    return [model.name for model in one.told.models or ()]

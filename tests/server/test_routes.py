@@ -54,6 +54,16 @@ async def test_a_name_moves_to_another_version_and_streams_of_the_old_one_end_on
         assert one.names["chat"] == ("chat",), "it has prices and a place in ladders"
 
 
+async def test_a_version_takes_the_place_of_the_one_before_among_the_models() -> None:
+    async with scene() as one:
+        one.changes.use(Members((), (CHAT, CODE), {"chat": OLD}))
+        await one.until(lambda: "code" in one.listed)
+        one.changes.use(Members((), (CHAT, NEXT, CODE), {"chat": BOTH}))
+        await one.until(lambda: one.services.models.routes == {"chat": BOTH})
+        one.changes.use(Members((), (NEXT, CODE), {"chat": NEW}))
+        assert one.services.models.named(None).version == "next"
+
+
 async def test_versions_of_one_route_have_the_same_aliases() -> None:
     async with scene() as one:
         for revision, versions in enumerate((NAMED[:1], NAMED, NAMED[1:])):
