@@ -284,8 +284,8 @@ def golden_for(root: Path, digest: str, key: MeasurementKey) -> tuple[Golden, Pa
                     return one.said, one.path
             elif version == digest:
                 raise ModelError(
-                    f"{one}; what the model should say is not known: `triolet model probe` makes "
-                    "it anew, where the model is sound"
+                    f"{one}; what the model should say is not known: `triolet model probe` "
+                    "measures it again, if the model is sound"
                 )
     return None
 
