@@ -137,7 +137,7 @@ def _core(
         max_num_seqs=config.engine.max_num_seqs,
         kv_window_bytes=config.link.kv_window_bytes,
         kv_address=kv_address,
-        model_digest=config.model_digest,
+        compute_digest=config.compute_digest,
         labels=config.labels.told,
         draw_epoch=draw_epoch,
     )

@@ -105,7 +105,7 @@ def _identity(config: WorkerConfig, engine: EnginePort, draw_epoch: Callable[[],
         engine,
         max_num_seqs=config.engine.max_num_seqs,
         max_waiting_tokens=config.max_waiting_tokens,
-        model_digest=config.model_digest,
+        compute_digest=config.compute_digest,
         labels=config.labels.told,
         draw_epoch=draw_epoch,
     )

@@ -134,7 +134,7 @@ def read_adapter(path: Path, base_digest: str, max_rank: int) -> AdapterFiles:
 
     Args:
       path: a directory as PEFT's `save_pretrained` writes it.
-      base_digest: sha256:… of the base's version; empty for a directory that is in no store.
+      base_digest: compute digest of the base's version; empty for a directory that is in no store.
       max_rank: the largest rank that is served.
 
     Raises:

@@ -6,12 +6,14 @@ beside the version is in the key, so a worker with the same key has to compute t
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Final, NamedTuple, TypeAlias
 
 import msgspec
 
 from triolet.errors import ModelError, StoreError
 
+from .compute_digest import compute_digest
 from .layout import ModelStore
 from .manifest import canonical, digest_of
 from .referrers import (
@@ -263,7 +265,8 @@ def contradicted(
 
 def golden_for(root: Path, digest: str, key: MeasurementKey) -> tuple[Golden, Path] | None:
     """Return the golden tokens that a worker has to compute and the file that says so; None if
-    there are none for its key.
+    there are none for its key. Those of the version come first, then those of other versions of its
+    model with the same compute digest.
 
     Args:
       root: of the store that has the version.
@@ -271,14 +274,42 @@ def golden_for(root: Path, digest: str, key: MeasurementKey) -> tuple[Golden, Pa
       key: of the worker.
 
     Raises:
-      ModelError: some are damaged, so that it is not known what they are for.
+      ModelError: some of the version are damaged, so that it is not known what they are for.
     """
-    for one in measured_of(ModelStore(root), digest, GOLDEN_TYPE):
-        if isinstance(one, str):
-            raise ModelError(
-                f"{one}; what the model should say is not known: `triolet model probe` makes it "
-                "anew, where the model is sound"
-            )
-        if isinstance(one.said, Golden) and one.said.key == key:
-            return one.said, one.path
+    store = ModelStore(root)
+    for version in (digest, *_computing_alike(store, digest)):
+        for one in measured_of(store, version, GOLDEN_TYPE):
+            if isinstance(one, KeptMeasurement):
+                if isinstance(one.said, Golden) and one.said.key == key:
+                    return one.said, one.path
+            elif version == digest:
+                raise ModelError(
+                    f"{one}; what the model should say is not known: `triolet model probe` "
+                    "measures it again, if the model is sound"
+                )
     return None
+
+
+def _computing_alike(store: ModelStore, digest: str) -> list[str]:
+    """Return the other versions of a model that have golden tokens and the same compute digest.
+
+    Versions under other names do not count: unsigned golden tokens from a registry may be beside
+    them, and this model may take only signed versions.
+
+    Raises:
+      StoreError: the index or the version's manifest is broken.
+    """
+    entries = store.entries()
+    names = {one.name for one in entries if one.digest == digest}
+    measured = {one.subject for one in store.referrers() if one.artifact_type == GOLDEN_TYPE}
+    others = {one.digest for one in entries if one.name in names} & measured - {digest}
+    if not others:
+        return []
+    own = compute_digest(store, store.manifest(digest))
+    found: list[str] = []
+    for other in sorted(others):
+        # Damage to another version keeps no worker of this one from starting.
+        with suppress(StoreError):
+            if compute_digest(store, store.manifest(other)) == own:
+                found.append(other)
+    return found

@@ -67,7 +67,7 @@ def verify(store: ModelStore, entries: Iterable[StoreEntry]) -> Verified:
         signed[version] = signatures.keys
         faults += [f"{version}: {fault}; sign it again" for fault in signatures.faults]
         faults += [
-            f"{version}: {one}; `triolet model probe` makes it anew"
+            f"{version}: {one}; `triolet model probe` measures it again"
             for kind in (GOLDEN_TYPE, CAPACITY_TYPE)
             for one in measured_of(store, entry.digest, kind)
             if isinstance(one, str)

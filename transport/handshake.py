@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .frames import SharedRing
 
 _VERSIONED: Final = re.compile(r"(sha256:[0-9a-f]{64})/.*", re.DOTALL)
-"""A fingerprint that names a version, and behind it what a worker computes with."""
+"""A fingerprint that names a compute digest, and behind it what a worker computes with."""
 _WITHOUT_MODEL: Final = (Role.SERVER, Role.OPERATOR)
 
 
@@ -94,18 +94,18 @@ def check_welcome(
     return None
 
 
-def versioned(fingerprint: str, model_digest: str) -> str:
-    """Return a fingerprint that names the model's version; as it is for a model in no store.
+def versioned(fingerprint: str, compute_digest: str) -> str:
+    """Return a fingerprint that begins with a compute digest; as it is for a model in no store.
 
     Args:
       fingerprint: of what a worker computes with.
-      model_digest: sha256:… of the version, which pins its tokenizer and template too.
+      compute_digest: sha256:… of the model's version, which pins its tokenizer too.
     """
-    return f"{model_digest}/{fingerprint}" if model_digest else fingerprint
+    return f"{compute_digest}/{fingerprint}" if compute_digest else fingerprint
 
 
 def version_of(fingerprint: str) -> str:
-    """Return the digest of the model's version that a fingerprint names; empty if it names none."""
+    """Return the compute digest that a fingerprint names; empty if it names none."""
     found = _VERSIONED.fullmatch(fingerprint)
     return found[1] if found else ""
 
@@ -115,7 +115,7 @@ def check_version(
     *,
     me: PeerId,
     model: str,
-    model_digest: str,
+    compute_digest: str,
     takes_unversioned: bool,
     adapters: Collection[str] = ("",),
 ) -> Goodbye | None:
@@ -125,7 +125,7 @@ def check_version(
       welcome: of the worker.
       me: the server.
       model: its name, for the reason.
-      model_digest: of its version; empty for a directory that is in no store.
+      compute_digest: of its version; empty for a directory that is in no store.
       takes_unversioned: whether no version on one side goes with any on the other. So it is where
         one model is served: in a rolling restart a worker may be of a release that named none.
       adapters: how the fingerprint of a worker may end, by its set of adapters; nothing where the
@@ -137,11 +137,11 @@ def check_version(
             "workers and servers with the same adapters"
         )
     theirs = version_of(welcome.fingerprint)
-    if theirs == model_digest or (takes_unversioned and not (theirs and model_digest)):
+    if theirs == compute_digest or (takes_unversioned and not (theirs and compute_digest)):
         return None
     return goodbye(
         f"{welcome.peer.peer_id} has {theirs or 'a model that is in no store'} and {me} reaches it "
-        f"as a worker of {model}, which is {model_digest or 'in no store'}: the addresses of two "
+        f"as a worker of {model}, which is {compute_digest or 'in no store'}: the addresses of two "
         "models are mixed up, or the worker was started with another version"
     )
 

@@ -14,6 +14,8 @@ MILLISECONDS: Final = 0.001
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 GIB: Final = 1024 * MIB
+NANOS: Final = 1_000_000_000
+"""Of the operator's currency: money is counted in whole numbers, so that sums are exact."""
 _UNITS: Final = {"": 1, "b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "tib": 1024 * GIB}
 _SPAN: Final = re.compile(r"([0-9]{1,6})([smhd])")
 _UNIT_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from .errors import ConfigError
-from .private_files import make_private_database, take_private_folder
-from .sqlite import transaction, write_ahead
+from .sqlite import DatabaseForm, open_private_database, require_version, transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,6 +33,7 @@ CREATE TABLE IF NOT EXISTS requests (
 ) STRICT;
 CREATE INDEX IF NOT EXISTS requests_by_time ON requests (ended_at);
 """
+FORM: Final = DatabaseForm("the usage ledger", "--usage-dir", FILE_NAME, SCHEMA, SCHEMA_VERSION)
 FIELDS: Final = {
     "tenant": "tenant",
     "model": "model",
@@ -43,7 +43,6 @@ FIELDS: Final = {
     "outcome": "outcome",
 }
 """What usage can be summed by; days are of UTC."""
-NANOS: Final = 1_000_000_000
 
 
 class UsageRecord(NamedTuple):
@@ -76,23 +75,7 @@ def open_usage_database(
     Raises:
       ConfigError: it cannot be used.
     """
-    folder = Path(directory)
-    try:
-        take_private_folder(folder, FILE_NAME)
-        make_private_database(folder / FILE_NAME)
-        connection = sqlite3.connect(
-            folder / FILE_NAME, timeout=busy_s, isolation_level=None, check_same_thread=False
-        )
-        write_ahead(connection, sleep)
-        connection.execute("PRAGMA synchronous = NORMAL")  # a killed process loses nothing
-        with transaction(connection):
-            _require_version(connection, folder)
-            for statement in filter(str.strip, SCHEMA.split(";\n")):
-                connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-    except (OSError, sqlite3.Error) as error:
-        raise ConfigError(f"--usage-dir is {directory!r} and cannot be used: {error}") from error
-    return connection
+    return open_private_database(FORM, directory, busy_s, sleep)
 
 
 def write_records(
@@ -133,17 +116,8 @@ def usage_by(directory: str, fields: Sequence[str], since: float) -> list[tuple[
     order = ", ".join(str(position) for position in range(1, len(fields) + 1))
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as found:
-            _require_version(found, path.parent)
+            require_version(found, FORM, path.parent)
             query = f"SELECT {keys}, {sums} FROM requests WHERE ended_at >= ?"
             return found.execute(f"{query} GROUP BY {order} ORDER BY {order}", (since,)).fetchall()
     except sqlite3.Error as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
-
-
-def _require_version(connection: sqlite3.Connection, folder: Path) -> None:
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version not in (0, SCHEMA_VERSION):
-        raise ConfigError(
-            f"the usage ledger in {folder} is of version {version}; this release knows "
-            f"{SCHEMA_VERSION}: give another --usage-dir"
-        )

@@ -27,13 +27,13 @@ class Identity:
       max_waiting_tokens: prompt tokens that may wait here; prefill only.
       kv_window_bytes: what one sender may have under way to here; decode only.
       kv_address: where KV is taken; decode only.
-      model_digest: of the model's version; empty for a directory that is in no store.
+      compute_digest: of the model's version; empty for a directory that is in no store.
       labels: where it runs and what it costs.
       draw_epoch: where its first epoch comes from; a simulator brings its own.
 
     Attributes:
       me: role, name and present epoch.
-      fingerprint: of the model that is loaded, with its version.
+      fingerprint: of the model that is loaded, with its compute digest.
       capacity: what there is in all.
       labels: as given.
     """
@@ -48,12 +48,12 @@ class Identity:
         max_waiting_tokens: int = 0,
         kv_window_bytes: int = 0,
         kv_address: str = "",
-        model_digest: str = "",
+        compute_digest: str = "",
         labels: Mapping[str, str] | None = None,
         draw_epoch: Callable[[], int] = new_epoch,
     ) -> None:
         self.me = PeerId(role, name, draw_epoch())
-        self.fingerprint = versioned(engine.fingerprint, model_digest)
+        self.fingerprint = versioned(engine.fingerprint, compute_digest)
         self.kv_address = kv_address
         self.labels = labels
         total_blocks = engine.ledger.total_blocks

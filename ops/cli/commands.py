@@ -355,6 +355,7 @@ def _run_worker(role: Role, sources: SettingSources, model: str | None) -> None:
             path, found = check_start(stored.fleet.model, one.engine)
             ready = replace(config, model_dir=str(path), engine=found.engine)
             ready = replace(ready, model_digest=one.model_digest, model_store=one.model_store)
+            ready = replace(ready, compute_digest=one.compute_digest)
             if role is Role.PREFILL:
                 from prefill.worker import main as run_prefill
 

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from triolet.errors import ConfigError
-from triolet.units import parse_span
-from triolet.usage_database import FIELDS, NANOS, usage_by
+from triolet.units import NANOS, parse_span
+from triolet.usage_database import FIELDS, usage_by
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -107,7 +107,7 @@ def held_adapter(
     Raises:
       ConfigError: it cannot be had, or asks for what is not served; the text names it.
     """
-    base = settings.server.model_digest
+    base = settings.server.compute_digest
     max_rank = min(settings.worker(role).engine.max_adapter_rank for role in _ROLES)
     with ExitStack() as held:
         try:

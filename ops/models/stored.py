@@ -11,6 +11,7 @@ import msgspec
 import structlog
 
 from store.aliases import Aliases
+from store.compute_digest import compute_digest
 from store.gguf.directory import WEIGHTS as GGUF_WEIGHTS
 from store.gguf.directory import gguf_directory
 from store.layout import ModelStore, default_store
@@ -99,11 +100,11 @@ def with_stored_model(
             path = gguf_directory(view / GGUF_WEIGHTS, _gguf_extra(store, manifest, version))
         settings = replace(settings, fleet=replace(settings.fleet, model=str(path)))
         name = settings.server.model_name or reference.name
-        server = replace(settings.server, model_name=name, model_digest=digest)
-        settings = replace(settings, server=server)
+        own = {"model_digest": digest, "compute_digest": compute_digest(store, manifest)}
+        settings = of_role(settings, Role.SERVER, model_name=name, **own)
         for role in (Role.PREFILL, Role.DECODE):
             where = str(store.root)
-            settings = of_role(settings, role, model_digest=digest, model_store=where)
+            settings = of_role(settings, role, model_store=where, **own)
         settings = _as_imported(settings, store, manifest, version)
         if is_served:
             Sources(store).touch(reference.name, digest)

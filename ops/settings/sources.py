@@ -67,9 +67,9 @@ _OF_EVERY_ROLE: Final = frozenset({("fleet", "model"), ("fleet", "store"), ("fle
 """Fields of the fleet that single roles read: what they serve, and where it is."""
 OF_LONE_ROLES: Final = frozenset(
     "prefill_addresses decode_addresses spare_addresses listen_fd peers curve_dir name "
-    "control_address kv_address advertised_kv_address health_address lending supervisor_pid models "
-    "model_digest model_adapters unnamed_adapters model_store directory control_socket "
-    "members_file".split()
+    "control_address kv_address advertised_kv_address health_address lending supervisor_pid "
+    "models model_digest compute_digest model_adapters unnamed_adapters model_store directory "
+    "control_socket members_file".split()
 )
 """Fields of a role that runs without `triolet serve`."""
 WORKERS_ADAPTERS: Final = ("engine", "adapters")

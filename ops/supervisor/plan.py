@@ -440,6 +440,7 @@ def served_model(plan: FleetPlan, place: int, control: Mapping[str, str]) -> Ser
         reasoning_parser=server.reasoning_parser,
         adapters=server.model_adapters,
         unnamed_adapters=server.unnamed_adapters,
+        compute_digest=server.compute_digest,
     )
 
 

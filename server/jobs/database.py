@@ -6,14 +6,12 @@ import errno
 import shutil
 import sqlite3
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import structlog
 
-from triolet.errors import ConfigError, RequestError, overloaded, said_by
-from triolet.private_files import make_private_database, take_private_folder
-from triolet.sqlite import transaction, write_ahead
+from triolet.errors import RequestError, overloaded, said_by
+from triolet.sqlite import DatabaseForm, open_private_database
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,10 +78,11 @@ FAILED: Final = 2
 log = structlog.get_logger(__name__)
 
 FILE_NAME: Final = "batches.sqlite3"
+FORM: Final = DatabaseForm("the database", "--batch-dir", FILE_NAME, SCHEMA, SCHEMA_VERSION)
 BUSY_S: Final = 10.0
 """How long a transaction waits for another process's: theirs take milliseconds."""
 LOG_AGAIN_S: Final = 60.0
-"""After which an error that lasts is logged anew."""
+"""After which an error that lasts is logged again."""
 LATER_S: Final = 5.0
 """When to ask again after the database failed."""
 T = TypeVar("T")
@@ -95,29 +94,8 @@ def open_database(directory: str) -> sqlite3.Connection:
     Raises:
       ConfigError: it cannot be used.
     """
-    folder = Path(directory)
-    try:
-        take_private_folder(folder, FILE_NAME)
-        make_private_database(folder / FILE_NAME)
-        connection = sqlite3.connect(
-            folder / FILE_NAME, timeout=BUSY_S, isolation_level=None, check_same_thread=False
-        )
-        write_ahead(connection, time.sleep)
-        connection.execute("PRAGMA synchronous = NORMAL")  # a killed process loses nothing
-        connection.execute("PRAGMA secure_delete = OFF")
-        with transaction(connection):
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
-            if version not in (0, SCHEMA_VERSION):
-                raise ConfigError(
-                    f"the database in {folder} is of version {version}; this release knows "
-                    f"{SCHEMA_VERSION}: give another --batch-dir"
-                )
-            for statement in SCHEMA.split(";"):
-                if statement.strip():
-                    connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-    except (OSError, sqlite3.Error) as error:
-        raise ConfigError(f"--batch-dir is {directory!r} and cannot be used: {error}") from error
+    connection = open_private_database(FORM, directory, BUSY_S, time.sleep)
+    connection.execute("PRAGMA secure_delete = OFF")
     connection.row_factory = sqlite3.Row
     return connection
 

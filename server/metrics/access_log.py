@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from triolet.adapter_keys import SHA256
-
-from ..tenants.accounts import NANOS
+from triolet.units import NANOS
 
 if TYPE_CHECKING:
     from ..contract.request_events import RequestEnded

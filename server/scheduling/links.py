@@ -250,7 +250,7 @@ class Links:
             check_version,
             me=self._me,
             model=config.model_name,
-            model_digest=config.model_digest,
+            compute_digest=config.compute_digest,
             takes_unversioned=takes_unversioned,
         )
         addresses = {Role.PREFILL: config.prefill_addresses, Role.DECODE: config.decode_addresses}

@@ -15,11 +15,12 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from triolet.units import NANOS
+
 if TYPE_CHECKING:
     from triolet.tenants.plans import Plan, Prices
 
 
-NANOS: Final = 1_000_000_000
 MILLION: Final = 1_000_000
 DAY_S: Final = 86_400
 

@@ -18,10 +18,10 @@ import trio
 from triolet.errors import ConfigError
 from triolet.private_files import make_private_database, make_private_folder
 from triolet.sqlite import transaction
-from triolet.units import SECONDS
+from triolet.units import NANOS, SECONDS
 
 from ..text.threads import in_thread
-from .accounts import NANOS, Ledger, month_of
+from .accounts import Ledger, month_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

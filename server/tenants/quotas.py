@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 import trio
 
 from triolet.errors import RequestError, invalid_request
+from triolet.units import NANOS
 
 from ..contract.generation import RequestCost
 from ..contract.request_events import AnswerRepeated, RequestAccepted, RequestEnded
 from .accounts import (
     MINUTE_S,
-    NANOS,
     Account,
     Limit,
     QuotaAsk,

@@ -110,7 +110,7 @@ class UsageLedger:
                 before = self._clock() - self._config.retention_days * DAY_S
                 write_records(self._connection, self._batch, before)
                 self._batch = []
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OverflowError) as error:  # the latter: no INTEGER is so large
             return said_by(error)
         return "the queue was full" if self.dropped > self._reported else ""
 

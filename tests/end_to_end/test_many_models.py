@@ -52,6 +52,7 @@ main(WorkerConfig(
     name=name + ".{role}-0",
     model_dir=model,
     model_digest=digest,
+    compute_digest=digest,
     control_address=f"ipc://{{sockets}}/{{name}}.{role}",
     kv_address=f"ipc://{{sockets}}/{{name}}.kv" if "{role}" == "decode" else None,
     engine=EngineConfig(kv_pool_bytes=4 << 20, threads=1, dtype=Dtype.FLOAT32),
@@ -71,7 +72,8 @@ main(ServerConfig(
     routing=RoutingConfig(local_prefill=LocalPrefill.OFF),
     models=tuple(
         ServedModelConfig(
-            name=name, model_dir=model, digest=digest, aliases=(name + "-alias",),
+            name=name, model_dir=model, digest=digest, compute_digest=digest,
+            aliases=(name + "-alias",),
             prefill_addresses=(f"ipc://{sockets}/{name}.prefill",),
             decode_addresses=(f"ipc://{sockets}/{name}.decode",),
         )

@@ -99,10 +99,10 @@ def test_a_role_that_runs_alone_is_given_the_same(adapter: Path, role: Role) -> 
         assert [one.name for told in told_of(own) for one in told] == ["sql"] * 3
 
 
-def test_the_digest_is_pinned_to_the_version_of_the_base(adapter: Path) -> None:
+def test_the_digest_is_pinned_to_what_the_base_computes(adapter: Path) -> None:
     settings = settings_of(f"fleet.adapters=sql={adapter}")
     version = "sha256:" + "ab" * 32
-    stored = replace(settings, server=replace(settings.server, model_digest=version))
+    stored = replace(settings, server=replace(settings.server, compute_digest=version))
     with with_adapters(settings) as first, with_adapters(stored) as second:
         [plain], [pinned] = told_of(first)[0], told_of(second)[0]
     assert (plain.base, pinned.base) == ("", version)

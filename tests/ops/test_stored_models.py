@@ -117,6 +117,7 @@ def test_each_model_of_a_fleet_may_be_a_version_with_settings_of_its_own(store: 
     with with_stored_models(settings) as (one, other):
         assert one.server.model_digest == one.decode.model_digest
         assert one.server.model_digest.startswith("sha256:")
+        assert one.server.compute_digest == one.decode.compute_digest != one.server.model_digest
         assert one.prefill.model_store == one.decode.model_store == str(store)
         assert one.fleet.model not in (None, "tiny", "demo")
         assert (one.server.model_name, one.server.model_aliases) == ("a", ("x",))

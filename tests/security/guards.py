@@ -336,7 +336,7 @@ MUTANTS: Final = (
            "server/api/test_resuming.py::test_a_tenant_with_many_answers_pushes_out_its_own_only"),
     Mutant("A37", "server/tenants/memory_store.py", "make_private_database(Path(path))", "pass",
            f"{_PRIVATE}::test_databases_and_what_lies_beside_them_are_private"),
-    Mutant("A37", "server/jobs/database.py", "make_private_database(folder / FILE_NAME)", "pass",
+    Mutant("A37", "triolet/sqlite.py", "make_private_database(path)", "pass",
            f"{_PRIVATE}::test_databases_and_what_lies_beside_them_are_private"),
     Mutant("A37", "triolet/private_files.py", "os.umask(_OTHERS)", "pass",
            f"{_PRIVATE}::test_whatever_a_process_makes_after_its_start_is_private"),

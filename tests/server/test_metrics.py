@@ -26,7 +26,6 @@ from server.contract.request_events import (
 from server.metrics.fleet import MAX_WORDS
 from server.metrics.metrics import Metrics
 from server.scheduling.presence import Presence
-from server.tenants.accounts import NANOS
 from server.tenants.memory_store import SpendWatch
 from server.tenants.tenancy import TenancyReport
 from tests.server.scheduling.fakes import make_request
@@ -38,6 +37,7 @@ from transport.frames import Load, WorkerHeartbeat
 from triolet.control_protocol import ModelNews, Models, ModelState, decode_told, encode_line
 from triolet.service_class import ServiceClass
 from triolet.tenants.plans import Plan
+from triolet.units import NANOS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -118,8 +118,10 @@ def test_damaged_golden_tokens_are_named_and_replaced(store: ModelStore, digest:
     path.write_bytes(b"[]")
     (fault,) = faults(store)
     assert f"{path} holds sha256:" in fault
-    assert "`triolet model probe` makes it anew" in fault
-    with pytest.raises(ModelError, match=r"holds sha256:.* `triolet model probe` makes it anew"):
+    assert "`triolet model probe` measures it again" in fault
+    with pytest.raises(
+        ModelError, match=r"holds sha256:.* `triolet model probe` measures it again"
+    ):
         golden_for(store.root, digest, OTHER)
     keep(store, digest, GOLDEN)
     assert faults(store) == []

@@ -81,7 +81,7 @@ async def both_versions() -> AsyncIterator[Host]:
     async with trio.open_nursery() as nursery:
         loops: dict[tuple[str, Role], WorkerLoop] = {}
         for (digest, role), address in ADDRESSES.items():
-            config = replace(worker_config(role), control_address=address, model_digest=digest)
+            config = replace(worker_config(role), control_address=address, compute_digest=digest)
             if role is Role.DECODE:
                 config = replace(config, kv_address=f"{address}.kv")
             engine = scripted_engine(says=hashes(SALTS[digest]))
@@ -92,19 +92,21 @@ async def both_versions() -> AsyncIterator[Host]:
         nursery.cancel_scope.cancel()
 
 
-def config_of(name: str, digest: str, prefill: str, decode: str) -> ServerConfig:
+def config_of(name: str, digest: str, prefill: str, decode: str, version: str = "") -> ServerConfig:
     """Return the settings for one model, as a server with several makes them.
 
     Args:
       name: of the model.
-      digest: of its version.
+      digest: compute digest of its version.
       prefill: digest of the version at the address of its prefill worker.
       decode: likewise.
+      version: digest of the version, where that is another one.
     """
     one = ServedModelConfig(
         name=name,
         model_dir="tiny",
-        digest=digest,
+        digest=version or digest,
+        compute_digest=digest,
         prefill_addresses=(ADDRESSES[prefill, Role.PREFILL],),
         decode_addresses=(ADDRESSES[decode, Role.DECODE],),
     )
@@ -158,7 +160,8 @@ async def test_each_version_answers_with_its_own_tokens(autojump_clock: object) 
 async def test_lines_of_batches_are_held_for_models_that_compute(autojump_clock: object) -> None:
     nowhere = ServedModelConfig("new", "tiny", NEW, (), ("memory:no",), ("memory:no",))
     config = config_of("old", OLD, OLD, OLD)
-    here = ServedModelConfig("old", "tiny", OLD, (), *_addresses_of(config))
+    addresses = _addresses_of(config)
+    here = ServedModelConfig("old", "tiny", OLD, (), *addresses, compute_digest=OLD)
     config = replace(config, models=(here, nowhere))
     async with both_versions() as host:
         metrics = Metrics("old", "none", "new")
@@ -176,6 +179,23 @@ async def test_lines_of_batches_are_held_for_models_that_compute(autojump_clock:
         assert fleets.hold_s() == 0.5
         with trio.fail_after(5.0):
             await fleets.drain()
+
+
+async def test_a_version_that_computes_alike_takes_the_workers_and_their_kv(
+    autojump_clock: object,
+) -> None:
+    changed = "sha256:" + "2" * 64  # differs from OLD in a sampling default
+    cached_tokens = []
+    async with both_versions() as host:
+        for version in (OLD, changed):
+            links = await host.links(config_of("chat", OLD, OLD, OLD, version))
+            await links.wait_ready()
+            request = make_request(7, prompt=prompt_of(7), max_tokens=NUM_TOKENS, seed=7)
+            outputs = [event async for events in links.submit(request) for _, event in events]
+            tokens = [one for event in outputs[:-1] for one in event.token_ids]
+            assert (links.version, tokens) == (version, reference(OLD, 7))
+            cached_tokens.append(outputs[-1].usage.cached_tokens)
+    assert cached_tokens[0] == 0 < cached_tokens[1]
 
 
 def _addresses_of(config: ServerConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -240,7 +260,7 @@ def test_versions_have_to_be_equal_and_beside_others_named(
     worker, server = PeerId(Role.DECODE, "decode-0", 1), PeerId(Role.SERVER, "server", 2)
     welcome = Welcome(Peer.of(worker), 1, versioned("fake", theirs), Capacity(1, 1, 1, 1, 1, 1, 1))
     answer = check_version(
-        welcome, me=server, model="chat", model_digest=ours, takes_unversioned=takes_unversioned
+        welcome, me=server, model="chat", compute_digest=ours, takes_unversioned=takes_unversioned
     )
     assert (answer is None) is is_taken
     if not is_taken:
@@ -261,7 +281,7 @@ def test_a_server_takes_workers_with_its_own_adapters_alone() -> None:
                 welcome,
                 me=server,
                 model="chat",
-                model_digest=OLD,
+                compute_digest=OLD,
                 takes_unversioned=False,
                 adapters=(ours,),
             )

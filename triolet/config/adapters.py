@@ -27,7 +27,7 @@ class AdapterConfig:
     path: str
     """Absolute path of its directory."""
     base: str
-    """sha256:… of the model's version, to which the digest pins it; empty for a model in no
+    """Compute digest of the model's version, to which the digest pins it; empty for a model in no
     store."""
     digest: str
     """sha256:… of its numbers and of `base`: what is read must have it."""

@@ -79,3 +79,5 @@ class ServedModelConfig:
     adapters: tuple[AdapterConfig, ...] = ()
     unnamed_adapters: tuple[AdapterConfig, ...] = ()
     """As `server.unnamed_adapters`."""
+    compute_digest: str = ""
+    """As `server.compute_digest`."""

@@ -310,6 +310,9 @@ class ServerConfig:
     """Control addresses of decode workers, those of `spare_addresses` included."""
     model_digest: str = ""
     """sha256:… of the model's version in the store; empty for a directory that is not in one."""
+    compute_digest: str = ""
+    """sha256:… of the part of the version that decides bits; its workers have the same one. Empty
+    for a directory that is in no store."""
     control_socket: str | None = None
     """Where the fleet's control is reached, which loads and ends models; none where the workers of
     all models run all the time."""
@@ -510,6 +513,7 @@ class ServerConfig:
                 model_dir=one.model_dir,
                 model_name=one.name,
                 model_digest=one.digest,
+                compute_digest=one.compute_digest,
                 model_aliases=one.aliases,
                 prefill_addresses=one.prefill_addresses,
                 decode_addresses=one.decode_addresses,

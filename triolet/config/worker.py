@@ -376,6 +376,9 @@ class WorkerConfig:
     """Absolute path of the model; filled in from `fleet.model`."""
     model_digest: str = ""
     """sha256:… of the model's version in the store; empty for a directory that is not in one."""
+    compute_digest: str = ""
+    """sha256:… of the part of the version that decides bits: workers and servers with the same one
+    work together. Empty for a directory that is in no store."""
     model_store: str = ""
     """Folder of that store, where the version's golden tokens are."""
     control_address: str = ""

@@ -20,9 +20,10 @@ from triolet.audit import FleetAudit, whole_audit
 from triolet.errors import RequestError
 from triolet.invariants import check_invariants
 from triolet.loopback import is_loopback
+from triolet.units import NANOS
 
 from ...metrics.recent import grown
-from ...tenants.accounts import NANOS, limits_of
+from ...tenants.accounts import limits_of
 from ...tenants.tenancy import current_tenant
 from ..body import current_scope
 from ..errors import http_error

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from ops.models.model_directory import demo_model_path
 from server.main import serve
-from server.tenants.accounts import NANOS, limits_of
+from server.tenants.accounts import limits_of
 from server.tenants.memory_store import MemoryStore, QuotaObserver, SpendWatch
 from server.tenants.quotas import Quotas
 from server.tenants.tenancy import Tenancy
@@ -44,6 +44,7 @@ from triolet.config.members import Members, written_members
 from triolet.control_protocol import ModelState
 from triolet.errors import ConfigError, RequestError, overloaded
 from triolet.tenants.plans import Plan, Prices
+from triolet.units import NANOS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from server.api.served_models import ModelTable
 from server.contract.request_events import FirstTokenArrived
-from server.tenants.accounts import NANOS, limits_of
+from server.tenants.accounts import limits_of
 from server.tenants.memory_store import MemoryStore, QuotaObserver, SpendWatch
 from server.tenants.quotas import Quotas
 from server.tenants.tenancy import Tenancy
@@ -25,7 +25,7 @@ from triolet.config import ANY_MODEL, QuotaConfig, ResponseCacheConfig
 from triolet.control_protocol import ModelState
 from triolet.errors import ConfigError
 from triolet.tenants.plans import Plan, Prices
-from triolet.units import MIB
+from triolet.units import MIB, NANOS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -12,7 +12,6 @@ from server.contract.generation import AutoChoice, CancelReason, FinishReason, R
 from server.contract.request_events import no_price
 from server.scheduling.attempt import due_at
 from server.scheduling.request import Phase
-from server.tenants.accounts import NANOS
 from tests.server.tiny_text import EOS_ID
 from transport.frames import (
     End,
@@ -22,6 +21,7 @@ from transport.frames import (
 from triolet.errors import RequestError
 from triolet.ids import Role
 from triolet.service_class import Scheduling
+from triolet.units import NANOS
 
 from .fakes import LINK, completion_ids, make_request
 from .stages import UNFINISHED, brought_to, text_of
