@@ -1,4 +1,4 @@
-"""`triolet model load|sleep|wake|unload|add|drop` and `triolet adapter load|unload`: ask the
+"""`triolet model load|sleep|wake|unload|add|drop|switch` and `triolet adapter load|unload`: ask the
 control of a fleet that runs."""
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ def add_orders(app: typer.Typer) -> None:
         app.command(action, help=text)(_command(action))
     app.command("add")(add_model)
     app.command("drop")(drop_model)
+    app.command("switch")(switch_model)
 
 
 def adapter_app() -> typer.Typer:
@@ -96,6 +97,16 @@ def add_model(
 def drop_model(name: NameArgument, port: PortOption = None) -> None:
     """End the requests and workers of a model in order, and have it no more; its files stay."""
     run(_admin(port), f"drop {name}", "DELETE", f"/admin/models/{name}")
+
+
+def switch_model(
+    name: NameArgument,
+    to: Annotated[str, typer.Option(metavar="REF", help="Version, directory or GGUF file.")],
+    port: PortOption = None,
+) -> None:
+    """Serve another version under the name of a model; streams that run finish on the old one."""
+    route = f"/admin/models/{name}/switch"
+    run(_admin(port), f"switch {name}", "POST", route, {"ref": _as_meant(to)})
 
 
 def load_adapter(

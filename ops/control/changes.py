@@ -1,4 +1,5 @@
-"""Models that are added to a fleet while it runs, and dropped; their adapters too.
+"""Models that are added to a fleet while it runs, dropped, and switched to another version; their
+adapters too.
 
 Each step may be done again: control that was killed is followed by one that begins an unfinished
 operation anew. What cannot be added to its end is taken back.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -22,7 +24,9 @@ from triolet.units import SECONDS
 from ..exit_codes import CommandFailed
 from ..supervisor.supervisor_socket import (
     AddModelRequest,
+    AddVersionRequest,
     DropModelRequest,
+    RouteRequest,
     ServeModelRequest,
     ask,
     ask_config,
@@ -31,6 +35,7 @@ from ..supervisor.supervisor_socket import (
 from .adapters import AdapterChanges
 from .auditing import is_of_port
 from .memory import expected_bytes
+from .model_states import HOLDING
 from .models import Model
 from .operations import (
     DONE_WORDS,
@@ -39,6 +44,7 @@ from .operations import (
     Operation,
     OperationFailed,
     OperationStatus,
+    SwitchOrder,
     UnknownModel,
     WantedState,
 )
@@ -48,6 +54,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from triolet.config import ControlConfig, ControlledModelConfig
+    from triolet.config.routes import Route
 
     from ..supervisor.supervisor_socket import ModelsAnswer
     from .controller import Controller
@@ -77,8 +84,9 @@ class Changes:
       nursery: for what operations do.
 
     Attributes:
-      under_way: operation of each model that is added or dropped, or whose adapters change, by
-        its name.
+      under_way: operation of each model that is added, dropped or switched, or whose adapters
+        change, by its name. A switch is that of both versions.
+      routes: of which servers are told, by public name, as the supervisor last said.
       met_at: when every server that runs has said which models it has; inf before control listens.
     """
 
@@ -93,6 +101,7 @@ class Changes:
         nursery: trio.Nursery,
     ) -> None:
         self.under_way: dict[str, Operation] = {}
+        self.routes: dict[str, Route] = {}
         self.met_at = math.inf
         self._config = config
         self._controller = controller
@@ -119,34 +128,63 @@ class Changes:
         """Look whether other orders for a model may be given.
 
         Raises:
-          Conflict: it is being added or dropped.
+          Conflict: it is being added, dropped or switched.
         """
         live = self.under_way.get(name)
         if live is not None:
-            raise Conflict(UNDER_WAY.format(wanted=live.wanted, name=name, id=live.id))
+            raise Conflict(UNDER_WAY.format(wanted=live.wanted, name=live.subject, id=live.id))
 
-    def require(self, name: str, wanted: WantedState) -> None:
-        """Look whether a model may be added or dropped, or its adapters changed.
+    def version_of(self, name: str) -> str:
+        """Return the version that a public name stands for; the name itself where it has none."""
+        route = self.routes.get(name)
+        return name if route is None or name in self._controller.models else route.stable
+
+    def plan_switch(self, name: str, ref: str) -> tuple[str, SwitchOrder]:
+        """Return a name for the version that is to come, and what is to be done.
+
+        Args:
+          name: of the version that answers now, or its public name.
+          ref: of the version that comes.
+
+        Raises:
+          UnknownModel: there is none of this name.
+        """
+        known, replaced = self._controller.models, self.version_of(name)
+        if replaced not in known:
+            raise UnknownModel(name, known)
+        names = (one for one, route in self.routes.items() if replaced in route.shares)
+        public = next(names, replaced)
+        number = replaced.removeprefix(f"{public}-")
+        first = int(number) + 1 if number != replaced and number.isdecimal() else 2
+        taken = {*known, *self.under_way}
+        new = next(one for n in count(first) if (one := f"{public}-{n}") not in taken)
+        return new, SwitchOrder(public, replaced, ref)
+
+    def require(self, operation: Operation) -> None:
+        """Look whether a model may be added, dropped or switched, or its adapters changed.
 
         Raises:
           Conflict: that is under way, there is one of this name, or there are too many.
           UnknownModel: there is none of this name.
         """
-        self.require_free(name)
-        known = self._controller.models
-        if wanted is not WantedState.ADD and name not in known:
-            raise UnknownModel(name, known)
-        if wanted is WantedState.ADD and name in known:
-            raise Conflict(
-                f"there is a model {name} already; `triolet model drop {name}` comes first, or "
-                "another name"
-            )
-        if wanted is WantedState.ADD and len({*known, *self.under_way}) >= MAX_MODELS:
-            raise Conflict(f"this fleet has {len(known)} models; allowed: {MAX_MODELS}")
+        for name in operation.names:
+            self.require_free(name)
+        name, known, switch = operation.model, self._controller.models, operation.switch
+        if operation.wanted is WantedState.ADD or switch is not None:
+            if name in known:
+                raise Conflict(
+                    f"there is a model {name} already; `triolet model drop {name}` comes first, or "
+                    "another name"
+                )
+            if len({*known, *self.under_way}) >= MAX_MODELS:
+                raise Conflict(f"this fleet has {len(known)} models; allowed: {MAX_MODELS}")
+        needed = name if switch is None else switch.replaced
+        if operation.wanted is not WantedState.ADD and needed not in known:
+            raise UnknownModel(needed, known)
 
     def begin(self, operation: Operation) -> None:
         """Do an operation from its beginning; the journal has it already, or gets it now."""
-        self.under_way[operation.model] = operation
+        self.under_way |= dict.fromkeys(operation.names, operation)
         self._controller.changed[operation.id] = operation
         operation.status = OperationStatus.RUNNING
         self._nursery.start_soon(self._run, operation)
@@ -160,6 +198,7 @@ class Changes:
         """
         if not listed.configs or asked_at <= self._changed_at:
             return
+        self.routes = listed.routes
         told = {one.name: one for one in listed.configs}
         for name in [one for one in self._controller.models if one not in told]:
             if name not in self.under_way:
@@ -187,6 +226,7 @@ class Changes:
         work = {
             WantedState.ADD: self._add_all,
             WantedState.DROP: self._drop_all,
+            WantedState.SWITCH: self._switch_all,
             WantedState.LOAD_ADAPTER: self._adapters.load,
             WantedState.UNLOAD_ADAPTER: self._adapters.unload,
         }[operation.wanted]
@@ -196,6 +236,7 @@ class Changes:
                 raise OperationFailed(
                     f"the fleet that {operation.subject} was asked of has ended before it was done"
                 )
+            self.routes = listed.routes
             await work(operation)
         except (OperationFailed, CommandFailed, NoRoom) as error:
             operation.status, operation.progress = OperationStatus.FAILED, str(error)
@@ -203,7 +244,8 @@ class Changes:
             told = f"{operation.subject} is {DONE_WORDS[operation.wanted]}"
             operation.status, operation.progress = OperationStatus.DONE, told
         self._changed_at = trio.current_time()
-        del self.under_way[operation.model]
+        for name in operation.names:
+            del self.under_way[name]
         self._controller.changed[operation.id] = operation
         self._settle()
 
@@ -220,29 +262,101 @@ class Changes:
             model = msgspec.json.decode(operation.settings, type=FleetModelConfig)
         except (msgspec.DecodeError, ConfigError) as error:
             raise OperationFailed(f"the settings of {name} cannot be read: {error}") from error
-        tell = partial(self._tell, operation)
+        # What is on disk may change after the admin routes have looked at it.
+        request = AddModelRequest(name, model, is_of_port(operation))
+        config = await self._ask_added(operation, request)
+        self._add(config, await trio.to_thread.run_sync(expected_bytes, config))
         try:
-            with trio.fail_after(self._config.operation_timeout_s):
-                # What is on disk may change after the admin routes have looked at it.
-                request = AddModelRequest(name, model, is_of_port(operation))
-                config = await ask_config(self._supervisor, request, tell)
-        except trio.TooSlowError:
-            failure: Exception = OperationFailed(
-                _late("looking at it", self._config.operation_timeout_s)
-            )
-        else:
-            size_bytes = await trio.to_thread.run_sync(expected_bytes, config)
-            self._add(config, size_bytes)
-            try:
-                if model.start:
-                    await self._load(operation)
-                await ask(self._supervisor, ServeModelRequest(name, is_served=True))
-                await self._wait_served(operation)
-                return
-            except (OperationFailed, CommandFailed, NoRoom) as error:
-                failure = error
+            if model.start:
+                await self._load(operation)
+            await ask(self._supervisor, ServeModelRequest(name, is_served=True))
+            await self._wait_served(operation, name)
+        except (OperationFailed, CommandFailed, NoRoom):
+            await self._take_back(operation)
+            raise
+
+    async def _ask_added(
+        self, operation: Operation, request: AddModelRequest | AddVersionRequest
+    ) -> ControlledModelConfig:
+        """Let the supervisor have a model more.
+
+        Raises:
+          Failed: it took too long; nothing of it stays.
+          CommandFailed: it cannot be had.
+        """
+        limit_s = self._config.operation_timeout_s
+        with trio.move_on_after(limit_s):
+            return await ask_config(self._supervisor, request, partial(self._tell, operation))
         await self._take_back(operation)
-        raise failure
+        raise OperationFailed(_late("looking at it", limit_s))
+
+    async def _switch_all(self, operation: Operation) -> None:
+        """Give a public name to another version, or leave all as it was: the version that comes is
+        loaded beside the other one, gets all new requests at once, and then the other one goes.
+
+        Raises:
+          Failed: the version that comes cannot serve.
+          CommandFailed: the same, or the workers of the other one could not be ended.
+          NoRoom: there is no memory for both.
+        """
+        order = operation.switch
+        assert order is not None, "a switch has its order"
+        route = self.routes.get(order.public_name)
+        if route is None or route.stable != operation.model:  # else it was moved already
+            request = AddVersionRequest(
+                operation.model, order.replaced, order.ref, is_of_port(operation)
+            )
+            config = await self._ask_added(operation, request)
+            if config.name == order.replaced:  # it computes alike, and is there already
+                self._controller.models[config.name].config = config
+                await self._wait_served(operation, config.name)
+                return
+            await self._move(operation, config, order.replaced, route)
+        self._tell(operation, f"{order.replaced}: its requests finish")
+        await self._wait_let_go(order.replaced)
+        await self._end(operation, order.replaced)
+        self._drop(order.replaced)
+
+    async def _move(
+        self,
+        operation: Operation,
+        config: ControlledModelConfig,
+        replaced: str,
+        route: Route | None,
+    ) -> None:
+        """Load a version beside the one that it replaces, and give it all new requests.
+
+        Args:
+          operation: the switch.
+          config: of the version that comes.
+          replaced: name of the other one.
+          route: of their public name, as it is now; None where it has none.
+
+        Raises:
+          Failed: it cannot serve; it is taken back.
+          CommandFailed: the same.
+          NoRoom: there is no memory for both.
+        """
+        new, revision = config.name, 0 if route is None else route.revision
+        is_known = route is not None and new in route.shares
+        self._add(config, await trio.to_thread.run_sync(expected_bytes, config))
+        models = self._controller.models
+        kept = [models[new], *(one for one in (models[replaced],) if one.state in HOLDING)]
+        for model in kept:
+            model.is_kept = True
+        try:
+            await self._load(operation)
+            beside = RouteRequest(new, replaced, revision, is_moved=False)
+            await ask(self._supervisor, beside)
+            await self._wait_served(operation, new, is_ready=True)
+            moved = RouteRequest(new, replaced, revision + (not is_known), is_moved=True)
+            await ask(self._supervisor, moved)
+        except (OperationFailed, CommandFailed, NoRoom):
+            await self._take_back(operation)
+            raise
+        finally:
+            for model in kept:
+                model.is_kept = False
 
     async def _load(self, operation: Operation) -> None:
         """Start the workers of a model that is being added, as an order would.
@@ -262,13 +376,20 @@ class Changes:
         if load.status is OperationStatus.FAILED:
             raise OperationFailed(load.progress)
 
-    async def _wait_served(self, operation: Operation) -> None:
+    async def _wait_served(
+        self, operation: Operation, name: str, *, is_ready: bool = False
+    ) -> None:
         """Wait until every server gives a model requests.
+
+        Args:
+          operation: that waits.
+          name: of the model.
+          is_ready: whether its workers must be there for each of them.
 
         Raises:
           Failed: one refuses it, or they do not say so in time.
         """
-        name, controller = operation.model, self._controller
+        controller = self._controller
         self._tell(operation, f"{name}: servers read its tokenizer")
         with trio.move_on_after(self._config.servers_s):
             while True:
@@ -279,7 +400,11 @@ class Changes:
                 # No drop waits for a server that was silent for `silence_s`: it may still have an
                 # earlier model of this name.
                 version = config.digest or config.model_dir
-                has_it = {server for server, one in said.items() if one.version == version}
+                has_it = {
+                    server
+                    for server, one in said.items()
+                    if one.version == version and (one.is_ready or not is_ready)
+                }
                 servers = controller.heard_at.keys()
                 if servers and servers <= has_it:
                     return
@@ -297,7 +422,7 @@ class Changes:
         await ask(self._supervisor, ServeModelRequest(name, is_served=False))
         await self._wait_let_go(name)
         try:
-            await self._end(operation)
+            await self._end(operation, name)
         except CommandFailed:
             await ask(self._supervisor, ServeModelRequest(name, is_served=True))
             raise
@@ -332,16 +457,16 @@ class Changes:
             partial(ask, self._supervisor, ServeModelRequest(name, is_served=False))
         )
         await self._wait_let_go(name)
-        await self._end(operation)
+        await self._end(operation, name)
         self._drop(name)
 
-    async def _end(self, operation: Operation) -> None:
+    async def _end(self, operation: Operation, name: str) -> None:
         """End the workers of a model.
 
         Raises:
           CommandFailed: some are left.
         """
-        request, tell = DropModelRequest(operation.model), partial(self._tell, operation)
+        request, tell = DropModelRequest(name), partial(self._tell, operation)
         await self._persist(partial(ask, self._supervisor, request, tell))
 
     async def _persist(self, work: Callable[[], Awaitable[object]]) -> None:

@@ -187,12 +187,12 @@ class Scaling:
         """Return what clients call a model: the name of its route, or its own."""
         return next((name for name, one in self.routes.items() if version in one.shares), version)
 
-    def route(self, version: str, instead_of: str, revision: int, *, is_moved: bool) -> None:
+    def route(self, version: str, replaced: str, revision: int, *, is_moved: bool) -> None:
         """Put a version under the public name of another one, in its place among the models.
 
         Args:
           version: comes.
-          instead_of: has the public name now.
+          replaced: has the public name now.
           revision: of the route that the caller saw; 0 where there was none.
           is_moved: all new requests go to the version that comes, and servers let the other one
             go. Otherwise servers know both, and the one that comes gets no request yet.
@@ -201,8 +201,8 @@ class Scaling:
           RestartFailed: the route has changed since, or a file cannot be written; servers are told
             what they were told before.
         """
-        public = self.public_name(instead_of)
-        shares = {version: 1.0} if is_moved else {instead_of: 1.0, version: 0.0}
+        public = self.public_name(replaced)
+        shares = {version: 1.0} if is_moved else {replaced: 1.0, version: 0.0}
         before, served = self.routes, self._served
         now = before.get(public)
         if now is not None and (now.shares == shares or now.stable == version):
@@ -213,11 +213,11 @@ class Scaling:
                 f"the route of {public} is at revision {seen}, and was at {revision} when this "
                 "change began; ask again"
             )
-        stable = version if is_moved else instead_of
+        stable = version if is_moved else replaced
         self.routes = {**before, public: Route(shares, stable, revision + 1)}
         others = [one for one in self._names_served if one != version]
-        place = others.index(instead_of)
-        others[place : place + 1] = [version] if is_moved else [instead_of, version]
+        place = others.index(replaced)
+        others[place : place + 1] = [version] if is_moved else [replaced, version]
         self._served = tuple(others)
         try:
             self._write(public)

@@ -359,6 +359,18 @@ class Supervisor:
         finally:
             self.restarting = ()
 
+    def use_specs(self, name: str, specs: Mapping[str, ProcessSpec]) -> None:
+        """Have the workers of a model run with other settings from their next start on.
+
+        Args:
+          name: of the model.
+          specs: of its workers and stand-ins, by name.
+
+        Raises:
+          RestartFailed: there is no such model, a restart is under way, or the fleet ends.
+        """
+        self._to_change(name).use(specs)
+
     def add_model(
         self, name: str, specs: Sequence[ProcessSpec], spares: Sequence[ProcessSpec]
     ) -> None:

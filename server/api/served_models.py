@@ -239,15 +239,17 @@ class ModelTable:
         Raises:
           ConfigError: a model or alias has the name of one; nothing has changed.
         """
-        self._use(
-            [
-                replace(one, config=replace(one.config, model_adapters=adapters))
-                if one.version == name
-                else one
-                for one in self._models
-            ],
-            self.routes,
-        )
+        [own] = [one for one in self._models if one.version == name]
+        self.put(replace(own, config=replace(own.config, model_adapters=adapters)))
+
+    def put(self, model: ServedModel) -> None:
+        """Have this in place of the model with the same name for workers.
+
+        Raises:
+          ConfigError: another model has one of its names; nothing has changed.
+        """
+        models = [model if one.version == model.version else one for one in self._models]
+        self._use(models, self.routes)
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models)

@@ -268,8 +268,8 @@ async def test_a_version_comes_under_the_name_of_another_one_and_takes_its_place
             await one.models.add("chat-2", model, one.tell)
         same = FleetModelConfig("demo", aliases=("gpt",))
         with pytest.raises(RestartFailed, match=r"chat is served from .* already"):
-            await one.models.add("chat-2", same, one.tell, instead_of="chat")
-        await one.models.add("chat-2", model, one.tell, instead_of="chat")
+            await one.models.add("chat-2", same, one.tell, replaced="chat")
+        await one.models.add("chat-2", model, one.tell, replaced="chat")
         await one.models.route("chat-2", "chat", 0, is_moved=False)
         assert one.told.routes == {"chat": Route({"chat": 1, "chat-2": 0}, "chat", 1)}
         assert names_told(one) == ["chat", "chat-2", "code"]
@@ -294,7 +294,7 @@ async def test_a_version_that_is_taken_back_leaves_the_route_of_the_other_one(
 ) -> None:
     with scene(tmp_path) as one:
         model = FleetModelConfig(str(write_tiny(tmp_path / "tiny.gguf")), aliases=("gpt",))
-        await one.models.add("chat-2", model, one.tell, instead_of="chat")
+        await one.models.add("chat-2", model, one.tell, replaced="chat")
         await one.models.route("chat-2", "chat", 0, is_moved=False)
         await one.drop("chat-2")
         assert one.told.routes == {"chat": Route({"chat": 1}, "chat", 2)}
