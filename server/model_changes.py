@@ -276,7 +276,6 @@ class ModelChanges:
         model = self._fleets.set_version(config, files)
         self._services.models.put(self._services.with_store(model))
         name = config.model_name
-        self._fleets.by_model[name].adapters.use(kind.adapters, kind.unnamed_adapters)
         self._served[name] = _Life(kind, self._served[name].scope)
 
     async def _serve(
