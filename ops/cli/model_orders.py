@@ -27,6 +27,9 @@ POLL_S: Final = 0.2
 """Between two looks at an operation; a load takes from some tenths of a second to minutes."""
 ANSWER_TIMEOUT_S: Final = 30.0
 """For one answer of control, which writes to the audit log first."""
+AWAY_S: Final = 30.0
+"""For control to answer again during an operation: it is started again within seconds of its end,
+and goes on with the operation."""
 WAIT_S: Final = 1800.0
 """For the end of an operation: control gives a start 15 minutes, and a wait for room five."""
 LOCAL_URL: Final = "http://localhost"
@@ -45,6 +48,10 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="As `triolet s
 PortOption = Annotated[
     int | None, typer.Option(min=1, max=65_535, help="Of the fleet, if several run here.")
 ]
+
+
+class ControlAway(CommandFailed):
+    """Control does not answer."""
 
 
 def add_orders(app: typer.Typer) -> None:
@@ -200,7 +207,7 @@ def run(path: Path, what: str, method: str, route: str, body: dict[str, Any] | N
     began, shown = time.monotonic(), ""
     transport = httpx2.HTTPTransport(uds=str(path), verify=verify_for(LOCAL_URL))
     with httpx2.Client(transport=transport, base_url=LOCAL_URL, timeout=ANSWER_TIMEOUT_S) as client:
-        operation = _ask(client, method, route, body)
+        operation, answered = _ask(client, method, route, body), began
         while True:
             if operation["progress"] != shown:
                 shown = operation["progress"]
@@ -216,7 +223,12 @@ def run(path: Path, what: str, method: str, route: str, body: dict[str, Any] | N
                     "`triolet model ps` shows how far it is"
                 )
             time.sleep(POLL_S)
-            operation = _ask(client, "GET", f"/admin/operations/{operation['id']}")
+            try:
+                operation = _ask(client, "GET", f"/admin/operations/{operation['id']}")
+                answered = time.monotonic()
+            except ControlAway:
+                if time.monotonic() - answered >= AWAY_S:
+                    raise
 
 
 def _ask(
@@ -227,7 +239,7 @@ def _ask(
     try:
         answer = client.request(method, path, json=body)
     except HTTPError as error:
-        raise CommandFailed(
+        raise ControlAway(
             f"control does not answer {method} {path}: {error}; only a fleet that serves models "
             "by names (`triolet serve NAME=MODEL …`) has it. There it is started again when it "
             "ends, and what it had begun goes on: try again in a minute; the fleet's log says why "
