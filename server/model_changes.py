@@ -125,6 +125,8 @@ class ModelChanges:
                     self._begin(name, partial(self._set_version, one))
                 elif life is not None and has_other_adapters(life, one):
                     self._set_adapters(life, one)
+                elif life is not None and life.kind == kind_of(one):
+                    self._note_usable(name)
         try:
             self._use(self._usable_routes())
         except ConfigError as error:
@@ -263,9 +265,12 @@ class ModelChanges:
             log.error("model_refused", model=one.name, reason=str(error))
             self.refused[one.name], self._refused_kinds[one.name] = str(error), kind_of(one)
             return False
-        self.refused.pop(one.name, None)
-        self._refused_kinds.pop(one.name, None)
+        self._note_usable(one.name)
         return True
+
+    def _note_usable(self, name: str) -> None:
+        self.refused.pop(name, None)
+        self._refused_kinds.pop(name, None)
 
     async def _set_version(self, one: ServedModelConfig) -> None:
         """Have another version of a model that the same workers compute. Requests run on."""

@@ -178,7 +178,7 @@ class ModelSet:
             fleet=replace(old.settings.fleet, model=own.fleet.model),
             models={name: replace(old.settings.models[name], ref=own.models[prepared.name].ref)},
         )
-        for role in Role:
+        for role in (Role.SERVER, Role.PREFILL, Role.DECODE):
             settings = of_role(settings, role, model_digest=own.server.model_digest)
         new = replace(old, model_dir=prepared.model_dir, settings=settings)
         try:

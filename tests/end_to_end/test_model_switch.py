@@ -24,7 +24,7 @@ from ops.models.model_directory import demo_model_path
 
 from .conftest import PATIENT, WATCHED
 from .fleet_process import PATIENCE_S, FleetProcess, running_fleet, wait_until
-from .test_residency import body, control_pid, order
+from .test_residency import PROMPT, body, control_pid, order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,7 +56,7 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     changed = {name: tensor.roll(1, 0).contiguous() for name, tensor in weights.items()}
     save_file(changed, other / "model.safetensors")
     sampling = folder / "sampling.json"
-    sampling.write_text(json.dumps({"temperature": 0.25}))
+    sampling.write_text(json.dumps({"temperature": 0.0}))
     store = ("--store", str(folder / "store"))
     for tag, path, more in (
         ("v1", str(demo_model_path()), ()),
@@ -168,3 +168,37 @@ def test_streams_go_on_while_a_name_moves_to_another_version(
     assert {one["id"] for one in fleet.client.get("/v1/models").json()["data"]} == {"chat"}
     assert len(fleet.pids("prefill")) == len(fleet.pids("decode")) == 1
     fleet.wait_all_blocks_free()
+
+
+def test_other_sampling_defaults_need_no_other_workers_and_cost_no_kv_block(
+    fleet: FleetProcess,
+) -> None:
+    """After the switches above the fleet has the version `v1` again."""
+    asked = {"model": "chat", "prompt": PROMPT * 8, "max_tokens": 16, "ignore_eos": True}
+
+    def answer(**more: float) -> tuple[str, int]:
+        given = fleet.client.post("/v1/completions", json=asked | more).raise_for_status().json()
+        details = given["usage"]["prompt_tokens_details"]
+        return str(given["choices"][0]["text"]), int(details["cached_tokens"])
+
+    greedy, _ = answer(temperature=0.0)
+    _, cached = answer(temperature=0.0)
+    pids, digest = fleet.pids("prefill") + fleet.pids("decode"), streamed(fleet).version
+    assert len({answer()[0] for _ in range(4)}) > 1, "its default draws tokens"
+    assert "chat is switched" in order(fleet, "switch", "chat", "--to", "chat:warm")
+    assert streamed(fleet).version != digest
+    assert fleet.pids("prefill") + fleet.pids("decode") == pids
+    assert cached > 0
+    assert [answer() for _ in range(4)] == [(greedy, cached)] * 4
+    assert [model["id"] for model in fleet.client.get("/v1/models").json()["data"]] == ["chat"]
+
+
+def test_a_version_that_cannot_be_had_leaves_the_one_that_answers(fleet: FleetProcess) -> None:
+    before = streamed(fleet)
+    said = order(fleet, "switch", "chat", "--to", "/nowhere/at/all", code=1)
+    assert "model directory /nowhere/at/all does not exist" in said
+    assert "has no chat:v9" in order(fleet, "switch", "chat", "--to", "chat:v9", code=1)
+    assert "there is no model 'none'" in order(fleet, "switch", "none", "--to", "chat:v1", code=1)
+    assert streamed(fleet) == before
+    assert "is sleeping" in order(fleet, "sleep", "chat")
+    assert streamed(fleet) == before

@@ -28,7 +28,7 @@ from tests.ops.control.fleets import (
 )
 from tests.ops.control.test_changes import (
     Scene,
-    _killed_at,
+    killed_at,
     no_wait_for_servers,
     own_audit_log,
     scene,
@@ -243,7 +243,7 @@ async def test_control_that_starts_anew_lets_requests_of_an_adapter_end(
 
 
 @pytest.mark.slow
-async def test_killed_at_any_step_an_adapter_is_there_wholly_or_not_at_all(
+async def testkilled_at_any_step_an_adapter_is_there_wholly_or_not_at_all(
     request: pytest.FixtureRequest,
 ) -> None:
     """Over a second: real processes of control are killed and started, which is the claim."""
@@ -262,7 +262,7 @@ async def test_killed_at_any_step_an_adapter_is_there_wholly_or_not_at_all(
             for step, order, word in orders:
                 if word == "unloaded" and "sql" not in supervisor.named["chat"]:
                     await one.end_of(await load(one))
-                end = await _killed_at(step, order, one, control)
+                end = await killed_at(step, order, one, control)
                 assert end == ("done", f"chat:sql is {word}")
                 there = {"sql"} if word == "loaded" else set()
                 assert (supervisor.loaded["chat"].keys(), supervisor.named["chat"]) == (
