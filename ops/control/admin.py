@@ -27,6 +27,7 @@ from ..audit.events import AuditOutcome, os_user
 from ..settings.conversion import converted
 from ..settings.form import require_model_name
 from .auditing import audit
+from .control import new_id
 from .operations import (
     AdapterOrder,
     Conflict,
@@ -187,6 +188,7 @@ async def _list_models(control: Control) -> Response:
         ],
         "models": [
             _shown_model(model, now, news[name], seconds)
+            | {"public_name": control.changes.switches.public_name_of(name)}
             for name, model in control.controller.models.items()
         ],
     }
@@ -233,13 +235,13 @@ async def order(control: Control, actor: str, name: str, wanted: WantedState) ->
     Raises:
       Refusal: it was not given; the text says why.
     """
-    name = control.changes.version_of(name)
+    name = control.changes.switches.version_of(name)
     # A name that is none does not go to the audit log: it could be anything.
     if name not in control.controller.models:
         raise AdminRefusal(
             404, "model_not_found", str(UnknownModel(name, control.controller.models))
         )
-    operation_id = control.draw_id()
+    operation_id = new_id()
     noted = partial(audit, wanted, name, actor, operation_id)
     try:
         await noted(AuditOutcome.BEGUN)
@@ -303,9 +305,9 @@ async def _switch(control: Control, actor: str, name: str) -> Response:
     """Serve the version that the body names under the public name of a model."""
     (ref,) = _words(await _body(), "ref")
     if actor != os_user():
-        _require_references((ref,))
+        _require_references([ref])
     try:
-        version, order = control.changes.plan_switch(name, ref)
+        version, order = control.changes.switches.plan(name, ref, control.changes.under_way)
     except UnknownModel as error:
         raise AdminRefusal(404, "model_not_found", str(error)) from None
     operation = await _change(control, actor, version, WantedState.SWITCH, order)
@@ -396,7 +398,7 @@ async def _begin_load(control: Control, actor: str, name: str, adapter: str, ref
 
 async def _begin_unload(control: Control, actor: str, name: str, adapter: str) -> Operation:
     _require_adapter_name(adapter)
-    model = control.controller.models.get(control.changes.version_of(name))
+    model = control.controller.models.get(control.changes.switches.version_of(name))
     if model is not None and adapter not in model.config.adapters:
         known = model.config.adapters
         raise AdminRefusal(404, "adapter_not_found", str(UnknownAdapter(name, adapter, known)))
@@ -440,7 +442,7 @@ async def _change(
     """
     try:
         told = "" if settings is None else msgspec.json.encode(settings).decode()
-        operation = control.change(control.changes.version_of(name), wanted, actor, told)
+        operation = control.change(control.changes.switches.version_of(name), wanted, actor, told)
         noted = partial(audit, wanted, operation.subject, actor, operation.id)
         await noted(AuditOutcome.BEGUN)
         try:

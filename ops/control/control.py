@@ -113,10 +113,6 @@ class Control:
             for one in self.controller.outlook.news(trio.current_time())
         )
 
-    def draw_id(self) -> str:
-        """Return an id for an operation."""
-        return new_id()
-
     def order(self, name: str, wanted: WantedState, actor: str, operation_id: str) -> Operation:
         """Take an order, and begin what follows from it.
 

@@ -4,7 +4,6 @@ to the servers. Their workers are started and stopped as those of the others are
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -160,7 +159,7 @@ class ModelSet:
 
         Raises:
           ConfigError: both are the same directory, which is in no store.
-          RestartFailed: servers cannot be told; nothing has changed.
+          RestartFailed: its workers restart, or servers cannot be told; nothing has changed.
         """
         old, own = self._model(name), prepared.settings
         if prepared.model_dir == old.model_dir and not own.server.model_digest:
@@ -181,13 +180,12 @@ class ModelSet:
         for role in (Role.SERVER, Role.PREFILL, Role.DECODE):
             settings = of_role(settings, role, model_digest=own.server.model_digest)
         new = replace(old, model_dir=prepared.model_dir, settings=settings)
+        group = self._supervisor.to_change(name)
+        group.use(self._scaling.change(name, lambda _: new))
         try:
-            self._supervisor.use_specs(name, self._scaling.change(name, lambda _: new))
             self._scaling.tell_servers(name)
         except RestartFailed:
-            specs = self._scaling.change(name, lambda _: old)
-            with suppress(RestartFailed):  # a restart is under way: they have the old ones
-                self._supervisor.use_specs(name, specs)
+            group.use(self._scaling.change(name, lambda _: old))
             raise
         self._stored.replace(name, prepared.name, settings)
         return new

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from ops.audit.recording import default_folder
 from ops.audit.verification import read_entries, take_snapshot
-from ops.control import changes
+from ops.control import model_steps
 from ops.control.control import Control, new_id
 from ops.control.controller import Controller, ControlStep
 from ops.control.journal import FILE_NAME, SCHEMA, opened_journal
@@ -53,7 +53,7 @@ def own_audit_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def no_wait_for_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changes, "MEET_S", 0.0)
+    monkeypatch.setattr(model_steps, "MEET_S", 0.0)
 
 
 class FakeServer:
@@ -260,7 +260,7 @@ async def test_worker_seconds_of_a_model_are_those_of_all_its_lives() -> None:
 async def test_control_that_starts_anew_ends_no_workers_before_servers_were_heard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(changes, "MEET_S", 0.5)
+    monkeypatch.setattr(model_steps, "MEET_S", 0.5)
     with fleet_folder() as folder:
         async with supervised(folder, "chat", "code") as supervisor, trio.open_nursery() as nursery:
             one = Scene(folder, supervisor)
@@ -274,7 +274,7 @@ async def test_control_that_starts_anew_ends_no_workers_before_servers_were_hear
                 await trio.lowlevel.checkpoint()
             nursery.start_soon(one.server.run)
             began = trio.current_time()
-            while trio.current_time() < began + 2 * changes.MEET_S:
+            while trio.current_time() < began + 2 * model_steps.MEET_S:
                 await states(folder)
             assert ("drop_model", "code") not in supervisor.requests
             one.server.keeps.clear()
@@ -289,7 +289,7 @@ async def test_a_server_that_lets_nothing_go_is_not_waited_for_for_ever() -> Non
 
 
 async def test_a_drop_waits_for_a_restart_of_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changes, "RETRY_S", 0.01)
+    monkeypatch.setattr(model_steps, "RETRY_S", 0.01)
     async with scene() as one:
         await one.end_of(await one.add())
         one.supervisor.busy["drop_model"] = 3

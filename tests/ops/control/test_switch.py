@@ -5,12 +5,14 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING, Any
 
+import httpx2
 import msgspec
 import pytest
 import trio
 
 from ops.audit.recording import default_folder
 from ops.audit.verification import read_entries, take_snapshot
+from ops.ports import bind_port
 from tests.ops.control.fleets import (
     ControlProcess,
     ask_soon,
@@ -70,8 +72,8 @@ async def test_a_version_is_loaded_gets_the_name_and_then_the_other_one_goes() -
 async def test_orders_name_a_version_by_its_public_name() -> None:
     async with scene() as one:
         await one.end_of(await switch(one))
-        while one.supervisor.requests[-1] != ("stop_model", "chat-2"):
-            await ask(one, "POST", "chat/sleep")
+        status, asked = await ask(one, "POST", "chat/sleep")
+        assert (status, asked["model"]) == (202, "chat-2")
         assert (await one.end_of(await ask(one, "DELETE", "chat")))[0] == "done"
         assert await states(one.folder) == {}
 
@@ -118,6 +120,10 @@ async def test_a_version_that_computes_alike_keeps_the_workers() -> None:
         _, listed = await ask_soon(one.folder, "GET", MODELS)
         [shown] = listed["models"]
         assert (shown["name"], shown["digest"]) == ("chat", version_of("chat:warm"))
+        await one.end_of(await switch(one))
+        _, listed = await ask_soon(one.folder, "GET", MODELS)
+        names = [(shown["name"], shown["public_name"]) for shown in listed["models"]]
+        assert names == [("chat-2", "chat")]
 
 
 async def test_nothing_else_changes_during_a_switch_but_requests_wake_the_old_version() -> None:
@@ -144,6 +150,25 @@ async def test_nothing_else_changes_during_a_switch_but_requests_wake_the_old_ve
                 await trio.lowlevel.checkpoint()
         going_on.set()
         assert await one.end_of(answer) == ("done", "chat is switched")
+
+
+async def test_the_port_switches_to_versions_of_the_store_and_to_no_path() -> None:
+    with bind_port("127.0.0.1", 0) as bound:
+        port = bound.getsockname()[1]
+    async with scene(admin_port=port) as one:
+
+        def ask_port(ref: str) -> tuple[int, Any]:
+            url = f"http://127.0.0.1:{port}{MODELS}/chat/switch"
+            answer = httpx2.post(url, json={"ref": ref})
+            return answer.status_code, answer.json()
+
+        status, answer = await trio.to_thread.run_sync(ask_port, one.model_dir)
+        assert status == 403
+        assert "a path is taken on the Unix socket only" in answer["error"]["message"]
+        assert one.supervisor.requests == []
+        answer = await trio.to_thread.run_sync(ask_port, "chat@stable")
+        assert await one.end_of(answer) == ("done", "chat is switched")
+        assert one.supervisor.reference_only == {"chat-2": True}
 
 
 async def test_what_is_no_switch_is_refused() -> None:
