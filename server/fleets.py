@@ -174,15 +174,30 @@ class Fleets:
             events=events,
             takes_unversioned=is_only,
         )
+        self._names[name] = (name, *config.model_aliases)
+        self.by_model[name] = fleet
+        return self._served(config, files, fleet)
+
+    def set_version(self, config: ServerConfig, files: ModelFiles) -> ServedModel:
+        """Return another version of a model, which its workers compute; requests that run go on.
+
+        Args:
+          config: of the server, for this version alone.
+          files: what was read of it.
+        """
+        fleet = self.by_model[config.model_name]
+        fleet.set_version(config)
+        self._metrics.set_version(config.model_name, config.model_digest)
+        return self._served(config, files, fleet)
+
+    def _served(self, config: ServerConfig, files: ModelFiles, fleet: Links) -> ServedModel:
         grammars = Grammars(
             Path(config.model_dir) / "tokenizer.json",
             files.text.eos_token_ids,
             config.grammar,
             self._do,
-            partial(self._metrics.grammar_checked, name),
+            partial(self._metrics.grammar_checked, config.model_name),
         )
-        self._names[name] = (name, *config.model_aliases)
-        self.by_model[name] = fleet
         return ServedModel(
             config,
             fleet,

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from .scheduling.links import Links
     from .text.processes import Do
 
+    Use = Callable[[ServerConfig, ModelFiles, ServedModelConfig], Awaitable[None]]
+
 log = structlog.get_logger(__name__)
 
 LOOK_S: Final = 0.1 * SECONDS
@@ -113,13 +115,18 @@ class ModelChanges:
             for name in [name for name in self.refused if name not in wanted]:
                 del self.refused[name], self._refused_kinds[name]
             for name, one in wanted.items():
+                life = self._served.get(name)
                 was_refused = self._refused_kinds.get(name) == kind_of(one)
-                if name not in self._served and name not in self._busy and not was_refused:
+                if name in self._busy:
+                    continue
+                if life is None and not was_refused:
                     self._begin(name, partial(self._add, one))
-            for name, life in list(self._served.items()):
-                told = wanted.get(name)
-                if name not in self._busy and told is not None and has_other_adapters(life, told):
-                    self._set_adapters(life, told)
+                elif life is not None and has_other_version(life, one) and not was_refused:
+                    self._begin(name, partial(self._set_version, one))
+                elif life is not None and has_other_adapters(life, one):
+                    self._set_adapters(life, one)
+                elif life is not None and life.kind == kind_of(one):
+                    self._note_usable(name)
         try:
             self._use(self._usable_routes())
         except ConfigError as error:
@@ -155,7 +162,8 @@ class ModelChanges:
                     if missing
                     else f"revision {route.revision} is not above the one that is used"
                 )
-                log.error("route_refused", model=name, reason=f"{reason}; the old route stays")
+                note = log.info if {*missing} & self._busy else log.error
+                note("route_refused", model=name, reason=f"{reason}; the old route stays")
         self._routes_refused = refused
         return routes
 
@@ -167,7 +175,7 @@ class ModelChanges:
         """
         models = self._services.models
         before, leaving = models.routes, self._leaving(routes, len(models) + len(added) - 1)
-        models.change(routes, *added, without=leaving)
+        models.change(routes, *added, without=leaving, order=list(self._wanted or ()))
         self._fleets.know(routes)
         if routes != before:
             revisions = {name: route.revision for name, route in routes.items()}
@@ -187,7 +195,11 @@ class ModelChanges:
         kept = {version for route in routes.values() for version in route.shares} | self._busy
         for name, told in self._wanted.items():
             life = self._served.get(name)
-            if life and (life.kind == kind_of(told) or has_other_adapters(life, told)):
+            if life and (
+                life.kind == kind_of(told)
+                or has_other_adapters(life, told)
+                or has_other_version(life, told)
+            ):
                 kept.add(name)
         return [name for name in self._served if name not in kept][:most]
 
@@ -236,6 +248,11 @@ class ModelChanges:
         self._change()
 
     async def _add(self, one: ServedModelConfig) -> None:
+        if await self._read(one, self._serve):
+            log.info("model_added", model=one.name, digest=one.digest)
+
+    async def _read(self, one: ServedModelConfig, use: Use) -> bool:
+        """Read the files of a model and use them; return whether they can be used."""
         # Its workers follow as members: an address that cannot be used is refused alone.
         alone = replace(one, prefill_addresses=(), decode_addresses=())
         [config] = replace(self._services.config, models=(alone,)).of_models
@@ -243,14 +260,28 @@ class ModelChanges:
             files = await trio.to_thread.run_sync(
                 read_files, config, self._services.do, limiter=self._reading
             )
-            await self._serve(config, files, kind_of(one))
+            await use(config, files, kind_of(one))
         except UNREADABLE as error:
             log.error("model_refused", model=one.name, reason=str(error))
             self.refused[one.name], self._refused_kinds[one.name] = str(error), kind_of(one)
-            return
-        self.refused.pop(one.name, None)
-        self._refused_kinds.pop(one.name, None)
-        log.info("model_added", model=one.name, digest=one.digest)
+            return False
+        self._note_usable(one.name)
+        return True
+
+    def _note_usable(self, name: str) -> None:
+        self.refused.pop(name, None)
+        self._refused_kinds.pop(name, None)
+
+    async def _set_version(self, one: ServedModelConfig) -> None:
+        """Have another version of a model that the same workers compute. Requests run on."""
+        if await self._read(one, self._put):
+            log.info("version_changed", model=one.name, digest=one.digest)
+
+    async def _put(self, config: ServerConfig, files: ModelFiles, kind: ServedModelConfig) -> None:
+        model = self._fleets.set_version(config, files)
+        self._services.models.put(self._services.with_store(model))
+        name = config.model_name
+        self._served[name] = _Life(kind, self._served[name].scope)
 
     async def _serve(
         self, config: ServerConfig, files: ModelFiles, kind: ServedModelConfig
@@ -289,6 +320,15 @@ def has_other_adapters(life: _Life, told: ServedModelConfig) -> bool:
         return False
     is_told = replace(told, adapters=(), unnamed_adapters=())
     return kind_of(replace(life.kind, adapters=(), unnamed_adapters=())) == kind_of(is_told)
+
+
+def has_other_version(life: _Life, told: ServedModelConfig) -> bool:
+    """Return whether a model has another version than it is to have, which the same workers
+    compute."""
+    if life.kind is None or not told.compute_digest:
+        return False
+    own = replace(life.kind, model_dir=told.model_dir, digest=told.digest)
+    return life.kind.digest != told.digest and kind_of(own) == kind_of(told)
 
 
 def read_models(

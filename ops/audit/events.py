@@ -48,6 +48,7 @@ class Action(StrEnum):
     MODEL_UNLOAD = "model.unload"
     MODEL_ADD = "model.add"
     MODEL_DROP = "model.drop"
+    MODEL_SWITCH = "model.switch"
     ADAPTER_LOAD = "adapter.load"
     ADAPTER_UNLOAD = "adapter.unload"
     MODEL_REQUIRE = "model.require"

@@ -1,4 +1,4 @@
-"""`triolet model load|sleep|wake|unload|add|drop` and `triolet adapter load|unload`: ask the
+"""`triolet model load|sleep|wake|unload|add|drop|switch` and `triolet adapter load|unload`: ask the
 control of a fleet that runs."""
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ POLL_S: Final = 0.2
 """Between two looks at an operation; a load takes from some tenths of a second to minutes."""
 ANSWER_TIMEOUT_S: Final = 30.0
 """For one answer of control, which writes to the audit log first."""
+AWAY_S: Final = 30.0
+"""For control to answer again during an operation: it is started again within seconds of its end,
+and goes on with the operation."""
 WAIT_S: Final = 1800.0
 """For the end of an operation: control gives a start 15 minutes, and a wait for room five."""
 LOCAL_URL: Final = "http://localhost"
@@ -47,12 +50,17 @@ PortOption = Annotated[
 ]
 
 
+class ControlAway(CommandFailed):
+    """Control does not answer."""
+
+
 def add_orders(app: typer.Typer) -> None:
     """Add a command for each order."""
     for action, text in HELP.items():
         app.command(action, help=text)(_command(action))
     app.command("add")(add_model)
     app.command("drop")(drop_model)
+    app.command("switch")(switch_model)
 
 
 def adapter_app() -> typer.Typer:
@@ -96,6 +104,16 @@ def add_model(
 def drop_model(name: NameArgument, port: PortOption = None) -> None:
     """End the requests and workers of a model in order, and have it no more; its files stay."""
     run(_admin(port), f"drop {name}", "DELETE", f"/admin/models/{name}")
+
+
+def switch_model(
+    name: NameArgument,
+    to: Annotated[str, typer.Option(metavar="REF", help="Version, directory or GGUF file.")],
+    port: PortOption = None,
+) -> None:
+    """Serve another version under the name of a model; streams that run finish on the old one."""
+    route = f"/admin/models/{name}/switch"
+    run(_admin(port), f"switch {name}", "POST", route, {"ref": _as_meant(to)})
 
 
 def load_adapter(
@@ -189,7 +207,7 @@ def run(path: Path, what: str, method: str, route: str, body: dict[str, Any] | N
     began, shown = time.monotonic(), ""
     transport = httpx2.HTTPTransport(uds=str(path), verify=verify_for(LOCAL_URL))
     with httpx2.Client(transport=transport, base_url=LOCAL_URL, timeout=ANSWER_TIMEOUT_S) as client:
-        operation = _ask(client, method, route, body)
+        operation, answered = _ask(client, method, route, body), began
         while True:
             if operation["progress"] != shown:
                 shown = operation["progress"]
@@ -205,7 +223,12 @@ def run(path: Path, what: str, method: str, route: str, body: dict[str, Any] | N
                     "`triolet model ps` shows how far it is"
                 )
             time.sleep(POLL_S)
-            operation = _ask(client, "GET", f"/admin/operations/{operation['id']}")
+            try:
+                operation = _ask(client, "GET", f"/admin/operations/{operation['id']}")
+                answered = time.monotonic()
+            except ControlAway:
+                if time.monotonic() - answered >= AWAY_S:
+                    raise
 
 
 def _ask(
@@ -216,7 +239,7 @@ def _ask(
     try:
         answer = client.request(method, path, json=body)
     except HTTPError as error:
-        raise CommandFailed(
+        raise ControlAway(
             f"control does not answer {method} {path}: {error}; only a fleet that serves models "
             "by names (`triolet serve NAME=MODEL …`) has it. There it is started again when it "
             "ends, and what it had begun goes on: try again in a minute; the fleet's log says why "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import httpx2
@@ -22,6 +23,8 @@ from ..supervisor.supervisor_socket import ask_models
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from triolet.config.routes import Route
 
     from ..supervisor.model_status import ModelStatus, RunningWorker
 
@@ -117,11 +120,11 @@ def run_ps(port: int | None, *, as_json: bool) -> None:
       CommandFailed: no fleet runs.
     """
     fleet = fleet_to_show(port)
-    running = trio.run(ask_models, fleet.supervisor_socket).models
+    told = trio.run(ask_models, fleet.supervisor_socket)
     served, objection = served_models(fleet.note.url)
     if objection:
         typer.echo(f"{fleet.note.url} does not say all that it serves: {objection}", err=True)
-    found = rows(running, served, fleet.note.models)
+    found = rows(told.models, served, fleet.note.models, told.routes)
     if as_json:
         typer.echo(msgspec.json.encode(found).decode())
         return
@@ -167,6 +170,7 @@ def rows(
     running: list[ModelStatus],
     served: list[Served],
     names: Sequence[str] = (),
+    routes: Mapping[str, Route] = MappingProxyType({}),
     proc: Path = _PROC,
 ) -> list[ModelRow]:
     """Return each model with what is known of it.
@@ -175,13 +179,16 @@ def rows(
       running: as the supervisor says.
       served: as a server says; empty where none answers.
       names: of the models, as the supervisor noted them for a server that is silent.
+      routes: by public name; servers say of that what its stable version is.
       proc: Linux's folder of processes.
     """
     by_name: Mapping[str, Served] = {one.id: one for one in served}
+    public = {route.stable: name for name, route in routes.items()}
     found = []
     for model in running:
         # The only model has a name for clients alone.
-        known = by_name.get(model.name) if model.name else next(iter(served), None)
+        name = public.get(model.name, model.name)
+        known = by_name.get(name) if name else next(iter(served), None)
         found.append(
             ModelRow(
                 known.id if known is not None else model.name or next(iter(names), "-"),

@@ -27,12 +27,14 @@ from ..audit.events import AuditOutcome, os_user
 from ..settings.conversion import converted
 from ..settings.form import require_model_name
 from .auditing import audit
+from .control import new_id
 from .operations import (
     AdapterOrder,
     Conflict,
     NoRoom,
     Operation,
     OperationStatus,
+    SwitchOrder,
     UnknownAdapter,
     UnknownModel,
     WantedState,
@@ -136,6 +138,7 @@ def build_app(control: Control, actor: str) -> QuartTrio:
         ("POST", "/admin/models", partial(_add, control, actor)),
         ("DELETE", "/admin/models/<name>", partial(_drop, control, actor)),
         ("POST", "/admin/models/<name>/<action>", partial(_order, control, actor)),
+        ("POST", "/admin/models/<name>/switch", partial(_switch, control, actor)),
         ("POST", "/admin/models/<name>/adapters", partial(_load_adapter, control, actor)),
         (
             "DELETE",
@@ -185,6 +188,7 @@ async def _list_models(control: Control) -> Response:
         ],
         "models": [
             _shown_model(model, now, news[name], seconds)
+            | {"public_name": control.changes.switches.public_name_of(name)}
             for name, model in control.controller.models.items()
         ],
     }
@@ -231,12 +235,13 @@ async def order(control: Control, actor: str, name: str, wanted: WantedState) ->
     Raises:
       Refusal: it was not given; the text says why.
     """
+    name = control.changes.switches.version_of(name)
     # A name that is none does not go to the audit log: it could be anything.
     if name not in control.controller.models:
         raise AdminRefusal(
             404, "model_not_found", str(UnknownModel(name, control.controller.models))
         )
-    operation_id = control.draw_id()
+    operation_id = new_id()
     noted = partial(audit, wanted, name, actor, operation_id)
     try:
         await noted(AuditOutcome.BEGUN)
@@ -293,6 +298,19 @@ def _require_references(refs: Iterable[str]) -> None:
 
 async def _drop(control: Control, actor: str, name: str) -> Response:
     operation = await _change(control, actor, name, WantedState.DROP)
+    return _json(operation.shown, 202)
+
+
+async def _switch(control: Control, actor: str, name: str) -> Response:
+    """Serve the version that the body names under the public name of a model."""
+    (ref,) = _words(await _body(), "ref")
+    if actor != os_user():
+        _require_references([ref])
+    try:
+        version, order = control.changes.switches.plan(name, ref, control.changes.under_way)
+    except UnknownModel as error:
+        raise AdminRefusal(404, "model_not_found", str(error)) from None
+    operation = await _change(control, actor, version, WantedState.SWITCH, order)
     return _json(operation.shown, 202)
 
 
@@ -380,7 +398,7 @@ async def _begin_load(control: Control, actor: str, name: str, adapter: str, ref
 
 async def _begin_unload(control: Control, actor: str, name: str, adapter: str) -> Operation:
     _require_adapter_name(adapter)
-    model = control.controller.models.get(name)
+    model = control.controller.models.get(control.changes.switches.version_of(name))
     if model is not None and adapter not in model.config.adapters:
         known = model.config.adapters
         raise AdminRefusal(404, "adapter_not_found", str(UnknownAdapter(name, adapter, known)))
@@ -415,7 +433,7 @@ async def _change(
     actor: str,
     name: str,
     wanted: WantedState,
-    settings: FleetModelConfig | AdapterOrder | None = None,
+    settings: FleetModelConfig | AdapterOrder | SwitchOrder | None = None,
 ) -> Operation:
     """Record that a model or its adapters are to change, begin it, and return the operation.
 
@@ -423,19 +441,16 @@ async def _change(
       Refusal: it was not begun; the text says why.
     """
     try:
-        control.changes.require(name, wanted)
-        operation_id = control.draw_id()
-        subject = name
-        if isinstance(settings, AdapterOrder):
-            subject = f"{name}{SEPARATOR}{settings.name}"
-        noted = partial(audit, wanted, subject, actor, operation_id)
+        told = "" if settings is None else msgspec.json.encode(settings).decode()
+        operation = control.change(control.changes.switches.version_of(name), wanted, actor, told)
+        noted = partial(audit, wanted, operation.subject, actor, operation.id)
         await noted(AuditOutcome.BEGUN)
         try:
-            told = "" if settings is None else msgspec.json.encode(settings).decode()
-            return control.change(name, wanted, actor, operation_id, told)
+            control.begin(operation)
         except (Conflict, UnknownModel):  # it came in between
             await noted(AuditOutcome.FAILED, reason="conflict")
             raise
+        return operation
     except UnknownModel as error:
         raise AdminRefusal(404, "model_not_found", str(error)) from None
     except Conflict as error:

@@ -22,6 +22,7 @@ AUDITED: Final = {
     WantedState.UNLOAD: Action.MODEL_UNLOAD,
     WantedState.ADD: Action.MODEL_ADD,
     WantedState.DROP: Action.MODEL_DROP,
+    WantedState.SWITCH: Action.MODEL_SWITCH,
     WantedState.LOAD_ADAPTER: Action.ADAPTER_LOAD,
     WantedState.UNLOAD_ADAPTER: Action.ADAPTER_UNLOAD,
 }

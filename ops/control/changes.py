@@ -1,4 +1,5 @@
-"""Models that are added to a fleet while it runs, and dropped; their adapters too.
+"""Models that are added to a fleet while it runs, dropped, and switched to another version; their
+adapters too.
 
 Each step may be done again: control that was killed is followed by one that begins an unfinished
 operation anew. What cannot be added to its end is taken back.
@@ -6,8 +7,6 @@ operation anew. What cannot be added to its end is taken back.
 
 from __future__ import annotations
 
-import math
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -15,23 +14,19 @@ import structlog
 import trio
 
 from triolet.config import MAX_MODELS, FleetModelConfig
-from triolet.control_protocol import ModelState
 from triolet.errors import ConfigError
-from triolet.units import SECONDS
 
 from ..exit_codes import CommandFailed
 from ..supervisor.supervisor_socket import (
     AddModelRequest,
-    DropModelRequest,
     ServeModelRequest,
     ask,
-    ask_config,
     ask_models,
 )
 from .adapters import AdapterChanges
 from .auditing import is_of_port
 from .memory import expected_bytes
-from .models import Model
+from .model_steps import ModelSteps
 from .operations import (
     DONE_WORDS,
     Conflict,
@@ -42,25 +37,20 @@ from .operations import (
     UnknownModel,
     WantedState,
 )
+from .switches import Switches
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
     from pathlib import Path
 
-    from triolet.config import ControlConfig, ControlledModelConfig
+    from triolet.config import ControlConfig
 
     from ..supervisor.supervisor_socket import ModelsAnswer
     from .controller import Controller
 
 log = structlog.get_logger(__name__)
 
-BY_ADD: Final = "add"
 BY_RECONCILING: Final = "supervisor"
-RETRY_S: Final = 1.0 * SECONDS
-"""Before the supervisor is asked again for what it refuses during a restart of workers."""
-MEET_S: Final = 2.0 * SECONDS
-"""From the moment control listens until every server that runs has dialled it: they try at least
-every second."""
 UNDER_WAY: Final = "{wanted} of {name} is under way (operation {id}); ask again after its end"
 
 
@@ -77,9 +67,10 @@ class Changes:
       nursery: for what operations do.
 
     Attributes:
-      under_way: operation of each model that is added or dropped, or whose adapters change, by
-        its name.
-      met_at: when every server that runs has said which models it has; inf before control listens.
+      under_way: operation of each model that is added, dropped or switched, or whose adapters
+        change, by its name. A switch is that of both versions.
+      steps: that operations are made of.
+      switches: of models to other versions.
     """
 
     def __init__(
@@ -93,60 +84,58 @@ class Changes:
         nursery: trio.Nursery,
     ) -> None:
         self.under_way: dict[str, Operation] = {}
-        self.met_at = math.inf
+        self.steps = ModelSteps(config, controller, supervisor, settle, forget)
+        self.switches = Switches(controller, supervisor, self.steps)
         self._config = config
         self._controller = controller
         self._supervisor = supervisor
         self._settle = settle
-        self._forget = forget
         self._wall = wall
         self._nursery = nursery
-        self._changed_at = 0.0
         self._adapters = AdapterChanges(
             config,
             controller,
             supervisor,
-            self._tell,
-            self._persist,
-            lambda: trio.current_time() >= self.met_at,
+            self.steps.tell,
+            self.steps.persist,
+            lambda: trio.current_time() >= self.steps.met_at,
         )
-
-    def note_listening(self) -> None:
-        """Take in that servers reach control from now on."""
-        self.met_at = trio.current_time() + MEET_S
 
     def require_free(self, name: str) -> None:
         """Look whether other orders for a model may be given.
 
         Raises:
-          Conflict: it is being added or dropped.
+          Conflict: it is being added, dropped or switched.
         """
         live = self.under_way.get(name)
         if live is not None:
-            raise Conflict(UNDER_WAY.format(wanted=live.wanted, name=name, id=live.id))
+            raise Conflict(UNDER_WAY.format(wanted=live.wanted, name=live.subject, id=live.id))
 
-    def require(self, name: str, wanted: WantedState) -> None:
-        """Look whether a model may be added or dropped, or its adapters changed.
+    def require(self, operation: Operation) -> None:
+        """Look whether a model may be added, dropped or switched, or its adapters changed.
 
         Raises:
           Conflict: that is under way, there is one of this name, or there are too many.
           UnknownModel: there is none of this name.
         """
-        self.require_free(name)
-        known = self._controller.models
-        if wanted is not WantedState.ADD and name not in known:
-            raise UnknownModel(name, known)
-        if wanted is WantedState.ADD and name in known:
-            raise Conflict(
-                f"there is a model {name} already; `triolet model drop {name}` comes first, or "
-                "another name"
-            )
-        if wanted is WantedState.ADD and len({*known, *self.under_way}) >= MAX_MODELS:
-            raise Conflict(f"this fleet has {len(known)} models; allowed: {MAX_MODELS}")
+        for name in operation.names:
+            self.require_free(name)
+        name, known, switch = operation.model, self._controller.models, operation.switch
+        if operation.wanted is WantedState.ADD or switch is not None:
+            if name in known:
+                raise Conflict(
+                    f"there is a model {name} already; `triolet model drop {name}` comes first, or "
+                    "another name"
+                )
+            if len({*known, *self.under_way}) >= MAX_MODELS:
+                raise Conflict(f"this fleet has {len(known)} models; allowed: {MAX_MODELS}")
+        needed = name if switch is None else switch.replaced
+        if operation.wanted is not WantedState.ADD and needed not in known:
+            raise UnknownModel(needed, known)
 
     def begin(self, operation: Operation) -> None:
         """Do an operation from its beginning; the journal has it already, or gets it now."""
-        self.under_way[operation.model] = operation
+        self.under_way |= dict.fromkeys(operation.names, operation)
         self._controller.changed[operation.id] = operation
         operation.status = OperationStatus.RUNNING
         self._nursery.start_soon(self._run, operation)
@@ -158,12 +147,13 @@ class Changes:
           listed: what it said.
           asked_at: when it was asked.
         """
-        if not listed.configs or asked_at <= self._changed_at:
+        if not listed.configs or asked_at <= self.steps.changed_at:
             return
+        self.switches.routes = listed.routes
         told = {one.name: one for one in listed.configs}
         for name in [one for one in self._controller.models if one not in told]:
             if name not in self.under_way:
-                self._drop(name)
+                self.steps.drop(name)
         for name, config in told.items():
             if name in self.under_way:
                 continue
@@ -179,7 +169,7 @@ class Changes:
                 )
                 self.begin(operation)
             elif name not in self._controller.models:
-                self._add(config, expected_bytes(config))
+                self.steps.add(config, expected_bytes(config))
             elif self._controller.models[name].config.adapters != config.adapters:
                 self._adapters.note(config)  # control was not told how a change ended
 
@@ -187,6 +177,7 @@ class Changes:
         work = {
             WantedState.ADD: self._add_all,
             WantedState.DROP: self._drop_all,
+            WantedState.SWITCH: self.switches.run,
             WantedState.LOAD_ADAPTER: self._adapters.load,
             WantedState.UNLOAD_ADAPTER: self._adapters.unload,
         }[operation.wanted]
@@ -196,14 +187,16 @@ class Changes:
                 raise OperationFailed(
                     f"the fleet that {operation.subject} was asked of has ended before it was done"
                 )
+            self.switches.routes = listed.routes
             await work(operation)
         except (OperationFailed, CommandFailed, NoRoom) as error:
             operation.status, operation.progress = OperationStatus.FAILED, str(error)
         else:
             told = f"{operation.subject} is {DONE_WORDS[operation.wanted]}"
             operation.status, operation.progress = OperationStatus.DONE, told
-        self._changed_at = trio.current_time()
-        del self.under_way[operation.model]
+        self.steps.changed_at = trio.current_time()
+        for name in operation.names:
+            del self.under_way[name]
         self._controller.changed[operation.id] = operation
         self._settle()
 
@@ -220,71 +213,18 @@ class Changes:
             model = msgspec.json.decode(operation.settings, type=FleetModelConfig)
         except (msgspec.DecodeError, ConfigError) as error:
             raise OperationFailed(f"the settings of {name} cannot be read: {error}") from error
-        tell = partial(self._tell, operation)
+        # What is on disk may change after the admin routes have looked at it.
+        request = AddModelRequest(name, model, is_of_port(operation))
+        config = await self.steps.ask_added(operation, request)
+        self.steps.add(config, await trio.to_thread.run_sync(expected_bytes, config))
         try:
-            with trio.fail_after(self._config.operation_timeout_s):
-                # What is on disk may change after the admin routes have looked at it.
-                request = AddModelRequest(name, model, is_of_port(operation))
-                config = await ask_config(self._supervisor, request, tell)
-        except trio.TooSlowError:
-            failure: Exception = OperationFailed(
-                _late("looking at it", self._config.operation_timeout_s)
-            )
-        else:
-            size_bytes = await trio.to_thread.run_sync(expected_bytes, config)
-            self._add(config, size_bytes)
-            try:
-                if model.start:
-                    await self._load(operation)
-                await ask(self._supervisor, ServeModelRequest(name, is_served=True))
-                await self._wait_served(operation)
-                return
-            except (OperationFailed, CommandFailed, NoRoom) as error:
-                failure = error
-        await self._take_back(operation)
-        raise failure
-
-    async def _load(self, operation: Operation) -> None:
-        """Start the workers of a model that is being added, as an order would.
-
-        Raises:
-          Failed: they do not run.
-          NoRoom: there is no memory for them.
-        """
-        now = trio.current_time()
-        load = self._controller.order(
-            operation.model, WantedState.LOAD, BY_ADD, now, operation.created_at
-        )
-        self._settle()
-        while not load.is_over:
-            await trio.sleep(self._config.tick_s)
-            self._tell(operation, load.progress)
-        if load.status is OperationStatus.FAILED:
-            raise OperationFailed(load.progress)
-
-    async def _wait_served(self, operation: Operation) -> None:
-        """Wait until every server gives a model requests.
-
-        Raises:
-          Failed: one refuses it, or they do not say so in time.
-        """
-        name, controller = operation.model, self._controller
-        self._tell(operation, f"{name}: servers read its tokenizer")
-        with trio.move_on_after(self._config.servers_s):
-            while True:
-                for server, refused in controller.refusals.items():
-                    if name in refused:
-                        raise OperationFailed(f"{server.partition('/')[0]}: {refused[name]}")
-                config, said = controller.models[name].config, controller.models[name].activity
-                # No drop waits for a server that was silent for `silence_s`: it may still have an
-                # earlier model of this name.
-                version = config.digest or config.model_dir
-                has_it = {server for server, one in said.items() if one.version == version}
-                servers = controller.heard_at.keys()
-                if servers and servers <= has_it:
-                    return
-                await trio.sleep(self._config.tick_s)
-        raise OperationFailed(_late("the servers", self._config.servers_s) + "; their log says why")
+            if model.start:
+                await self.steps.load(operation)
+            await ask(self._supervisor, ServeModelRequest(name, is_served=True))
+            await self.steps.wait_served(operation, name)
+        except (OperationFailed, CommandFailed, NoRoom):
+            await self.steps.take_back(operation)
+            raise
 
     async def _drop_all(self, operation: Operation) -> None:
         """Drop a model: its requests end first, then its workers.
@@ -293,94 +233,12 @@ class Changes:
           CommandFailed: it is needed, or its workers could not be ended; servers have it again.
         """
         name = operation.model
-        self._tell(operation, f"{name}: its requests finish")
+        self.steps.tell(operation, f"{name}: its requests finish")
         await ask(self._supervisor, ServeModelRequest(name, is_served=False))
-        await self._wait_let_go(name)
+        await self.steps.wait_let_go(name)
         try:
-            await self._end(operation)
+            await self.steps.end(operation, name)
         except CommandFailed:
             await ask(self._supervisor, ServeModelRequest(name, is_served=True))
             raise
-        self._drop(name)
-
-    async def _wait_let_go(self, name: str) -> None:
-        """Wait until no server has a model; at most until they have cut off its requests."""
-        with trio.move_on_after(self._config.server_drain_s + self._config.servers_s):
-            while True:
-                if not self._is_known_to_servers(name):
-                    return
-                await trio.sleep(self._config.tick_s)
-
-    def _is_known_to_servers(self, name: str) -> bool:
-        """Whether a server has requests of a model, may have some, or says why it does not take
-        the model."""
-        if trio.current_time() < self.met_at:
-            return True
-        model = self._controller.models.get(name)
-        is_refused = any(name in refused for refused in self._controller.refusals.values())
-        return is_refused or (model is not None and bool(model.activity))
-
-    async def _take_back(self, operation: Operation) -> None:
-        """Leave nothing of a model that could not be added.
-
-        Raises:
-          CommandFailed: something of it is left.
-        """
-        name = operation.model
-        self._tell(operation, f"{name}: taken back")
-        await self._persist(
-            partial(ask, self._supervisor, ServeModelRequest(name, is_served=False))
-        )
-        await self._wait_let_go(name)
-        await self._end(operation)
-        self._drop(name)
-
-    async def _end(self, operation: Operation) -> None:
-        """End the workers of a model.
-
-        Raises:
-          CommandFailed: some are left.
-        """
-        request, tell = DropModelRequest(operation.model), partial(self._tell, operation)
-        await self._persist(partial(ask, self._supervisor, request, tell))
-
-    async def _persist(self, work: Callable[[], Awaitable[object]]) -> None:
-        """Ask the supervisor until it does something, or the time of an operation is over.
-
-        Raises:
-          CommandFailed: it does not.
-        """
-        give_up_at = trio.current_time() + self._config.operation_timeout_s
-        while True:
-            try:
-                await work()
-                return
-            except CommandFailed:
-                if trio.current_time() >= give_up_at:
-                    raise
-            await trio.sleep(RETRY_S)
-
-    def _add(self, config: ControlledModelConfig, size_bytes: int) -> None:
-        if config.name not in self._controller.models:
-            now = trio.current_time()
-            model = Model(config, ModelState.STAGED, size_bytes, now, now, now)
-            self._controller.models[config.name] = model
-
-    def _drop(self, name: str) -> None:
-        self._changed_at = trio.current_time()
-        model = self._controller.models.pop(name, None)
-        if model is None:
-            return
-        for live in filter(None, (model.running, model.waiting)):
-            live.status, live.progress = OperationStatus.FAILED, f"{name} was dropped"
-            self._controller.changed[live.id] = live
-        self._controller.load_times.forget(name)
-        self._forget(name)
-
-    def _tell(self, operation: Operation, text: str) -> None:
-        if text != operation.progress:
-            self._controller.note_progress(operation, text)
-
-
-def _late(what: str, seconds: float) -> str:
-    return f"{what} took longer than {seconds:g} s"
+        self.steps.drop(name)

@@ -113,10 +113,6 @@ class Control:
             for one in self.controller.outlook.news(trio.current_time())
         )
 
-    def draw_id(self) -> str:
-        """Return an id for an operation."""
-        return new_id()
-
     def order(self, name: str, wanted: WantedState, actor: str, operation_id: str) -> Operation:
         """Take an order, and begin what follows from it.
 
@@ -131,28 +127,35 @@ class Control:
         self._settle()
         return operation
 
-    def change(
-        self, name: str, wanted: WantedState, actor: str, operation_id: str, settings: str = ""
-    ) -> Operation:
-        """Begin to add or drop a model, or to change its adapters, once that is written down.
+    def change(self, name: str, wanted: WantedState, actor: str, settings: str = "") -> Operation:
+        """Return an operation that adds, drops or switches a model, or changes its adapters.
 
         Args:
           name: of the model.
           wanted: which of these.
           actor: gives the order.
-          operation_id: of the operation.
           settings: of the operation.
 
         Raises:
-          Conflict: it cannot be now, or could not be written down.
-          UnknownModel: there is none to drop.
+          Conflict: it cannot be now.
+          UnknownModel: there is none of this name.
         """
-        self.changes.require(name, wanted)
-        if not self.run_id:
-            raise Conflict("the supervisor of this fleet does not answer; try again in a minute")
         operation = Operation(
-            operation_id, name, wanted, actor, wall(), settings=settings, run=self.run_id
+            new_id(), name, wanted, actor, wall(), settings=settings, run=self.run_id
         )
+        self.changes.require(operation)
+        return operation
+
+    def begin(self, operation: Operation) -> None:
+        """Begin what `change` returned, once that is written down.
+
+        Raises:
+          Conflict: it cannot be now, or could not be written down.
+          UnknownModel: its model was dropped meanwhile.
+        """
+        self.changes.require(operation)
+        if not operation.run:
+            raise Conflict("the supervisor of this fleet does not answer; try again in a minute")
         self.controller.changed[operation.id] = operation
         self._write()
         if operation.id in self.controller.changed:
@@ -162,7 +165,6 @@ class Control:
                 "again"
             )
         self.changes.begin(operation)
-        return operation
 
     def _forget(self, name: str) -> None:
         self.account.note_dropped(lambda one: one != name)
@@ -222,7 +224,9 @@ class Control:
             case Activity():
                 self.controller.note_activity(said, now)
             case Wake(model):
-                if model not in self.changes.under_way:
+                # Requests may wait for a version that is being replaced, but not for a new one.
+                live = self.changes.under_way.get(model)
+                if live is None or (live.switch is not None and live.model != model):
                     self.controller.wake(model, now, wall())
         self._settle()
 
@@ -301,7 +305,8 @@ class Control:
         if operation.wanted is WantedState.LOAD_ADAPTER:
             adapter = operation.subject.rpartition(SEPARATOR)[2]
             return model.config.adapters.get(adapter, "")
-        return model.config.digest if operation.wanted is WantedState.ADD else ""
+        is_new = operation.wanted in (WantedState.ADD, WantedState.SWITCH)
+        return model.config.digest if is_new else ""
 
     def _meter(self, listed: ModelsAnswer) -> None:
         """Take in worker-seconds."""

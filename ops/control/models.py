@@ -38,6 +38,7 @@ class Model:
       running: operation under way.
       waiting: operation that comes next.
       waits_since: of the latter.
+      is_kept: whether a switch needs it in memory, whatever other models want.
       failed_at: end of the last load that failed, unless one succeeded since.
     """
 
@@ -59,6 +60,7 @@ class Model:
     running: Operation | None = None
     waiting: Operation | None = None
     waits_since: float = 0.0
+    is_kept: bool = False
     failed_at: float | None = None
 
     def note_gpus(self) -> dict[str, int]:
@@ -75,6 +77,11 @@ class Model:
         """Take in that what servers say of its requests has changed."""
         since = now if self.busy_since is None else self.busy_since
         self.busy_since = since if self.num_requests else None
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether it keeps its memory, whatever other models want."""
+        return self.config.pinned or self.is_kept
 
     @property
     def live(self) -> Operation | None:

@@ -28,6 +28,8 @@ class WantedState(StrEnum):
     """The fleet has the model, and servers give it requests."""
     DROP = "drop"
     """The fleet has the model no more."""
+    SWITCH = "switch"
+    """Another version has its public name, and the fleet has it no more."""
     LOAD_ADAPTER = "load_adapter"
     """Requests may name an adapter of it."""
     UNLOAD_ADAPTER = "unload_adapter"
@@ -44,11 +46,12 @@ class OperationStatus(StrEnum):
 
 
 OF_ADAPTERS: Final = frozenset({WantedState.LOAD_ADAPTER, WantedState.UNLOAD_ADAPTER})
-CHANGES: Final = frozenset({WantedState.ADD, WantedState.DROP}) | OF_ADAPTERS
+CHANGES: Final = frozenset({WantedState.ADD, WantedState.DROP, WantedState.SWITCH}) | OF_ADAPTERS
 """What changes which models and adapters a fleet has."""
 DONE_WORDS: Final = {
     WantedState.ADD: "added",
     WantedState.DROP: "dropped",
+    WantedState.SWITCH: "switched",
     WantedState.LOAD_ADAPTER: "loaded",
     WantedState.UNLOAD_ADAPTER: "unloaded",
 }
@@ -67,12 +70,26 @@ class AdapterOrder(msgspec.Struct, frozen=True):
     ref: str = ""
 
 
+class SwitchOrder(msgspec.Struct, frozen=True):
+    """Which version is to replace another one.
+
+    Attributes:
+      public_name: under which clients ask for both.
+      replaced: name of the version that answers now.
+      ref: directory, file or version of the one that comes.
+    """
+
+    public_name: str
+    replaced: str
+    ref: str
+
+
 class Operation(msgspec.Struct):
     """One operation on one model.
 
     Attributes:
       id: random.
-      model: its name.
+      model: its name; of a switch, that of the version that comes.
       wanted: what it leads to.
       actor: `user:NAME` or `port:NUMBER` for the admin routes, `request` for a request that waits,
         `keep-alive`, `memory` for another model's, `failed load`, or `supervisor` where
@@ -80,7 +97,7 @@ class Operation(msgspec.Struct):
       created_at: seconds since the epoch.
       status: how far it is.
       progress: what is done now, or the outcome, in words.
-      settings: of a model that is added, or an `AdapterOrder`, as JSON.
+      settings: of a model that is added, an `AdapterOrder`, or a `SwitchOrder`, as JSON.
       run: of the fleet whose models change, by its supervisor's id; empty for the other operations.
     """
 
@@ -102,11 +119,25 @@ class Operation(msgspec.Struct):
 
     @property
     def subject(self) -> str:
-        """What changes: the model, or an adapter of it."""
+        """What changes: the model, as clients call it, or an adapter of it."""
+        if self.switch is not None:
+            return self.switch.public_name
         if self.wanted not in OF_ADAPTERS:
             return self.model
         order = msgspec.json.decode(self.settings, type=AdapterOrder)
         return f"{self.model}{SEPARATOR}{order.name}"
+
+    @property
+    def switch(self) -> SwitchOrder | None:
+        """Which version it replaces; None for another operation."""
+        if self.wanted is not WantedState.SWITCH:
+            return None
+        return msgspec.json.decode(self.settings, type=SwitchOrder)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The models of which no other change may begin before its end."""
+        return (self.model,) if self.switch is None else (self.model, self.switch.replaced)
 
     @property
     def is_over(self) -> bool:

@@ -114,8 +114,9 @@ class Outlook:
 
     def too_large(self, model: Model, room: Never) -> str:
         """Return why a model does not fit, and what to do."""
-        pinned = [one.config.name for one in self._models.values() if one.config.pinned]
-        beside = f", of which pinned models ({', '.join(pinned)}) hold "
+        others = [one for one in self._models.values() if one is not model]
+        pinned = [one.config.name for one in others if one.is_pinned]
+        beside = f", of which {', '.join(pinned)} (pinned, or replaced only once it is ready) hold "
         beside = f"{beside}{show_size(room.pinned_bytes)}" if room.pinned_bytes else ""
         where = "" if room.place == HOST else f" of the GPU {room.place}"
         field = "control.memory_bytes" if room.place == HOST else "control.gpu_memory_share"
@@ -137,7 +138,7 @@ class Outlook:
             model.config.name,
             model.state,
             model.size_bytes,
-            model.config.pinned,
+            model.is_pinned,
             num_requests,
             model.since,
             max(model.last_used_at, model.since),

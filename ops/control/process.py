@@ -73,7 +73,7 @@ async def run_control(
                 control.changes.begin(operation)
             await control.look()
             await nursery.start(control.channel.run, folder / CONTROL_SOCKET)
-            control.changes.note_listening()
+            control.changes.steps.note_listening()
             await nursery.start(serve_admin, control, folder / ADMIN_SOCKET, config.admin_port)
             log.info("control_started", budget_bytes=budget, models=list(controller.models))
             task_status.started()

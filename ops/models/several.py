@@ -132,6 +132,22 @@ class StoredModels:
         if (model, name) in self._adapters:
             self._adapters.pop((model, name)).close()
 
+    def replace(self, name: str, other: str, settings: Settings) -> None:
+        """Let a model have the version that another name holds. Its earlier version is held too:
+        requests that run may read its files.
+
+        Args:
+          name: of the model.
+          other: the name under which the version was held.
+          settings: of the model from now on.
+        """
+        for model, adapter in list(self._adapters):
+            if model == other:
+                self.release_adapter(model, adapter)
+        del self.settings[other]
+        self._held[name].push(self._held.pop(other))
+        self.settings[name] = settings
+
     def release(self, name: str) -> None:
         """Hold a model no more, if it is held."""
         self.settings.pop(name, None)

@@ -14,6 +14,7 @@ from .slot import RestartFailed
 from .supervisor_socket import (
     Added,
     AddModelRequest,
+    AddVersionRequest,
     DropAdapterRequest,
     DropModelRequest,
     LoadAdapterRequest,
@@ -22,6 +23,7 @@ from .supervisor_socket import (
     OrderFinished,
     OrderRefused,
     RestartRequest,
+    RouteRequest,
     ScaleRequest,
     ServeModelRequest,
     StartModelRequest,
@@ -79,7 +81,9 @@ class Commands:
             case ModelsRequest():
                 configs = models.configs()
                 served = [one.name for one in configs if models.is_served(one.name)]
-                await tell(ModelsAnswer(supervisor.models(), supervisor.run_id, configs, served))
+                routes = dict(self._scaling.routes)
+                told = ModelsAnswer(supervisor.models(), supervisor.run_id, configs, served, routes)
+                await tell(told)
             case RestartRequest():
                 do = partial(_restart, supervisor, readiness, request, tell)
                 await _told(tell, do, "restarted", "restart_failed")
@@ -95,6 +99,12 @@ class Commands:
             case AddModelRequest(name, model, is_reference_only):
                 do = partial(models.add, name, model, begun, is_reference_only=is_reference_only)
                 await _told(tell, do, "model_added", "model_add_failed", model=name)
+            case AddVersionRequest(name):
+                do = partial(models.add_version, request, begun)
+                await _told(tell, do, "version_added", "version_add_failed", model=name)
+            case RouteRequest(version):
+                do = partial(models.route, request)
+                await _told(tell, do, "route_changed", "route_change_failed", model=version)
             case ServeModelRequest(model, is_served):
                 word = "model_served" if is_served else "model_withdrawn"
                 do = partial(models.set_served, model, is_served=is_served)

@@ -13,15 +13,16 @@ import trio
 
 from triolet.config import MAX_MODELS
 from triolet.errors import ConfigError
+from triolet.ids import Role
 
 from ..models.several import each_model
-from ..settings.form import require_model_name
+from ..settings.form import of_role, require_model_name
 from .plan import controlled
 from .prepare import prepare_model, require_auto
 from .slot import RestartFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from triolet.config import ControlledModelConfig, FleetModelConfig
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from .plan import ModelPlan
     from .scaling import Scaling
     from .supervisor import Supervisor
+    from .supervisor_socket import AddVersionRequest, RouteRequest
 
     Tell = Callable[[str], Awaitable[None]]
 
@@ -67,7 +69,13 @@ class ModelSet:
         return self._scaling.is_served(name)
 
     async def add(
-        self, name: str, model: FleetModelConfig, tell: Tell, *, is_reference_only: bool = False
+        self,
+        name: str,
+        model: FleetModelConfig,
+        tell: Tell,
+        *,
+        is_reference_only: bool = False,
+        replaced: str = "",
     ) -> ControlledModelConfig:
         """Have a model whose workers can be started; servers are not told of it.
 
@@ -76,6 +84,8 @@ class ModelSet:
           model: as settings would have it.
           tell: called before each step, with its words.
           is_reference_only: it and its adapters are versions of the store, no paths.
+          replaced: version whose public name and aliases it is to have; empty for none. Where
+            both compute alike, it takes that one's place at once.
 
         Raises:
           RestartFailed: it cannot be had; nothing of it stays.
@@ -89,10 +99,12 @@ class ModelSet:
                 return controlled(known[name])
             await tell(f"{name}: looking at its files")
             try:
-                self._require_free(name, model)
+                self._require_free(name, model, replaced)
                 prepared = await trio.to_thread.run_sync(
                     partial(self._prepare, name, model, is_reference_only), limiter=self._thread
                 )
+                if replaced and (same := self._put_in_place(prepared, replaced)):
+                    return controlled(same)
                 specs, spares = self._scaling.add(prepared)
             except (ConfigError, OSError, ValueError, RecursionError) as error:
                 # What is wrong with files of one model must not end a fleet of others.
@@ -105,7 +117,80 @@ class ModelSet:
                 raise
             return controlled(prepared)
 
-    def _require_free(self, name: str, model: FleetModelConfig) -> None:
+    async def add_version(self, request: AddVersionRequest, tell: Tell) -> ControlledModelConfig:
+        """Have another version of a model, with the settings and the number of workers of the one
+        that it is to replace, as `add`.
+
+        Args:
+          request: what is asked for.
+          tell: called before each step, with its words.
+
+        Raises:
+          RestartFailed: it cannot be had; nothing of it stays.
+        """
+        own = self._model(request.replaced)
+        model = replace(
+            own.settings.models[own.name],
+            ref=request.ref,
+            start=True,
+            prefill=own.settings.fleet.prefill,
+            decode=own.settings.fleet.decode,
+        )
+        return await self.add(
+            request.name,
+            model,
+            tell,
+            is_reference_only=request.is_reference_only,
+            replaced=request.replaced,
+        )
+
+    def _model(self, name: str) -> ModelPlan:
+        found = [one for one in self._scaling.now.models if one.name == name]
+        if not found:
+            raise RestartFailed(f"no model is called {name!r}")
+        return found[0]
+
+    def _put_in_place(self, prepared: ModelPlan, name: str) -> ModelPlan | None:
+        """Put a version in the place of one that computes alike: the workers stay, and have its
+        files from their next start on.
+
+        Returns:
+          The model with it; None where the two compute differently.
+
+        Raises:
+          ConfigError: both are the same directory, which is in no store.
+          RestartFailed: its workers restart, or servers cannot be told; nothing has changed.
+        """
+        old, own = self._model(name), prepared.settings
+        if prepared.model_dir == old.model_dir and not own.server.model_digest:
+            public = self._scaling.public_name(name)
+            raise ConfigError(
+                f"{public} is served from {old.model_dir} already; `triolet restart` reads its "
+                "files again"
+            )
+        if own.server.compute_digest != old.settings.server.compute_digest or not (
+            own.server.compute_digest
+        ):
+            return None
+        settings = replace(
+            old.settings,
+            fleet=replace(old.settings.fleet, model=own.fleet.model),
+            models={name: replace(old.settings.models[name], ref=own.models[prepared.name].ref)},
+        )
+        for role in (Role.SERVER, Role.PREFILL, Role.DECODE):
+            settings = of_role(settings, role, model_digest=own.server.model_digest)
+        new = replace(old, model_dir=prepared.model_dir, settings=settings)
+        group = self._supervisor.to_change(name)
+        group.use(self._scaling.change(name, lambda _: new))
+        try:
+            self._scaling.tell_servers(name)
+        except RestartFailed:
+            group.use(self._scaling.change(name, lambda _: old))
+            raise
+        self._stored.replace(name, prepared.name, settings)
+        return new
+
+    def _require_free(self, name: str, model: FleetModelConfig, replaced: str) -> None:
         """Look whether a fleet may have this model beside those that it has."""
         require_model_name(name)
         settings = self._scaling.now.settings
@@ -120,14 +205,21 @@ class ModelSet:
         taken = {
             alias: other
             for other, one in settings.models.items()
-            for alias in (other, *one.aliases)
+            for alias in (other, self._scaling.public_name(other), *one.aliases)
+            if alias == other or other != replaced
         }
         for alias in (name, *model.aliases):
             if alias in taken:
                 raise ConfigError(
                     f"model {taken[alias]} answers to {alias!r} already; give {name} another name"
                 )
-        require_auto(replace(settings, models={**settings.models, name: model}))
+        known = self._by_public_name(list(settings.models))
+        require_auto(replace(settings, models=known if replaced else {**known, name: model}))
+
+    def _by_public_name(self, versions: Sequence[str]) -> dict[str, FleetModelConfig]:
+        """Return models by what clients and ladders call them."""
+        models = self._scaling.now.settings.models
+        return {self._scaling.public_name(one): models[one] for one in versions}
 
     def _prepare(self, name: str, model: FleetModelConfig, is_reference_only: bool) -> ModelPlan:
         plan = self._scaling.now
@@ -159,8 +251,23 @@ class ModelSet:
         served = [one for one in settings.models if self._scaling.is_served(one)]
         if served == [name]:
             raise ConfigError(f"{name} is the only model; add another one first, or end the fleet")
-        others = {one: settings.models[one] for one in served if one != name}
+        routes = self._scaling.routes.values()
+        if any(one.stable == name and len(one.shares) > 1 for one in routes):
+            raise ConfigError(f"{name} gets requests until the version that replaces it is ready")
+        others = self._by_public_name([one for one in served if one != name])
         require_auto(replace(settings, models=others))
+
+    async def route(self, request: RouteRequest) -> None:
+        """Put a version under the public name of another one, as `Scaling.route`.
+
+        Raises:
+          RestartFailed: one of them is not there, or it is refused.
+        """
+        async with self.changing:
+            version, replaced = self._model(request.version), self._model(request.replaced)
+            self._scaling.route(
+                version.name, replaced.name, request.revision, is_moved=request.is_moved
+            )
 
     async def drop(self, name: str, tell: Tell) -> None:
         """Have a model no more, whose servers have let it go: end its workers, and release it in

@@ -12,6 +12,7 @@ import msgspec
 
 from triolet.config import Pinning
 from triolet.config.members import Member, Members, written_members
+from triolet.config.routes import Route
 from triolet.errors import ConfigError
 
 from ..running_fleets import write_note
@@ -44,6 +45,7 @@ class Scaling:
 
     Attributes:
       now: the plan as it is.
+      routes: that servers are told of, by public name.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Scaling:
         self._present = {name: set(workers) for name, workers in self._workers.items()}
         # None while servers have the models that they were started with.
         self._served: tuple[str, ...] | None = None
+        self.routes: dict[str, Route] = {}
 
     def plan(self, model: str, role: Role, count: int) -> list[ProcessSpec]:
         """Plan another number of workers; return all of them.
@@ -156,6 +159,7 @@ class Scaling:
     def remove(self, name: str) -> None:
         """Have a model less, which servers have not any more."""
         self.now = self.now.with_models([one for one in self.now.models if one.name != name])
+        self.routes = {key: one for key, one in self.routes.items() if name not in one.shares}
         del self._workers[name], self._present[name], self._spares[name]
 
     def is_served(self, name: str) -> bool:
@@ -168,13 +172,57 @@ class Scaling:
         Raises:
           RestartFailed: a file cannot be written; servers are told what they were told before.
         """
-        before = self._served
+        served, routes = self._served, self.routes
         others = tuple(one for one in self._names_served if one != name)
         self._served = (*others, name) if is_served else others
+        if not is_served:
+            self.routes = {public: narrowed(one, name) for public, one in routes.items()}
         try:
             self._write(name)
         except RestartFailed:
-            self._served = before
+            self._served, self.routes = served, routes
+            raise
+
+    def public_name(self, version: str) -> str:
+        """Return what clients call a model: the name of its route, or its own."""
+        return next((name for name, one in self.routes.items() if version in one.shares), version)
+
+    def route(self, version: str, replaced: str, revision: int, *, is_moved: bool) -> None:
+        """Put a version under the public name of another one, in its place among the models.
+
+        Args:
+          version: comes.
+          replaced: has the public name now.
+          revision: of the route that the caller saw; 0 where there was none.
+          is_moved: all new requests go to the version that comes, and servers let the other one
+            go. Otherwise servers know both, and the one that comes gets no request yet.
+
+        Raises:
+          RestartFailed: the route has changed since, or a file cannot be written; servers are told
+            what they were told before.
+        """
+        public = self.public_name(replaced)
+        shares = {version: 1.0} if is_moved else {replaced: 1.0, version: 0.0}
+        before, served = self.routes, self._served
+        now = before.get(public)
+        if now is not None and (now.shares == shares or now.stable == version):
+            return
+        seen = 0 if now is None else now.revision
+        if seen != revision:
+            raise RestartFailed(
+                f"the route of {public} is at revision {seen}, and was at {revision} when this "
+                "change began; ask again"
+            )
+        stable = version if is_moved else replaced
+        self.routes = {**before, public: Route(shares, stable, revision + 1)}
+        others = [one for one in self._names_served if one != version]
+        place = others.index(replaced)
+        others[place : place + 1] = [version] if is_moved else [replaced, version]
+        self._served = tuple(others)
+        try:
+            self._write(public)
+        except RestartFailed:
+            self.routes, self._served = before, served
             raise
 
     def note(self, model: str, names: Sequence[str]) -> None:
@@ -210,6 +258,7 @@ class Scaling:
                 for one in (*workers, *spares)
             ),
             self._models(),
+            {name: one for name, one in self.routes.items() if one.shares.keys() <= {*served}},
         )
         new = self._directory / f"{MEMBERS}.new"
         try:
@@ -250,6 +299,14 @@ class Scaling:
         known = ", ".join(f"{name}.{target}" if name else target for name in names)
         what = f"no model is called {model!r}" if model else f"{target} names no model"
         raise ConfigError(f"{what}; say {known}")
+
+
+def narrowed(route: Route, version: str) -> Route:
+    """Return a route without a version that gets no requests; one that has no other stays, since
+    servers may be told of it again."""
+    if version not in route.shares or len(route.shares) == 1:
+        return route
+    return Route({route.stable: 1.0}, route.stable, route.revision + 1)
 
 
 def _workers_of(plan: FleetPlan, model: str) -> dict[str, PlannedWorker]:

@@ -238,7 +238,7 @@ class Supervisor:
             was not restarted yet runs on.
         """
         require_no_restart(self)
-        among = [self._to_change(name) for name in dict.fromkeys(models)] or running(self._groups)
+        among = [self.to_change(name) for name in dict.fromkeys(models)] or running(self._groups)
         for group in among:
             if group.phase is not GroupPhase.RUNNING:
                 raise RestartFailed(
@@ -281,11 +281,11 @@ class Supervisor:
           RestartFailed: there is no such model, a restart is under way, the fleet or the model is
             stopped meanwhile, or a worker cannot be started.
         """
-        group = self._to_change(name)
+        group = self.to_change(name)
         if group.phase is GroupPhase.STOPPING:
             await tell(f"{name}: waiting for the end of its workers")
             await group.wait_gone()
-            group = self._to_change(name)
+            group = self.to_change(name)
         if group.phase is GroupPhase.STOPPED:
             self._launch(group)
             for spec in group.specs:
@@ -307,7 +307,7 @@ class Supervisor:
         Raises:
           RestartFailed: there is no such model, a restart is under way, or the fleet ends.
         """
-        group = self._to_change(name)
+        group = self.to_change(name)
         if group.phase is GroupPhase.RUNNING:
             assert self._nursery is not None, "a group runs"
             group.end()
@@ -337,10 +337,10 @@ class Supervisor:
             stopped meanwhile, or a worker did not become ready. All workers have the settings
             that they had.
         """
-        group = self._to_change(name)
+        group = self.to_change(name)
         if group.phase is GroupPhase.STOPPING:
             await group.wait_gone()
-            group = self._to_change(name)
+            group = self.to_change(name)
         require_no_restart(self)
         if group.phase is GroupPhase.STOPPED:
             group.use(specs)
@@ -385,7 +385,7 @@ class Supervisor:
           RestartFailed: there is no such model, it has workers, a restart is under way, or the
             fleet ends.
         """
-        if self._to_change(name).phase is not GroupPhase.STOPPED:
+        if self.to_change(name).phase is not GroupPhase.STOPPED:
             raise RestartFailed(f"model {name} has workers; they are stopped first")
         del self._models[name]
 
@@ -410,7 +410,7 @@ class Supervisor:
           RestartFailed: there is no such model, a restart is under way, the fleet or the model is
             stopped meanwhile, or a worker cannot be started. What was not changed yet stays.
         """
-        group = self._models[""] if model == "" and "" in self._models else self._to_change(model)
+        group = self._models[""] if model == "" and "" in self._models else self.to_change(model)
         if self.stopping.is_set():
             raise RestartFailed("the fleet is being stopped")
         require_no_restart(self)
@@ -436,7 +436,12 @@ class Supervisor:
         finally:
             self.restarting = ()
 
-    def _to_change(self, name: str) -> Group:
+    def to_change(self, name: str) -> Group:
+        """Return the workers of a model, which may change now.
+
+        Raises:
+          RestartFailed: there is no such model, a restart is under way, or the fleet ends.
+        """
         group = self._models.get(name)
         if group is None or not name:
             known = ", ".join(one for one in self._models if one)

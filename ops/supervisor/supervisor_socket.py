@@ -16,6 +16,7 @@ from triolet.config import (  # noqa: TC001 (msgspec reads the annotations)
     ControlledModelConfig,
     FleetModelConfig,
 )
+from triolet.config.routes import Route  # noqa: TC001 (msgspec reads the annotations)
 from triolet.errors import ConfigError
 from triolet.ids import Role  # noqa: TC001 (msgspec reads the annotations)
 
@@ -84,6 +85,40 @@ class AddModelRequest(msgspec.Struct, frozen=True, tag_field="request", tag="add
     is_reference_only: bool = False
 
 
+class AddVersionRequest(msgspec.Struct, frozen=True, tag_field="request", tag="add_version"):
+    """Have another version of a model beside it, with the same settings. No server is told of it
+    yet. Where it computes alike, it replaces the other version at once, and its workers stay.
+    Idempotent.
+
+    Attributes:
+      name: of the new version, where it gets workers of its own.
+      replaced: name of the version that it is to replace.
+      ref: its directory, file or version in the store.
+      is_reference_only: it is a version of the store, no path.
+    """
+
+    name: str
+    replaced: str
+    ref: str
+    is_reference_only: bool = False
+
+
+class RouteRequest(msgspec.Struct, frozen=True, tag_field="request", tag="route"):
+    """Put a version under the public name of another one. Idempotent.
+
+    Attributes:
+      version: that comes.
+      replaced: that has the public name now.
+      revision: of the route that the caller saw; 0 where there was none.
+      is_moved: all new requests go to the version that comes. Otherwise it gets none yet.
+    """
+
+    version: str
+    replaced: str
+    revision: int
+    is_moved: bool
+
+
 class ServeModelRequest(msgspec.Struct, frozen=True, tag_field="request", tag="serve_model"):
     """Tell servers to have a model, or to let it go. Idempotent."""
 
@@ -139,6 +174,8 @@ Request: TypeAlias = (
     | StopModelRequest
     | ScaleRequest
     | AddModelRequest
+    | AddVersionRequest
+    | RouteRequest
     | ServeModelRequest
     | DropModelRequest
     | LoadAdapterRequest
@@ -172,12 +209,14 @@ class ModelsAnswer(msgspec.Struct, frozen=True, tag_field="event", tag="models")
       run: of the supervisor, by an id of its own.
       configs: what control is to know of those with names.
       served: names of those that servers are told to have.
+      routes: of which servers are told, by public name.
     """
 
     models: list[ModelStatus]
     run: str = ""
     configs: list[ControlledModelConfig] = []
     served: list[str] = []
+    routes: dict[str, Route] = {}
 
 
 class Added(msgspec.Struct, frozen=True, tag_field="event", tag="added"):

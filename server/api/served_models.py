@@ -189,21 +189,28 @@ class ModelTable:
         self._any = next((one for one in models if ANY_MODEL in one.config.model_aliases), None)
 
     def change(
-        self, routes: Mapping[str, Route], *added: ServedModel, without: Collection[str] = ()
+        self,
+        routes: Mapping[str, Route],
+        *added: ServedModel,
+        without: Collection[str] = (),
+        order: Sequence[str] = (),
     ) -> None:
         """Have these routes and no others, and other models.
 
         Args:
           routes: by public name; their versions are all there then.
-          added: come behind the others.
+          added: come behind the others that are not in `order`.
           without: names of models that leave; one is left at least.
+          order: names of models; the first of them that is here answers requests that name none.
 
         Raises:
           ConfigError: two of them have one name, and are no versions of one route; nothing has
             changed.
         """
         kept = (one for one in self._models if one.version not in without)
-        self._use((*kept, *added), routes)
+        places = {version: place for place, version in enumerate(order)}
+        ordered = sorted((*kept, *added), key=lambda one: places.get(one.version, len(places)))
+        self._use(ordered, routes)
 
     def public_name_of(self, version: str) -> str:
         """Return what clients call a version."""
@@ -232,15 +239,17 @@ class ModelTable:
         Raises:
           ConfigError: a model or alias has the name of one; nothing has changed.
         """
-        self._use(
-            [
-                replace(one, config=replace(one.config, model_adapters=adapters))
-                if one.version == name
-                else one
-                for one in self._models
-            ],
-            self.routes,
-        )
+        [own] = [one for one in self._models if one.version == name]
+        self.put(replace(own, config=replace(own.config, model_adapters=adapters)))
+
+    def put(self, model: ServedModel) -> None:
+        """Have this in place of the model with the same name for workers.
+
+        Raises:
+          ConfigError: another model has one of its names; nothing has changed.
+        """
+        models = [model if one.version == model.version else one for one in self._models]
+        self._use(models, self.routes)
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models)

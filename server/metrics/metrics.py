@@ -89,7 +89,7 @@ class Metrics:
         self._registry.register(Reading(lambda: usage_families(self.usage_dropped())))
         self._registries: dict[str, CollectorRegistry] = {}
         self._statuses: dict[str, Status] = {}
-        self._digests: dict[str, str] = {}
+        self._digests: dict[str, set[str]] = {}
         self._past: dict[str, dict[str, float]] = {}
         self.fleets: dict[str, FleetMetrics] = {}
         for name in (model_name, *others):
@@ -111,10 +111,15 @@ class Metrics:
         """
         registry = self._registries[model] = CollectorRegistry(auto_describe=False)
         fleet = FleetMetrics(registry, self.tenants, self.versions.of(model, digest))
-        self.fleets[model], self._digests[model] = fleet, digest
+        self.fleets[model], self._digests[model] = fleet, {digest}
         if status is not None:
             self._statuses[model] = status
         return fleet
+
+    def set_version(self, model: str, digest: str) -> None:
+        """Count the tokens of a model as those of another version from now on."""
+        self.fleets[model].version_tokens = self.versions.of(model, digest)
+        self._digests[model].add(digest)
 
     def remove(self, model: str) -> None:
         """Show a model no more. What it counted stays in `figures`, which are of all models."""
@@ -122,7 +127,8 @@ class Metrics:
         self._statuses.pop(model, None)
         del self._registries[model]
         self.auto.forget(model)
-        self.versions.forget(model, self._digests.pop(model))
+        for digest in self._digests.pop(model):
+            self.versions.forget(model, digest)
 
     def watch(
         self,

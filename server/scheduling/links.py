@@ -278,6 +278,15 @@ class Links:
         self.version = config.model_digest or config.model_dir
         self._until_sweep = trio.CancelScope()
 
+    def set_version(self, config: ServerConfig) -> None:
+        """Have another version of the model, which the same workers compute.
+
+        Args:
+          config: of the server, for that version.
+        """
+        self._requests.table.model_digest = config.model_digest
+        self.version = config.model_digest or config.model_dir
+
     def submit(self, *requests: GenerationRequest) -> OutputStream:
         """Begin the choices of one answer, all of them or none.
 

@@ -399,6 +399,7 @@ class RequestTable:
 
     Attributes:
       accounting: what came and how it ended.
+      model_digest: of the model's version, for requests that come; empty where it is in no store.
       text: the model's.
       events: the lives of the requests.
     """
@@ -412,6 +413,7 @@ class RequestTable:
         self.accounting = Accounting()
         self.accounting.subscribe_to(events)
         self._config = config
+        self.model_digest = config.model_digest
         self.text = text
         self.events = events
         self._requests: dict[bytes, Request] = {}
@@ -473,7 +475,7 @@ class RequestTable:
           turn: of an input, rises with its place in its client's request.
         """
         is_input = spec.form is not None
-        facts = RequestFacts.of(spec, self._config.model_name, self._config.model_digest)
+        facts = RequestFacts.of(spec, self._config.model_name, self.model_digest)
         taken = Request(
             spec=spec,
             facts=facts,

@@ -22,6 +22,7 @@ from ops.supervisor.supervisor_socket import (
     answer_commands,
 )
 from tests.threaded import running_server
+from triolet.config.routes import Route
 from triolet.ids import Role
 
 if TYPE_CHECKING:
@@ -93,6 +94,12 @@ def test_what_server_and_supervisor_say_is_one_row(tmp_path: Path) -> None:
     assert (chat.digest, chat.state, chat.workers_state) == ("sha256:1", "serving", "running")
     assert chat.workers[0].memory_bytes == 7 * 1024
     assert (code.digest, code.state, code.failure) == (None, None, FAILED.failure)
+    route = {"chat": Route({"chat": 1, "chat-2": 0}, "chat", 1)}
+    both = [ModelStatus(name, RunState.RUNNING, []) for name in ("chat", "chat-2")]
+    assert [(one.name, one.state) for one in rows(both, served, routes=route)] == [
+        ("chat", served[0].state),
+        ("chat-2", None),
+    ]
     (only,) = rows([ModelStatus("", RunState.RUNNING, [])], served)
     assert only.name == "chat"
     (silent,) = rows([ModelStatus("", RunState.RUNNING, [])], [], ("chat",))

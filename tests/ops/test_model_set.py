@@ -20,9 +20,11 @@ from ops.supervisor.prepare import prepare
 from ops.supervisor.scaling import MEMBERS, Scaling
 from ops.supervisor.slot import RestartFailed
 from ops.supervisor.supervisor import Supervisor
+from ops.supervisor.supervisor_socket import AddVersionRequest, RouteRequest
 from tests.gguf_files import write_tiny
 from triolet.config import AutoConfig, FleetConfig, FleetModelConfig, Pinning, ServerConfig
 from triolet.config.members import read_members
+from triolet.config.routes import Route
 
 from .recording import Recorder
 from .test_pure_parts import told
@@ -220,9 +222,6 @@ async def test_a_model_that_is_needed_is_not_dropped(tmp_path: Path) -> None:
 async def test_servers_are_told_nothing_that_could_not_be_written_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(directory: Path, note: Note) -> None:
-        raise OSError("no space left")
-
     with scene(tmp_path) as one:
         await one.add()
         with monkeypatch.context() as patch:
@@ -231,6 +230,10 @@ async def test_servers_are_told_nothing_that_could_not_be_written_whole(
                 await one.models.set_served("code", is_served=True)
         assert not one.models.is_served("code")
         assert not (tmp_path / MEMBERS).exists()
+
+
+def full(directory: Path, note: Note) -> None:
+    raise OSError("no space left")
 
 
 async def test_a_model_of_a_ladder_is_not_dropped(tmp_path: Path) -> None:
@@ -252,3 +255,89 @@ async def test_no_model_is_called_auto_beside_a_ladder(tmp_path: Path) -> None:
             with pytest.raises(RestartFailed, match="a model is called 'auto' too"):
                 await one.add(name, aliases=aliases)
         assert [*one.stored.settings] == ["chat"]
+
+
+async def test_a_version_comes_under_the_name_of_another_one_and_takes_its_place(
+    tmp_path: Path,
+) -> None:
+    auto = ServerConfig(auto=AutoConfig(ladder=("chat",)))
+    with scene(tmp_path, server=auto) as one:
+        await one.add()
+        await one.models.set_served("code", is_served=True)
+        gguf = str(write_tiny(tmp_path / "tiny.gguf"))
+        model = FleetModelConfig(gguf, aliases=("gpt",))
+        with pytest.raises(RestartFailed, match="chat answers to 'gpt' already"):
+            await one.models.add("chat-2", model, one.tell)
+        same = FleetModelConfig("demo", aliases=("gpt",))
+        with pytest.raises(RestartFailed, match=r"chat is served from .* already"):
+            await one.models.add("chat-2", same, one.tell, replaced="chat")
+        await one.models.add("chat-2", model, one.tell, replaced="chat")
+        await one.models.route(RouteRequest("chat-2", "chat", 0, False))
+        assert one.told.routes == {"chat": Route({"chat": 1, "chat-2": 0}, "chat", 1)}
+        assert names_told(one) == ["chat", "chat-2", "code"]
+        with pytest.raises(RestartFailed, match="chat gets requests until"):
+            await one.drop("chat")
+        with pytest.raises(RestartFailed, match="is at revision 1, and was at 0"):
+            await one.models.route(RouteRequest("chat-2", "chat", 0, True))
+        for is_moved in (True, True, False):  # each step may be asked for again
+            await one.models.route(RouteRequest("chat-2", "chat", 1, is_moved))
+        assert one.told.routes == {"chat": Route({"chat-2": 1}, "chat-2", 2)}
+        assert names_told(one) == ["chat-2", "code"]
+        await one.models.drop("chat", one.tell)
+        with pytest.raises(RestartFailed, match="answers to 'chat' already"):
+            await one.add("chat")
+        await one.add("tall")  # the ladder has the public name
+        with pytest.raises(RestartFailed, match="chat"):
+            await one.drop("chat-2")
+
+
+async def test_a_version_that_is_taken_back_leaves_the_route_of_the_other_one(
+    tmp_path: Path,
+) -> None:
+    with scene(tmp_path) as one:
+        model = FleetModelConfig(str(write_tiny(tmp_path / "tiny.gguf")), aliases=("gpt",))
+        await one.models.add("chat-2", model, one.tell, replaced="chat")
+        await one.models.route(RouteRequest("chat-2", "chat", 0, False))
+        await one.drop("chat-2")
+        assert one.told.routes == {"chat": Route({"chat": 1}, "chat", 2)}
+        await one.add()
+        await one.models.set_served("code", is_served=True)
+        await one.drop("chat")
+        assert (one.told.routes, names_told(one)) == ({}, ["code"])
+
+
+async def test_a_version_that_computes_alike_takes_the_place_of_the_other_one_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    where = ("--store", str(tmp_path / "store"))
+    sampling = tmp_path / "sampling.json"
+    sampling.write_text('{"temperature": 0.5}')
+    for tag, more in (("v1", ()), ("warm", ("--sampling", str(sampling)))):
+        assert main(("model", "import", "demo", "--name", "tiny", "--tag", tag, *more, *where)) == 0
+    digests = capsys.readouterr().out.split()
+    models = {"chat": FleetModelConfig("tiny:v1", aliases=("gpt",))}
+    with scene(tmp_path, models=models) as one:
+        for _ in range(2):  # it may be asked for again
+            request = AddVersionRequest("chat-2", "chat", "tiny:warm")
+            config = await one.models.add_version(request, one.tell)
+            assert (config.name, config.digest) == ("chat", digests[1])
+        assert [model.name for model in one.supervisor.models()] == ["chat"]
+        [told_of] = one.told.models or ()
+        assert (told_of.name, told_of.digest, told_of.aliases) == ("chat", digests[1], ("gpt",))
+        assert one.told.routes == {}
+        workers = one.supervisor._models["chat"].specs
+        assert {told(spec).worker(spec.role).model_digest for spec in workers} == {digests[1]}
+        request = AddVersionRequest("chat-2", "chat", "tiny:v1")
+        with monkeypatch.context() as patch:
+            patch.setattr(scaling, "write_note", full)
+            with pytest.raises(RestartFailed, match="no space left"):
+                await one.models.add_version(request, one.tell)
+        [config] = one.models.configs()
+        assert config.digest == digests[1]
+        with pytest.raises(RestartFailed, match="no model is called 'none'"):
+            await one.models.add_version(AddVersionRequest("x", "none", "tiny:v1"), one.tell)
+
+
+def names_told(one: Scene) -> list[str]:
+    return [model.name for model in one.told.models or ()]

@@ -59,6 +59,7 @@ SCENES: Final = {
         f"{OPERATIONS}/residency.md",
         f"{OPERATIONS}/add_models.md",
         f"{OPERATIONS}/restart.md",
+        f"{OPERATIONS}/switch.md",
         AUTO,
     ),
     "adapters": (ADAPTERS, f"{OPERATIONS}/load_adapters.md"),
@@ -226,6 +227,10 @@ BEFORE: Final[dict[str, Callable[[Reader], None]]] = {
     f"{OPERATIONS}/models.md": make_and_import_models,
     f"{OPERATIONS}/add_models.md": lambda reader: typed(reader, "triolet model drop code"),
     f"{ADMIN} -X DELETE": wait_added,
+    f"{OPERATIONS}/switch.md": lambda reader: typed(
+        reader,
+        "triolet model import ~/models/Llama-3.2-1B-Instruct-Q4_K_M.gguf --name chat --tag v2",
+    ),
     AUTO: lambda reader: write_config(reader, AUTO),
     ADAPTERS: make_adapters,
     f"{OPERATIONS}/store.md": fill_stores,

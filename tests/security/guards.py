@@ -567,6 +567,16 @@ MUTANTS: Final = (
            "_require_references(())",
            "ops/control/test_adapters.py::"
            "test_the_port_takes_versions_of_the_store_and_no_paths_of_adapters"),
+    Mutant("A42", "ops/control/admin.py",
+           "_require_references([ref])",
+           "_require_references([])",
+           "ops/control/test_switch.py::"
+           "test_the_port_switches_to_versions_of_the_store_and_to_no_path"),
+    Mutant("A42", "ops/control/switches.py",
+           "operation.model, order.replaced, order.ref, is_of_port(operation)",
+           "operation.model, order.replaced, order.ref, False",
+           "ops/control/test_switch.py::"
+           "test_the_port_switches_to_versions_of_the_store_and_to_no_path"),
     Mutant("A42", "ops/control/adapters.py",
            "LoadAdapterRequest(name, order.name, order.ref, is_of_port(operation))",
            "LoadAdapterRequest(name, order.name, order.ref, False)",

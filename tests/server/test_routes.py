@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from shutil import copytree
 from typing import TYPE_CHECKING
 
 from structlog.testing import capture_logs
@@ -54,6 +55,16 @@ async def test_a_name_moves_to_another_version_and_streams_of_the_old_one_end_on
         assert one.names["chat"] == ("chat",), "it has prices and a place in ladders"
 
 
+async def test_a_version_takes_the_place_of_the_one_before_among_the_models() -> None:
+    async with scene() as one:
+        one.changes.use(Members((), (CHAT, CODE), {"chat": OLD}))
+        await one.until(lambda: "code" in one.listed)
+        one.changes.use(Members((), (CHAT, NEXT, CODE), {"chat": BOTH}))
+        await one.until(lambda: one.services.models.routes == {"chat": BOTH})
+        one.changes.use(Members((), (NEXT, CODE), {"chat": NEW}))
+        assert one.services.models.named(None).version == "next"
+
+
 async def test_versions_of_one_route_have_the_same_aliases() -> None:
     async with scene() as one:
         for revision, versions in enumerate((NAMED[:1], NAMED, NAMED[1:])):
@@ -101,6 +112,32 @@ async def test_a_name_of_another_model_is_no_public_name() -> None:
             one.changes.use(Members((), (CHAT, NEXT), {"chat": Route({"next": 1}, "next", 1)}))
         assert "two models are called 'chat'" in lines[0]["reason"]
         assert one.services.models.named("chat").version == "chat"
+
+
+async def test_a_version_that_computes_alike_keeps_the_links_of_the_other_one(
+    tmp_path: Path,
+) -> None:
+    first = replace(CODE, digest="sha256:1", compute_digest="sha256:c")
+    folder = copytree(CODE.model_dir, tmp_path / "cold")
+    (folder / "generation_config.json").write_text('{"temperature": 0.125}')
+    second = replace(first, digest="sha256:2", model_dir=str(folder))
+    async with scene() as one:
+        one.changes.use(Members((), (CHAT, first)))
+        await one.until(lambda: "code" in one.listed)
+        links = one.fleets.by_model["code"]
+        one.changes.use(Members((), (CHAT, second)))
+        await one.until(lambda: one.services.models.named("code").digest == second.digest)
+        assert one.services.models.named("code").defaults.temperature == 0.125
+        assert one.fleets.by_model["code"] is links
+        assert links.version == second.digest
+        assert one.listed == ["chat", "code", "coder"]
+        broken = replace(second, digest="sha256:3", model_dir=str(tmp_path))
+        one.changes.use(Members((), (CHAT, broken)))
+        await one.until(lambda: "code" in one.changes.refused)
+        one.changes.use(Members((), (CHAT, broken)))
+        assert one.services.models.named("code").digest == second.digest
+        one.changes.use(Members((), (CHAT, second)))
+        assert one.changes.refused == {}
 
 
 def test_a_server_that_starts_has_the_routes_of_the_file(tmp_path: Path) -> None:

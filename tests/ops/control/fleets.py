@@ -49,6 +49,9 @@ class FakeSupervisor:
       on_served: called when servers are told of other models.
       loaded: adapters in the workers of each model, by its name: what each was given as.
       named: those of them that requests may name.
+      alike: refs of versions that compute as the one that they replace.
+      refs: of versions that took the place of another one, by name.
+      routes: that servers are told of, by public name.
     """
 
     def __init__(self) -> None:
@@ -67,6 +70,9 @@ class FakeSupervisor:
         self.on_served: Callable[[], object] = int
         self.loaded: dict[str, dict[str, str]] = {}
         self.named: dict[str, set[str]] = {}
+        self.alike: set[str] = set()
+        self.refs: dict[str, str] = {}
+        self.routes: dict[str, dict[str, Any]] = {}
 
     def pids(self, name: str) -> list[int]:
         return [one.pid for one in self.processes.get(name, ())]
@@ -111,8 +117,9 @@ class FakeSupervisor:
             configs = [self._config(one) for one in self.added]
             served = [one for one in self.added if one not in self.withdrawn]
             told = {"run": self.run_id, "configs": configs, "served": served}
+            told["routes"] = self.routes
             return [{"event": "models", "models": models, **told}]
-        name = asked["name"] if kind == "add_model" else asked["model"]
+        name = next(asked[key] for key in ("name", "version", "model") if key in asked)
         self.requests.append((kind, name))
         if self.gate is not None:
             await self.gate(kind, name)
@@ -124,12 +131,17 @@ class FakeSupervisor:
             if why is not None:
                 return [{"event": "refused", "message": why}]
             self.start(name)
-        elif kind == "add_model":
+        elif kind == "add_version" and asked["ref"] in self.alike:
+            name = asked["replaced"]
+            self.refs[name] = asked["ref"]
+        elif kind == "route":
+            self._route(name, asked["replaced"], asked["revision"], is_moved=asked["is_moved"])
+        elif kind in ("add_model", "add_version"):
             self.reference_only[name] = asked["is_reference_only"]
             if name in self.failures:
                 return [{"event": "refused", "message": self.failures[name]}]
             if name not in self.added:
-                self.added[name] = asked["model"]["ref"]
+                self.added[name] = asked["ref"] if "ref" in asked else asked["model"]["ref"]
                 self.names.append(name)
                 self.withdrawn.add(name)
         elif kind == "serve_model":
@@ -147,9 +159,29 @@ class FakeSupervisor:
         if self.gate is not None:
             await self.gate("done", name)
         end = {"event": "finished"}
-        if kind in ("add_model", "load_adapter", "drop_adapter"):
+        if kind in ("add_model", "add_version", "load_adapter", "drop_adapter"):
             end = {"event": "added", "config": self._config(name)}
         return [{"event": "step", "text": f"{name}: {kind}"}, end]
+
+    def _route(self, version: str, replaced: str, revision: int, *, is_moved: bool) -> None:
+        """Do it as the supervisor does."""
+        owners = {one: name for name, route in self.routes.items() for one in route["shares"]}
+        public = owners.get(replaced, replaced)
+        shares = {version: 1.0} if is_moved else {replaced: 1.0, version: 0.0}
+        now = self.routes.get(public, {"shares": {}, "stable": replaced, "revision": 0})
+        if now["shares"] == shares or now["stable"] == version:
+            return
+        assert now["revision"] == revision, "no other one changes routes"
+        stable = version if is_moved else replaced
+        self.routes[public] = {"shares": shares, "stable": stable, "revision": revision + 1}
+        self.withdrawn.discard(version)
+        if is_moved:
+            self.withdrawn.add(replaced)
+        self.on_served()
+
+    def version(self, name: str) -> str:
+        """Return the digest of the version that a model has."""
+        return version_of(self.refs.get(name, name))
 
     def _change_adapter(self, kind: str, model: str, asked: dict[str, Any]) -> str | None:
         """Do it as the supervisor does; return why not."""
@@ -175,7 +207,7 @@ class FakeSupervisor:
         return None
 
     def _config(self, name: str) -> dict[str, Any]:
-        told = {"name": name, "model_dir": self.added[name], "digest": version_of(name)}
+        told = {"name": name, "model_dir": self.added[name], "digest": self.version(name)}
         named = sorted(self.named.get(name, ()))
         size_bytes = 1000 * len(self.loaded.get(name, ()))
         adapters = {one: version_of(self.loaded[name][one]) for one in named}

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from ops.audit.recording import default_folder
 from ops.audit.verification import read_entries, take_snapshot
-from ops.control import changes
+from ops.control import model_steps
 from ops.control.process import run_control
 from ops.ports import bind_port
 from tests.ops.control.fleets import (
@@ -28,7 +28,7 @@ from tests.ops.control.fleets import (
 )
 from tests.ops.control.test_changes import (
     Scene,
-    _killed_at,
+    killed_at,
     no_wait_for_servers,
     own_audit_log,
     scene,
@@ -141,7 +141,7 @@ async def test_what_servers_do_not_take_is_taken_back() -> None:
 async def test_what_workers_do_not_let_go_at_once_is_taken_back_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(changes, "RETRY_S", 0.05)
+    monkeypatch.setattr(model_steps, "RETRY_S", 0.05)
     async with scene(servers_s=0.3) as one:
         one.server.hides.add("chat:sql")
         answer = await load(one)
@@ -219,7 +219,7 @@ async def test_the_port_takes_versions_of_the_store_and_no_paths_of_adapters() -
 async def test_control_that_starts_anew_lets_requests_of_an_adapter_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(changes, "MEET_S", 0.5)
+    monkeypatch.setattr(model_steps, "MEET_S", 0.5)
     with fleet_folder() as folder:
         async with supervised(folder, "chat") as supervisor, trio.open_nursery() as nursery:
             one = Scene(folder, supervisor)
@@ -234,7 +234,7 @@ async def test_control_that_starts_anew_lets_requests_of_an_adapter_end(
                 first.cancel_scope.cancel()
             await nursery.start(run_control, config_of(folder, "chat"))
             began = trio.current_time()
-            while trio.current_time() < began + 2 * changes.MEET_S:
+            while trio.current_time() < began + 2 * model_steps.MEET_S:
                 await shown(one)
             assert supervisor.loaded == {"chat": {"sql": PATH}}
             one.server.keeps.clear()
@@ -243,7 +243,7 @@ async def test_control_that_starts_anew_lets_requests_of_an_adapter_end(
 
 
 @pytest.mark.slow
-async def test_killed_at_any_step_an_adapter_is_there_wholly_or_not_at_all(
+async def testkilled_at_any_step_an_adapter_is_there_wholly_or_not_at_all(
     request: pytest.FixtureRequest,
 ) -> None:
     """Over a second: real processes of control are killed and started, which is the claim."""
@@ -262,7 +262,7 @@ async def test_killed_at_any_step_an_adapter_is_there_wholly_or_not_at_all(
             for step, order, word in orders:
                 if word == "unloaded" and "sql" not in supervisor.named["chat"]:
                     await one.end_of(await load(one))
-                end = await _killed_at(step, order, one, control)
+                end = await killed_at(step, order, one, control)
                 assert end == ("done", f"chat:sql is {word}")
                 there = {"sql"} if word == "loaded" else set()
                 assert (supervisor.loaded["chat"].keys(), supervisor.named["chat"]) == (

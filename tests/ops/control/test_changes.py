@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from ops.audit.recording import default_folder
 from ops.audit.verification import read_entries, take_snapshot
-from ops.control import changes
+from ops.control import model_steps
 from ops.control.control import Control, new_id
 from ops.control.controller import Controller, ControlStep
 from ops.control.journal import FILE_NAME, SCHEMA, opened_journal
@@ -53,7 +53,7 @@ def own_audit_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def no_wait_for_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changes, "MEET_S", 0.0)
+    monkeypatch.setattr(model_steps, "MEET_S", 0.0)
 
 
 class FakeServer:
@@ -68,6 +68,7 @@ class FakeServer:
       keeps: models and adapters that it does not let go yet.
       hides: models and adapters of which it says nothing.
       older: models of whose name it has an earlier version.
+      unready: models whose workers it has not met.
     """
 
     def __init__(self, folder: Path, supervisor: FakeSupervisor) -> None:
@@ -75,6 +76,7 @@ class FakeServer:
         self.keeps: set[str] = set()
         self.hides: set[str] = set()
         self.older: set[str] = set()
+        self.unready: set[str] = set()
         self._path = folder / CONTROL_SOCKET
         self._supervisor = supervisor
 
@@ -96,7 +98,13 @@ class FakeServer:
             names = (told - self.refused.keys() - self.hides) | kept
             models = tuple(
                 ModelActivity(
-                    name, 0, 0, None, True, self._adapters(name), version_of(self._named(name))
+                    name,
+                    in_flight=0,
+                    queued=0,
+                    last_used_s_ago=None,
+                    is_ready=name not in self.unready,
+                    adapters=self._adapters(name),
+                    version=self._version(name),
                 )
                 for name in names
             )
@@ -104,9 +112,10 @@ class FakeServer:
             await stream.send_all(encode_line(Activity("server", models, refused)))
             await trio.sleep(SAID_S)
 
-    def _named(self, model: str) -> str:
-        """Return the name whose version it says that it has of a model."""
-        return f"{model} before" if model in self.older else model
+    def _version(self, model: str) -> str:
+        """Return the version that it says that it has of a model."""
+        is_older = model in self.older
+        return version_of(f"{model} before") if is_older else self._supervisor.version(model)
 
     def _adapters(self, model: str) -> tuple[str, ...]:
         """Return the digests of the adapters of a model, as their names are hidden and kept."""
@@ -251,7 +260,7 @@ async def test_worker_seconds_of_a_model_are_those_of_all_its_lives() -> None:
 async def test_control_that_starts_anew_ends_no_workers_before_servers_were_heard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(changes, "MEET_S", 0.5)
+    monkeypatch.setattr(model_steps, "MEET_S", 0.5)
     with fleet_folder() as folder:
         async with supervised(folder, "chat", "code") as supervisor, trio.open_nursery() as nursery:
             one = Scene(folder, supervisor)
@@ -265,7 +274,7 @@ async def test_control_that_starts_anew_ends_no_workers_before_servers_were_hear
                 await trio.lowlevel.checkpoint()
             nursery.start_soon(one.server.run)
             began = trio.current_time()
-            while trio.current_time() < began + 2 * changes.MEET_S:
+            while trio.current_time() < began + 2 * model_steps.MEET_S:
                 await states(folder)
             assert ("drop_model", "code") not in supervisor.requests
             one.server.keeps.clear()
@@ -280,7 +289,7 @@ async def test_a_server_that_lets_nothing_go_is_not_waited_for_for_ever() -> Non
 
 
 async def test_a_drop_waits_for_a_restart_of_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changes, "RETRY_S", 0.01)
+    monkeypatch.setattr(model_steps, "RETRY_S", 0.01)
     async with scene() as one:
         await one.end_of(await one.add())
         one.supervisor.busy["drop_model"] = 3
@@ -465,7 +474,7 @@ async def test_a_model_of_which_nothing_is_known_any_more_is_taken_back() -> Non
 
 
 @pytest.mark.slow
-async def test_killed_at_any_step_a_model_is_there_wholly_or_not_at_all(
+async def testkilled_at_any_step_a_model_is_there_wholly_or_not_at_all(
     request: pytest.FixtureRequest,
 ) -> None:
     """Over a second: real processes of control are killed and started, which is the claim."""
@@ -480,20 +489,20 @@ async def test_killed_at_any_step_a_model_is_there_wholly_or_not_at_all(
             nursery.start_soon(one.server.run)
             await trio.to_thread.run_sync(control.start)
             for step in adding:
-                assert await _killed_at(step, one.add, one, control) == ("done", "code is added")
+                assert await killed_at(step, one.add, one, control) == ("done", "code is added")
                 assert (await states(folder))["code"] in ("warm", "serving")
                 assert len(supervisor.pids("code")) == 2
                 await one.end_of(await one.drop())
             for step in dropping:
                 await one.end_of(await one.add())
-                assert await _killed_at(step, one.drop, one, control) == ("done", "code is dropped")
+                assert await killed_at(step, one.drop, one, control) == ("done", "code is dropped")
                 assert await states(folder) == {"chat": "staged"}
                 assert supervisor.pids("code") == []
             assert control.end(signal.SIGTERM) == 0
             nursery.cancel_scope.cancel()
 
 
-async def _killed_at(
+async def killed_at(
     step: str, order: Callable[[], Awaitable[tuple[int, Any]]], one: Scene, control: ControlProcess
 ) -> tuple[str, str]:
     """Give an order, kill control as it does a step, start it again; return how the order ended."""

@@ -191,14 +191,28 @@ def test_workers_start_and_die_without_an_operation() -> None:
     assert fleet.tick() == []
 
 
+def test_a_version_that_is_being_replaced_keeps_its_memory() -> None:
+    fleet = Fleet(model("a", keep_alive_s=1.0), model("b"), budget=60)
+    fleet.order("a", WantedState.LOAD)
+    fleet.settle()
+    fleet.control.models["a"].is_kept = True
+    with pytest.raises(NoRoom, match="b takes 40 B and does not fit"):
+        fleet.order("b", WantedState.LOAD)
+    fleet.tick(after_s=100.0)
+    assert fleet.state("a") is not ModelState.DRAINING
+    fleet.control.models["a"].is_kept = False
+    fleet.tick()
+    assert fleet.state("a") is ModelState.DRAINING
+
+
 def test_what_does_not_fit_is_refused_with_figures_and_a_remedy() -> None:
     fleet = Fleet(model("a", pinned=True), model("b"), budget=60)
     fleet.order("a", WantedState.LOAD)
     fleet.settle()
     with pytest.raises(
         NoRoom,
-        match=r"b takes 40 B and does not fit: the budget is 60 B, of which pinned models \(a\) "
-        r"hold 40 B; raise control.memory_bytes",
+        match=r"b takes 40 B and does not fit: the budget is 60 B, of which a \(pinned, or "
+        r"replaced only once it is ready\) hold 40 B; raise control.memory_bytes",
     ):
         fleet.order("b", WantedState.LOAD)
     assert fleet.control.outlook.news(fleet.now)[1].predicted_ready_s is None

@@ -1,0 +1,227 @@
+"""What additions, drops and switches of models are made of: what is asked of the supervisor, and
+what is waited for at the servers. Each step may be done again.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from triolet.control_protocol import ModelState
+from triolet.units import SECONDS
+
+from ..exit_codes import CommandFailed
+from ..supervisor.supervisor_socket import (
+    AddModelRequest,
+    AddVersionRequest,
+    DropModelRequest,
+    ServeModelRequest,
+    ask,
+    ask_config,
+)
+from .models import Model
+from .operations import OperationFailed, OperationStatus, WantedState
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from triolet.config import ControlConfig, ControlledModelConfig
+
+    from .controller import Controller
+    from .operations import Operation
+
+BY_ADD: Final = "add"
+RETRY_S: Final = 1.0 * SECONDS
+"""Before the supervisor is asked again for what it refuses during a restart of workers."""
+MEET_S: Final = 2.0 * SECONDS
+"""From the moment control listens until every server that runs has dialled it: they try at least
+every second."""
+
+
+class ModelSteps:
+    """The steps of operations that change which models a fleet has.
+
+    Args:
+      config: bounds.
+      controller: knows the models, and decides about their workers.
+      supervisor: socket of what has their processes.
+      settle: decides, writes down and tells, after each change.
+      forget: lets the journal forget a model.
+
+    Attributes:
+      met_at: when every server that runs has said which models it has; inf before control listens.
+      changed_at: when a model was last dropped, or an operation ended.
+    """
+
+    def __init__(
+        self,
+        config: ControlConfig,
+        controller: Controller,
+        supervisor: Path,
+        settle: Callable[[], None],
+        forget: Callable[[str], None],
+    ) -> None:
+        self.met_at = math.inf
+        self.changed_at = 0.0
+        self._config = config
+        self._controller = controller
+        self._supervisor = supervisor
+        self._settle = settle
+        self._forget = forget
+
+    def note_listening(self) -> None:
+        """Take in that servers reach control from now on."""
+        self.met_at = trio.current_time() + MEET_S
+
+    async def ask_added(
+        self, operation: Operation, request: AddModelRequest | AddVersionRequest
+    ) -> ControlledModelConfig:
+        """Let the supervisor have a model more.
+
+        Raises:
+          Failed: it took too long; nothing of it stays.
+          CommandFailed: it cannot be had.
+        """
+        limit_s = self._config.operation_timeout_s
+        with trio.move_on_after(limit_s):
+            return await ask_config(self._supervisor, request, partial(self.tell, operation))
+        await self.take_back(operation)
+        raise OperationFailed(_late("looking at it", limit_s))
+
+    async def load(self, operation: Operation) -> None:
+        """Start the workers of a model that is being added, as an order would.
+
+        Raises:
+          Failed: they do not run.
+          NoRoom: there is no memory for them.
+        """
+        now = trio.current_time()
+        load = self._controller.order(
+            operation.model, WantedState.LOAD, BY_ADD, now, operation.created_at
+        )
+        self._settle()
+        while not load.is_over:
+            await trio.sleep(self._config.tick_s)
+            self.tell(operation, load.progress)
+        if load.status is OperationStatus.FAILED:
+            raise OperationFailed(load.progress)
+
+    async def wait_served(self, operation: Operation, name: str, *, is_ready: bool = False) -> None:
+        """Wait until every server gives a model requests.
+
+        Args:
+          operation: that waits.
+          name: of the model.
+          is_ready: whether its workers must be there for each of them.
+
+        Raises:
+          Failed: one refuses it, or they do not say so in time.
+        """
+        controller = self._controller
+        self.tell(operation, f"{name}: servers read its tokenizer")
+        with trio.move_on_after(self._config.servers_s):
+            while True:
+                for server, refused in controller.refusals.items():
+                    if name in refused:
+                        raise OperationFailed(f"{server.partition('/')[0]}: {refused[name]}")
+                config, said = controller.models[name].config, controller.models[name].activity
+                # No drop waits for a server that was silent for `silence_s`: it may still have an
+                # earlier model of this name.
+                version = config.digest or config.model_dir
+                has_it = {
+                    server
+                    for server, one in said.items()
+                    if one.version == version and (one.is_ready or not is_ready)
+                }
+                servers = controller.heard_at.keys()
+                if servers and servers <= has_it:
+                    return
+                await trio.sleep(self._config.tick_s)
+        raise OperationFailed(_late("the servers", self._config.servers_s) + "; their log says why")
+
+    async def wait_let_go(self, name: str) -> None:
+        """Wait until no server has a model; at most until they have cut off its requests."""
+        with trio.move_on_after(self._config.server_drain_s + self._config.servers_s):
+            while True:
+                if not self._is_known_to_servers(name):
+                    return
+                await trio.sleep(self._config.tick_s)
+
+    def _is_known_to_servers(self, name: str) -> bool:
+        """Whether a server has requests of a model, may have some, or says why it does not take
+        the model."""
+        if trio.current_time() < self.met_at:
+            return True
+        model = self._controller.models.get(name)
+        is_refused = any(name in refused for refused in self._controller.refusals.values())
+        return is_refused or (model is not None and bool(model.activity))
+
+    async def take_back(self, operation: Operation) -> None:
+        """Leave nothing of a model that could not be added.
+
+        Raises:
+          CommandFailed: something of it is left.
+        """
+        name = operation.model
+        self.tell(operation, f"{name}: taken back")
+        await self.persist(partial(ask, self._supervisor, ServeModelRequest(name, is_served=False)))
+        await self.wait_let_go(name)
+        await self.end(operation, name)
+        self.drop(name)
+
+    async def end(self, operation: Operation, name: str) -> None:
+        """End the workers of a model.
+
+        Raises:
+          CommandFailed: some are left.
+        """
+        request, tell = DropModelRequest(name), partial(self.tell, operation)
+        await self.persist(partial(ask, self._supervisor, request, tell))
+
+    async def persist(self, work: Callable[[], Awaitable[object]]) -> None:
+        """Ask the supervisor until it does something, or the time of an operation is over.
+
+        Raises:
+          CommandFailed: it does not.
+        """
+        give_up_at = trio.current_time() + self._config.operation_timeout_s
+        while True:
+            try:
+                await work()
+                return
+            except CommandFailed:
+                if trio.current_time() >= give_up_at:
+                    raise
+            await trio.sleep(RETRY_S)
+
+    def add(self, config: ControlledModelConfig, size_bytes: int) -> None:
+        """Take in a model that the supervisor has."""
+        if config.name not in self._controller.models:
+            now = trio.current_time()
+            model = Model(config, ModelState.STAGED, size_bytes, now, now, now)
+            self._controller.models[config.name] = model
+
+    def drop(self, name: str) -> None:
+        """Forget a model that the supervisor does not have any more."""
+        self.changed_at = trio.current_time()
+        model = self._controller.models.pop(name, None)
+        if model is None:
+            return
+        for live in filter(None, (model.running, model.waiting)):
+            live.status, live.progress = OperationStatus.FAILED, f"{name} was dropped"
+            self._controller.changed[live.id] = live
+        self._controller.load_times.forget(name)
+        self._forget(name)
+
+    def tell(self, operation: Operation, text: str) -> None:
+        """Note how far an operation is."""
+        if text != operation.progress:
+            self._controller.note_progress(operation, text)
+
+
+def _late(what: str, seconds: float) -> str:
+    return f"{what} took longer than {seconds:g} s"
