@@ -152,11 +152,13 @@ class PeerMonitor:
         self.heard(now)
         return True
 
-    def heard(self, now: float) -> None:
-        """Take in any other frame of the greeted life."""
-        if self._state in (PeerState.ALIVE, PeerState.SUSPECT):
+    def heard(self, now: float) -> bool:
+        """Take in any other frame of the greeted life; return whether there is one."""
+        is_greeted = self._state in (PeerState.ALIVE, PeerState.SUSPECT)
+        if is_greeted:
             self._heard_at = now
             self._apply(PeerEvent.HEARD)
+        return is_greeted
 
     def excuse(self, absence_s: float) -> None:
         """Take back time in which we did not listen: what the peer said meanwhile is still to be

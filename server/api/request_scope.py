@@ -16,7 +16,7 @@ from triolet.ids import new_request_id
 from ..contract.generation import CacheAsk, CancelReason
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Callable, Iterable
     from types import TracebackType
 
     from ..tenants.quotas import Ticket
@@ -30,6 +30,37 @@ UNIX_PEER: Final = "<local>"
 """The other end of a Unix socket, which only this user has."""
 
 
+class ClientChannel(Protocol):
+    """Leads to a client past the application (server/edge/http.py)."""
+
+    def try_send(self, data: bytes) -> bool:
+        """Send a piece of the body of a response, or one text message of a WebSocket in UTF-8. It
+        neither waits nor raises.
+
+        Returns:
+          False if nothing was done: there is no room, something else is being written, or this is
+          no moment for it. Then the piece goes the usual way.
+        """
+        ...
+
+    async def ask_for_body(self) -> None:
+        """Tell the client to send its body, if it waits to be told."""
+        ...
+
+
+class NoChannel:
+    """Leads nowhere: the request is from within, or its connection has ended."""
+
+    def try_send(self, data: bytes) -> bool:
+        """Do nothing."""
+        del data
+        return False
+
+    async def ask_for_body(self) -> None:
+        """Do nothing."""
+        await trio.lowlevel.checkpoint()
+
+
 class ClientConnection:
     """A client's connection, as the requests on it see it.
 
@@ -38,32 +69,22 @@ class ClientConnection:
     Args:
       host: address of the other end, whatever a proxy says of the client, or UNIX_PEER; empty for
         requests from within, which have no connection.
-      try_send: sends a piece of the body of a response, or one text message of a WebSocket in
-        UTF-8. It neither waits nor raises; False if nothing was done: there is no room, something
-        else is being written, or this is no moment for it. Then the piece goes the usual way.
-      ask_for_body: tells the client to send its body, if it waits to be told.
+      channel: leads to it; None for one that leads nowhere.
 
     Attributes:
       host: as above.
       is_forwarding: the other end has named another client for the whole connection.
       on_key: called when a request has passed the check of keys.
       disconnect_reason: how the client went; CLIENT_GONE unless the connection was cut.
-      try_send: as above.
-      ask_for_body: as above.
+      channel: as above.
     """
 
-    def __init__(
-        self,
-        host: str = "",
-        try_send: Callable[[bytes], bool] | None = None,
-        ask_for_body: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:
+    def __init__(self, host: str = "", channel: ClientChannel | None = None) -> None:
         self.host = host
         self.is_forwarding = False
         self.on_key: Callable[[], None] = _nothing
         self.disconnect_reason = CancelReason.CLIENT_GONE
-        self.try_send = try_send or _send_nothing
-        self.ask_for_body = ask_for_body or trio.lowlevel.checkpoint
+        self.channel: ClientChannel = channel or NoChannel()
 
     @property
     def is_unix(self) -> bool:
@@ -73,15 +94,10 @@ class ClientConnection:
     def let_go(self) -> None:
         """Part from the protocol, which holds this connection as well."""
         self.on_key = _nothing
-        self.try_send, self.ask_for_body = _send_nothing, trio.lowlevel.checkpoint
+        self.channel = NoChannel()
 
 
 def _nothing() -> None: ...
-
-
-def _send_nothing(data: bytes) -> bool:
-    del data
-    return False
 
 
 WAITING: Final = frozenset({b"expect", b"transfer-encoding"})

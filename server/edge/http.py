@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from itertools import chain
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 import h11
 import trio
@@ -262,6 +262,18 @@ class PatchedHTTPStream(HTTPStream):
             self.response["headers"] = ()  # sent; an idle stream would keep a KiB of them
 
 
+class ConnectionWriter(Protocol):
+    """The connection below the protocol (server/edge/tcp.py)."""
+
+    async def protocol_send(self, event: Event) -> None:
+        """Do what the protocol wants: write, close, or start and stop the idle clock."""
+        ...
+
+    def try_write(self, data: bytes) -> bool:
+        """Write without waiting; return whether it was done."""
+        ...
+
+
 class PatchedH11Protocol(H11Protocol):
     """One HTTP/1.1 connection, which may become a WebSocket.
 
@@ -275,14 +287,14 @@ class PatchedH11Protocol(H11Protocol):
         task_group: TaskGroup,
         addresses: tuple[tuple[str, int] | None, tuple[str, int] | None],
         remote: ClientConnection,
-        send: Callable[[Event], Awaitable[None]],
-        try_write: Callable[[bytes], bool],
+        writer: ConnectionWriter,
     ) -> None:
         client, server = addresses
         super().__init__(
-            edge.app, edge.config, edge.context, task_group, {}, False, client, server, send  # type: ignore[arg-type]
+            edge.app, edge.config, edge.context, task_group,
+            {}, False, client, server, writer.protocol_send,  # type: ignore[arg-type]
         )  # fmt: skip
-        remote.try_send, remote.ask_for_body = self.try_send, self.ask_for_body
+        remote.channel = self
         self.remote = remote
         self._bounds = bounds = edge.bounds
         self._guard = HeadGuard(
@@ -292,7 +304,7 @@ class PatchedH11Protocol(H11Protocol):
         self._proxies = edge.proxies
         self._refusals = edge.refusals
         self._speaks_for_others = remote.is_unix or self._proxies.trusts(remote.host)
-        self._try_write = try_write
+        self._writer = writer
         self._turns = edge.turns
         self._sender = b""
         self._is_in_turn = False
@@ -336,12 +348,12 @@ class PatchedH11Protocol(H11Protocol):
                 await self.send(Closed())
 
     def try_send(self, data: bytes) -> bool:
-        """See ClientConnection."""
+        """See ClientChannel."""
         if self._is_in_chunks:
-            return self._try_write(b"%x\r\n%b\r\n" % (len(data), data))
+            return self._writer.try_write(b"%x\r\n%b\r\n" % (len(data), data))
         if isinstance(self.stream, PatchedWSStream):
             frame = self.stream.text_frame(data)
-            return frame is not None and self._try_write(frame)
+            return frame is not None and self._writer.try_write(frame)
         return False
 
     async def send_chunk(self, data: bytes) -> bool:

@@ -69,7 +69,7 @@ class PatchedHTTPConnection(TrioASGIHTTPConnection):
         if entry.waits_for_leave or not is_small:
             await entry.wait_decided()
             if not entry.is_turned_away:
-                await scope.connection.ask_for_body()
+                await scope.connection.channel.ask_for_body()
         while (message := await receive())["type"] == "http.request":
             data, is_last = message.get("body", b""), not message.get("more_body", False)
             is_kept = entry.receive(len(data)) and not entry.is_turned_away

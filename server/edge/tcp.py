@@ -135,12 +135,7 @@ class PatchedTCPServer(TCPServer):
             async with TaskGroup() as task_group:
                 self._task_group = task_group
                 self.protocol = PatchedH11Protocol(
-                    self._edge,
-                    task_group,
-                    addresses,
-                    self._remote,
-                    self.protocol_send,
-                    self.try_write,
+                    self._edge, task_group, addresses, self._remote, self
                 )
                 await self.idle_task.restart(task_group, self._idle_timeout)
                 await self._read_data()

@@ -540,5 +540,5 @@ class Attempts:
                 ttft_s = now - times.submitted_at
                 self._table.events.publish(FirstTokenArrived(request.facts, ttft_s))
             else:
-                self._observer.next_token(now - times.last_token_at)
+                self._observer.token_gaps.observe(now - times.last_token_at)
             times.last_token_at = now

@@ -11,6 +11,7 @@ that the accounts are right by construction.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -34,7 +35,7 @@ from .routing import Need, Why
 from .workers import PrefixChain
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator
+    from collections.abc import Hashable, Iterator, Sequence
 
     from transport.frames import TokenRow
     from triolet.config import ServerConfig
@@ -392,6 +393,29 @@ class Accounting:
         """
         if self.accepted != self.ended.total() + in_flight:
             raise LocalProtocolError(f"terminal events do not add up, {in_flight} run: {self}")
+
+
+class ValueCounts:
+    """Counts values by upper bound, in a search and two additions: one is counted for each token.
+
+    Args:
+      bounds: rising; infinity is added.
+
+    Attributes:
+      bounds: with infinity.
+      counts: of each bound, without those of the bounds below it.
+      total: sum of the values.
+    """
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = [*map(float, bounds), float("inf")]
+        self.counts = [0] * len(self.bounds)
+        self.total = 0.0
+
+    def observe(self, value: float, count: int = 1) -> None:
+        """Count a value, or as many equal ones."""
+        self.counts[bisect_left(self.bounds, value)] += count
+        self.total += value * count
 
 
 class RequestTable:

@@ -84,7 +84,7 @@ MUTANTS: Final = (
     Mutant("A3", "transport/codec.py", "return _DECODER.decode(data)",
            "return msgspec.convert(msgspec.msgpack.decode(data), AnyFrame)",
            "transport/test_codec.py::test_a_bomb_is_refused_within_little_memory"),
-    Mutant("A3", "transport/gate.py", ">= MAX_BAD_FRAMES", "< 0",
+    Mutant("A3", "transport/codec.py", ">= MAX_BAD_FRAMES", "< 0",
            "transport/test_zmq_network.py::"
            "test_a_bound_side_that_sends_no_frames_is_cut_off_until_another_takes_its_place"),
     Mutant("A4", "transport/window.py",
