@@ -259,6 +259,7 @@ class RequestScope:
         self.cache: CacheAsk | None = None
         self.is_crowded_out = False
         self._running: list[Running] = []
+        self._num_ended = 0
         self._ends_with_client: trio.CancelScope | None = None
         self._is_client_gone = False
 
@@ -269,10 +270,13 @@ class RequestScope:
             scope.cancel()
 
     def note_client_gone(self) -> None:
-        """Cancel what ends with the client: it is gone, or has its answer. Idempotent."""
+        """End what the request began, and cancel what ends with the client: it is gone, or has its
+        answer. Idempotent."""
         self._is_client_gone = True
+        # Before what it waits for ends: it is told that it is cancelled, and not of that end.
         if self._ends_with_client is not None:
             self._ends_with_client.cancel()
+        self._end_running()
 
     def hold(self, running: Running) -> None:
         """End this with the request."""
@@ -293,8 +297,13 @@ class RequestScope:
         traceback: TracebackType | None,
     ) -> None:
         self.entry.leave(error if isinstance(error, RequestError) else None)
-        for running in self._running:
+        self._end_running()
+
+    def _end_running(self) -> None:
+        """End each thing once, also what was begun after the client had gone."""
+        for running in self._running[self._num_ended :]:
             running.cancel(self.connection.disconnect_reason)
+        self._num_ended = len(self._running)
 
 
 def scope_of(scope: Any) -> RequestScope:  # noqa: ANN401 (ASGI's, of either kind)

@@ -241,11 +241,11 @@ class PatchedHTTPStream(HTTPStream):
 
     async def handle(self, event: StreamEvent) -> None:
         """Handle an event of the client."""
+        if isinstance(event, StreamClosed):
+            scope_of(self.scope).note_client_gone()
         await super().handle(event)
         if isinstance(event, Request):
             self.app_put = self.inbox.in_front_of(self.app_put)
-        elif isinstance(event, StreamClosed):
-            scope_of(self.scope).note_client_gone()
 
     async def app_send(self, message: ASGISendEvent | None) -> None:
         """Handle a message of the application."""

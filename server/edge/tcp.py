@@ -98,7 +98,7 @@ class PatchedTCPServer(TCPServer):
       edge: of which it is a connection.
       stream: the connection.
       host: address of the other end, or UNIX_PEER.
-      place: of the connection.
+      place: of the connection; left at its end.
     """
 
     protocol: PatchedH11Protocol  # type: ignore[assignment]
@@ -146,7 +146,10 @@ class PatchedTCPServer(TCPServer):
             log.exception("connection_failed")
         finally:
             self._let_go()
-            await self._close()
+            try:
+                await self._close()
+            finally:
+                self._edge.places.leave(self._place)
 
     def _let_go(self) -> None:
         """Break reference cycles, so that the connection is freed at once: Python's collector runs

@@ -308,8 +308,8 @@ class Attempts:
 
     def fail(self, request: Request, failure: Failure, now: float) -> None:
         """End a request wherever it is; its workers free what it has."""
-        self.queue_of(request).end(request, len(request.relay.token_ids))
         self.release_attempt(request, failure.outcome.value.end)
+        self.queue_of(request).end(request, len(request.relay.token_ids))
         self._overload.ended(request.forecast, now, is_well=False)
         self._table.fail(request, failure, now)
 
