@@ -57,14 +57,13 @@ _OTHER_SITES: Final = frozenset({"cross-site", "same-site"})
 LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
-def check_host(host: str | None, *, is_loopback: bool, own_name: str) -> None:
+def check_host(host: str | None, own_name: str) -> None:
     """Raise the RequestError for a Host header that is none of ours.
 
     Args:
       host: the header, None where a client of HTTP/1.0 sent none: no browser does.
-      is_loopback: whether only this machine can reach the port. If not, a proxy or another name may
+      own_name: the configured host. If other machines can reach it, a proxy or another name may
         rightly stand in front, and rebinding gains nothing over asking directly.
-      own_name: the configured host.
     """
     if host is None or host == "":
         return
@@ -72,7 +71,8 @@ def check_host(host: str | None, *, is_loopback: bool, own_name: str) -> None:
     if match is None:
         raise http_error(400, f"the Host header {echo(host)} is malformed")
     name = match["name"].lower()
-    if is_loopback and name not in LOCAL_NAMES and name.strip("[]") != own_name.lower():
+    is_ours = name in LOCAL_NAMES or name.strip("[]") == own_name.lower()
+    if not is_ours and is_loopback(own_name):
         raise http_error(403, f"this server does not answer as {echo(name)}; use localhost")
 
 
@@ -225,7 +225,7 @@ async def check_request(services: Services, routes: RouteTable) -> Response | No
     # The proxy looks the request up at each access, which is a microsecond of everybody's way.
     asked: Request = request._get_current_object()  # type: ignore[attr-defined]
     headers = asked.headers
-    _check_host(services, headers.get("host"))
+    check_host(headers.get("host"), services.config.host)
     route = routes.find(asked.endpoint)
     permission = Permission.USER if route is None else route.permission
     origins = origins_here(services, routes.nearest(asked.endpoint, asked.path))
@@ -238,7 +238,7 @@ async def check_request(services: Services, routes: RouteTable) -> Response | No
         enter_tenant(services.tenancy.tenant_named(owner))
         enter_line(f"batches of {owner}")
     elif preflight is None and (
-        is_proxied() or (permission is not Permission.NONE and not scope.connection.is_unix)
+        (permission is not Permission.NONE and not scope.connection.is_unix) or is_proxied()
     ):
         tenant = check_key(services, headers)
         _note_key(services, asked.scope)
@@ -278,7 +278,7 @@ async def check_websocket(services: Services, routes: RouteTable) -> None:
     Raises:
       RequestError: 401 or 403.
     """
-    _check_host(services, websocket.headers.get("host"))
+    check_host(websocket.headers.get("host"), services.config.host)
     check_key(services, websocket.headers, websocket.requested_subprotocols)
     _note_key(services, websocket.scope)
     origins = origins_here(services, routes.nearest(None, websocket.path))
@@ -302,11 +302,6 @@ def _note_key(services: Services, scope: object) -> None:
     """Note that a connection is of a tenant; where there are no keys there is none."""
     if not services.tenancy.is_open:
         scope_of(scope).connection.on_key()
-
-
-def _check_host(services: Services, host: str | None) -> None:
-    own = services.config.host
-    check_host(host, is_loopback=is_loopback(own), own_name=own)
 
 
 async def let_in(services: Services, asked: Request, route: Route | None) -> None:

@@ -28,7 +28,8 @@ from ..api.errors import http_error, too_large
 from ..api.request_scope import SCOPE_KEY, RequestScope, scope_of
 from .client_address import PROXY_SIGNATURE, TrustedProxies
 from .connection_table import ConnectionTable, refusal
-from .websocket import AppInbox, PatchedWSStream
+from .quart import AppInbox
+from .websocket import PatchedWSStream
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -11,6 +11,10 @@ with it everything that ran for the client stayed until Python's collector came 
 here. So what is cancelled leaves the view as one plain cancellation. And a request to a path that
 there is not holds the exception that says so, and its traceback the request: it is let go.
 
+hypercorn puts messages for the application into a bounded channel and never closes it: when the
+application ends with the channel full, the reader and every notice of a disconnect would wait for
+ever, and the connection would stay.
+
 Quart takes a body in as fast as it comes, whatever the application thinks of it. Here a large one
 waits until its request is let in, and every byte is counted (server/api/door.py).
 
@@ -20,7 +24,8 @@ holds the behaviour.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from inspect import iscoroutinefunction
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec
 
 import trio
 from quart_trio import QuartTrio
@@ -29,14 +34,59 @@ from quart_trio.asgi import TrioASGIHTTPConnection
 from ..api.request_scope import scope_of
 
 if TYPE_CHECKING:
-    from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ASGISendEvent
+    from collections.abc import Awaitable, Callable
+
+    from hypercorn.typing import (
+        ASGIReceiveCallable,
+        ASGIReceiveEvent,
+        ASGISendCallable,
+        ASGISendEvent,
+    )
     from quart.ctx import WebsocketContext
     from quart.typing import ResponseReturnValue, ResponseTypes
     from quart.wrappers import Request
     from quart.wrappers.base import BaseRequestWebsocket
 
+    Put = Callable[[ASGIReceiveEvent], Awaitable[None]]
+
+
+P = ParamSpec("P")
 
 LAST_SEND_TIMEOUT_S = 5.0
+
+
+class AppInbox:
+    """The way in to one run of the application."""
+
+    def __init__(self) -> None:
+        self._waiting: set[trio.CancelScope] = set()
+        self._is_closed = False
+
+    def in_front_of(self, put: Put) -> Put:
+        """Return a way in that drops messages once the application has ended.
+
+        Args:
+          put: hypercorn's own, which waits for room.
+        """
+
+        async def put_or_drop(event: ASGIReceiveEvent) -> None:
+            if self._is_closed:
+                await trio.lowlevel.checkpoint()
+                return
+            with trio.CancelScope() as scope:
+                self._waiting.add(scope)
+                try:
+                    await put(event)
+                finally:
+                    self._waiting.discard(scope)
+
+        return put_or_drop
+
+    def close(self) -> None:
+        """End all waiting: the application has ended."""
+        self._is_closed = True
+        for scope in self._waiting:
+            scope.cancel()
 
 
 class PatchedHTTPConnection(TrioASGIHTTPConnection):
@@ -96,6 +146,17 @@ class PatchedHTTPConnection(TrioASGIHTTPConnection):
 
 class PatchedQuart(QuartTrio):
     """The application's frame: routes and errors."""
+
+    def ensure_async(self, func: Callable[P, Any]) -> Callable[P, Awaitable[Any]]:
+        """Return a function to be awaited. What does not wait runs here: Quart has a thread for
+        it."""
+        if iscoroutinefunction(func):
+            return func
+
+        async def call(*args: P.args, **kwargs: P.kwargs) -> object:
+            return func(*args, **kwargs)
+
+        return call
 
     def raise_routing_exception(self, request: BaseRequestWebsocket) -> NoReturn:
         """Raise the error for an unknown path or method."""

@@ -1,9 +1,4 @@
-"""A WebSocket: bounded frames, awaited pongs, and a reader that waits for no ended application.
-
-hypercorn puts messages into a bounded channel and never closes it: when the application ends with
-the channel full, the reader and every notice of a disconnect wait for ever, and the connection
-stays.
-"""
+"""A WebSocket: bounded frames, awaited pongs, and a reader that waits for no ended application."""
 
 from __future__ import annotations
 
@@ -22,51 +17,13 @@ from ..contract.generation import CancelReason
 from .connection_table import refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from hypercorn.typing import ASGIReceiveEvent
-
-    Put = Callable[[ASGIReceiveEvent], Awaitable[None]]
     from hypercorn.protocol.events import Event
     from hypercorn.typing import ASGISendEvent, WebsocketAcceptEvent
 
     from triolet.config import ServerConfig
 
     from ..api.request_scope import ClientConnection
-
-
-class AppInbox:
-    """The way in to one run of the application."""
-
-    def __init__(self) -> None:
-        self._waiting: set[trio.CancelScope] = set()
-        self._is_closed = False
-
-    def in_front_of(self, put: Put) -> Put:
-        """Return a way in that drops messages once the application has ended.
-
-        Args:
-          put: hypercorn's own, which waits for room.
-        """
-
-        async def put_or_drop(event: ASGIReceiveEvent) -> None:
-            if self._is_closed:
-                await trio.lowlevel.checkpoint()
-                return
-            with trio.CancelScope() as scope:
-                self._waiting.add(scope)
-                try:
-                    await put(event)
-                finally:
-                    self._waiting.discard(scope)
-
-        return put_or_drop
-
-    def close(self) -> None:
-        """End all waiting: the application has ended."""
-        self._is_closed = True
-        for scope in self._waiting:
-            scope.cancel()
+    from .quart import AppInbox
 
 
 class PatchedWSStream(WSStream):

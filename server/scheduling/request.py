@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Final
 
+from triolet.adapter_keys import cache_key
 from triolet.errors import LocalProtocolError
 from triolet.service_class import Band
 
@@ -246,7 +247,7 @@ class Request:
         self.is_background = is_background(self.spec)
         self.allowed = self.window
         self.output = self.relay.mailbox
-        self.chain = PrefixChain(self.spec.prompt_ids, self.spec.cache_key)
+        self.chain = self._chain_of(self.spec.prompt_ids)
 
     def step(self, step: Step) -> None:
         """Move on.
@@ -326,8 +327,10 @@ class Request:
     @property
     def whole_chain(self) -> PrefixChain:
         """Names the blocks of prompt and completion, with which the next turn of a chat begins."""
-        token_ids = (*self.spec.prompt_ids, *self.relay.token_ids)
-        return PrefixChain(token_ids, self.spec.cache_key)
+        return self._chain_of((*self.spec.prompt_ids, *self.relay.token_ids))
+
+    def _chain_of(self, token_ids: Sequence[int]) -> PrefixChain:
+        return PrefixChain(token_ids, cache_key(self.spec.cache_salt, self.spec.adapter))
 
     def usage(self, now: float) -> Usage:
         """Return counts and times as of now."""
