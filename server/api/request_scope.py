@@ -30,8 +30,9 @@ UNIX_PEER: Final = "<local>"
 """The other end of a Unix socket, which only this user has."""
 
 
-class ClientChannel(Protocol):
-    """Leads to a client past the application (server/edge/http.py)."""
+class ClientChannel:
+    """Leads to a client past the application (server/edge/http.py). This one leads nowhere: its
+    request is from within, or its connection has ended."""
 
     def try_send(self, data: bytes) -> bool:
         """Send a piece of the body of a response, or one text message of a WebSocket in UTF-8. It
@@ -41,23 +42,11 @@ class ClientChannel(Protocol):
           False if nothing was done: there is no room, something else is being written, or this is
           no moment for it. Then the piece goes the usual way.
         """
-        ...
-
-    async def ask_for_body(self) -> None:
-        """Tell the client to send its body, if it waits to be told."""
-        ...
-
-
-class NoChannel:
-    """Leads nowhere: the request is from within, or its connection has ended."""
-
-    def try_send(self, data: bytes) -> bool:
-        """Do nothing."""
         del data
         return False
 
     async def ask_for_body(self) -> None:
-        """Do nothing."""
+        """Tell the client to send its body, if it waits to be told."""
         await trio.lowlevel.checkpoint()
 
 
@@ -84,7 +73,7 @@ class ClientConnection:
         self.is_forwarding = False
         self.on_key: Callable[[], None] = _nothing
         self.disconnect_reason = CancelReason.CLIENT_GONE
-        self.channel: ClientChannel = channel or NoChannel()
+        self.channel = channel or ClientChannel()
 
     @property
     def is_unix(self) -> bool:
@@ -94,7 +83,7 @@ class ClientConnection:
     def let_go(self) -> None:
         """Part from the protocol, which holds this connection as well."""
         self.on_key = _nothing
-        self.channel = NoChannel()
+        self.channel = ClientChannel()
 
 
 def _nothing() -> None: ...

@@ -25,10 +25,9 @@ from triolet.errors import RequestError
 
 from ..api.door import RefusalLog
 from ..api.errors import http_error, too_large
-from ..api.request_scope import SCOPE_KEY, RequestScope, scope_of
+from ..api.request_scope import SCOPE_KEY, ClientChannel, RequestScope, scope_of
 from .client_address import PROXY_SIGNATURE, TrustedProxies
 from .connection_table import ConnectionTable, refusal
-from .quart import AppInbox
 from .websocket import PatchedWSStream
 
 if TYPE_CHECKING:
@@ -233,11 +232,9 @@ class PatchedHTTPStream(HTTPStream):
     """One request and its answer.
 
     Attributes:
-      inbox: set by the protocol before the first event.
-      send_chunk: as well.
+      send_chunk: set by the protocol before the first event.
     """
 
-    inbox: AppInbox
     send_chunk: Callable[[bytes], Awaitable[bool]]
 
     async def handle(self, event: StreamEvent) -> None:
@@ -245,15 +242,12 @@ class PatchedHTTPStream(HTTPStream):
         if isinstance(event, StreamClosed):
             scope_of(self.scope).note_client_gone()
         await super().handle(event)
-        if isinstance(event, Request):
-            self.app_put = self.inbox.in_front_of(self.app_put)
 
     async def app_send(self, message: ASGISendEvent | None) -> None:
         """Handle a message of the application."""
-        if message is None:
-            self.inbox.close()
-        elif (
-            message["type"] == "http.response.body"
+        if (
+            message is not None
+            and message["type"] == "http.response.body"
             and message.get("more_body", False)
             and await self.send_chunk(message.get("body", b""))
         ):
@@ -275,7 +269,7 @@ class ConnectionWriter(Protocol):
         ...
 
 
-class PatchedH11Protocol(H11Protocol):
+class PatchedH11Protocol(ClientChannel, H11Protocol):
     """One HTTP/1.1 connection, which may become a WebSocket.
 
     Attributes:
@@ -506,7 +500,6 @@ class PatchedH11Protocol(H11Protocol):
             self.stream_send,
             STREAM_ID,
         )
-        self.stream.inbox = AppInbox()
         if isinstance(self.stream, PatchedHTTPStream):
             self.stream.send_chunk = self.send_chunk
         if isinstance(self.stream, PatchedWSStream):

@@ -11,10 +11,6 @@ with it everything that ran for the client stayed until Python's collector came 
 here. So what is cancelled leaves the view as one plain cancellation. And a request to a path that
 there is not holds the exception that says so, and its traceback the request: it is let go.
 
-hypercorn puts messages for the application into a bounded channel and never closes it: when the
-application ends with the channel full, the reader and every notice of a disconnect would wait for
-ever, and the connection would stay.
-
 Quart takes a body in as fast as it comes, whatever the application thinks of it. Here a large one
 waits until its request is let in, and every byte is counted (server/api/door.py).
 
@@ -36,57 +32,16 @@ from ..api.request_scope import scope_of
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from hypercorn.typing import (
-        ASGIReceiveCallable,
-        ASGIReceiveEvent,
-        ASGISendCallable,
-        ASGISendEvent,
-    )
+    from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ASGISendEvent
     from quart.ctx import WebsocketContext
     from quart.typing import ResponseReturnValue, ResponseTypes
     from quart.wrappers import Request
     from quart.wrappers.base import BaseRequestWebsocket
 
-    Put = Callable[[ASGIReceiveEvent], Awaitable[None]]
-
 
 P = ParamSpec("P")
 
 LAST_SEND_TIMEOUT_S = 5.0
-
-
-class AppInbox:
-    """The way in to one run of the application."""
-
-    def __init__(self) -> None:
-        self._waiting: set[trio.CancelScope] = set()
-        self._is_closed = False
-
-    def in_front_of(self, put: Put) -> Put:
-        """Return a way in that drops messages once the application has ended.
-
-        Args:
-          put: hypercorn's own, which waits for room.
-        """
-
-        async def put_or_drop(event: ASGIReceiveEvent) -> None:
-            if self._is_closed:
-                await trio.lowlevel.checkpoint()
-                return
-            with trio.CancelScope() as scope:
-                self._waiting.add(scope)
-                try:
-                    await put(event)
-                finally:
-                    self._waiting.discard(scope)
-
-        return put_or_drop
-
-    def close(self) -> None:
-        """End all waiting: the application has ended."""
-        self._is_closed = True
-        for scope in self._waiting:
-            scope.cancel()
 
 
 class PatchedHTTPConnection(TrioASGIHTTPConnection):

@@ -6,12 +6,12 @@ import contextlib
 import errno
 import socket
 import struct
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import structlog
 import trio
 from hypercorn.events import Closed, RawData, Updated
-from hypercorn.trio.task_group import TaskGroup
+from hypercorn.trio.task_group import TaskGroup, _handle
 from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
 from hypercorn.utils import parse_socket_addr
 
@@ -25,7 +25,11 @@ from .connection_table import REFUSALS
 from .http import PatchedH11Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from hypercorn.config import Config
     from hypercorn.events import Event
+    from hypercorn.typing import AppWrapper, ASGIReceiveEvent, Scope
 
     from .connection_table import ConnectionPlace
     from .http import SharedByConnections
@@ -91,6 +95,34 @@ SENDS_PER_CHECKPOINT: Final = 16
 RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
 
+class AppTasks(TaskGroup):
+    """The tasks of one connection, among them the runs of the application.
+
+    hypercorn puts what is for a run into a bounded channel and never closes it: when the run ends
+    with the channel full, the reader and every notice of a disconnect would wait for ever, and the
+    connection would stay. Here the channel ends with the run, and what still comes is dropped.
+    """
+
+    async def spawn_app(
+        self, app: AppWrapper, config: Config, scope: Scope, send: Callable[..., Awaitable[None]]
+    ) -> Callable[[ASGIReceiveEvent], Awaitable[None]]:
+        """Run the application; return how events are put into its channel."""
+        entrance: trio.MemorySendChannel[ASGIReceiveEvent]
+        entrance, exit_ = trio.open_memory_channel(config.max_app_queue_size)
+
+        async def run(*arguments: Any) -> None:  # noqa: ANN401 (hypercorn's)
+            with exit_:
+                await app(*arguments)
+
+        async def put_or_drop(event: ASGIReceiveEvent) -> None:
+            with contextlib.suppress(trio.BrokenResourceError):
+                await entrance.send(event)
+
+        in_threads = trio.to_thread.run_sync, trio.from_thread.run
+        self.spawn(_handle, run, config, scope, exit_.receive, send, *in_threads)
+        return put_or_drop
+
+
 class PatchedTCPServer(TCPServer):
     """Serves one accepted connection until it ends.
 
@@ -132,7 +164,7 @@ class PatchedTCPServer(TCPServer):
                 parse_socket_addr(sock.family, sock.getpeername()),
                 parse_socket_addr(sock.family, sock.getsockname()),
             )
-            async with TaskGroup() as task_group:
+            async with AppTasks() as task_group:
                 self._task_group = task_group
                 self.protocol = PatchedH11Protocol(
                     self._edge, task_group, addresses, self._remote, self

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import trio
-from hypercorn.protocol.events import Body, EndBody, Request, Response, StreamClosed
+from hypercorn.protocol.events import Body, EndBody, Response, StreamClosed
 from hypercorn.protocol.ws_stream import ASGIWebsocketState, FrameTooLargeError, WSStream
 from wsproto.connection import ConnectionState
 from wsproto.events import CloseConnection, Message, Ping
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from triolet.config import ServerConfig
 
     from ..api.request_scope import ClientConnection
-    from .quart import AppInbox
 
 
 class PatchedWSStream(WSStream):
@@ -31,12 +30,10 @@ class PatchedWSStream(WSStream):
 
     Attributes:
       bounds: set by the protocol before the first event.
-      inbox: as well.
       remote: as well.
     """
 
     bounds: ServerConfig
-    inbox: AppInbox
     remote: ClientConnection
     _frames: TokenBucket
     _heard_at: float
@@ -45,15 +42,11 @@ class PatchedWSStream(WSStream):
     async def handle(self, event: Event) -> None:
         """Handle bytes, or the end of the connection."""
         await super().handle(event)
-        if isinstance(event, Request) and self.app_put is not None:
-            self.app_put = self.inbox.in_front_of(self.app_put)
-        elif isinstance(event, StreamClosed) and self.handshake.accepted:
+        if isinstance(event, StreamClosed) and self.handshake.accepted:
             self._is_over.set()
 
     async def app_send(self, message: ASGISendEvent | None) -> None:
         """Handle a message of the application; after the end drop it at a checkpoint."""
-        if message is None:
-            self.inbox.close()
         if self.closed:
             await trio.lowlevel.checkpoint()
         await super().app_send(message)

@@ -167,9 +167,10 @@ class Attempts:
         self._eos_token_ids = eos_token_ids
         self._observer = observer
         self._kv_secret = kv_secret
-        kept_share = self._overload.kept_share
-        self._next_request = PickNext(config, workers, self.queue, self.recovery, kept_share)
-        self._next_input = PickNext(config, workers, self.inputs, self.recovery, kept_share)
+        self._next_request, self._next_input = (
+            PickNext(config, workers, queue, self.recovery, self._overload)
+            for queue in (self.queue, self.inputs)
+        )
 
     def queue_of(self, request: Request) -> FairQueue[Request]:
         """Return the queue of a request."""

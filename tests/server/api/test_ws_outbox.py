@@ -7,10 +7,10 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from server.api.openai.responses_answer import WsOutbox
-from server.api.request_scope import ClientConnection, NoChannel
+from server.api.request_scope import ClientChannel, ClientConnection
 
 
-class Channel(NoChannel):
+class Channel(ClientChannel):
     def __init__(self) -> None:
         self.sent: list[bytes] = []
 
