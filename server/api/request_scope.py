@@ -225,6 +225,7 @@ class RequestScope:
       headers: that its response has to have.
       versions: that routes gave it, by the model's name: a route that moves leaves it where it is.
       cache: what it says of the response cache, and what came of that.
+      while_client_stays: cancelled once the client is gone.
       is_crowded_out: it was refused, because of what waited or ran already.
     """
 
@@ -246,25 +247,16 @@ class RequestScope:
         self.headers: dict[str, str] = {}
         self.versions: dict[str, ServedModel] = {}
         self.cache: CacheAsk | None = None
+        self.while_client_stays = trio.CancelScope()
         self.is_crowded_out = False
         self._running: list[Running] = []
         self._num_ended = 0
-        self._ends_with_client: trio.CancelScope | None = None
-        self._is_client_gone = False
-
-    def end_with_client(self, scope: trio.CancelScope) -> None:
-        """Have a scope cancelled once the client is gone, which it may be already."""
-        self._ends_with_client = scope
-        if self._is_client_gone:
-            scope.cancel()
 
     def note_client_gone(self) -> None:
-        """End what the request began, and cancel what ends with the client: it is gone, or has its
+        """End what the request began, and cancel what runs for the client: it is gone, or has its
         answer. Idempotent."""
-        self._is_client_gone = True
-        # Before what it waits for ends: it is told that it is cancelled, and not of that end.
-        if self._ends_with_client is not None:
-            self._ends_with_client.cancel()
+        # First, so that who waits for what ends here is cancelled instead of told of that end.
+        self.while_client_stays.cancel()
         self._end_running()
 
     def hold(self, running: Running) -> None:

@@ -53,9 +53,8 @@ class PatchedHTTPConnection(TrioASGIHTTPConnection):
         Once its body came, a stream has no task but this one and holds nothing of the request: with
         Quart's two tasks and their request an idle stream would take 8 KiB more.
         """
-        with scope_of(self.scope) as live:
+        with scope_of(self.scope) as live, live.while_client_stays:
             async with trio.open_nursery() as nursery:
-                live.end_with_client(nursery.cancel_scope)
                 await self._send_response(send, await self._respond(nursery, receive, send))
                 nursery.cancel_scope.cancel()
 

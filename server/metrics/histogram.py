@@ -38,7 +38,8 @@ class TokenHistogram(ValueCounts, Collector):
         super().__init__(buckets)
         self._name = name
         self._text = text
-        self._shown = [_shown(bound) for bound in self.bounds]
+        # As the client library writes them.
+        self._shown = [str(floatToGoString(bound)) for bound in self.bounds]  # type: ignore[no-untyped-call]
         registry.register(self)
 
     def collect(self) -> Iterable[Metric]:
@@ -48,9 +49,3 @@ class TokenHistogram(ValueCounts, Collector):
         buckets = list(zip(self._shown, map(float, totals), strict=True))
         family.add_metric((), buckets, self.total)
         yield family
-
-
-def _shown(bound: float) -> str:
-    """Return an upper bound as the client library writes it."""
-    text: str = floatToGoString(bound)  # type: ignore[no-untyped-call]
-    return text
