@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from werkzeug.datastructures import Headers
 
+    from .request_scope import ClientConnection
     from .route import Route, RouteTable
     from .services import Services
 
@@ -240,8 +241,7 @@ async def check_request(services: Services, routes: RouteTable) -> Response | No
     elif preflight is None and (
         (permission is not Permission.NONE and not scope.connection.is_unix) or is_proxied()
     ):
-        tenant = check_key(services, headers)
-        _note_key(services, asked.scope)
+        tenant = check_key(services, scope.connection, headers)
         if permission is Permission.OPERATOR and tenant.role is not TenantRole.OPERATOR:
             raise http_error(
                 403, f"{echo(asked.path)} needs the key of a tenant whose role is operator"
@@ -279,15 +279,21 @@ async def check_websocket(services: Services, routes: RouteTable) -> None:
       RequestError: 401 or 403.
     """
     check_host(websocket.headers.get("host"), services.config.host)
-    check_key(services, websocket.headers, websocket.requested_subprotocols)
-    _note_key(services, websocket.scope)
+    connection = scope_of(websocket.scope).connection
+    check_key(services, connection, websocket.headers, websocket.requested_subprotocols)
     origins = origins_here(services, routes.nearest(None, websocket.path))
     check_origin(websocket.headers.get("origin"), websocket.headers.get("host"), origins)
     enter_line(current_tenant().name or websocket.remote_addr or "")
 
 
-def check_key(services: Services, headers: Headers, subprotocols: Iterable[str] = ()) -> Tenant:
-    """Let the running task serve the tenant of the key that was sent, as that tenant is now.
+def check_key(
+    services: Services,
+    connection: ClientConnection,
+    headers: Headers,
+    subprotocols: Iterable[str] = (),
+) -> Tenant:
+    """Let the running task serve the tenant of the key that was sent, as that tenant is now. The
+    connection is of a tenant from then on; where there are no keys there is none.
 
     Raises:
       RequestError: 401 or 403.
@@ -295,13 +301,9 @@ def check_key(services: Services, headers: Headers, subprotocols: Iterable[str] 
     key = sent_key(headers.get("authorization"), headers.get("x-api-key"), subprotocols)
     tenant = services.tenancy.tenant_of(key, time.time())
     enter_tenant(tenant)
-    return tenant
-
-
-def _note_key(services: Services, scope: object) -> None:
-    """Note that a connection is of a tenant; where there are no keys there is none."""
     if not services.tenancy.is_open:
-        scope_of(scope).connection.on_key()
+        connection.channel.note_key()
+    return tenant
 
 
 async def let_in(services: Services, asked: Request, route: Route | None) -> None:

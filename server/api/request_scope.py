@@ -16,7 +16,7 @@ from triolet.ids import new_request_id
 from ..contract.generation import CacheAsk, CancelReason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from types import TracebackType
 
     from ..tenants.quotas import Ticket
@@ -49,6 +49,9 @@ class ClientChannel:
         """Tell the client to send its body, if it waits to be told."""
         await trio.lowlevel.checkpoint()
 
+    def note_key(self) -> None:
+        """Note that a request has passed the check of keys."""
+
 
 class ClientConnection:
     """A client's connection, as the requests on it see it.
@@ -63,7 +66,6 @@ class ClientConnection:
     Attributes:
       host: as above.
       is_forwarding: the other end has named another client for the whole connection.
-      on_key: called when a request has passed the check of keys.
       disconnect_reason: how the client went; CLIENT_GONE unless the connection was cut.
       channel: as above.
     """
@@ -71,7 +73,6 @@ class ClientConnection:
     def __init__(self, host: str = "", channel: ClientChannel | None = None) -> None:
         self.host = host
         self.is_forwarding = False
-        self.on_key: Callable[[], None] = _nothing
         self.disconnect_reason = CancelReason.CLIENT_GONE
         self.channel = channel or ClientChannel()
 
@@ -82,11 +83,7 @@ class ClientConnection:
 
     def let_go(self) -> None:
         """Part from the protocol, which holds this connection as well."""
-        self.on_key = _nothing
         self.channel = ClientChannel()
-
-
-def _nothing() -> None: ...
 
 
 WAITING: Final = frozenset({b"expect", b"transfer-encoding"})

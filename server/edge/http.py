@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from triolet.config import ServerConfig
 
     from ..api.request_scope import ClientConnection
+    from .connection_table import ConnectionPlace
 
 
 PROBES: Final = (b"GET /health/live ", b"GET /ping ")
@@ -257,8 +258,14 @@ class PatchedHTTPStream(HTTPStream):
             self.response["headers"] = ()  # sent; an idle stream would keep a KiB of them
 
 
-class ConnectionWriter(Protocol):
-    """The connection below the protocol (server/edge/tcp.py)."""
+class ConnectionBelow(Protocol):
+    """The connection below the protocol (server/edge/tcp.py).
+
+    Attributes:
+      place: its own.
+    """
+
+    place: ConnectionPlace
 
     async def protocol_send(self, event: Event) -> None:
         """Do what the protocol wants: write, close, or start and stop the idle clock."""
@@ -282,12 +289,12 @@ class PatchedH11Protocol(ClientChannel, H11Protocol):
         task_group: TaskGroup,
         addresses: tuple[tuple[str, int] | None, tuple[str, int] | None],
         remote: ClientConnection,
-        writer: ConnectionWriter,
+        below: ConnectionBelow,
     ) -> None:
         client, server = addresses
         super().__init__(
             edge.app, edge.config, edge.context, task_group,
-            {}, False, client, server, writer.protocol_send,  # type: ignore[arg-type]
+            {}, False, client, server, below.protocol_send,  # type: ignore[arg-type]
         )  # fmt: skip
         remote.channel = self
         self.remote = remote
@@ -299,7 +306,7 @@ class PatchedH11Protocol(ClientChannel, H11Protocol):
         self._proxies = edge.proxies
         self._refusals = edge.refusals
         self._speaks_for_others = remote.is_unix or self._proxies.trusts(remote.host)
-        self._writer = writer
+        self._below = below
         self._turns = edge.turns
         self._sender = b""
         self._is_in_turn = False
@@ -345,10 +352,10 @@ class PatchedH11Protocol(ClientChannel, H11Protocol):
     def try_send(self, data: bytes) -> bool:
         """See ClientChannel."""
         if self._is_in_chunks:
-            return self._writer.try_write(b"%x\r\n%b\r\n" % (len(data), data))
+            return self._below.try_write(b"%x\r\n%b\r\n" % (len(data), data))
         if isinstance(self.stream, PatchedWSStream):
             frame = self.stream.text_frame(data)
-            return frame is not None and self._writer.try_write(frame)
+            return frame is not None and self._below.try_write(frame)
         return False
 
     async def send_chunk(self, data: bytes) -> bool:
@@ -367,6 +374,10 @@ class PatchedH11Protocol(ClientChannel, H11Protocol):
         is_waiting = connection.our_state is h11.SEND_RESPONSE
         if is_waiting and connection.they_are_waiting_for_100_continue:
             await self._send_h11_event(h11.InformationalResponse(status_code=100, headers=[]))
+
+    def note_key(self) -> None:
+        """See ClientChannel."""
+        self._below.place.has_shown_key = True
 
     async def stream_send(self, event: StreamEvent) -> None:
         """Handle an event of the stream."""

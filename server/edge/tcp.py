@@ -131,6 +131,9 @@ class PatchedTCPServer(TCPServer):
       stream: the connection.
       host: address of the other end, or UNIX_PEER.
       place: of the connection; left at its end.
+
+    Attributes:
+      place: as above.
     """
 
     protocol: PatchedH11Protocol  # type: ignore[assignment]
@@ -144,9 +147,8 @@ class PatchedTCPServer(TCPServer):
     ) -> None:
         super().__init__(edge.app, edge.config, edge.context, {}, stream)  # type: ignore[arg-type]
         self._edge = edge
-        self._place = place
+        self.place = place
         self._remote = ClientConnection(host)
-        self._remote.on_key = place.show_key
         self._bounds = edge.bounds
         self._cut_after_s = edge.bounds.stall_timeout_s + CUT_AFTER_STALL_S
         self._sends = 0
@@ -181,7 +183,7 @@ class PatchedTCPServer(TCPServer):
             try:
                 await self._close()
             finally:
-                self._edge.places.leave(self._place)
+                self._edge.places.leave(self.place)
 
     def _let_go(self) -> None:
         """Break reference cycles, so that the connection is freed at once: Python's collector runs
@@ -196,7 +198,7 @@ class PatchedTCPServer(TCPServer):
             await self._write(event.data)
         elif isinstance(event, Closed):
             await self._say_goodbye()
-            self._edge.places.rest(self._place)
+            self._edge.places.rest(self.place)
             await self.protocol.handle(Closed())
         elif not (isinstance(event, Updated) and self._has_ended):
             # An idle clock started after the last read would keep a dead connection for its time.
@@ -208,7 +210,7 @@ class PatchedTCPServer(TCPServer):
 
     def _note_idle(self, is_idle: bool) -> None:
         places = self._edge.places
-        (places.rest if is_idle else places.work)(self._place)
+        (places.rest if is_idle else places.work)(self.place)
 
     def try_write(self, data: bytes) -> bool:
         """Write without waiting, if nothing else is being written and the kernel takes any of it.
@@ -309,7 +311,7 @@ class PatchedTCPServer(TCPServer):
             self.protocol.speak_for(opening.host)
             if not self._edge.proxies.trusts(opening.host):
                 address = counted_address(opening.host)
-                refused = self._edge.places.attribute(self._place, address)
+                refused = self._edge.places.attribute(self.place, address)
                 if refused is not None:
                     await self.protocol.refuse(REFUSALS[refused])
                     return b""

@@ -150,12 +150,11 @@ def queued_by_class(queues: Iterable[FairQueue[Any]]) -> dict[str, int]:
 
 def worker_status(worker: Worker) -> WorkerStatus:
     """Return how a worker is shown."""
-    peer_id = worker.peer_id
     labels = {} if worker.welcome is None else worker.welcome.labels
     is_leaving = worker.is_connected and worker.is_draining
     return WorkerStatus(
         role=worker.role,
-        name=worker.address if peer_id is None else peer_id.name,
+        name=worker.address if worker.peer_id is None else worker.peer_id.name,
         address=worker.address,
         state="draining" if is_leaving else worker.monitor.state.value,
         fingerprint=worker.fingerprint,
