@@ -82,8 +82,7 @@ def encode_message(frame: AnyFrame, payload: bytes | memoryview | None) -> list[
     Raises:
       LocalProtocolError: a payload where none belongs, or none where one does.
     """
-    if (payload is not None) != _has_payload(frame):
-        raise LocalProtocolError(f"{frame_name(frame)}: only a KV_CHUNK has a payload")
+    _check_payload(frame, payload, LocalProtocolError)
     return [encode(frame)] if payload is None else [encode(frame), payload]
 
 
@@ -99,15 +98,19 @@ def decode_message(
         raise RemoteProtocolError(f"a message has a frame and at most a payload, not {len(parts)}")
     frame = decode(parts[0], max_bytes)
     payload = memoryview(parts[1]) if len(parts) == 2 else None
-    if (payload is not None) != _has_payload(frame):
-        raise RemoteProtocolError(f"{frame_name(frame)}: only a KV_CHUNK has a payload")
+    _check_payload(frame, payload, RemoteProtocolError)
     if payload is not None and payload.nbytes > max_bytes:
         raise RemoteProtocolError(f"payload of {payload.nbytes} bytes; at most {max_bytes}")
     return frame, payload
 
 
-def _has_payload(frame: AnyFrame) -> bool:
-    return isinstance(frame, KvChunk) and frame.shared is None
+def _check_payload(
+    frame: AnyFrame,
+    payload: bytes | memoryview | None,
+    error: type[LocalProtocolError | RemoteProtocolError],
+) -> None:
+    if (payload is not None) != (isinstance(frame, KvChunk) and frame.shared is None):
+        raise error(f"{frame_name(frame)}: only a KV_CHUNK has a payload")
 
 
 log = structlog.get_logger()
