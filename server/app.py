@@ -37,7 +37,7 @@ from .routes import ROUTES
 from .tenants.tenancy import current_tenant
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from .api.route import Route, RoutePart
     from .api.services import Services
@@ -86,7 +86,7 @@ def _add_routes(app: PatchedQuart, services: Services, storage: Storage | None) 
             view = keeps_no_files
         elif route.part is not None:
             view = partial(view, parts[route.part])
-        if route.is_resumable:
+        if route.is_resumable and services.peers is not None:
             view = proxy_to_owner(view)
         if route.method == WS:
             app.add_websocket(
@@ -96,7 +96,7 @@ def _add_routes(app: PatchedQuart, services: Services, storage: Storage | None) 
             app.add_url_rule(
                 route.path,
                 endpoint=route.endpoint,
-                view_func=_with_services(view, services),
+                view_func=partial(view, services),
                 methods=[route.method],
                 provide_automatic_options=False,
             )
@@ -104,16 +104,6 @@ def _add_routes(app: PatchedQuart, services: Services, storage: Storage | None) 
 
 def _nearest_route() -> Route:
     return ROUTES.nearest(request.endpoint, request.path)
-
-
-def _with_services(
-    view: Callable[..., Awaitable[Response] | Response], services: Services
-) -> Callable[..., Awaitable[Response]]:
-    async def call(**arguments: str) -> Response:
-        answer = view(services, **arguments)
-        return answer if isinstance(answer, Response) else await answer
-
-    return call
 
 
 async def _finish(services: Services, response: Response) -> Response:

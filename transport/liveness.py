@@ -79,13 +79,18 @@ class PeerMonitor:
     Args:
       config: intervals and timeouts.
       now: the time at which connecting began.
+
+    Attributes:
+      state: as of the last call.
+      reason: what brought about the present state; for logs and metrics.
+      epoch: the life that was greeted last.
     """
 
     def __init__(self, config: LinkConfig, now: float) -> None:
         self._config = config
-        self._state = PeerState.CONNECTING
-        self._reason = PeerEvent.SILENT
-        self._epoch: int | None = None
+        self.state = PeerState.CONNECTING
+        self.reason = PeerEvent.SILENT
+        self.epoch: int | None = None
         self._heard_at = now
         self._progress = 0
         self._has_work = False
@@ -94,24 +99,9 @@ class PeerMonitor:
         self._wedged_at: tuple[int | None, int] | None = None
 
     @property
-    def state(self) -> PeerState:
-        """As of the last call."""
-        return self._state
-
-    @property
-    def reason(self) -> PeerEvent:
-        """What brought about the present state; for logs and metrics."""
-        return self._reason
-
-    @property
-    def epoch(self) -> int | None:
-        """The life that was greeted last."""
-        return self._epoch
-
-    @property
     def is_stuck(self) -> bool:
         """Whether it is still in the step for which it was given up, greeted again or not."""
-        return self._has_work and self._wedged_at == (self._epoch, self._progress)
+        return self._has_work and self._wedged_at == (self.epoch, self._progress)
 
     def greeted(self, epoch: int, now: float, step_s: float = 0.0) -> bool:
         """Take in HELLO or WELCOME.
@@ -124,8 +114,8 @@ class PeerMonitor:
         Returns:
           Whether an earlier life of this peer is over: all that it had is lost.
         """
-        is_another_life = self._epoch is not None and self._epoch != epoch
-        self._epoch = epoch
+        is_another_life = self.epoch is not None and self.epoch != epoch
+        self.epoch = epoch
         self._heard_at = now
         self._progress = 0
         self._has_work = False
@@ -143,7 +133,7 @@ class PeerMonitor:
           False if it is from another life than the one greeted, or from a peer given up: it counts
           for nothing, and the peer has to be greeted again.
         """
-        if epoch != self._epoch or self._state not in (PeerState.ALIVE, PeerState.SUSPECT):
+        if epoch != self.epoch or self.state not in (PeerState.ALIVE, PeerState.SUSPECT):
             return False
         if progress != self._progress or not has_work or not self._has_work:
             self._progressed_at = now
@@ -152,11 +142,13 @@ class PeerMonitor:
         self.heard(now)
         return True
 
-    def heard(self, now: float) -> None:
-        """Take in any other frame of the greeted life."""
-        if self._state in (PeerState.ALIVE, PeerState.SUSPECT):
+    def heard(self, now: float) -> bool:
+        """Take in any other frame of the greeted life; return whether there is one."""
+        is_greeted = self.state in (PeerState.ALIVE, PeerState.SUSPECT)
+        if is_greeted:
             self._heard_at = now
             self._apply(PeerEvent.HEARD)
+        return is_greeted
 
     def excuse(self, absence_s: float) -> None:
         """Take back time in which we did not listen: what the peer said meanwhile is still to be
@@ -170,33 +162,33 @@ class PeerMonitor:
 
     def lost(self) -> None:
         """Take in that the link or the peer itself says that it is gone. Idempotent."""
-        if self._state is not PeerState.DEAD:
+        if self.state is not PeerState.DEAD:
             self._apply(PeerEvent.LOST)
 
     def check(self, now: float) -> PeerState:
         """Judge silence and progress; return the state. To be called at every sweep."""
         silence_s = self.silence_s(now)
-        if self._state is PeerState.CONNECTING:
+        if self.state is PeerState.CONNECTING:
             if silence_s > self._config.hello_timeout_s:
                 self._apply(PeerEvent.SILENT)
-        elif self._state is not PeerState.DEAD:
+        elif self.state is not PeerState.DEAD:
             if silence_s > self._config.peer_timeout_s:
                 self._apply(PeerEvent.SILENT)
             elif self._is_wedged(now):
-                self._wedged_at = (self._epoch, self._progress)
+                self._wedged_at = (self.epoch, self._progress)
                 self._apply(PeerEvent.WEDGED)
             elif (
-                self._state is PeerState.ALIVE
+                self.state is PeerState.ALIVE
                 and silence_s > QUIET_INTERVALS * self._config.heartbeat_interval_s
             ):
                 self._apply(PeerEvent.QUIET)
-        return self._state
+        return self.state
 
     @property
     def due_at(self) -> float:
         """When `check` may change its mind, unless the peer is heard before."""
         config = self._config
-        match self._state:
+        match self.state:
             case PeerState.DEAD:
                 return math.inf
             case PeerState.CONNECTING:
@@ -215,8 +207,8 @@ class PeerMonitor:
         return is_judged and now - self._progressed_at > self._progress_timeout_s
 
     def _apply(self, event: PeerEvent) -> None:
-        self._state = next_state(self._state, event)
-        self._reason = event
+        self.state = next_state(self.state, event)
+        self.reason = event
 
 
 def next_state(state: PeerState, event: PeerEvent) -> PeerState:

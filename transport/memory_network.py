@@ -17,8 +17,8 @@ from triolet.errors import ConfigError
 from triolet.ids import shown_identity
 
 from .address import address_in_use
-from .codec import encode_message
-from .gate import BoundGate, FrameGate
+from .codec import FrameGate, encode_message
+from .gate import BoundGate
 from .link import LinkMessage, LinkStatistics, PeerBusy, PeerGone
 from .memory_pipe import Conditions, Faults, Inbox, Pipe
 

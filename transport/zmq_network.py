@@ -17,8 +17,8 @@ from triolet.errors import ConfigError
 from triolet.ids import shown_identity
 
 from .address import IpcAddress, TcpAddress, address_in_use, keys_needed, parse_address
-from .codec import encode_message
-from .gate import BoundGate, FrameGate
+from .codec import FrameGate, encode_message
+from .gate import BoundGate
 from .link import LinkMessage, LinkStatistics, PeerBusy, PeerGone
 from .zmq_curve import CurveGuard, KeyDirectory, Repeats
 from .zmq_socket import ZmqSocket

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from werkzeug.datastructures import Headers
 
+    from .request_scope import ClientConnection
     from .route import Route, RouteTable
     from .services import Services
 
@@ -57,14 +58,13 @@ _OTHER_SITES: Final = frozenset({"cross-site", "same-site"})
 LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
-def check_host(host: str | None, *, is_loopback: bool, own_name: str) -> None:
+def check_host(host: str | None, own_name: str) -> None:
     """Raise the RequestError for a Host header that is none of ours.
 
     Args:
       host: the header, None where a client of HTTP/1.0 sent none: no browser does.
-      is_loopback: whether only this machine can reach the port. If not, a proxy or another name may
+      own_name: the configured host. If other machines can reach it, a proxy or another name may
         rightly stand in front, and rebinding gains nothing over asking directly.
-      own_name: the configured host.
     """
     if host is None or host == "":
         return
@@ -72,7 +72,8 @@ def check_host(host: str | None, *, is_loopback: bool, own_name: str) -> None:
     if match is None:
         raise http_error(400, f"the Host header {echo(host)} is malformed")
     name = match["name"].lower()
-    if is_loopback and name not in LOCAL_NAMES and name.strip("[]") != own_name.lower():
+    is_ours = name in LOCAL_NAMES or name.strip("[]") == own_name.lower()
+    if not is_ours and is_loopback(own_name):
         raise http_error(403, f"this server does not answer as {echo(name)}; use localhost")
 
 
@@ -225,7 +226,7 @@ async def check_request(services: Services, routes: RouteTable) -> Response | No
     # The proxy looks the request up at each access, which is a microsecond of everybody's way.
     asked: Request = request._get_current_object()  # type: ignore[attr-defined]
     headers = asked.headers
-    _check_host(services, headers.get("host"))
+    check_host(headers.get("host"), services.config.host)
     route = routes.find(asked.endpoint)
     permission = Permission.USER if route is None else route.permission
     origins = origins_here(services, routes.nearest(asked.endpoint, asked.path))
@@ -238,10 +239,9 @@ async def check_request(services: Services, routes: RouteTable) -> Response | No
         enter_tenant(services.tenancy.tenant_named(owner))
         enter_line(f"batches of {owner}")
     elif preflight is None and (
-        is_proxied() or (permission is not Permission.NONE and not scope.connection.is_unix)
+        (permission is not Permission.NONE and not scope.connection.is_unix) or is_proxied()
     ):
-        tenant = check_key(services, headers)
-        _note_key(services, asked.scope)
+        tenant = check_key(services, scope.connection, headers)
         if permission is Permission.OPERATOR and tenant.role is not TenantRole.OPERATOR:
             raise http_error(
                 403, f"{echo(asked.path)} needs the key of a tenant whose role is operator"
@@ -278,16 +278,22 @@ async def check_websocket(services: Services, routes: RouteTable) -> None:
     Raises:
       RequestError: 401 or 403.
     """
-    _check_host(services, websocket.headers.get("host"))
-    check_key(services, websocket.headers, websocket.requested_subprotocols)
-    _note_key(services, websocket.scope)
+    check_host(websocket.headers.get("host"), services.config.host)
+    connection = scope_of(websocket.scope).connection
+    check_key(services, connection, websocket.headers, websocket.requested_subprotocols)
     origins = origins_here(services, routes.nearest(None, websocket.path))
     check_origin(websocket.headers.get("origin"), websocket.headers.get("host"), origins)
     enter_line(current_tenant().name or websocket.remote_addr or "")
 
 
-def check_key(services: Services, headers: Headers, subprotocols: Iterable[str] = ()) -> Tenant:
-    """Let the running task serve the tenant of the key that was sent, as that tenant is now.
+def check_key(
+    services: Services,
+    connection: ClientConnection,
+    headers: Headers,
+    subprotocols: Iterable[str] = (),
+) -> Tenant:
+    """Let the running task serve the tenant of the key that was sent, as that tenant is now. The
+    connection is of a tenant from then on; where there are no keys there is none.
 
     Raises:
       RequestError: 401 or 403.
@@ -295,18 +301,9 @@ def check_key(services: Services, headers: Headers, subprotocols: Iterable[str] 
     key = sent_key(headers.get("authorization"), headers.get("x-api-key"), subprotocols)
     tenant = services.tenancy.tenant_of(key, time.time())
     enter_tenant(tenant)
-    return tenant
-
-
-def _note_key(services: Services, scope: object) -> None:
-    """Note that a connection is of a tenant; where there are no keys there is none."""
     if not services.tenancy.is_open:
-        scope_of(scope).connection.on_key()
-
-
-def _check_host(services: Services, host: str | None) -> None:
-    own = services.config.host
-    check_host(host, is_loopback=is_loopback(own), own_name=own)
+        connection.channel.note_key()
+    return tenant
 
 
 async def let_in(services: Services, asked: Request, route: Route | None) -> None:

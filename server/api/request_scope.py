@@ -16,7 +16,7 @@ from triolet.ids import new_request_id
 from ..contract.generation import CacheAsk, CancelReason
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Iterable
     from types import TracebackType
 
     from ..tenants.quotas import Ticket
@@ -30,6 +30,29 @@ UNIX_PEER: Final = "<local>"
 """The other end of a Unix socket, which only this user has."""
 
 
+class ClientChannel:
+    """Leads to a client past the application (server/edge/http.py). This one leads nowhere: its
+    request is from within, or its connection has ended."""
+
+    def try_send(self, data: bytes) -> bool:
+        """Send a piece of the body of a response, or one text message of a WebSocket in UTF-8. It
+        neither waits nor raises.
+
+        Returns:
+          False if nothing was done: there is no room, something else is being written, or this is
+          no moment for it. Then the piece goes the usual way.
+        """
+        del data
+        return False
+
+    async def ask_for_body(self) -> None:
+        """Tell the client to send its body, if it waits to be told."""
+        await trio.lowlevel.checkpoint()
+
+    def note_key(self) -> None:
+        """Note that a request has passed the check of keys."""
+
+
 class ClientConnection:
     """A client's connection, as the requests on it see it.
 
@@ -38,32 +61,20 @@ class ClientConnection:
     Args:
       host: address of the other end, whatever a proxy says of the client, or UNIX_PEER; empty for
         requests from within, which have no connection.
-      try_send: sends a piece of the body of a response, or one text message of a WebSocket in
-        UTF-8. It neither waits nor raises; False if nothing was done: there is no room, something
-        else is being written, or this is no moment for it. Then the piece goes the usual way.
-      ask_for_body: tells the client to send its body, if it waits to be told.
+      channel: leads to it; None for one that leads nowhere.
 
     Attributes:
       host: as above.
       is_forwarding: the other end has named another client for the whole connection.
-      on_key: called when a request has passed the check of keys.
       disconnect_reason: how the client went; CLIENT_GONE unless the connection was cut.
-      try_send: as above.
-      ask_for_body: as above.
+      channel: as above.
     """
 
-    def __init__(
-        self,
-        host: str = "",
-        try_send: Callable[[bytes], bool] | None = None,
-        ask_for_body: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:
+    def __init__(self, host: str = "", channel: ClientChannel | None = None) -> None:
         self.host = host
         self.is_forwarding = False
-        self.on_key: Callable[[], None] = _nothing
         self.disconnect_reason = CancelReason.CLIENT_GONE
-        self.try_send = try_send or _send_nothing
-        self.ask_for_body = ask_for_body or trio.lowlevel.checkpoint
+        self.channel = channel or ClientChannel()
 
     @property
     def is_unix(self) -> bool:
@@ -72,16 +83,7 @@ class ClientConnection:
 
     def let_go(self) -> None:
         """Part from the protocol, which holds this connection as well."""
-        self.on_key = _nothing
-        self.try_send, self.ask_for_body = _send_nothing, trio.lowlevel.checkpoint
-
-
-def _nothing() -> None: ...
-
-
-def _send_nothing(data: bytes) -> bool:
-    del data
-    return False
+        self.channel = ClientChannel()
 
 
 WAITING: Final = frozenset({b"expect", b"transfer-encoding"})
@@ -220,6 +222,7 @@ class RequestScope:
       headers: that its response has to have.
       versions: that routes gave it, by the model's name: a route that moves leaves it where it is.
       cache: what it says of the response cache, and what came of that.
+      while_client_stays: cancelled once the client is gone.
       is_crowded_out: it was refused, because of what waited or ran already.
     """
 
@@ -241,22 +244,17 @@ class RequestScope:
         self.headers: dict[str, str] = {}
         self.versions: dict[str, ServedModel] = {}
         self.cache: CacheAsk | None = None
+        self.while_client_stays = trio.CancelScope()
         self.is_crowded_out = False
         self._running: list[Running] = []
-        self._ends_with_client: trio.CancelScope | None = None
-        self._is_client_gone = False
-
-    def end_with_client(self, scope: trio.CancelScope) -> None:
-        """Have a scope cancelled once the client is gone, which it may be already."""
-        self._ends_with_client = scope
-        if self._is_client_gone:
-            scope.cancel()
+        self._num_ended = 0
 
     def note_client_gone(self) -> None:
-        """Cancel what ends with the client: it is gone, or has its answer. Idempotent."""
-        self._is_client_gone = True
-        if self._ends_with_client is not None:
-            self._ends_with_client.cancel()
+        """End what the request began, and cancel what runs for the client: it is gone, or has its
+        answer. Idempotent."""
+        # First, so that who waits for what ends here is cancelled instead of told of that end.
+        self.while_client_stays.cancel()
+        self._end_running()
 
     def hold(self, running: Running) -> None:
         """End this with the request."""
@@ -277,8 +275,13 @@ class RequestScope:
         traceback: TracebackType | None,
     ) -> None:
         self.entry.leave(error if isinstance(error, RequestError) else None)
-        for running in self._running:
+        self._end_running()
+
+    def _end_running(self) -> None:
+        """End each thing once, also what was begun after the client had gone."""
+        for running in self._running[self._num_ended :]:
             running.cancel(self.connection.disconnect_reason)
+        self._num_ended = len(self._running)
 
 
 def scope_of(scope: Any) -> RequestScope:  # noqa: ANN401 (ASGI's, of either kind)

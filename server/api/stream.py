@@ -2,7 +2,7 @@
 
 A task's turn, the application's send and the protocol's machinery cost several times what the write
 itself does. So a piece of an answer is written straight into the kernel where that needs no waiting
-(`ClientConnection.try_send`), and goes the usual way where it fails.
+(`ClientChannel.try_send`), and goes the usual way where it fails.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ class EventStreamBody(StreamBody):
             return written
         if not written:
             return None
-        if self._connection.try_send(written):
+        if self._connection.channel.try_send(written):
             self._shown_at = self._stream.delivered_at
             return None
         return written

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
-from triolet.adapter_keys import cache_key
 from triolet.sampling import SamplingParams
 from triolet.service_class import DEFAULT_SCHEDULING, Scheduling
 
@@ -147,11 +146,6 @@ class GenerationRequest:
     form: VectorForm | None = None
     auto: AutoChoice | None = None
     adapter: bytes = b""
-
-    @property
-    def cache_key(self) -> bytes:
-        """Under what workers find KV of its prompt again."""
-        return cache_key(self.cache_salt, self.adapter)
 
 
 def input_request(

@@ -44,10 +44,6 @@ class ConnectionPlace:
     cut: Callable[[], None]
     has_shown_key: bool = False
 
-    def show_key(self) -> None:
-        """Note that a request on it has passed the check of keys."""
-        self.has_shown_key = True
-
 
 class IdleLine:
     """Idle connections: those without a key first, of each kind the longest idle first."""

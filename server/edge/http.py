@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from itertools import chain
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 import h11
 import trio
@@ -25,10 +25,10 @@ from triolet.errors import RequestError
 
 from ..api.door import RefusalLog
 from ..api.errors import http_error, too_large
-from ..api.request_scope import SCOPE_KEY, RequestScope, scope_of
+from ..api.request_scope import SCOPE_KEY, ClientChannel, RequestScope, scope_of
 from .client_address import PROXY_SIGNATURE, TrustedProxies
 from .connection_table import ConnectionTable, refusal
-from .websocket import AppInbox, PatchedWSStream
+from .websocket import PatchedWSStream
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from triolet.config import ServerConfig
 
     from ..api.request_scope import ClientConnection
+    from .connection_table import ConnectionPlace
 
 
 PROBES: Final = (b"GET /health/live ", b"GET /ping ")
@@ -232,27 +233,22 @@ class PatchedHTTPStream(HTTPStream):
     """One request and its answer.
 
     Attributes:
-      inbox: set by the protocol before the first event.
-      send_chunk: as well.
+      send_chunk: set by the protocol before the first event.
     """
 
-    inbox: AppInbox
     send_chunk: Callable[[bytes], Awaitable[bool]]
 
     async def handle(self, event: StreamEvent) -> None:
         """Handle an event of the client."""
-        await super().handle(event)
-        if isinstance(event, Request):
-            self.app_put = self.inbox.in_front_of(self.app_put)
-        elif isinstance(event, StreamClosed):
+        if isinstance(event, StreamClosed):
             scope_of(self.scope).note_client_gone()
+        await super().handle(event)
 
     async def app_send(self, message: ASGISendEvent | None) -> None:
         """Handle a message of the application."""
-        if message is None:
-            self.inbox.close()
-        elif (
-            message["type"] == "http.response.body"
+        if (
+            message is not None
+            and message["type"] == "http.response.body"
             and message.get("more_body", False)
             and await self.send_chunk(message.get("body", b""))
         ):
@@ -262,7 +258,25 @@ class PatchedHTTPStream(HTTPStream):
             self.response["headers"] = ()  # sent; an idle stream would keep a KiB of them
 
 
-class PatchedH11Protocol(H11Protocol):
+class ConnectionBelow(Protocol):
+    """The connection below the protocol (server/edge/tcp.py).
+
+    Attributes:
+      place: its own.
+    """
+
+    place: ConnectionPlace
+
+    async def protocol_send(self, event: Event) -> None:
+        """Do what the protocol wants: write, close, or start and stop the idle clock."""
+        ...
+
+    def try_write(self, data: bytes) -> bool:
+        """Write without waiting; return whether it was done."""
+        ...
+
+
+class PatchedH11Protocol(ClientChannel, H11Protocol):
     """One HTTP/1.1 connection, which may become a WebSocket.
 
     Attributes:
@@ -275,14 +289,14 @@ class PatchedH11Protocol(H11Protocol):
         task_group: TaskGroup,
         addresses: tuple[tuple[str, int] | None, tuple[str, int] | None],
         remote: ClientConnection,
-        send: Callable[[Event], Awaitable[None]],
-        try_write: Callable[[bytes], bool],
+        below: ConnectionBelow,
     ) -> None:
         client, server = addresses
         super().__init__(
-            edge.app, edge.config, edge.context, task_group, {}, False, client, server, send  # type: ignore[arg-type]
+            edge.app, edge.config, edge.context, task_group,
+            {}, False, client, server, below.protocol_send,  # type: ignore[arg-type]
         )  # fmt: skip
-        remote.try_send, remote.ask_for_body = self.try_send, self.ask_for_body
+        remote.channel = self
         self.remote = remote
         self._bounds = bounds = edge.bounds
         self._guard = HeadGuard(
@@ -292,7 +306,7 @@ class PatchedH11Protocol(H11Protocol):
         self._proxies = edge.proxies
         self._refusals = edge.refusals
         self._speaks_for_others = remote.is_unix or self._proxies.trusts(remote.host)
-        self._try_write = try_write
+        self._below = below
         self._turns = edge.turns
         self._sender = b""
         self._is_in_turn = False
@@ -336,12 +350,12 @@ class PatchedH11Protocol(H11Protocol):
                 await self.send(Closed())
 
     def try_send(self, data: bytes) -> bool:
-        """See ClientConnection."""
+        """See ClientChannel."""
         if self._is_in_chunks:
-            return self._try_write(b"%x\r\n%b\r\n" % (len(data), data))
+            return self._below.try_write(b"%x\r\n%b\r\n" % (len(data), data))
         if isinstance(self.stream, PatchedWSStream):
             frame = self.stream.text_frame(data)
-            return frame is not None and self._try_write(frame)
+            return frame is not None and self._below.try_write(frame)
         return False
 
     async def send_chunk(self, data: bytes) -> bool:
@@ -360,6 +374,10 @@ class PatchedH11Protocol(H11Protocol):
         is_waiting = connection.our_state is h11.SEND_RESPONSE
         if is_waiting and connection.they_are_waiting_for_100_continue:
             await self._send_h11_event(h11.InformationalResponse(status_code=100, headers=[]))
+
+    def note_key(self) -> None:
+        """See ClientChannel."""
+        self._below.place.has_shown_key = True
 
     async def stream_send(self, event: StreamEvent) -> None:
         """Handle an event of the stream."""
@@ -493,7 +511,6 @@ class PatchedH11Protocol(H11Protocol):
             self.stream_send,
             STREAM_ID,
         )
-        self.stream.inbox = AppInbox()
         if isinstance(self.stream, PatchedHTTPStream):
             self.stream.send_chunk = self.send_chunk
         if isinstance(self.stream, PatchedWSStream):

@@ -23,7 +23,7 @@ from .http import SharedByConnections
 from .tcp import PatchedTCPServer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from hypercorn.typing import ASGIFramework, ResponseSummary, WWWScope
 
@@ -214,24 +214,21 @@ class Edge(SharedByConnections):
         with self._accepting:
             await trio.serve_listeners(self._serve, listeners, handler_nursery=connections)
 
-    async def _serve(self, stream: trio.SocketStream) -> None:
+    def _serve(self, stream: trio.SocketStream) -> Awaitable[None]:
+        """Return what serves a connection. It runs alone: each read of a connection goes through
+        every coroutine that waits for it."""
         try:
             host = _host_of(stream)
         except OSError:
             log.debug("connection_broken")
-            await trio.aclose_forcefully(stream)
-            return
+            return trio.aclose_forcefully(stream)  # noqa: ASYNC105 (Trio awaits it)
         speaks_for_many = host == UNIX_PEER or self.proxies.trusts(host)
         address = None if speaks_for_many else counted_address(host)
         place = self.places.admit(address, stream.socket.close)
         if isinstance(place, ConnectionRefused):
             self.refusals.tell(REFUSALS[place], trio.current_time(), client=host, where="edge")
-            await self._refuse(stream, place)
-            return
-        try:
-            await PatchedTCPServer(self, stream, host, place).run()
-        finally:
-            self.places.leave(place)
+            return self._refuse(stream, place)
+        return PatchedTCPServer(self, stream, host, place).run()
 
     async def _refuse(self, stream: trio.SocketStream, reason: ConnectionRefused) -> None:
         """Send the reason and wait until it is read: closing with unread bytes would be a reset."""

@@ -20,7 +20,8 @@ holds the behaviour.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from inspect import iscoroutinefunction
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec
 
 import trio
 from quart_trio import QuartTrio
@@ -29,12 +30,16 @@ from quart_trio.asgi import TrioASGIHTTPConnection
 from ..api.request_scope import scope_of
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ASGISendEvent
     from quart.ctx import WebsocketContext
     from quart.typing import ResponseReturnValue, ResponseTypes
     from quart.wrappers import Request
     from quart.wrappers.base import BaseRequestWebsocket
 
+
+P = ParamSpec("P")
 
 LAST_SEND_TIMEOUT_S = 5.0
 
@@ -48,9 +53,8 @@ class PatchedHTTPConnection(TrioASGIHTTPConnection):
         Once its body came, a stream has no task but this one and holds nothing of the request: with
         Quart's two tasks and their request an idle stream would take 8 KiB more.
         """
-        with scope_of(self.scope) as live:
+        with scope_of(self.scope) as live, live.while_client_stays:
             async with trio.open_nursery() as nursery:
-                live.end_with_client(nursery.cancel_scope)
                 await self._send_response(send, await self._respond(nursery, receive, send))
                 nursery.cancel_scope.cancel()
 
@@ -69,7 +73,7 @@ class PatchedHTTPConnection(TrioASGIHTTPConnection):
         if entry.waits_for_leave or not is_small:
             await entry.wait_decided()
             if not entry.is_turned_away:
-                await scope.connection.ask_for_body()
+                await scope.connection.channel.ask_for_body()
         while (message := await receive())["type"] == "http.request":
             data, is_last = message.get("body", b""), not message.get("more_body", False)
             is_kept = entry.receive(len(data)) and not entry.is_turned_away
@@ -96,6 +100,17 @@ class PatchedHTTPConnection(TrioASGIHTTPConnection):
 
 class PatchedQuart(QuartTrio):
     """The application's frame: routes and errors."""
+
+    def ensure_async(self, func: Callable[P, Any]) -> Callable[P, Awaitable[Any]]:
+        """Return a function to be awaited. What does not wait runs here: Quart has a thread for
+        it."""
+        if iscoroutinefunction(func):
+            return func
+
+        async def call(*args: P.args, **kwargs: P.kwargs) -> object:
+            return func(*args, **kwargs)
+
+        return call
 
     def raise_routing_exception(self, request: BaseRequestWebsocket) -> NoReturn:
         """Raise the error for an unknown path or method."""

@@ -6,12 +6,12 @@ import contextlib
 import errno
 import socket
 import struct
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import structlog
 import trio
 from hypercorn.events import Closed, RawData, Updated
-from hypercorn.trio.task_group import TaskGroup
+from hypercorn.trio.task_group import TaskGroup, _handle
 from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
 from hypercorn.utils import parse_socket_addr
 
@@ -25,7 +25,11 @@ from .connection_table import REFUSALS
 from .http import PatchedH11Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from hypercorn.config import Config
     from hypercorn.events import Event
+    from hypercorn.typing import AppWrapper, ASGIReceiveEvent, Scope
 
     from .connection_table import ConnectionPlace
     from .http import SharedByConnections
@@ -91,6 +95,34 @@ SENDS_PER_CHECKPOINT: Final = 16
 RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
 
+class AppTasks(TaskGroup):
+    """The tasks of one connection, among them the runs of the application.
+
+    hypercorn puts what is for a run into a bounded channel and never closes it: when the run ends
+    with the channel full, the reader and every notice of a disconnect would wait for ever, and the
+    connection would stay. Here the channel ends with the run, and what still comes is dropped.
+    """
+
+    async def spawn_app(
+        self, app: AppWrapper, config: Config, scope: Scope, send: Callable[..., Awaitable[None]]
+    ) -> Callable[[ASGIReceiveEvent], Awaitable[None]]:
+        """Run the application; return how events are put into its channel."""
+        entrance: trio.MemorySendChannel[ASGIReceiveEvent]
+        entrance, exit_ = trio.open_memory_channel(config.max_app_queue_size)
+
+        async def run(*arguments: Any) -> None:  # noqa: ANN401 (hypercorn's)
+            with exit_:
+                await app(*arguments)
+
+        async def put_or_drop(event: ASGIReceiveEvent) -> None:
+            with contextlib.suppress(trio.BrokenResourceError):
+                await entrance.send(event)
+
+        in_threads = trio.to_thread.run_sync, trio.from_thread.run
+        self.spawn(_handle, run, config, scope, exit_.receive, send, *in_threads)
+        return put_or_drop
+
+
 class PatchedTCPServer(TCPServer):
     """Serves one accepted connection until it ends.
 
@@ -98,7 +130,10 @@ class PatchedTCPServer(TCPServer):
       edge: of which it is a connection.
       stream: the connection.
       host: address of the other end, or UNIX_PEER.
-      place: of the connection.
+      place: of the connection; left at its end.
+
+    Attributes:
+      place: as above.
     """
 
     protocol: PatchedH11Protocol  # type: ignore[assignment]
@@ -112,9 +147,8 @@ class PatchedTCPServer(TCPServer):
     ) -> None:
         super().__init__(edge.app, edge.config, edge.context, {}, stream)  # type: ignore[arg-type]
         self._edge = edge
-        self._place = place
+        self.place = place
         self._remote = ClientConnection(host)
-        self._remote.on_key = place.show_key
         self._bounds = edge.bounds
         self._cut_after_s = edge.bounds.stall_timeout_s + CUT_AFTER_STALL_S
         self._sends = 0
@@ -132,15 +166,10 @@ class PatchedTCPServer(TCPServer):
                 parse_socket_addr(sock.family, sock.getpeername()),
                 parse_socket_addr(sock.family, sock.getsockname()),
             )
-            async with TaskGroup() as task_group:
+            async with AppTasks() as task_group:
                 self._task_group = task_group
                 self.protocol = PatchedH11Protocol(
-                    self._edge,
-                    task_group,
-                    addresses,
-                    self._remote,
-                    self.protocol_send,
-                    self.try_write,
+                    self._edge, task_group, addresses, self._remote, self
                 )
                 await self.idle_task.restart(task_group, self._idle_timeout)
                 await self._read_data()
@@ -151,7 +180,10 @@ class PatchedTCPServer(TCPServer):
             log.exception("connection_failed")
         finally:
             self._let_go()
-            await self._close()
+            try:
+                await self._close()
+            finally:
+                self._edge.places.leave(self.place)
 
     def _let_go(self) -> None:
         """Break reference cycles, so that the connection is freed at once: Python's collector runs
@@ -166,7 +198,7 @@ class PatchedTCPServer(TCPServer):
             await self._write(event.data)
         elif isinstance(event, Closed):
             await self._say_goodbye()
-            self._edge.places.rest(self._place)
+            self._edge.places.rest(self.place)
             await self.protocol.handle(Closed())
         elif not (isinstance(event, Updated) and self._has_ended):
             # An idle clock started after the last read would keep a dead connection for its time.
@@ -178,7 +210,7 @@ class PatchedTCPServer(TCPServer):
 
     def _note_idle(self, is_idle: bool) -> None:
         places = self._edge.places
-        (places.rest if is_idle else places.work)(self._place)
+        (places.rest if is_idle else places.work)(self.place)
 
     def try_write(self, data: bytes) -> bool:
         """Write without waiting, if nothing else is being written and the kernel takes any of it.
@@ -279,7 +311,7 @@ class PatchedTCPServer(TCPServer):
             self.protocol.speak_for(opening.host)
             if not self._edge.proxies.trusts(opening.host):
                 address = counted_address(opening.host)
-                refused = self._edge.places.attribute(self._place, address)
+                refused = self._edge.places.attribute(self.place, address)
                 if refused is not None:
                     await self.protocol.refuse(REFUSALS[refused])
                     return b""

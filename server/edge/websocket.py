@@ -1,16 +1,11 @@
-"""A WebSocket: bounded frames, awaited pongs, and a reader that waits for no ended application.
-
-hypercorn puts messages into a bounded channel and never closes it: when the application ends with
-the channel full, the reader and every notice of a disconnect wait for ever, and the connection
-stays.
-"""
+"""A WebSocket: bounded frames, awaited pongs, and a reader that waits for no ended application."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import trio
-from hypercorn.protocol.events import Body, EndBody, Request, Response, StreamClosed
+from hypercorn.protocol.events import Body, EndBody, Response, StreamClosed
 from hypercorn.protocol.ws_stream import ASGIWebsocketState, FrameTooLargeError, WSStream
 from wsproto.connection import ConnectionState
 from wsproto.events import CloseConnection, Message, Ping
@@ -22,11 +17,6 @@ from ..contract.generation import CancelReason
 from .connection_table import refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from hypercorn.typing import ASGIReceiveEvent
-
-    Put = Callable[[ASGIReceiveEvent], Awaitable[None]]
     from hypercorn.protocol.events import Event
     from hypercorn.typing import ASGISendEvent, WebsocketAcceptEvent
 
@@ -35,51 +25,15 @@ if TYPE_CHECKING:
     from ..api.request_scope import ClientConnection
 
 
-class AppInbox:
-    """The way in to one run of the application."""
-
-    def __init__(self) -> None:
-        self._waiting: set[trio.CancelScope] = set()
-        self._is_closed = False
-
-    def in_front_of(self, put: Put) -> Put:
-        """Return a way in that drops messages once the application has ended.
-
-        Args:
-          put: hypercorn's own, which waits for room.
-        """
-
-        async def put_or_drop(event: ASGIReceiveEvent) -> None:
-            if self._is_closed:
-                await trio.lowlevel.checkpoint()
-                return
-            with trio.CancelScope() as scope:
-                self._waiting.add(scope)
-                try:
-                    await put(event)
-                finally:
-                    self._waiting.discard(scope)
-
-        return put_or_drop
-
-    def close(self) -> None:
-        """End all waiting: the application has ended."""
-        self._is_closed = True
-        for scope in self._waiting:
-            scope.cancel()
-
-
 class PatchedWSStream(WSStream):
     """The WebSocket side of one connection.
 
     Attributes:
       bounds: set by the protocol before the first event.
-      inbox: as well.
       remote: as well.
     """
 
     bounds: ServerConfig
-    inbox: AppInbox
     remote: ClientConnection
     _frames: TokenBucket
     _heard_at: float
@@ -88,15 +42,11 @@ class PatchedWSStream(WSStream):
     async def handle(self, event: Event) -> None:
         """Handle bytes, or the end of the connection."""
         await super().handle(event)
-        if isinstance(event, Request) and self.app_put is not None:
-            self.app_put = self.inbox.in_front_of(self.app_put)
-        elif isinstance(event, StreamClosed) and self.handshake.accepted:
+        if isinstance(event, StreamClosed) and self.handshake.accepted:
             self._is_over.set()
 
     async def app_send(self, message: ASGISendEvent | None) -> None:
         """Handle a message of the application; after the end drop it at a checkpoint."""
-        if message is None:
-            self.inbox.close()
         if self.closed:
             await trio.lowlevel.checkpoint()
         await super().app_send(message)

@@ -158,7 +158,7 @@ class FleetMetrics(Observer):
         }
         for cause in LOSSES:
             self.counters["workers_lost"].labels(cause)
-        self.next_token = self.histograms["inter_token_latency_seconds"].observe
+        self.token_gaps = self.histograms["inter_token_latency_seconds"]
 
     def subscribe_to(self, events: RequestEvents) -> None:
         """Count requests from now on."""

@@ -237,7 +237,8 @@ class Admission:
                 raise crowded_out(f"{num_waiting} inputs wait already", FULL_INPUTS_RETRY_S)
 
     def _check_workers(self, roles: Collection[Role], within_s: float, now: float) -> None:
-        self.presence.note_use()
+        if self.presence.is_idle:
+            self.presence.note_use()
         is_away = missing_role(self._workers, roles, 0.0, now) is not None
         if is_away and self.presence.require(within_s, now):
             return

@@ -167,9 +167,10 @@ class Attempts:
         self._eos_token_ids = eos_token_ids
         self._observer = observer
         self._kv_secret = kv_secret
-        kept_share = self._overload.kept_share
-        self._next_request = PickNext(config, workers, self.queue, self.recovery, kept_share)
-        self._next_input = PickNext(config, workers, self.inputs, self.recovery, kept_share)
+        self._next_request, self._next_input = (
+            PickNext(config, workers, queue, self.recovery, self._overload)
+            for queue in (self.queue, self.inputs)
+        )
 
     def queue_of(self, request: Request) -> FairQueue[Request]:
         """Return the queue of a request."""
@@ -308,8 +309,8 @@ class Attempts:
 
     def fail(self, request: Request, failure: Failure, now: float) -> None:
         """End a request wherever it is; its workers free what it has."""
-        self.queue_of(request).end(request, len(request.relay.token_ids))
         self.release_attempt(request, failure.outcome.value.end)
+        self.queue_of(request).end(request, len(request.relay.token_ids))
         self._overload.ended(request.forecast, now, is_well=False)
         self._table.fail(request, failure, now)
 
@@ -540,5 +541,5 @@ class Attempts:
                 ttft_s = now - times.submitted_at
                 self._table.events.publish(FirstTokenArrived(request.facts, ttft_s))
             else:
-                self._observer.next_token(now - times.last_token_at)
+                self._observer.token_gaps.observe(now - times.last_token_at)
             times.last_token_at = now

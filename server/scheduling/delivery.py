@@ -50,10 +50,6 @@ at once, as one request may have, would be a silence for which workers give this
 class FleetLinks(Protocol):
     """What the links do for what is here (server/scheduling/links.py)."""
 
-    def now(self) -> float:
-        """Return the time; where this process stood still, what that means was done before."""
-        ...
-
     def take(self, worker: Worker, frame: AnyFrame, now: float) -> None:
         """Act upon a frame of any kind."""
         ...
@@ -103,7 +99,8 @@ class RequestOutput:
 
     def cancel(self, reason: CancelReason) -> None:
         """End it now. Idempotent."""
-        self._delivery.cancel((self.running,), reason)
+        if self.running.terminal is None:
+            self._delivery.cancel((self.running,), reason)
 
 
 class RowQueue:
@@ -284,7 +281,9 @@ class Delivery(StreamDelivery):
 
     def cancel(self, requests: Sequence[Request], reason: CancelReason) -> None:
         """End requests now. Idempotent."""
-        self._requests.cancel(requests, reason, self._links.now())
+        now = trio.current_time()
+        self._requests.note_pause(now)
+        self._requests.cancel(requests, reason, now)
         self._links.flush()
 
     def collect(self) -> None:

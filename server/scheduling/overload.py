@@ -320,6 +320,7 @@ class Overload:
         self.limiter = AimdLimiter(config.guard, config.slo, self.outstanding, now)
         self.idle_s = 0.0
         self._config = config
+        self._slo_s = {one: config.slo.of(one) for one in ServiceClass}
         self._observer = observer
         self._overtaken_s = overtaken_s
         self._critical_until = now
@@ -337,7 +338,7 @@ class Overload:
         """
         scheduling, num_tokens = demand.scheduling, demand.num_tokens
         own = scheduling.service_class
-        slo_s = self._config.slo.of(own)
+        slo_s = self._slo_s[own]
         look = self.look(demand, tokens_ahead, now)
         if look.refused_for:
             raise self._refusal(demand, look, now)
@@ -372,7 +373,7 @@ class Overload:
         is_idle = tokens_ahead <= 0 and not self._backlog(own, num_tokens)
         if config.is_on and wait_s is not None and not is_idle:
             share = config.return_share if is_return else self._new_request_share(demand, now)
-            slo_s = self._config.slo.of(own)
+            slo_s = self._slo_s[own]
             limit_s = demand.deadline_s - self.prediction.own_s(num_tokens)
             bound_s = share * (limit_s if slo_s is None else min(limit_s, slo_s))
             if wait_s > bound_s:
@@ -518,7 +519,7 @@ class Overload:
         are expected before that, by how many of them return. Critical requests, and those of
         tenants below their shares, leave no room."""
         config, own = self._config.admission, demand.scheduling.service_class
-        slo_s = self._config.slo.of(own)
+        slo_s = self._slo_s[own]
         latest = now + (demand.deadline_s if slo_s is None else min(demand.deadline_s, slo_s))
         leaves_room = not demand.is_under_share and own is not ServiceClass.CRITICAL
         if not leaves_room or not self.returns.are_due_by(latest):
@@ -567,7 +568,7 @@ class Overload:
     def _room_s(self, own: ServiceClass, tokens_ahead: float, now: float) -> float:
         """Return the seconds until the wait is half of what it may be."""
         wait_s = self._wait_s(own, self.prediction.wait_s(own, tokens_ahead, now), now)
-        slo_s = self._config.slo.of(own) or 0.0
+        slo_s = self._slo_s[own] or 0.0
         return UNKNOWN_RETRY_S if wait_s is None else max(wait_s - slo_s / 2, 1.0)
 
     def _wait_s(
@@ -592,7 +593,7 @@ class Overload:
     def _pressure(self, own: ServiceClass, tokens_ahead: float, now: float) -> float:
         if tokens_ahead <= 0 and not self._backlog(own):
             return 0.0  # a first token's own time is no load
-        slo_s = self._config.slo.of(own)
+        slo_s = self._slo_s[own]
         wait_s = self._wait_s(own, self.prediction.wait_s(own, tokens_ahead, now), now)
         if wait_s is None or slo_s is None:
             return 0.0

@@ -14,10 +14,11 @@ from .request import Phase
 from .routing import Pair, Route, Why, choose_route, has_room, is_model_gone
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from triolet.config import ServerConfig
 
+    from .overload import Overload
     from .queue import FairQueue
     from .recovery import Recovery
     from .request import Attempt, Request
@@ -75,7 +76,7 @@ class PickNext:
       workers: as of Requests.
       queue: the requests that wait.
       recovery: the memory of faults.
-      kept_share: the share of each worker that is kept from a class now.
+      overload: says which share of each worker is kept from a class now.
     """
 
     def __init__(
@@ -84,13 +85,13 @@ class PickNext:
         workers: Sequence[Worker],
         queue: FairQueue[Request],
         recovery: Recovery,
-        kept_share: Callable[[ServiceClass, float], float],
+        overload: Overload,
     ) -> None:
         self._routing = config.routing
         self._workers = workers
         self._queue = queue
         self._recovery = recovery
-        self._kept_share = kept_share
+        self._overload = overload
         self._handover_s = 0.0
 
     def handed_over(self, took_s: float) -> None:
@@ -135,7 +136,7 @@ class PickNext:
         """Return what a request that waits asks of workers now."""
         own = request.spec.scheduling.service_class
         kept_share, band = (
-            self._kept_share(own, now),
+            self._overload.kept_share(own, now),
             Band(own, self._queue.is_over_share(request)),
         )
         return request.need._replace(kept_share=kept_share, band=band)

@@ -25,6 +25,7 @@ class Presence:
     """What is known of one model's workers from control. Without control: nothing.
 
     Attributes:
+      is_idle: control was told that no request runs, and may take the model to be unused.
       is_wanted: a request needs workers that are not there, and control is to be told.
       changed: called when control is to be told something at once.
       worker_seconds: how long worker processes of each version have run together, by digest; empty
@@ -38,7 +39,7 @@ class Presence:
         self._news: ModelNews | None = None
         self._heard_at = 0.0
         self._lost_at: float | None = None
-        self._is_idle = False
+        self.is_idle = False
 
     @property
     def state(self) -> ModelState | None:
@@ -57,14 +58,13 @@ class Presence:
 
     def note_report(self, *, is_idle: bool) -> None:
         """Take in that control was told whether requests run."""
-        self._is_idle = is_idle
+        self.is_idle = is_idle
         self.is_wanted = False
 
     def note_use(self) -> None:
-        """Take in that a request begins: control may take an idle model for one to end."""
-        if self._is_idle:
-            self._is_idle = False
-            self.changed()
+        """Take in that a request begins while the model is idle."""
+        self.is_idle = False
+        self.changed()
 
     def is_coming(self, now: float) -> bool:
         """Whether workers come or can be had, so that requests may wait for them."""

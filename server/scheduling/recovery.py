@@ -345,9 +345,10 @@ class Quarantine:
         while self._until and self._until[name := next(iter(self._until))] <= now:
             del self._until[name]
             self._of_tenants.remove([name], name[0])
-        # Nearly always it has nothing, and digests of long prompts cost time.
-        is_suspicious = self._of_tenants.held_by(request.scheduling.tenant.encode()) > 0
-        return is_suspicious and self._name(request) in self._until
+        # Nearly always there is nothing, and digests of long prompts cost time.
+        if not self._until or not self._of_tenants.held_by(request.scheduling.tenant.encode()):
+            return False
+        return self._name(request) in self._until
 
     def _name(self, request: GenerationRequest) -> tuple[bytes, bytes]:
         digest = hashlib.blake2b(self._refused(request), digest_size=16).digest()

@@ -11,11 +11,13 @@ that the accounts are right by construction.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Final
 
+from triolet.adapter_keys import cache_key
 from triolet.errors import LocalProtocolError
 from triolet.service_class import Band
 
@@ -34,7 +36,7 @@ from .routing import Need, Why
 from .workers import PrefixChain
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator
+    from collections.abc import Hashable, Iterator, Sequence
 
     from transport.frames import TokenRow
     from triolet.config import ServerConfig
@@ -245,7 +247,7 @@ class Request:
         self.is_background = is_background(self.spec)
         self.allowed = self.window
         self.output = self.relay.mailbox
-        self.chain = PrefixChain(self.spec.prompt_ids, self.spec.cache_key)
+        self.chain = self._chain_of(self.spec.prompt_ids)
 
     def step(self, step: Step) -> None:
         """Move on.
@@ -325,8 +327,10 @@ class Request:
     @property
     def whole_chain(self) -> PrefixChain:
         """Names the blocks of prompt and completion, with which the next turn of a chat begins."""
-        token_ids = (*self.spec.prompt_ids, *self.relay.token_ids)
-        return PrefixChain(token_ids, self.spec.cache_key)
+        return self._chain_of((*self.spec.prompt_ids, *self.relay.token_ids))
+
+    def _chain_of(self, token_ids: Sequence[int]) -> PrefixChain:
+        return PrefixChain(token_ids, cache_key(self.spec.cache_salt, self.spec.adapter))
 
     def usage(self, now: float) -> Usage:
         """Return counts and times as of now."""
@@ -392,6 +396,29 @@ class Accounting:
         """
         if self.accepted != self.ended.total() + in_flight:
             raise LocalProtocolError(f"terminal events do not add up, {in_flight} run: {self}")
+
+
+class ValueCounts:
+    """Counts values by upper bound, in a search and two additions: one is counted for each token.
+
+    Args:
+      bounds: rising; infinity is added.
+
+    Attributes:
+      bounds: with infinity.
+      counts: of each bound, without those of the bounds below it.
+      total: sum of the values.
+    """
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = [*map(float, bounds), float("inf")]
+        self.counts = [0] * len(self.bounds)
+        self.total = 0.0
+
+    def observe(self, value: float, count: int = 1) -> None:
+        """Count a value, or as many equal ones."""
+        self.counts[bisect_left(self.bounds, value)] += count
+        self.total += value * count
 
 
 class RequestTable:

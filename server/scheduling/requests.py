@@ -284,10 +284,9 @@ class Requests:
           Whether something may follow for workers. Nothing does from tokens with which no attempt
           begins to decode or ends.
         """
-        if not worker.is_connected:
+        if not worker.monitor.heard(now):
             self._observer.frames_dropped("not_greeted")
             return False
-        worker.monitor.heard(now)
         match frame:
             case WorkerHeartbeat(load=load):
                 before = None if worker.beat is None else worker.beat.load

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 from triolet.config import LABEL_NAMES
 from triolet.service_class import ServiceClass
 
+from .request import ValueCounts
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from transport.frames import Capacity, Load
     from triolet.control_protocol import ModelState
@@ -148,12 +150,11 @@ def queued_by_class(queues: Iterable[FairQueue[Any]]) -> dict[str, int]:
 
 def worker_status(worker: Worker) -> WorkerStatus:
     """Return how a worker is shown."""
-    peer_id = worker.peer_id
     labels = {} if worker.welcome is None else worker.welcome.labels
     is_leaving = worker.is_connected and worker.is_draining
     return WorkerStatus(
         role=worker.role,
-        name=worker.address if peer_id is None else peer_id.name,
+        name=worker.address if worker.peer_id is None else worker.peer_id.name,
         address=worker.address,
         state="draining" if is_leaving else worker.monitor.state.value,
         fingerprint=worker.fingerprint,
@@ -179,10 +180,6 @@ class OverloadObserver:
         """The level of brownout changed."""
 
 
-def _nothing(itl_s: float) -> None:
-    del itl_s
-
-
 class Observer:
     """Told of each event once.
 
@@ -190,13 +187,12 @@ class Observer:
       overload: told of overload.
 
     Attributes:
-      next_token: called when a token that is not the first came, so long after the one before [s].
-        Not a method, so that the histogram itself can be called for each token.
+      token_gaps: times between two tokens of one sequence [s].
     """
 
     def __init__(self, overload: OverloadObserver | None = None) -> None:
         self.overload = overload or OverloadObserver()
-        self.next_token: Callable[[float], None] = _nothing
+        self.token_gaps = ValueCounts(())
 
     def prompt_routed(self, role: str, why: str) -> None:
         """It is settled which role computes a prompt, and why."""

@@ -287,6 +287,7 @@ class Worker:
       monitor: whether it lives.
       breaker: whether it is to be left out although it lives.
       welcome: what it said of itself last; None until it did.
+      peer_id: its present or last life.
       fingerprint: of its model, whatever adapters it has; empty until it said.
       adapters: digests of those that it has.
       beat: its last heartbeat in this life.
@@ -311,6 +312,7 @@ class Worker:
         self.monitor = PeerMonitor(link, now)
         self.breaker = Breaker(recovery)
         self.welcome: Welcome | None = None
+        self.peer_id: PeerId | None = None
         self.fingerprint = ""
         self.adapters: frozenset[bytes] = frozenset()
         self.beat: WorkerHeartbeat | None = None
@@ -326,11 +328,6 @@ class Worker:
 
     def __str__(self) -> str:
         return str(self.peer_id or f"{self.role} at {self.address}")
-
-    @property
-    def peer_id(self) -> PeerId | None:
-        """Its present or last life."""
-        return None if self.welcome is None else self.welcome.peer.peer_id
 
     @property
     def capacity(self) -> Capacity | None:
@@ -371,7 +368,8 @@ class Worker:
             self.beat = None
             self.breaker.reset()
             self.prefixes.clear()
-        self.welcome, self.fingerprint = welcome, without_mark(welcome.fingerprint)
+        self.welcome, self.peer_id = welcome, welcome.peer.peer_id
+        self.fingerprint = without_mark(welcome.fingerprint)
         self.busy_until = now
         self.missing_since = None
         self.is_missed = False

@@ -212,6 +212,7 @@ class MemoryStore:
         calendar: Callable[[], float] = time_of_day,
     ) -> None:
         self._config = config
+        self.num_servers = config.servers
         self._observer = observer
         self._file = file
         self._clock = clock
@@ -225,11 +226,6 @@ class MemoryStore:
     def is_well(self) -> bool:
         """Whether the limits hold for all servers that should share them: always."""
         return True
-
-    @property
-    def num_servers(self) -> int:
-        """Servers that share the limits, this one included, as configured."""
-        return self._config.servers
 
     @property
     def num_reserved(self) -> int:
@@ -258,7 +254,7 @@ class MemoryStore:
 
     def enforced(self, limits: TenantLimits) -> TenantLimits:
         """Return this server's part."""
-        return limits.shared_by(self._config.servers)
+        return limits.shared_by(self.num_servers)
 
     async def account(self, tenant: str, limits: TenantLimits) -> Account:
         """Return an account."""

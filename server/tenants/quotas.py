@@ -386,8 +386,8 @@ class Quotas:
             self._refuse(tenant, verdict.refused_by, verdict.wait_s)
 
     def _check(self, tenant: Tenant, *, uses_tokens: bool, has_to_enter: bool = False) -> None:
-        name, limits = tenant.name, limits_of(tenant.plan)
-        if not name or not limits.are_any:
+        name = tenant.name
+        if not name or not (limits := limits_of(tenant.plan)).are_any:
             return
         part = self.store.enforced(limits)
         account = self.store.last_seen(name, limits, VIEW_S)

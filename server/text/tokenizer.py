@@ -398,7 +398,9 @@ class TextModel:
         turns: Conversation = with_parsed_arguments(messages)
         try:
             if self.tools is ToolSupport.GENERIC:
-                turns = with_tools_in_words(turns, tools or (), takes_system=self._takes_system)
+                # Most conversations have neither tools nor calls, and are in words already.
+                if tools or any("tool_calls" in one or one["role"] == "tool" for one in turns):
+                    turns = with_tools_in_words(turns, tools or (), takes_system=self._takes_system)
                 tools = None
             asked = self._guard.protect(turns)
             options: dict[str, Any] = {

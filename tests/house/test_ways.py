@@ -32,7 +32,7 @@ DEMO = ROOT / "triolet" / "demo"
 FOLDERS = tuple(f"{ROOT}/{name}/" for name in ("server", "transport", "triolet"))
 TRIES = 6
 """A heartbeat may fall into a way; the shortest of several is without one."""
-MAX_CALLBACKS = 4
+MAX_CALLBACKS = 1
 PATIENCE_S = 60.0
 BODY = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "stream": True}).encode()
 POST = (

@@ -84,7 +84,7 @@ MUTANTS: Final = (
     Mutant("A3", "transport/codec.py", "return _DECODER.decode(data)",
            "return msgspec.convert(msgspec.msgpack.decode(data), AnyFrame)",
            "transport/test_codec.py::test_a_bomb_is_refused_within_little_memory"),
-    Mutant("A3", "transport/gate.py", ">= MAX_BAD_FRAMES", "< 0",
+    Mutant("A3", "transport/codec.py", ">= MAX_BAD_FRAMES", "< 0",
            "transport/test_zmq_network.py::"
            "test_a_bound_side_that_sends_no_frames_is_cut_off_until_another_takes_its_place"),
     Mutant("A4", "transport/window.py",
@@ -263,7 +263,8 @@ MUTANTS: Final = (
            "    if tenant.is_disabled:\n", "    if not tenant:\n",
            f"{_TENANCY}::test_a_disabled_tenant_is_told_so_by_its_own_key_only"),
     Mutant("A20", "server/api/openai/responses_socket.py",
-           "check_key(self._services, self._socket.headers, self._subprotocols)", "pass",
+           "check_key(services, self._connection, self._socket.headers, self._subprotocols)",
+           "pass",
            "server/api/test_service_tier.py::"
            "test_a_change_counts_on_an_open_websocket_from_the_next_message_on"),
     Mutant("A21", "server/api/generate.py", "    if secret:\n", "    if secret is None:\n",
@@ -304,7 +305,8 @@ MUTANTS: Final = (
            "server/api/test_cross_origin.py::"
            "test_no_page_of_another_origin_reads_what_is_for_operators"),
     Mutant("A25", "server/api/access.py",
-           "check_key(services, websocket.headers, websocket.requested_subprotocols)", "pass",
+           "check_key(services, connection, websocket.headers, websocket.requested_subprotocols)",
+           "pass",
            f"{_KEYS}::test_a_websocket_needs_a_key_too_and_never_in_its_address"),
     Mutant("A26", "server/edge/websocket.py",
            "if trio.current_time() - self._heard_at > self.bounds.ws_pong_timeout_s:",

@@ -72,7 +72,7 @@ def test_a_request_is_counted_once_in_each_of_its_measures(metrics: Metrics) -> 
     metrics.fleet.dispatched(RequestDispatched(facts, 0.02))
     metrics.fleet.prompt_computed(0.001, 0.2)
     metrics.fleet.first_token(FirstTokenArrived(facts, 0.03))
-    metrics.fleet.next_token(0.012)
+    metrics.fleet.token_gaps.observe(0.012)
     usage = Usage(
         prompt_tokens=100, completion_tokens=2, cached_tokens=64, queue_s=0.02, ttft_s=0.03
     )

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from transport.codec import encode, encode_message
+from transport.codec import MAX_REMEMBERED_SENDERS, FrameGate, encode, encode_message
 from transport.digest import RunningDigest, payload_digest
 from transport.frames import Drain, Goodbye
-from transport.gate import MAX_REMEMBERED_SENDERS, BoundGate, FrameGate
+from transport.gate import BoundGate
 from transport.link import MAX_BAD_FRAMES, LinkMessage, PeerGone
 from transport.tokens import pack_tokens, unpack_tokens
 from triolet.errors import LocalProtocolError, RemoteProtocolError

@@ -60,7 +60,7 @@ class WsOutbox:
     def try_send(self, message: bytes) -> bool:
         """Send at once, if nothing waits and that needs no waiting; return whether it was done."""
         is_idle = not (self._messages or self._is_writing or self._is_closed)
-        return is_idle and self._connection.try_send(message)
+        return is_idle and self._connection.channel.try_send(message)
 
     def put_nowait(self, message: bytes) -> bool:
         """Add a message if there is room; return whether there was."""

@@ -122,7 +122,7 @@ class ResponsesSession:
         try:
             text = _text_of(message)
             peeked = _peek(text)
-            check_key(self._services, self._socket.headers, self._subprotocols)
+            check_key(services, self._connection, self._socket.headers, self._subprotocols)
             if len(text) > ASK_FIRST_BYTES and peeked.type not in CONTROLS:
                 services.quotas.check(current_tenant())
             if not hold.grow_to(len(text)):

@@ -7,7 +7,16 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from server.api.openai.responses_answer import WsOutbox
-from server.api.request_scope import ClientConnection
+from server.api.request_scope import ClientChannel, ClientConnection
+
+
+class Channel(ClientChannel):
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+
+    def try_send(self, data: bytes) -> bool:
+        self.sent.append(data)
+        return True
 
 
 async def test_at_the_bound_of_bytes_whoever_has_more_waits() -> None:
@@ -44,7 +53,7 @@ async def test_at_the_bound_of_bytes_whoever_has_more_waits() -> None:
 
 
 async def test_a_closed_one_takes_nothing_and_writes_what_is_left() -> None:
-    outbox = WsOutbox(10, ClientConnection(try_send=lambda _: True))
+    outbox = WsOutbox(10, ClientConnection(channel=Channel()))
     assert outbox.put_nowait(b"x" * 10)
     async with trio.open_nursery() as nursery:
 
@@ -68,8 +77,8 @@ async def test_a_closed_one_takes_nothing_and_writes_what_is_left() -> None:
 
 
 async def test_nothing_overtakes_what_waits_or_is_being_written() -> None:
-    sent: list[bytes] = []
-    outbox = WsOutbox(10, ClientConnection(try_send=lambda data: sent.append(data) is None))
+    channel = Channel()
+    outbox = WsOutbox(10, ClientConnection(channel=channel))
     assert outbox.try_send(b"1")
     assert outbox.put_nowait(b"2")
     assert not outbox.try_send(b"3")
@@ -88,4 +97,4 @@ async def test_nothing_overtakes_what_waits_or_is_being_written() -> None:
         await wait_all_tasks_blocked()
         assert outbox.try_send(b"3")
         outbox.close()
-    assert sent == [b"1", b"3"]
+    assert channel.sent == [b"1", b"3"]

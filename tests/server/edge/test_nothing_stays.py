@@ -17,10 +17,12 @@ from server.api.body import INLINE_BYTES
 from server.api.openai.responses_socket import ResponsesSession
 from server.api.request_scope import ClientConnection, RequestScope
 from server.api.stream import EventStreamBody
+from server.contract.generation import CancelReason
 from server.contract.output_stream import OutputStream
 from server.edge.http import PatchedH11Protocol, PatchedHTTPStream
 from server.edge.tcp import PatchedTCPServer
 from server.edge.websocket import PatchedWSStream
+from tests.server.scheduling.fakes import make_request
 from tests.server.support.fakes import FakeFleet, FakeGeneration, by_hand
 from tests.server.support.surface import request_bytes, small_window, surface, until
 from tests.server.support.websocket import CLOSE, PATH, Socket, begin, frame_bytes, handshake
@@ -218,7 +220,16 @@ async def test_an_open_stream_holds_neither_its_request_nor_the_headers_of_its_a
 async def test_what_begins_when_its_client_is_gone_is_cancelled() -> None:
     live = RequestScope(ClientConnection())
     live.note_client_gone()
-    with trio.CancelScope() as scope:
-        live.end_with_client(scope)
+    with live.while_client_stays as scope:
         await trio.lowlevel.checkpoint()
     assert scope.cancelled_caught
+
+
+async def test_what_a_request_began_ends_in_the_call_that_finds_its_client_gone() -> None:
+    began, late = FakeGeneration(make_request()), FakeGeneration(make_request())
+    with RequestScope(ClientConnection()) as live:
+        live.hold(began)
+        live.note_client_gone()
+        assert began.cancelled == [CancelReason.CLIENT_GONE]
+        live.hold(late)
+    assert (len(began.cancelled), len(late.cancelled)) == (1, 1)
