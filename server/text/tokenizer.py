@@ -27,8 +27,7 @@ from triolet.errors import invalid_request
 from .detokenizer import Detokenizer, TokenText, Vocabulary
 from .isolated import run_isolated
 from .model_files import TextFiles, read_text_files
-from .process import job
-from .processes import Do, Work, at_once
+from .process import Do, Work, at_once, job
 from .special_tokens import ChatPrompt, SpecialTokenGuard, literal_tokenizer
 from .template import ChatTemplate, decoded_rendering, encoded_rendering
 from .tool_forms.generic import GENERIC, ToolSupport, with_tools_in_words
