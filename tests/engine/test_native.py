@@ -346,9 +346,9 @@ def test_a_report_names_the_build_its_cores_and_what_it_lacks() -> None:
     assert list(ADVANTAGES) == list(BUILDS)
     build = next((build for build in BUILDS if load_build(build)), "none")
     report = kernels_report("sdpa" if build == "none" else "native")
-    assert (report["build"], report["threads"]) == (build, torch.get_num_threads())
-    assert report["cores"] == len(os.sched_getaffinity(0))
     assert len(report["lacks"]) == [*BUILDS, "none"].index(build)
+    counted = torch.get_num_threads(), len(os.sched_getaffinity(0))
+    assert (report["build"], report["threads"], report["cores"]) == (build, *counted)
 
 
 @pytest.mark.parametrize(("runs", "count"), [("avx512bf16", 0), ("avx512", 1), ("avx2", 2)])
@@ -362,12 +362,6 @@ def test_a_report_says_of_each_better_build_why_it_does_not_run(
         "this CPU has no AVX-512: a vector holds 8 numbers instead of 16",
     ]
     assert kernels_report("native")["lacks"] == expected[:count]
-    assert kernels_report("sdpa")["build"] == "none"
     assert "'sdpa'" in str(kernels_report("sdpa")["lacks"])
-
-
-def test_a_machine_without_kernels_is_told_that_torch_computes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
     monkeypatch.setattr("engine.backend.load_library", lambda: None)
-    assert "torch computes" in str(kernels_report("sdpa")["lacks"])
+    assert "torch computes, at half the speed" in str(kernels_report("sdpa")["lacks"])
