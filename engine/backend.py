@@ -5,8 +5,10 @@ Knows which backends there are and what each can do; knows no kernel.
 
 from __future__ import annotations
 
+import os
 import sys
 from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -19,7 +21,7 @@ from .attention.registry import create_attention
 from .attention.traits import FUSED, NATIVE, check_backend
 from .gpu.build import build_parts, capture
 from .model import TorchModel, Transformer
-from .native.library import load_library
+from .native.library import library_path, load_library
 from .native.model import NativeModel, PackedModel
 from .native.packing import own_pages
 from .native.pieces import Packing
@@ -40,6 +42,12 @@ if TYPE_CHECKING:
     from .weights import Checkpoint
 
 _HIDDEN_SIZE_MULTIPLE: Final = 16
+ADVANTAGES: Final = {
+    "avx512bf16": ("AVX-512 bf16", "bfloat16 is multiplied as float32"),
+    "avx512": ("AVX-512", "a vector holds 8 numbers instead of 16"),
+    "avx2": ("AVX2 and FMA", "torch computes, at half the speed or less"),
+}
+"""Of each build of the kernels: the instructions that it uses, and what is so without them."""
 NO_ADAPTERS: Final[Mapping[bytes, Adapter]] = {}
 
 
@@ -76,6 +84,30 @@ def _why_not_native(config: EngineConfig, model: ModelConfig, device_type: str) 
     if model.num_heads // model.num_kv_heads > library.rows_per_task:
         return f"the model has more than {library.rows_per_task} query heads per key head"
     return None
+
+
+def kernels_report(backend: str) -> dict[str, object]:
+    """Return what computes on this CPU, on how much of it and what that lacks, for the log.
+
+    Args:
+      backend: as `choose_backend` returned it.
+    """
+    library = load_library()
+    if library is not None and backend != NATIVE.name:
+        build, lacks = "none", [f"the backend is {backend!r}: torch computes, not our kernels"]
+    else:
+        build = "none" if library is None else library.build
+        lacks = [_why_not_build(one) for one in takewhile(lambda one: one != build, ADVANTAGES)]
+    is_linux = sys.platform == "linux"
+    cores = len(os.sched_getaffinity(0)) if is_linux else os.cpu_count() or 1
+    return {"build": build, "threads": torch.get_num_threads(), "cores": cores, "lacks": lacks}
+
+
+def _why_not_build(build: str) -> str:
+    instructions, without = ADVANTAGES[build]
+    if library_path(build) is None:
+        return f"the build for {instructions} is not installed: {without}"
+    return f"this CPU has no {instructions}: {without}"
 
 
 def build_model(

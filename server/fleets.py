@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from .metrics.metrics import Metrics
     from .tenants.quotas import Quotas
     from .tenants.usage_ledger import UsageLedger
-    from .text.processes import Do, Work
+    from .text.process import Do, Work
 
 log = structlog.get_logger(__name__)
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .fleets import Fleets, ModelFiles
     from .scheduling.control_link import ControlLink
     from .scheduling.links import Links
-    from .text.processes import Do
+    from .text.process import Do
 
     Use = Callable[[ServerConfig, ModelFiles, ServedModelConfig], Awaitable[None]]
 

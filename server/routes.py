@@ -19,14 +19,8 @@ from .api.ollama.schema import (
     OllamaShow,
 )
 from .api.openai.chat import chat_completions, completions
-from .api.openai.embeddings import (
-    EmbeddingFields,
-    RerankRequest,
-    ScoreRequest,
-    embeddings,
-    rerank,
-    score,
-)
+from .api.openai.embeddings import embeddings, rerank, score
+from .api.openai.embeddings_schema import EmbeddingFields, RerankRequest, ScoreRequest
 from .api.openai.models import detokenize, list_models, show_model, tokenize
 from .api.openai.responses import count_input_tokens, create_response
 from .api.openai.responses_schema import InputTokensRequest, ResponseRequest
@@ -65,7 +59,6 @@ from .document.openapi import PATH as OPENAPI
 from .document.openapi import ServedDocument
 from .document.results import UPLOAD
 from .jobs.endpoints import (
-    BatchFields,
     cancel_batch,
     create_batch,
     delete_file,
@@ -76,6 +69,7 @@ from .jobs.endpoints import (
     show_file,
     upload_file,
 )
+from .jobs.forms import BatchFields
 
 USER, OPERATOR, NONE = Permission.USER, Permission.OPERATOR, Permission.NONE
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from .api import json_body
 from .api.anthropic import schema as anthropic_schema
 from .api.ollama import schema as ollama_schema
-from .api.openai import embeddings, responses_schema, stored_responses
-from .jobs import endpoints
+from .api.openai import embeddings_schema, responses_schema
+from .jobs import forms
 from .text import grammar_check, tokenizer
 from .text.process import main
 
-JOBS_OF = (json_body, endpoints, grammar_check, stored_responses, tokenizer)
-KINDS_OF = (json_body, endpoints, embeddings, responses_schema, anthropic_schema, ollama_schema)
+JOBS_OF = (json_body, forms, grammar_check, responses_schema, tokenizer)
+KINDS_OF = (json_body, forms, embeddings_schema, responses_schema, anthropic_schema, ollama_schema)
 """Modules with jobs, and with kinds of request that one of these reads."""
 
 if __name__ == "__main__":

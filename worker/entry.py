@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import structlog
 import trio
 
+from engine.backend import kernels_report
 from engine.device_thread import DeviceThread
 from engine.load import load_engine
 from engine.probe.golden import Expected
@@ -93,6 +94,8 @@ async def run_worker(
     ) as device:
         load = partial(load_engine, find_golden=partial(find_golden, config))
         loaded = await device.run(load, Path(config.model_dir), settings, report_progress)
+        if loaded.gpu_memory is None:
+            log.info("kernels_ready", **await device.run(kernels_report, loaded.key.backend))
         with (
             _cores_of(config) as cores,
             closing(ZmqNetwork(config.link, config.curve_dir)) as control_network,

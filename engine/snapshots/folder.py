@@ -27,6 +27,7 @@ from store.packed_weights import (
 from store.receipts import now_ns
 from triolet.errors import ConfigError
 from triolet.private_files import FILE_MODE, make_private_folder
+from triolet.process import return_free_memory
 
 from ..native.packing import own_pages
 from ..native.pieces import ReusedPages
@@ -229,6 +230,7 @@ class Snapshots:
         except BaseException:
             unfinished.unlink(missing_ok=True)
             raise
+        return_free_memory()  # what packing took: these weights are this process's no more
         elapsed_s = round(time.monotonic() - began_at, 3)
         log.info("packed_weights_kept", path=str(path), bytes=num_bytes, seconds=elapsed_s)
         return pieces

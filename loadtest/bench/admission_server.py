@@ -37,7 +37,7 @@ from server.tenants.opening import opened_quotas
 from server.tenants.quotas import AskedTokens
 from server.tenants.tenancy import Tenancy, enter_tenant
 from server.text.grammars import Grammars
-from server.text.processes import at_once
+from server.text.process import at_once
 from server.text.tokenizer import TextModel
 from simulation.fleet import FleetShape, Front, running_fleet
 from simulation.modelled import COST, StepCost

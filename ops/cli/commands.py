@@ -49,9 +49,11 @@ from .signature_commands import signature_app
 from .tenant_commands import tenant_app
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from triolet.config import ServerConfig
+
+    from ..supervisor.starter import Template
 
 DRAIN_S: Final = WorkerConfig().drain_timeout_s
 RestartedArgument: TypeAlias = Annotated[
@@ -200,11 +202,7 @@ def _complain(message: str, exit_code: int) -> int:
 def serve(sources: SettingSources, models: ModelsArgument = None) -> None:
     """Serve a model, or several by name, on this machine: a server, prefill and decode workers."""
     from ..logs import configure_logs, default_level
-    from ..models.several import with_stored_models
-    from ..supervisor.prepare import prepare
-    from ..supervisor.serve import available_gpus, command_line
-    from ..supervisor.serve import serve as serve_fleet
-    from ..supervisor.starter import Starter, fork_templates, roles_of_templates
+    from ..supervisor.starter import available_gpus, fork_templates, roles_of_templates
 
     add_models(sources, models or ())
     sources.refuse_for_serve()
@@ -214,8 +212,18 @@ def serve(sources: SettingSources, models: ModelsArgument = None) -> None:
     configure_logs(level, "supervisor")
     settings = replace(settings, process=replace(settings.process, log_level=level))
     gpus = available_gpus()
-    # They import while the model is looked at.
     templates = fork_templates(roles_of_templates(settings, gpus), main)
+    _serve(settings, gpus, templates)
+
+
+def _serve(settings: Settings, gpus: tuple[str, ...], templates: Mapping[Role, Template]) -> None:
+    """Serve from templates, which import while this process does and looks at the model."""
+    from ..models.several import with_stored_models
+    from ..supervisor.prepare import prepare
+    from ..supervisor.serve import command_line
+    from ..supervisor.serve import serve as serve_fleet
+    from ..supervisor.starter import Starter
+
     silence_s = settings.supervisor.start_silence_s
     with (
         closing(Starter(templates, command_line(), silence_s)) as starter,

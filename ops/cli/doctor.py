@@ -19,7 +19,7 @@ from ..models.several import each_model, name_of
 from ..models.stored import with_stored_model
 from ..private_directory import parent_directory
 from ..supervisor.prepare import require_auto
-from ..supervisor.serve import available_gpus
+from ..supervisor.starter import available_gpus
 from .check_machine import (
     check_cpu,
     check_kernels,

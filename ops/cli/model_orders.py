@@ -16,7 +16,6 @@ from triolet.home import expanded
 
 from ..chosen_fleet import fleet_to_change
 from ..exit_codes import CommandFailed
-from ..http_trust import verify_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -202,7 +201,10 @@ def run(path: Path, what: str, method: str, route: str, body: dict[str, Any] | N
     Raises:
       CommandFailed: it was refused, has failed or does not end, or control does not answer.
     """
-    import httpx2  # here: every command of `triolet` imports this file
+    # Here: every command of `triolet` imports this file, and its workers need neither.
+    import httpx2
+
+    from ..http_trust import verify_for
 
     began, shown = time.monotonic(), ""
     transport = httpx2.HTTPTransport(uds=str(path), verify=verify_for(LOCAL_URL))

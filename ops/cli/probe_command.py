@@ -83,7 +83,8 @@ def _decode_worker(stored: Settings) -> WorkerConfig:
     """Return what `triolet serve` would tell a decode worker, as far as its engine goes."""
     from ..supervisor.plan import worker_threads
     from ..supervisor.prepare import prepare
-    from ..supervisor.serve import available_cores, available_gpus
+    from ..supervisor.serve import available_cores
+    from ..supervisor.starter import available_gpus
 
     plan = prepare(stored, [stored], available_gpus())
     (model,) = plan.models

@@ -26,6 +26,7 @@ from store.model_dir.headers import read_header, read_headers, weight_files
 from triolet.config import AUTO_BACKEND, LOOKUP, NO_GUESSES, TemplateConfig
 from triolet.errors import ConfigError, ModelError
 from triolet.home import expanded
+from triolet.process import return_free_memory
 
 from .fetch import is_kept, kept_file
 from .known import AUTO, DEMO, KNOWN, SMOLLM2
@@ -94,6 +95,7 @@ def check_text(model_dir: Path) -> None:
     """
     for check in _checks_of_text():
         check(model_dir)
+    return_free_memory()
 
 
 def _checks_of_text() -> tuple[Callable[[Path], object], ...]:

@@ -32,7 +32,6 @@ from .adapter_set import AdapterSet
 from .commands import Commands
 from .json_view import JsonView
 from .model_set import ModelSet
-from .placement import VISIBLE_GPUS, gpu_names
 from .plan import Door, control_address, door_path, plan_processes
 from .readiness import LIVE_PATH, PATH, Readiness
 from .restart_policy import GiveUp
@@ -237,12 +236,6 @@ def available_cores() -> list[int]:
     if sys.platform == "linux":
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
-
-
-def available_gpus() -> tuple[str, ...]:
-    """Return the NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
-    files = [path for path in Path("/dev").glob("nvidia*") if path.name[6:].isdecimal()]
-    return gpu_names(os.environ.get(VISIBLE_GPUS), len(files))
 
 
 async def run_fleet(

@@ -11,6 +11,7 @@ import sys
 import threading
 from contextlib import suppress
 from io import FileIO
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -25,6 +26,7 @@ from ..logs import forget_logs
 from ..models.several import each_model
 from ..own_process import PR_SET_CHILD_SUBREAPER, prctl
 from ..template import SERVER_MODULES, WORKER_MODULES, ForkAnswer, ForkRequest, run_template
+from .placement import VISIBLE_GPUS, gpu_names
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -256,6 +258,12 @@ def _keep_only(kept: socket.socket) -> None:
     os.dup2(nothing, 1)
     os.closerange(3, kept.fileno())
     os.closerange(kept.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+
+
+def available_gpus() -> tuple[str, ...]:
+    """Return the NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    files = [path for path in Path("/dev").glob("nvidia*") if path.name[6:].isdecimal()]
+    return gpu_names(os.environ.get(VISIBLE_GPUS), len(files))
 
 
 def roles_of_templates(settings: Settings, gpus: Sequence[str]) -> list[Role]:

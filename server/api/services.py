@@ -11,7 +11,7 @@ from ..cache.store import ResponseStore
 from ..metrics.recent import RecentFigures
 from ..tenants.opening import quotas_in_memory
 from ..tenants.tenancy import Tenancy
-from ..text.processes import Do, at_once
+from ..text.process import Do, at_once
 from .door import BodyRoom, RefusalLog, RefusalPace
 from .request_scope import ServerState
 from .resume import KeptAnswers

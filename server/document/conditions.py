@@ -13,7 +13,7 @@ from triolet.config import AUTO
 from ..api.auto import is_auto
 from ..api.fields import MAX_INT
 from ..api.ollama.schema import TAG
-from ..jobs.endpoints import MAX_WINDOW_NUMBER, MAX_WINDOW_S
+from ..jobs.forms import MAX_WINDOW_NUMBER, MAX_WINDOW_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from triolet.config import GrammarConfig
 
-    from .processes import Do, Work
+    from .process import Do, Work
 
 
 class Grammars:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 from triolet.errors import RequestError
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _Work = TypeVar("_Work", bound=Callable[..., Any])
+T = TypeVar("T")
+Work: TypeAlias = tuple[Callable[..., object], tuple[object, ...]]
+"""A job and what it is given."""
 
 NICENESS: Final = 10
 """Below the server (0) and workers (5): a long prompt may wait, tokens may not. With every core
@@ -51,6 +54,29 @@ def job(work: _Work) -> _Work:
     assert work.__name__ not in JOBS, "names are unique"
     JOBS[work.__name__] = work
     return work
+
+
+class Do(Protocol):
+    """How work that may take long is done."""
+
+    async def __call__(self, work: Callable[..., T], *args: object, param: str | None = None) -> T:
+        """Return what `work(*args)` returns.
+
+        Args:
+          work: a job.
+          args: what it is given, plain values.
+          param: the request field that an error names.
+
+        Raises:
+          RequestError: as `work` does; 400 if that takes too long; 429 or 503 if too much waits;
+            503 if the process ends.
+        """
+
+
+async def at_once(work: Callable[..., T], *args: object, param: str | None = None) -> T:
+    """Do work in place, for programs without streams that it could hold up."""
+    del param
+    return work(*args)
 
 
 @job

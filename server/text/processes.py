@@ -13,10 +13,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 import trio
@@ -24,47 +23,21 @@ import trio
 from triolet.errors import RequestError, invalid_request, overloaded
 
 from .pieces import PIECE_BYTES, Reader, pieces_of
-from .process import JOBS, Kind, Outcome, stand_back
+from .process import JOBS, Kind, Outcome, T, Work, stand_back
 from .turns import RETRY_S, Turns, join_line
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from triolet.config import ServerConfig
 
 log = structlog.get_logger(__name__)
 
-T = TypeVar("T")
-Work: TypeAlias = tuple[Callable[..., object], tuple[object, ...]]
-"""A job and what it is given."""
 PROGRAM: Final = "server.text_process"
 """What runs there: all jobs, and process.py."""
 RESTART_S: Final = 0.5
 """Between the end of a process and the start of the next."""
 WAITING: Final = "texts wait to be parsed, rendered or tokenised"
-
-
-class Do(Protocol):
-    """How work that may take long is done."""
-
-    async def __call__(self, work: Callable[..., T], *args: object, param: str | None = None) -> T:
-        """Return what `work(*args)` returns.
-
-        Args:
-          work: a job (process.py).
-          args: what it is given, plain values.
-          param: the request field that an error names.
-
-        Raises:
-          RequestError: as `work` does; 400 if that takes too long; 429 or 503 if too much waits;
-            503 if the process ends.
-        """
-
-
-async def at_once(work: Callable[..., T], *args: object, param: str | None = None) -> T:
-    """Do work in place, for programs without streams that it could hold up."""
-    del param
-    return work(*args)
 
 
 class _Task:

@@ -23,12 +23,12 @@ from typing import (
 
 from triolet.config import ReasoningParser, TemplateConfig, ToolParser
 from triolet.errors import invalid_request
+from triolet.process import return_free_memory
 
 from .detokenizer import Detokenizer, TokenText, Vocabulary
 from .isolated import run_isolated
 from .model_files import TextFiles, read_text_files
-from .process import job
-from .processes import Do, Work, at_once
+from .process import Do, Work, at_once, job
 from .special_tokens import ChatPrompt, SpecialTokenGuard, literal_tokenizer
 from .template import ChatTemplate, decoded_rendering, encoded_rendering
 from .tool_forms.generic import GENERIC, ToolSupport, with_tools_in_words
@@ -99,7 +99,7 @@ class TextSource(NamedTuple):
         Raises:
           ModelError: a file is missing or broken, or lacks a marker of the reasoning.
         """
-        return TextModel(
+        text = TextModel(
             read_text_files(self.model_dir),
             tool_parser=ToolParser(self.tool_parser),
             reasoning_parser=ReasoningParser(self.reasoning_parser),
@@ -108,6 +108,8 @@ class TextSource(NamedTuple):
             nonce=self.nonce,
             elsewhere=None if do is at_once else (do, self),
         )
+        return_free_memory()
+        return text
 
 
 @lru_cache(maxsize=MAX_MODELS)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import subprocess
 import sys
 from ctypes import Structure
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
 
-from engine.backend import build_model, choose_backend
+from engine.backend import ADVANTAGES, build_model, choose_backend, kernels_report
 from engine.batch import StepRow, flatten
 from engine.kv_pool import KVLayout, KVPool
 from engine.model_config import load_model_config
@@ -338,3 +340,28 @@ def test_loading_says_how_far_it_is(checkpoint: Callable[[str], Checkpoint], bac
     shares: list[float] = []
     build_model(backend, WeightFormat.DTYPE, config, WeightFiles(path), pool, 32, shares.append)
     assert shares == [0.5, 1.0]
+
+
+def test_a_report_names_the_build_its_cores_and_what_it_lacks() -> None:
+    assert list(ADVANTAGES) == list(BUILDS)
+    build = next((build for build in BUILDS if load_build(build)), "none")
+    report = kernels_report("sdpa" if build == "none" else "native")
+    assert len(report["lacks"]) == [*BUILDS, "none"].index(build)
+    counted = torch.get_num_threads(), len(os.sched_getaffinity(0))
+    assert (report["build"], report["threads"], report["cores"]) == (build, *counted)
+
+
+@pytest.mark.parametrize(("runs", "count"), [("avx512bf16", 0), ("avx512", 1), ("avx2", 2)])
+def test_a_report_says_of_each_better_build_why_it_does_not_run(
+    runs: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.backend.load_library", lambda: SimpleNamespace(build=runs))
+    monkeypatch.setattr("engine.backend.library_path", lambda build: build == "avx512" or None)
+    expected = [
+        "the build for AVX-512 bf16 is not installed: bfloat16 is multiplied as float32",
+        "this CPU has no AVX-512: a vector holds 8 numbers instead of 16",
+    ]
+    assert kernels_report("native")["lacks"] == expected[:count]
+    assert "'sdpa'" in str(kernels_report("sdpa")["lacks"])
+    monkeypatch.setattr("engine.backend.load_library", lambda: None)
+    assert "torch computes, at half the speed" in str(kernels_report("sdpa")["lacks"])

@@ -140,6 +140,14 @@ def test_penalties_and_bias_move_the_logits(fields: dict[str, Any], expected: li
     assert result.token_id == int(logits.argmax())
 
 
+@pytest.mark.parametrize("special", [3.0, float("inf"), float("nan"), float("-inf")])
+def test_a_greedy_row_takes_the_first_of_the_largest_as_torch_does(special: float) -> None:
+    logits = torch.randint(-3, 4, (8, 4099)).float()
+    logits[:, 2000::700] = special
+    chosen = sample(logits, [SampleSpec(SamplingParams(temperature=0.0), 4)] * 8)
+    assert [one.token_id for one in chosen] == logits.argmax(dim=-1).tolist()
+
+
 def test_penalties_before_the_first_token_do_nothing() -> None:
     params = SamplingParams(temperature=0.0, presence_penalty=2.0, frequency_penalty=2.0)
     assert one(LOGITS, SampleSpec(params, 0, [0, 0])).token_id == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 PROMPTS = [np.random.default_rng(9).integers(3, 256, size=size).tolist() for size in (5, 40)]
 TIMEOUT_S = 60.0
+DEMO = Path(__file__).parents[2] / "triolet" / "demo"
 LOAD = """
 import sys
 from pathlib import Path
@@ -336,6 +338,20 @@ def test_weights_below_the_bound_are_packed_each_time(
     config = EngineConfig(kv_pool_bytes=4 * MIB, snapshots=SnapshotConfig(folder=str(folder)))
     load_engine(checkpoint("llama").path, config, lambda *_: None)
     assert not folder.exists()
+
+
+def test_weights_are_mapped_and_nowhere_copied(folder: Path) -> None:
+    """The demo model by default settings: resident weights are at most its file and 5 %."""
+    config = EngineConfig(kv_pool_bytes=4 * MIB, snapshots=SnapshotConfig(folder=str(folder)))
+    engine = load_engine(DEMO, config, lambda *_: None)
+    parts = Path("/proc/self/smaps").read_text().split("VmFlags:")
+    mapped = [part for part in parts if str(folder) in part]
+    resident = sum(1024 * int(kib) for kib in re.findall(r"^Rss: +(\d+)", "".join(mapped), re.M))
+    assert 0 < resident <= 1.05 * (DEMO / "model.safetensors").stat().st_size
+    ranges = re.findall(r"^([0-9a-f]+)-([0-9a-f]+) .*\.packed", "".join(mapped), re.M)
+    [(first, end)] = [(int(low, 16), int(high, 16)) for low, high in ranges]
+    addresses = [piece.data.ctypes.data for piece in engine.runner.model._packed._pieces.values()]
+    assert all(first <= address < end for address in addresses)
 
 
 def started(program: str, model: Path, folder: Path) -> forked.Popen:

@@ -21,7 +21,7 @@ from server.metrics.metrics import Metrics
 from server.model_changes import ModelChanges, read_models
 from server.scheduling.control_link import ControlLink
 from server.tenants.opening import quotas_in_memory
-from server.text.processes import at_once
+from server.text.process import at_once
 from tests.server.api.test_listening import a_stream
 from tests.server.scheduling.fake_processes import FakeProcess
 from tests.server.scheduling.fakes import FakeDecode, FakePrefill, make_request, server_config

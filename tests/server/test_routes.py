@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from server.contract.generation import Finished
 from server.model_changes import read_models
-from server.text.processes import at_once
+from server.text.process import at_once
 from tests.server.scheduling.fakes import make_request, server_config
 from tests.server.scheduling.test_fleet import read_all, read_some
 from tests.server.test_model_changes import CHAT, CODE, Scene, scene

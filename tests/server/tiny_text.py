@@ -8,7 +8,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from server.text.detokenizer import _byte_level_alphabet
 from server.text.model_files import TextFiles
-from server.text.processes import Do, at_once
+from server.text.process import Do, at_once
 from server.text.tokenizer import TextModel, TextSource
 from triolet.config import ReasoningParser
 

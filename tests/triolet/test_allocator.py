@@ -12,7 +12,7 @@ from triolet.units import MIB
 
 LEAVE_HOLES = """
 import sys
-from triolet.process import process_facts, return_large_blocks
+from triolet.process import process_facts, return_free_memory, return_large_blocks
 
 if sys.argv[1] == "returned":
     assert return_large_blocks(1 << 20)
@@ -24,12 +24,16 @@ for _ in range(16):
     small.append(bytearray(64 << 10))
 full = process_facts(None).rss_bytes
 large.clear()
+if sys.argv[1] == "trimmed":
+    return_free_memory()
 print(full, process_facts(None).rss_bytes)
 """
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
-@pytest.mark.parametrize(("mode", "is_returned"), [("returned", True), ("kept", False)])
+@pytest.mark.parametrize(
+    ("mode", "is_returned"), [("returned", True), ("trimmed", True), ("kept", False)]
+)
 def test_large_blocks_between_small_ones_are_given_back(mode: str, *, is_returned: bool) -> None:
     full, after = map(
         int,

@@ -54,15 +54,17 @@ class Process:
 
     def __init__(self, role: Role, model: Path, sockets: Path) -> None:
         command = [sys.executable, "-c", PROGRAM.format(role=role), str(model), str(sockets)]
+        self.log: list[str] = []
         self.popen = forked.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def wait_ready(self) -> WorkerReady:
-        """Return what it says when it serves."""
+        """Return what it says when it serves; `log` is what it has logged by then."""
         assert self.popen.stdout is not None
         for line in self.popen.stdout:
             report = parse_report(line)
             if isinstance(report, WorkerReady):
                 return report
+            self.log.append(line.decode())
         _, errors = self.popen.communicate()
         raise AssertionError(errors.decode()[-2000:])
 
@@ -97,6 +99,9 @@ async def test_two_processes_answer_as_one_engine_and_leave_at_sigterm(
     ready = processes[Role.PREFILL].wait_ready()
     assert (ready.name, ready.block_size) == ("prefill-0", 16)
     processes[Role.DECODE].wait_ready()
+    for process in processes.values():
+        [line] = [line for line in process.log if "kernels_ready" in line]
+        assert all(word in line for word in ("build", "threads", "cores", "lacks"))
     link = LinkConfig()
     greedy = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
     with closing(ZmqNetwork(link)) as network:

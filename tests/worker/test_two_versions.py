@@ -18,7 +18,7 @@ from server.scheduling.links import Links
 from server.scheduling.status import Observer
 from server.tenants.opening import quotas_in_memory
 from server.text.model_files import EmbeddingModel, ModelCard, PageWords, SamplingDefaults
-from server.text.processes import at_once
+from server.text.process import at_once
 from tests.server.scheduling.fakes import make_request, server_config
 from tests.server.tiny_text import tiny_text
 from transport.frames import Capacity, Goodbye, Peer, Welcome

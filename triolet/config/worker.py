@@ -200,8 +200,9 @@ class SnapshotConfig:
     max_bytes: CountOrZero = 32 * GIB
     """Of all snapshots: a write beyond it removes the least recently used ones that no process has
     mapped. Two of an 8B model in bfloat16."""
-    min_bytes: CountOrZero = 64 * MIB
-    """Weight files below this size are packed at each start, which takes less than 0.1 s."""
+    min_bytes: CountOrZero = MIB
+    """Weight files below this size are packed into each worker's own memory at each start, which
+    takes milliseconds. The demo model is above it: its workers share one copy."""
 
 
 AUTO_BACKEND: Final = "auto"

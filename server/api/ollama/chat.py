@@ -37,7 +37,8 @@ from ..generate import (
     whole_document,
 )
 from ..openai.chat import plan_chat, plan_completions
-from ..openai.embeddings import EmbeddingFields, Vectors, check_count, embed, numbers_of
+from ..openai.embeddings import Vectors, check_count, embed, numbers_of
+from ..openai.embeddings_schema import EmbeddingFields
 from ..schemas import (
     TURNS_AT_ONCE,
     ChatRequest,

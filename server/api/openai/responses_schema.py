@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, ClassVar, Final, Literal
 
+import msgspec
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
 from triolet.errors import invalid_request
 from triolet.sampling import MAX_TOP_LOGPROBS
 
+from ...text.process import job
 from .. import fields
 from ..errors import echo
 from ..fields import MAX_INT, MAX_TOOLS, NamedSchema, ResponseFormat, ToolName
@@ -334,3 +336,9 @@ class ResponseCancel(StrictModel):
     response_id: str | None = None
     stream_id: str | None = None
     event_id: str | None = None
+
+
+@job
+def stored_items(own_input: bytes, response: bytes) -> list[dict[str, Any]]:
+    """Return the input and the output of a stored response, as they are listed."""
+    return [*msgspec.json.decode(own_input), *msgspec.json.decode(response)["output"]]

@@ -21,7 +21,7 @@ from triolet.units import KIB
 
 from ...cache.store import ResponseStore
 from ...tenants.tenancy import current_tenant
-from ...text.processes import at_once
+from ...text.process import at_once
 from ...text.turns import current_line
 from ..access import SUBPROTOCOL, check_key
 from ..body import client_request_id, is_quick

@@ -18,13 +18,12 @@ from triolet.errors import RequestError, invalid_request
 from triolet.fair_lru import Keeper
 
 from ...tenants.tenancy import current_tenant
-from ...text.process import job
-from ...text.processes import at_once
+from ...text.process import at_once
 from ..body import INLINE_BYTES
 from ..errors import CODES, UNSUPPORTED_PARAMETER, echo
 from ..generate import json_response
 from ..schemas import MAX_MESSAGES
-from .responses_schema import InputItem
+from .responses_schema import InputItem, stored_items
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,12 +55,6 @@ class StoredResponse(msgspec.Struct, array_like=True):
     previous: str | None
     input: bytes
     response: bytes
-
-
-@job
-def stored_items(own_input: bytes, response: bytes) -> list[dict[str, Any]]:
-    """Return the input and the output of a stored response, as they are listed."""
-    return [*msgspec.json.decode(own_input), *msgspec.json.decode(response)["output"]]
 
 
 def _read(shown: dict[str, Any]) -> InputItem:

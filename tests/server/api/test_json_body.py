@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from server.api.anthropic.schema import MessagesRequest
 from server.api.json_body import parse_object
 from server.api.ollama.schema import OllamaChat, OllamaEmbed, OllamaGenerate
-from server.api.openai.embeddings import EmbeddingFields, RerankRequest, ScoreRequest
+from server.api.openai.embeddings_schema import EmbeddingFields, RerankRequest, ScoreRequest
 from server.api.openai.responses_schema import InputTokensRequest, ResponseCreate
 from server.api.schemas import MAX_MESSAGES, ChatRequest, CompletionRequest, StrictModel
 from server.text.tool_forms.scanning import MAX_CONTAINERS, MAX_VALUES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.jobs.endpoints import MAX_FIELD_BYTES, MAX_PARTS, parse_upload
+from server.jobs.forms import MAX_FIELD_BYTES, MAX_PARTS, parse_upload
 from triolet.errors import RequestError
 
 BOUNDARY = "0123456789abcdef" * 4

@@ -14,7 +14,8 @@ from triolet.config import ServerConfig, TurnsConfig
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
-    from server.text.processes import Work, _Task
+    from server.text.process import Work
+    from server.text.processes import _Task
 
 
 class HeldWork(TextProcesses):

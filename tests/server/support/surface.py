@@ -19,7 +19,7 @@ from server.edge.listen import Edge, base_url, open_listening_socket
 from server.metrics.metrics import Metrics
 from server.tenants.opening import quotas_in_memory
 from server.tenants.tenancy import Tenancy
-from server.text.processes import at_once
+from server.text.process import at_once
 from tests.server.support.fakes import PATIENCE_S as PATIENCE_S
 from tests.server.support.fakes import FakeFleet, FakeGrammars, FakeText, fake_services
 from triolet.config import ServerConfig
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from server.jobs.storage import Storage
     from server.tenants.quotas import Quotas
     from server.text.model_files import SamplingDefaults
-    from server.text.processes import Do
+    from server.text.process import Do
     from server.text.tokenizer import TextModel
 
 MODEL = "demo"

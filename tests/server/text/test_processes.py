@@ -104,6 +104,16 @@ def test_a_process_knows_every_kind_of_request_that_is_read() -> None:
     assert kinds <= set(found.stdout.split())
 
 
+def test_a_process_loads_nothing_that_only_a_server_needs() -> None:
+    # Each of them starts with every server, while workers load what they compute with.
+    unwanted = {"quart", "structlog", "trio", "werkzeug"}
+    program = f"import sys, {PROGRAM}; print(*{unwanted} & {{*sys.modules}})"
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert found.stdout.split() == []
+
+
 @pytest.mark.slow
 async def test_texts_are_the_same_elsewhere_and_special_tokens_stay_apart() -> None:
     async with running() as processes:
