@@ -266,7 +266,8 @@ class Scaling:
             note = msgspec.structs.replace(
                 self._note,
                 workers=addresses,
-                models=tuple(filter(None, served)) or self.now.model_names,
+                models=tuple(dict.fromkeys(map(self.public_name, filter(None, served))))
+                or self.now.model_names,
             )
             write_note(self._directory, note)
             # At last: servers follow it at once, also where what comes behind it fails.

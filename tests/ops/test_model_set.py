@@ -284,6 +284,7 @@ async def test_a_version_comes_under_the_name_of_another_one_and_takes_its_place
             await one.models.route(RouteRequest("chat-2", "chat", 1, is_moved))
         assert one.told.routes == {"chat": Route({"chat-2": 1}, "chat-2", 2)}
         assert names_told(one) == ["chat-2", "code"]
+        assert '"models":["chat","code"]' in (tmp_path / NOTE).read_text().replace(" ", "")
         await one.models.drop("chat", one.tell)
         with pytest.raises(RestartFailed, match="answers to 'chat' already"):
             await one.add("chat")
