@@ -273,6 +273,8 @@ async def test_a_version_comes_under_the_name_of_another_one_and_takes_its_place
         with pytest.raises(RestartFailed, match=r"chat is served from .* already"):
             await one.models.add("chat-2", same, one.tell, replaced="chat")
         await one.models.add("chat-2", model, one.tell, replaced="chat")
+        with pytest.raises(RestartFailed, match="servers do not have chat-2"):
+            await one.models.route(RouteRequest("chat", "chat-2", 0, False))
         await one.models.route(RouteRequest("chat-2", "chat", 0, False))
         assert one.told.routes == {"chat": Route({"chat": 1, "chat-2": 0}, "chat", 1)}
         assert names_told(one) == ["chat", "chat-2", "code"]
