@@ -30,7 +30,7 @@ from .text.model_files import (
 from .text.tokenizer import TextModel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+    from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 
     from transport.link import Network
     from triolet.config import ServerConfig
@@ -209,8 +209,11 @@ class Fleets:
             page_words=files.page_words,
         )
 
-    def know(self, routes: Iterable[str]) -> None:
-        """Let public names of routes have prices and places in ladders, as those of models."""
+    def know(self, routes: Collection[str]) -> None:
+        """Let public names of these routes have prices and places in ladders, as those of models,
+        and of no others."""
+        for name in self._names.keys() - self.by_model.keys() - set(routes):
+            del self._names[name]
         for name in routes:
             self._names.setdefault(name, (name,))
 

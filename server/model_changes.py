@@ -180,6 +180,9 @@ class ModelChanges:
         if routes != before:
             revisions = {name: route.revision for name, route in routes.items()}
             log.info("routes_changed", revisions=revisions)
+        for name in before.keys() - routes.keys():
+            if not models.is_listed(name):
+                self._services.kept.forget_model(name)
         for name in leaving:
             self._begin(name, partial(self._remove, name))
 
@@ -278,10 +281,15 @@ class ModelChanges:
             log.info("version_changed", model=one.name, digest=one.digest)
 
     async def _put(self, config: ServerConfig, files: ModelFiles, kind: ServedModelConfig) -> None:
+        name = config.model_name
+        life = self._served[name]
+        assert life.kind is not None, "it has another version of what it was told to be"
+        adapters, unnamed = life.kind.adapters, life.kind.unnamed_adapters  # others come after it
+        config = replace(config, model_adapters=adapters, unnamed_adapters=unnamed)
         model = self._fleets.set_version(config, files)
         self._services.models.put(self._services.with_store(model))
-        name = config.model_name
-        self._served[name] = _Life(kind, self._served[name].scope)
+        kind = replace(kind, adapters=adapters, unnamed_adapters=unnamed)
+        self._served[name] = _Life(kind, life.scope)
 
     async def _serve(
         self, config: ServerConfig, files: ModelFiles, kind: ServedModelConfig
@@ -324,10 +332,16 @@ def has_other_adapters(life: _Life, told: ServedModelConfig) -> bool:
 
 def has_other_version(life: _Life, told: ServedModelConfig) -> bool:
     """Return whether a model has another version than it is to have, which the same workers
-    compute."""
+    compute, with whatever adapters."""
     if life.kind is None or not told.compute_digest:
         return False
-    own = replace(life.kind, model_dir=told.model_dir, digest=told.digest)
+    own = replace(
+        life.kind,
+        model_dir=told.model_dir,
+        digest=told.digest,
+        adapters=told.adapters,
+        unnamed_adapters=told.unnamed_adapters,
+    )
     return life.kind.digest != told.digest and kind_of(own) == kind_of(told)
 
 

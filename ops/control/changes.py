@@ -40,10 +40,10 @@ from .operations import (
 from .switches import Switches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from triolet.config import ControlConfig
+    from triolet.config import ControlConfig, ControlledModelConfig
 
     from ..supervisor.supervisor_socket import ModelsAnswer
     from .controller import Controller
@@ -170,7 +170,7 @@ class Changes:
                 self.begin(operation)
             elif name not in self._controller.models:
                 self.steps.add(config, expected_bytes(config))
-            elif self._controller.models[name].config.adapters != config.adapters:
+            elif _what_it_is(self._controller.models[name].config) != _what_it_is(config):
                 self._adapters.note(config)  # control was not told how a change ended
 
     async def _run(self, operation: Operation) -> None:
@@ -242,3 +242,8 @@ class Changes:
             await ask(self._supervisor, ServeModelRequest(name, is_served=True))
             raise
         self.steps.drop(name)
+
+
+def _what_it_is(config: ControlledModelConfig) -> tuple[str, Mapping[str, str]]:
+    """Return the version and the adapters of a model."""
+    return config.digest, config.adapters

@@ -138,7 +138,8 @@ class ModelSteps:
                     if one.version == version and (one.is_ready or not is_ready)
                 }
                 servers = controller.heard_at.keys()
-                if servers and servers <= has_it:
+                is_met = trio.current_time() >= self.met_at
+                if is_met and servers and servers <= has_it:
                     return
                 await trio.sleep(self._config.tick_s)
         raise OperationFailed(_late("the servers", self._config.servers_s) + "; their log says why")

@@ -50,7 +50,9 @@ class Switches:
     def version_of(self, name: str) -> str:
         """Return the version that a public name stands for; the name itself where it has none."""
         route = self.routes.get(name)
-        return name if route is None or name in self._controller.models else route.stable
+        known = self._controller.models
+        # Until the next look the route of a model that was dropped is still known.
+        return name if route is None or name in known or route.stable not in known else route.stable
 
     def public_name_of(self, version: str) -> str:
         """Return what clients call a version."""
@@ -74,7 +76,7 @@ class Switches:
         public = self.public_name_of(replaced)
         number = replaced.removeprefix(f"{public}-")
         first = int(number) + 1 if number != replaced and number.isdecimal() else 2
-        taken = {*known, *under_way}
+        taken = {*known, *under_way, *self.routes}
         new = next(one for n in count(first) if (one := f"{public}-{n}") not in taken)
         return new, SwitchOrder(public, replaced, ref)
 
@@ -96,14 +98,28 @@ class Switches:
             )
             config = await self._steps.ask_added(operation, request)
             if config.name == order.replaced:  # it computes alike, and is there already
-                self._controller.models[config.name].config = config
-                await self._steps.wait_served(operation, config.name)
+                await self._use_alike(operation, config)
                 return
             await self._move(operation, config, order, route)
         self._steps.tell(operation, f"{order.replaced}: its requests finish")
         await self._steps.wait_let_go(order.replaced)
         await self._steps.end(operation, order.replaced)
         self._steps.drop(order.replaced)
+
+    async def _use_alike(self, operation: Operation, config: ControlledModelConfig) -> None:
+        """Wait until servers have a version that took the place of the one before.
+
+        Raises:
+          Failed: one cannot read it, or they do not say so in time; the one before is back.
+          CommandFailed: the same, and the one before could not be put back.
+        """
+        self._controller.models[config.name].config = config
+        try:
+            await self._steps.wait_served(operation, config.name)
+        except OperationFailed:
+            await self._steps.take_back(operation)
+            raise
+        await self._steps.end(operation, operation.model)  # the one before is not needed any more
 
     async def _move(
         self,

@@ -49,7 +49,13 @@ class SecondsAccount:
         """Take in what the supervisor has counted in its present run."""
         self._close([key for key in self.known if key[0] != run])
         for version, seconds in told.items():
-            self.known[run, version] = seconds
+            # One version may have taken the place of another one, whose workers went on.
+            before = (
+                known_seconds
+                for (its_run, one), known_seconds in self.known.items()
+                if its_run == run and one.model == version.model and one != version
+            )
+            self.known[run, version] = max(0.0, seconds - sum(before))
 
     def note_dropped(self, is_there: Callable[[str], bool]) -> None:
         """Take in that models were dropped: the supervisor counts anew for one that is added again.

@@ -56,6 +56,9 @@ class ModelSet:
         self._scaling = scaling
         self._stored = stored
         self.changing = trio.Lock()
+        # Until a switch is over, what the model was, by the name that was given to the version
+        # which took its place: servers may not be able to read that version.
+        self._before: dict[str, ModelPlan] = {}
         # Each looks at files, and one change is under way at a time.
         self._thread = trio.CapacityLimiter(1)
 
@@ -94,7 +97,9 @@ class ModelSet:
             plan = self._scaling.now
             known = {one.name: one for one in plan.models}
             if name in known:
-                if plan.settings.models[name] != model:
+                there = plan.settings.models[name]
+                # The version that it replaces may have been scaled since.
+                if replace(there, prefill=model.prefill, decode=model.decode) != model:
                     raise RestartFailed(f"a model is called {name!r} already, and is another one")
                 return controlled(known[name])
             await tell(f"{name}: looking at its files")
@@ -106,7 +111,7 @@ class ModelSet:
                 if replaced and (same := self._put_in_place(prepared, replaced)):
                     return controlled(same)
                 specs, spares = self._scaling.add(prepared)
-            except (ConfigError, OSError, ValueError, RecursionError) as error:
+            except (RestartFailed, ConfigError, OSError, ValueError, RecursionError) as error:
                 # What is wrong with files of one model must not end a fleet of others.
                 self._stored.release(name)
                 raise RestartFailed(str(error)) from error
@@ -161,25 +166,41 @@ class ModelSet:
           ConfigError: both are the same directory, which is in no store.
           RestartFailed: its workers restart, or servers cannot be told; nothing has changed.
         """
-        old, own = self._model(name), prepared.settings
-        if prepared.model_dir == old.model_dir and not own.server.model_digest:
+        old, own = self._model(name), prepared.settings.server
+        if prepared.model_dir == old.model_dir and not own.model_digest:
             public = self._scaling.public_name(name)
             raise ConfigError(
                 f"{public} is served from {old.model_dir} already; `triolet restart` reads its "
                 "files again"
             )
-        if own.server.compute_digest != old.settings.server.compute_digest or not (
-            own.server.compute_digest
-        ):
+        if own.compute_digest != old.settings.server.compute_digest or not own.compute_digest:
             return None
+        if own.model_digest == old.settings.server.model_digest:  # it may be asked for again
+            self._stored.release(prepared.name)
+            return old
+        new = self._use_files(name, prepared)
+        self._stored.replace(name, prepared.name, new.settings)
+        self._before[prepared.name] = old
+        return new
+
+    def _use_files(self, name: str, other: ModelPlan) -> ModelPlan:
+        """Let a model have the files of another plan, which compute alike.
+
+        Returns:
+          The model with them.
+
+        Raises:
+          RestartFailed: its workers restart, or servers cannot be told; nothing has changed.
+        """
+        old, own = self._model(name), other.settings
         settings = replace(
             old.settings,
             fleet=replace(old.settings.fleet, model=own.fleet.model),
-            models={name: replace(old.settings.models[name], ref=own.models[prepared.name].ref)},
+            models={name: replace(old.settings.models[name], ref=own.models[other.name].ref)},
         )
         for role in (Role.SERVER, Role.PREFILL, Role.DECODE):
             settings = of_role(settings, role, model_digest=own.server.model_digest)
-        new = replace(old, model_dir=prepared.model_dir, settings=settings)
+        new = replace(old, model_dir=other.model_dir, settings=settings)
         group = self._supervisor.to_change(name)
         group.use(self._scaling.change(name, lambda _: new))
         try:
@@ -187,7 +208,6 @@ class ModelSet:
         except RestartFailed:
             group.use(self._scaling.change(name, lambda _: old))
             raise
-        self._stored.replace(name, prepared.name, settings)
         return new
 
     def _require_free(self, name: str, model: FleetModelConfig, replaced: str) -> None:
@@ -236,6 +256,7 @@ class ModelSet:
             if name not in self._scaling.now.settings.models:
                 if is_served:
                     raise RestartFailed(f"no model is called {name!r}")
+                self._put_back(name)
                 return
             if self._scaling.is_served(name) == is_served:
                 return
@@ -245,6 +266,17 @@ class ModelSet:
                 except ConfigError as error:
                     raise RestartFailed(str(error)) from error
             self._scaling.set_served(name, is_served=is_served)
+
+    def _put_back(self, version: str) -> None:
+        """Undo that a version took the place of another one, if it did.
+
+        Raises:
+          RestartFailed: the workers restart, or servers cannot be told; nothing has changed.
+        """
+        before = self._before.get(version)
+        if before is not None:
+            new = self._use_files(before.name, before)
+            self._stored.settings[before.name] = new.settings
 
     def _require_dispensable(self, name: str) -> None:
         settings = self._scaling.now.settings
@@ -282,6 +314,7 @@ class ModelSet:
         """
         async with self.changing:
             if name not in self._scaling.now.settings.models:
+                self._before.pop(name, None)
                 return
             if self._scaling.is_served(name):
                 raise RestartFailed(f"servers have {name}; they are told to let it go first")

@@ -198,8 +198,8 @@ class Scaling:
             go. Otherwise servers know both, and the one that comes gets no request yet.
 
         Raises:
-          RestartFailed: the route has changed since, or a file cannot be written; servers are told
-            what they were told before.
+          RestartFailed: the route has changed since, servers do not have the other version, or a
+            file cannot be written; servers are told what they were told before.
         """
         public = self.public_name(replaced)
         shares = {version: 1.0} if is_moved else {replaced: 1.0, version: 0.0}
@@ -213,6 +213,8 @@ class Scaling:
                 f"the route of {public} is at revision {seen}, and was at {revision} when this "
                 "change began; ask again"
             )
+        if not self.is_served(replaced):  # a model whose addition was not taken back yet
+            raise RestartFailed(f"servers do not have {replaced}; ask again once they have it")
         stable = version if is_moved else replaced
         self.routes = {**before, public: Route(shares, stable, revision + 1)}
         others = [one for one in self._names_served if one != version]
@@ -266,7 +268,8 @@ class Scaling:
             note = msgspec.structs.replace(
                 self._note,
                 workers=addresses,
-                models=tuple(filter(None, served)) or self.now.model_names,
+                models=tuple(dict.fromkeys(map(self.public_name, filter(None, served))))
+                or self.now.model_names,
             )
             write_note(self._directory, note)
             # At last: servers follow it at once, also where what comes behind it fails.

@@ -125,7 +125,7 @@ class FleetMetrics(Observer):
     Args:
       registry: where the counters are shown.
       tenants: told of each request at its end.
-      tokens: counts those of the model's version.
+      tokens: counts those of each of the model's versions, by digest.
 
     Attributes:
       counters: by name, without the prefix.
@@ -134,7 +134,7 @@ class FleetMetrics(Observer):
     """
 
     def __init__(
-        self, registry: CollectorRegistry, tenants: TenantMetrics, tokens: VersionTokens
+        self, registry: CollectorRegistry, tenants: TenantMetrics, tokens: dict[str, VersionTokens]
     ) -> None:
         super().__init__(OverloadMetrics(registry))
         self.version_tokens = tokens
@@ -224,7 +224,7 @@ class FleetMetrics(Observer):
         outcome = self._words["outcome"].bounded(event.outcome)
         self.counters["requests"].labels(outcome).inc()
         self._tenants.count(facts.tenant, facts.service_class, outcome, usage)
-        self.version_tokens.add(usage)
+        self.version_tokens[facts.model_digest].add(usage)
         self.counters["prompt_tokens"].inc(usage.prompt_tokens)
         self.counters["cached_prompt_tokens"].inc(usage.cached_tokens)
         self.counters["completion_tokens"].inc(usage.completion_tokens)

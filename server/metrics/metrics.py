@@ -89,7 +89,6 @@ class Metrics:
         self._registry.register(Reading(lambda: usage_families(self.usage_dropped())))
         self._registries: dict[str, CollectorRegistry] = {}
         self._statuses: dict[str, Status] = {}
-        self._digests: dict[str, set[str]] = {}
         self._past: dict[str, dict[str, float]] = {}
         self.fleets: dict[str, FleetMetrics] = {}
         for name in (model_name, *others):
@@ -110,24 +109,24 @@ class Metrics:
           status: of its fleet, read whenever the metrics are; None where `watch` follows.
         """
         registry = self._registries[model] = CollectorRegistry(auto_describe=False)
-        fleet = FleetMetrics(registry, self.tenants, self.versions.of(model, digest))
-        self.fleets[model], self._digests[model] = fleet, {digest}
+        versions = {digest: self.versions.of(model, digest)}
+        fleet = self.fleets[model] = FleetMetrics(registry, self.tenants, versions)
         if status is not None:
             self._statuses[model] = status
         return fleet
 
     def set_version(self, model: str, digest: str) -> None:
-        """Count the tokens of a model as those of another version from now on."""
-        self.fleets[model].version_tokens = self.versions.of(model, digest)
-        self._digests[model].add(digest)
+        """Count for another version of a model too: requests of the one before run on."""
+        self.fleets[model].version_tokens[digest] = self.versions.of(model, digest)
 
     def remove(self, model: str) -> None:
         """Show a model no more. What it counted stays in `figures`, which are of all models."""
-        _add_figures(self._past, self.fleets.pop(model))
+        fleet = self.fleets.pop(model)
+        _add_figures(self._past, fleet)
         self._statuses.pop(model, None)
         del self._registries[model]
         self.auto.forget(model)
-        for digest in self._digests.pop(model):
+        for digest in fleet.version_tokens:
             self.versions.forget(model, digest)
 
     def watch(

@@ -25,6 +25,7 @@ from tests.gguf_files import write_tiny
 from triolet.config import AutoConfig, FleetConfig, FleetModelConfig, Pinning, ServerConfig
 from triolet.config.members import read_members
 from triolet.config.routes import Route
+from triolet.ids import Role
 
 from .recording import Recorder
 from .test_pure_parts import told
@@ -272,6 +273,8 @@ async def test_a_version_comes_under_the_name_of_another_one_and_takes_its_place
         with pytest.raises(RestartFailed, match=r"chat is served from .* already"):
             await one.models.add("chat-2", same, one.tell, replaced="chat")
         await one.models.add("chat-2", model, one.tell, replaced="chat")
+        with pytest.raises(RestartFailed, match="servers do not have chat-2"):
+            await one.models.route(RouteRequest("chat", "chat-2", 0, False))
         await one.models.route(RouteRequest("chat-2", "chat", 0, False))
         assert one.told.routes == {"chat": Route({"chat": 1, "chat-2": 0}, "chat", 1)}
         assert names_told(one) == ["chat", "chat-2", "code"]
@@ -283,6 +286,7 @@ async def test_a_version_comes_under_the_name_of_another_one_and_takes_its_place
             await one.models.route(RouteRequest("chat-2", "chat", 1, is_moved))
         assert one.told.routes == {"chat": Route({"chat-2": 1}, "chat-2", 2)}
         assert names_told(one) == ["chat-2", "code"]
+        assert '"models":["chat","code"]' in (tmp_path / NOTE).read_text().replace(" ", "")
         await one.models.drop("chat", one.tell)
         with pytest.raises(RestartFailed, match="answers to 'chat' already"):
             await one.add("chat")
@@ -309,13 +313,7 @@ async def test_a_version_that_is_taken_back_leaves_the_route_of_the_other_one(
 async def test_a_version_that_computes_alike_takes_the_place_of_the_other_one_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    where = ("--store", str(tmp_path / "store"))
-    sampling = tmp_path / "sampling.json"
-    sampling.write_text('{"temperature": 0.5}')
-    for tag, more in (("v1", ()), ("warm", ("--sampling", str(sampling)))):
-        assert main(("model", "import", "demo", "--name", "tiny", "--tag", tag, *more, *where)) == 0
-    digests = capsys.readouterr().out.split()
+    digests = tiny_versions(tmp_path, monkeypatch, capsys)
     models = {"chat": FleetModelConfig("tiny:v1", aliases=("gpt",))}
     with scene(tmp_path, models=models) as one:
         for _ in range(2):  # it may be asked for again
@@ -335,8 +333,49 @@ async def test_a_version_that_computes_alike_takes_the_place_of_the_other_one_at
                 await one.models.add_version(request, one.tell)
         [config] = one.models.configs()
         assert config.digest == digests[1]
+        assert [*one.stored.settings] == ["chat"], "what was not used is held no more"
         with pytest.raises(RestartFailed, match="no model is called 'none'"):
             await one.models.add_version(AddVersionRequest("x", "none", "tiny:v1"), one.tell)
+
+
+async def test_a_version_that_servers_cannot_read_gives_its_place_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digests = tiny_versions(tmp_path, monkeypatch, capsys)
+    with scene(tmp_path, models={"chat": FleetModelConfig("tiny:v1")}) as one:
+        request = AddVersionRequest("chat-2", "chat", "tiny:warm")
+        for _ in range(2):
+            await one.models.add_version(request, one.tell)
+        for _ in range(2):  # each step may be asked for again
+            await one.drop("chat-2")
+            assert [model.digest for model in one.told.models or ()] == digests[:1]
+        assert one.scaling.now.settings.models["chat"].ref == "tiny:v1"
+        await one.models.add_version(request, one.tell)
+        await one.models.drop("chat-2", one.tell)  # the switch is over
+        await one.drop("chat-2")
+        assert [model.digest for model in one.told.models or ()] == digests[1:]
+
+
+async def test_a_version_is_asked_for_again_after_the_other_one_was_scaled(tmp_path: Path) -> None:
+    with scene(tmp_path) as one:
+        gguf = str(write_tiny(tmp_path / "tiny.gguf"))
+        request = AddVersionRequest("chat-2", "chat", gguf)
+        first = await one.models.add_version(request, one.tell)
+        one.scaling.plan("chat", Role.DECODE, 2)
+        assert await one.models.add_version(request, one.tell) == first
+
+
+def tiny_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> list[str]:
+    """Import `tiny:v1` and `tiny:warm`, which compute alike; return their digests."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    where = ("--store", str(tmp_path / "store"))
+    sampling = tmp_path / "sampling.json"
+    sampling.write_text('{"temperature": 0.5}')
+    for tag, more in (("v1", ()), ("warm", ("--sampling", str(sampling)))):
+        assert main(("model", "import", "demo", "--name", "tiny", "--tag", tag, *more, *where)) == 0
+    return capsys.readouterr().out.split()
 
 
 def names_told(one: Scene) -> list[str]:

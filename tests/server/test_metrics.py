@@ -181,22 +181,28 @@ def test_tenants_are_counted_by_class_and_outcome_and_nobody_where_there_are_non
 
 
 def test_tokens_are_counted_by_version() -> None:
-    digest = "sha256:" + "ab" * 32
+    digest, other = "sha256:" + "ab" * 32, "sha256:" + "cd" * 32
     metrics = Metrics("chat", "none", "code", digests={"chat": digest})
     metrics.watch(FakeFleet().status, lambda: 0, others={"code": FakeFleet().status})
     usage = Usage(prompt_tokens=100, completion_tokens=2, cached_tokens=64)
-    for _ in range(2):
-        metrics.fleets["chat"].ended(ended_with(usage))
+    facts = replace(FACTS, model_digest=digest)
+    metrics.fleets["chat"].ended(ended_with(usage, facts))
+    metrics.set_version("chat", other)
+    metrics.fleets["chat"].ended(ended_with(Usage(5, 1), replace(FACTS, model_digest=other)))
+    metrics.fleets["chat"].ended(ended_with(usage, facts))  # it began before that
     metrics.fleets["code"].ended(ended_with(Usage(7, 1)))
     assert {line for line in lines(metrics) if line.startswith("triolet_version_tokens")} == {
         f'triolet_version_tokens_total{{kind="{kind}",model="{model}",version="{version}"}} {count}'
         for model, version, counts in (
             ("chat", digest, {"prompt": 200.0, "cached": 128.0, "completion": 4.0}),
+            ("chat", other, {"prompt": 5.0, "cached": 0.0, "completion": 1.0}),
             ("code", "", {"prompt": 7.0, "cached": 0.0, "completion": 1.0}),
         )
         for kind, count in counts.items()
     }
-    assert metrics.tokens_of("chat") == {"prompt_tokens": 200.0, "completion_tokens": 4.0}
+    assert metrics.tokens_of("chat") == {"prompt_tokens": 205.0, "completion_tokens": 5.0}
+    metrics.remove("chat")
+    assert not any('model="chat",version' in line for line in lines(metrics))
 
 
 def test_what_a_smaller_model_saved_is_shown(metrics: Metrics) -> None:

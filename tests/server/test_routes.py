@@ -13,7 +13,7 @@ from server.model_changes import read_models
 from server.text.process import at_once
 from tests.server.scheduling.fakes import make_request, server_config
 from tests.server.scheduling.test_fleet import read_all, read_some
-from tests.server.test_model_changes import CHAT, CODE, Scene, scene
+from tests.server.test_model_changes import CHAT, CODE, SQL, Scene, scene
 from triolet.config.members import Member, Members, written_members
 from triolet.config.routes import Route
 from triolet.ids import Role
@@ -138,6 +138,41 @@ async def test_a_version_that_computes_alike_keeps_the_links_of_the_other_one(
         assert one.services.models.named("code").digest == second.digest
         one.changes.use(Members((), (CHAT, second)))
         assert one.changes.refused == {}
+
+
+async def test_a_server_that_was_away_takes_a_version_and_an_adapter_at_once(
+    tmp_path: Path,
+) -> None:
+    first = replace(CODE, digest="sha256:1", compute_digest="sha256:c")
+    folder = copytree(CODE.model_dir, tmp_path / "cold")
+    both = replace(first, digest="sha256:2", model_dir=str(folder), adapters=(SQL,))
+    async with scene() as one:
+        one.changes.use(Members((), (CHAT, first)))
+        await one.until(lambda: "code" in one.listed)
+        links = one.fleets.by_model["code"]
+        one.changes.use(Members((), (CHAT, both)))
+        assert "code" in one.listed
+        await one.until(lambda: "code:sql" in one.listed)
+        assert one.services.models.named("code").digest == both.digest
+        assert one.fleets.by_model["code"] is links
+
+
+async def test_nothing_is_kept_of_a_public_name_that_is_gone() -> None:
+    async with scene() as one:
+        forgotten: list[str] = []
+        one.services.kept.forget_model = forgotten.append  # type: ignore[method-assign]
+        use(one, OLD, CHAT)
+        use(one, BOTH, CHAT, NEXT)
+        await one.until(lambda: one.services.models.routes == {"chat": BOTH})
+        use(one, NEW, NEXT)
+        await one.until(lambda: "chat" not in one.fleets.by_model)
+        one.changes.use(Members((), (NEXT, CODE), {"chat": NEW}))
+        await one.until(lambda: "code" in one.listed)
+        assert forgotten == [], "its other version has it"
+        one.changes.use(Members((), (CODE,)))
+        await one.until(lambda: "next" not in one.fleets.by_model)
+        assert forgotten == ["chat", "next"]
+        assert one.names == {"code": ("code", "coder")}
 
 
 def test_a_server_that_starts_has_the_routes_of_the_file(tmp_path: Path) -> None:

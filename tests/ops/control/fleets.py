@@ -51,6 +51,7 @@ class FakeSupervisor:
       named: those of them that requests may name.
       alike: refs of versions that compute as the one that they replace.
       refs: of versions that took the place of another one, by name.
+      before: model and its ref before that, by the name given to the version.
       routes: that servers are told of, by public name.
     """
 
@@ -72,6 +73,7 @@ class FakeSupervisor:
         self.named: dict[str, set[str]] = {}
         self.alike: set[str] = set()
         self.refs: dict[str, str] = {}
+        self.before: dict[str, tuple[str, str | None]] = {}
         self.routes: dict[str, dict[str, Any]] = {}
 
     def pids(self, name: str) -> list[int]:
@@ -132,6 +134,7 @@ class FakeSupervisor:
                 return [{"event": "refused", "message": why}]
             self.start(name)
         elif kind == "add_version" and asked["ref"] in self.alike:
+            self.before[name] = asked["replaced"], self.refs.get(asked["replaced"])
             name = asked["replaced"]
             self.refs[name] = asked["ref"]
         elif kind == "route":
@@ -144,6 +147,9 @@ class FakeSupervisor:
                 self.added[name] = asked["ref"] if "ref" in asked else asked["model"]["ref"]
                 self.names.append(name)
                 self.withdrawn.add(name)
+        elif kind == "serve_model" and name in self.before:
+            replaced, ref = self.before[name]
+            self.refs[replaced] = ref or replaced
         elif kind == "serve_model":
             (self.withdrawn.discard if asked["is_served"] else self.withdrawn.add)(name)
             self.on_served()
@@ -153,6 +159,7 @@ class FakeSupervisor:
                 return [{"event": "refused", "message": why}]
         else:
             self.stop(name)
+            self.before.pop(name, None)
         if kind == "drop_model" and name in self.added:
             del self.added[name]
             self.names.remove(name)

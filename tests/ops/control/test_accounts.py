@@ -71,6 +71,15 @@ VmFlags: rd wr ex mr mw me ac
 """What the kernel says of a worker that was spawned, where no other process has its libraries."""
 
 
+def test_workers_that_went_on_with_another_version_are_counted_once() -> None:
+    account = SecondsAccount()
+    for told in ({CHAT_1: 100.0}, {CHAT_2: 110.0}, {CHAT_1: 130.0}, {CHAT_1: 130.0}):
+        account.note("run", told)
+    assert account.seconds() == {CHAT_1: 120.0, CHAT_2: 10.0}
+    account.note("next", {CHAT_1: 5.0})
+    assert account.seconds() == {CHAT_1: 125.0, CHAT_2: 10.0}
+
+
 def test_seconds_of_a_version_are_added_over_fleets() -> None:
     account = SecondsAccount()
     account.note("first", {CHAT_1: 3.0, CODE: 1.0})

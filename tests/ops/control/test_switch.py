@@ -12,6 +12,7 @@ import trio
 
 from ops.audit.recording import default_folder
 from ops.audit.verification import read_entries, take_snapshot
+from ops.control import model_steps
 from ops.ports import bind_port
 from tests.ops.control.fleets import (
     ControlProcess,
@@ -34,6 +35,11 @@ STEPS = ("add_version", "start_model", "route", "drop_model")
 @pytest.fixture(autouse=True)
 def own_audit_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+
+@pytest.fixture(autouse=True)
+def no_wait_for_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_steps, "MEET_S", 0.0)
 
 
 async def switch(one: Scene, name: str = "chat", ref: str | None = None) -> tuple[int, Any]:
@@ -76,6 +82,22 @@ async def test_orders_name_a_version_by_its_public_name() -> None:
         assert (status, asked["model"]) == (202, "chat-2")
         assert (await one.end_of(await ask(one, "DELETE", "chat")))[0] == "done"
         assert await states(one.folder) == {}
+
+
+async def test_a_name_is_free_at_once_after_its_version_was_dropped() -> None:
+    async with scene(poll_s=3600.0) as one:  # control does not look at routes again
+        await one.end_of(await switch(one))
+        await one.end_of(await ask(one, "DELETE", "chat"))
+        assert await one.end_of(await one.add("chat")) == ("done", "chat is added")
+        assert [*one.supervisor.added] == ["chat"]
+
+
+async def test_no_version_is_called_as_another_models_public_name() -> None:
+    async with scene() as one:
+        await one.end_of(await one.add("chat-2"))
+        await one.end_of(await switch(one, "chat-2"))
+        assert await one.end_of(await switch(one)) == ("done", "chat is switched")
+        assert [*one.supervisor.added] == ["chat-2-2", "chat-3"]
 
 
 @pytest.mark.parametrize("fault", ["files", "load", "memory", "server", "unready"])
@@ -124,6 +146,32 @@ async def test_a_version_that_computes_alike_keeps_the_workers() -> None:
         _, listed = await ask_soon(one.folder, "GET", MODELS)
         names = [(shown["name"], shown["public_name"]) for shown in listed["models"]]
         assert names == [("chat-2", "chat")]
+
+
+async def test_a_version_that_computes_alike_and_cannot_be_read_is_taken_back() -> None:
+    async with scene() as one:
+        one.supervisor.alike |= {"chat:warm", "chat:broken"}
+        await one.end_of(await switch(one, ref="chat:warm"))
+        one.server.refused["chat"] = "its template is broken"
+        ended = await one.end_of(await switch(one, ref="chat:broken"))
+        assert ended == ("failed", "server: its template is broken")
+        assert one.supervisor.version("chat") == version_of("chat:warm")
+        assert one.supervisor.before == {}
+        while (await ask_soon(one.folder, "GET", MODELS))[1]["models"][0]["digest"] != (
+            version_of("chat:warm")
+        ):
+            await trio.lowlevel.checkpoint()
+
+
+async def test_a_name_moves_once_every_server_may_have_been_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another server may dial control that has just started, and refuse the version."""
+    monkeypatch.setattr(model_steps, "MEET_S", 3600.0)
+    async with scene(servers_s=0.2, server_drain_s=0.05) as one:
+        status, why = await one.end_of(await switch(one))
+        assert (status, why.startswith("the servers took longer than 0.2 s")) == ("failed", True)
+        assert [*one.supervisor.added] == ["chat"]
 
 
 async def test_nothing_else_changes_during_a_switch_but_requests_wake_the_old_version() -> None:
