@@ -167,6 +167,7 @@ async def test_models_are_one_line_of_json(tmp_path: Path) -> None:
         "run": "",
         "configs": [],
         "served": [],
+        "routes": {},
     }
 
 
