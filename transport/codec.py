@@ -1,13 +1,13 @@
-"""Frames to bytes and back.
+"""Encode frames as msgpack and decode them against their schema.
 
-A frame is a msgpack array `[tag, field, ...]` in one message part; KV bytes ride in a second part
-beside it, never inside. The parser is driven by the schema: it stops at the first byte that does
-not fit, before anything is built from it, so that no frame costs more memory than it has bytes.
-(Parsing first and checking after turned 16 MiB of nested empty arrays into 1.1 GiB.) Anything that
-is no frame is a RemoteProtocolError. No class name and no pickle ever travels.
+A frame is a msgpack array `[tag, field, ...]` in one message part; KV bytes travel in a second part
+beside it. The parser follows the schema and stops at the first byte that does not fit, before it
+builds anything, so no frame costs more memory than it has bytes. (Parsing first and checking
+afterwards turned 16 MiB of nested empty arrays into 1.1 GiB.) Invalid input raises
+RemoteProtocolError. Class names and pickles never travel.
 
-Written by msgpack, read by msgspec: two implementations that must agree keep the form honest, and a
-peer in another language needs nothing but msgpack.
+msgpack writes and msgspec reads: two implementations that must agree keep the format honest, and a
+peer in another language needs only msgpack.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _NUM_OPTIONAL: Final[Mapping[type[AnyFrame], int]] = {
     KvManifest: 1,
     Embed: 1,
 }
-"""Frames with last fields that are left out where they are empty: on most links they always are,
-and a peer of a release without them understands the frame."""
+"""Frames whose trailing fields are left out when empty, as they are on most links. Peers of a
+release without these fields still understand the frame."""
 _DECODER: msgspec.msgpack.Decoder[AnyFrame] = msgspec.msgpack.Decoder(AnyFrame)
 
 
@@ -41,7 +41,7 @@ def encode(frame: AnyFrame) -> bytes:
     """Return the wire form of a frame.
 
     Raises:
-      LocalProtocolError: a field does not fit into msgpack: a bug of ours.
+      LocalProtocolError: a field does not fit into msgpack, which is a bug on our side.
     """
     try:
         fields = msgspec.to_builtins(frame, builtin_types=(bytes,))
@@ -60,13 +60,13 @@ def decode(data: bytes | memoryview, max_bytes: int) -> AnyFrame:
 
     Args:
       data: one message part.
-      max_bytes: the most that a frame may have on this socket.
+        max_bytes: largest frame allowed on this socket.
 
     Raises:
       RemoteProtocolError: too long, not msgpack, an unknown tag, a wrong or missing field.
     """
     if len(data) > max_bytes:
-        raise RemoteProtocolError(f"frame of {len(data)} bytes; at most {max_bytes} are allowed")
+        raise RemoteProtocolError(f"frame of {len(data)} bytes; allowed: at most {max_bytes}")
     try:
         return _DECODER.decode(data)
     except (ValueError, RecursionError, msgspec.MsgspecError) as error:
@@ -74,10 +74,10 @@ def decode(data: bytes | memoryview, max_bytes: int) -> AnyFrame:
 
 
 def encode_message(frame: AnyFrame, payload: bytes | memoryview | None) -> list[bytes | memoryview]:
-    """Return the message parts of a frame and the KV bytes that belong to it.
+    """Return the message parts of a frame and its KV bytes.
 
     Raises:
-      LocalProtocolError: a payload where none belongs, or none where one does.
+      LocalProtocolError: the payload is missing, or the frame takes none.
     """
     if (payload is not None) != _has_payload(frame):
         raise LocalProtocolError(f"{frame_name(frame)}: only a KV_CHUNK has a payload")
@@ -87,13 +87,13 @@ def encode_message(frame: AnyFrame, payload: bytes | memoryview | None) -> list[
 def decode_message(
     parts: Sequence[bytes | memoryview], max_bytes: int
 ) -> tuple[AnyFrame, memoryview | None]:
-    """Return frame and payload of received message parts.
+    """Return the frame and payload of received message parts.
 
     Raises:
-      RemoteProtocolError: not one frame with the payload that belongs to it.
+      RemoteProtocolError: the parts are not one frame with its payload.
     """
     if not 1 <= len(parts) <= 2:
-        raise RemoteProtocolError(f"a message has a frame and at most a payload, not {len(parts)}")
+        raise RemoteProtocolError(f"a message has one or two parts, not {len(parts)}")
     frame = decode(parts[0], max_bytes)
     payload = memoryview(parts[1]) if len(parts) == 2 else None
     if (payload is not None) != _has_payload(frame):

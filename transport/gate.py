@@ -1,8 +1,9 @@
-"""Which connection speaks for which peer: the one with the peer's last HELLO, under the same key.
+"""Admit frames to a link: match connections with peers, and shut out senders of bad frames.
 
-A bound side gives each connection an id of its own, so no connection can take another's. A peer's
-name is claimed by HELLO. A name belongs to the key that claimed it first, and a key may act in its
-roles only. Where links carry no keys, the directory of mode 0700 is the guard.
+A bound side gives each connection its own id, so no connection can pose as another. A peer claims
+its name in HELLO; the connection of its latest HELLO speaks for it. A name belongs to the key that
+claimed it first, and a key may act only in its roles. Where links carry no keys, the directory with
+mode 0700 is the protection.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ if TYPE_CHECKING:
 
 
 STRANGER: Final = b"?"
-"""Begins what a connection is called before its HELLO; no peer's name begins so."""
+"""Prefix of a connection's name before its HELLO; no peer's name starts with it."""
 MAX_NAMES: Final = 2048
-"""Names that one key may have claimed; beyond, its oldest is forgotten, and no other key's. Twice
-`max_peers`: a peer that restarts has a new name."""
+"""Names that one key may claim; beyond this, the key's oldest name is forgotten. Twice `max_peers`,
+because a restarted peer has a new name."""
 
 
 class Credential(NamedTuple):
-    """What the handshake of a connection has proved.
+    """What a connection's handshake proved.
 
     Attributes:
       key: public key of the other side; empty where links carry no keys.
-      roles: in which it may say HELLO.
+      roles: roles that it may claim in HELLO.
     """
 
     key: str
@@ -47,7 +48,7 @@ class Credential(NamedTuple):
 
     @classmethod
     def parse(cls, user_id: bytes) -> Self:
-        """Return what `user_id` says; empty where links carry no keys."""
+        """Parse a `user_id`; an empty one means that links carry no keys."""
         if not user_id:
             return cls("", frozenset(Role))
         key, _, roles = user_id.decode().partition(" ")
@@ -55,7 +56,7 @@ class Credential(NamedTuple):
 
     @property
     def user_id(self) -> bytes:
-        """The same in one word, as ZeroMQ carries it beside each message."""
+        """The credential as one word, which ZeroMQ attaches to each message."""
         return f"{self.key} {','.join(sorted(self.roles))}".encode()
 
 
@@ -73,20 +74,20 @@ class PeerNames:
         self._names_of_key: dict[str, dict[bytes, None]] = {}
 
     def sender(self, connection: bytes) -> bytes:
-        """Return the name of a connection's sender."""
+        """Return the name of the peer on a connection."""
         return self._name_of.get(connection) or STRANGER + connection
 
     def connection(self, sender: bytes) -> bytes | None:
-        """Return the connection that leads to a sender, None if none does."""
+        """Return the connection of a sender, or None."""
         if sender.startswith(STRANGER):
             return sender.removeprefix(STRANGER)
         claim = self._claims.get(sender)
         return None if claim is None else claim.connection
 
     def claim(self, connection: bytes, peer: PeerId, credential: Credential) -> str:
-        """Take in a HELLO; return why it counts for nothing, or an empty text if it does count.
+        """Process a HELLO. Return why it is refused, or an empty text if it is accepted.
 
-        Another connection of the same key loses the name.
+        The name moves here from any other connection of the same key.
         """
         name = peer.identity()
         held = self._claims.get(name)
@@ -120,20 +121,20 @@ class PeerNames:
 log = structlog.get_logger()
 
 MAX_REMEMBERED_SENDERS: Final = 1024
-"""Senders of bad frames that are remembered; beyond, the one that began first is forgotten. Routing
-ids cost a peer nothing, so this memory needs a bound."""
+"""Senders of bad frames to remember; beyond this, the oldest entry is forgotten. Routing ids cost a
+peer nothing, so this memory needs a bound."""
 
 
 class FrameGate:
-    """The entrance of one link.
+    """Parses the frames of one link and shuts out senders of bad ones.
 
     Args:
-      max_frame_bytes: the most that a frame may have.
-      before_blame: called before a bad frame is held against its sender, who may be new.
+      max_frame_bytes: largest frame allowed.
+      before_blame: called before a bad frame counts against its sender, which may be new.
 
     Attributes:
-      received_frames: those that could be parsed.
-      bad_frames: those that were dropped, with refused HELLOs and all from senders shut out.
+      received_frames: frames that could be parsed.
+      bad_frames: dropped frames, including refused HELLOs and everything from senders shut out.
     """
 
     def __init__(
@@ -146,10 +147,10 @@ class FrameGate:
         self._bad_by_sender: dict[bytes, int] = {}
 
     def admit(self, sender: bytes, parts: Sequence[bytes | memoryview]) -> LinkMessage | None:
-        """Return the message that the parts hold, or None if they are dropped.
+        """Return the message, or None if it is dropped.
 
         Args:
-          sender: the id of the connection that they came on.
+          sender: id of the connection.
           parts: of the message.
         """
         if self.is_shut_out(sender):
@@ -161,22 +162,22 @@ class FrameGate:
             if self._before_blame is not None:
                 self._before_blame()
             self.blame(sender)
-            # At most `MAX_BAD_FRAMES` lines a sender: what comes after is not parsed any more.
+            # At most `MAX_BAD_FRAMES` lines per sender: later frames are not parsed.
             log.warning("bad_frame", sender=shown_identity(sender), error=str(error))
             return None
         self.received_frames += 1
         return LinkMessage(sender, frame, payload)
 
     def is_shut_out(self, sender: bytes) -> bool:
-        """Whether this sender has sent `MAX_BAD_FRAMES` bad ones."""
+        """Return whether this sender has sent `MAX_BAD_FRAMES` bad frames."""
         return self._bad_by_sender.get(sender, 0) >= MAX_BAD_FRAMES
 
     def forgive(self, sender: bytes) -> None:
-        """Forget the sender's bad frames: a new process may stand behind the same name."""
+        """Forget the sender's bad frames: a new process may have taken the name."""
         self._bad_by_sender.pop(sender, None)
 
     def blame(self, sender: bytes) -> None:
-        """Count a frame that was dropped against its sender."""
+        """Count a dropped frame against its sender."""
         self.bad_frames += 1
         if sender not in self._bad_by_sender and (
             len(self._bad_by_sender) >= MAX_REMEMBERED_SENDERS
@@ -186,10 +187,10 @@ class FrameGate:
 
 
 class BoundGate:
-    """The entrance of a bound side, where peers are known by name.
+    """The gate of a bound side, where peers are known by name.
 
     Args:
-      max_frame_bytes: the most that a frame may have.
+      max_frame_bytes: largest frame allowed.
       answer: sends a frame over a connection.
     """
 
@@ -202,13 +203,12 @@ class BoundGate:
     def admit(
         self, connection: bytes, parts: Sequence[bytes | memoryview], user_id: bytes = b""
     ) -> LinkMessage | None:
-        """Return the message that the parts hold, with its sender's name, or None if they are
-        dropped.
+        """Return the message with its sender's name, or None if it is dropped.
 
         Args:
-          connection: over which they came.
+          connection: the connection that it came on.
           parts: of the message.
-          user_id: what the connection's handshake has proved, see `Credential`.
+          user_id: what the connection's handshake proved, see `Credential`.
         """
         message = self.frames.admit(connection, parts)
         if message is None:
@@ -225,7 +225,7 @@ class BoundGate:
     def _refuse(self, connection: bytes, peer: PeerId, objection: str) -> None:
         self.frames.blame(connection)
         self._answer(connection, goodbye(objection))
-        # One line for a peer that is refused again and again for the same reason.
+        # One line for a peer that is refused repeatedly for the same reason.
         if self._refused.pop(peer.identity(), None) != objection:
             log.warning("hello_refused", name=peer.name, role=peer.role, reason=objection)
         if len(self._refused) >= MAX_REMEMBERED_SENDERS:
@@ -233,7 +233,7 @@ class BoundGate:
         self._refused[peer.identity()] = objection
 
     def connection_of(self, sender: bytes) -> bytes:
-        """Return the connection over which to send to a sender.
+        """Return the connection of a sender.
 
         Raises:
           PeerGone: there is none, or it was cut off.
@@ -242,7 +242,7 @@ class BoundGate:
         if connection is None:
             raise PeerGone(f"{shown_identity(sender)} is not connected")
         if self.frames.is_shut_out(connection):
-            raise PeerGone(f"{shown_identity(sender)} was cut off: it sent what is no frame")
+            raise PeerGone(f"{shown_identity(sender)} was cut off: it sent invalid frames")
         return connection
 
     def statistics(self, sent_frames: int) -> LinkStatistics:
