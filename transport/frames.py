@@ -111,8 +111,7 @@ class Goodbye(Frame, frozen=True, array_like=True, tag=3):
     epoch.
 
     `is_farewell` is sent to known peers by a process that leaves or takes a new epoch without
-    having
-    crashed. For a peer that did not know this epoch, the previous one may have crashed.
+    having crashed. For a peer that did not know this epoch, the previous one may have crashed.
     """
 
     reason: Text
@@ -134,8 +133,7 @@ class WorkerHeartbeat(Frame, frozen=True, array_like=True, tag=4):
 
 class ServerHeartbeat(Frame, frozen=True, array_like=True, tag=5):
     """Server -> worker: every attempt that this server still wants there. Renews their leases;
-    attempts
-    that are missing are released."""
+    attempts that are missing are released."""
 
     epoch: Count
     live: Annotated[tuple[AttemptRow, ...], msgspec.Meta(max_length=MAX_ROWS)] = ()
@@ -145,12 +143,9 @@ class Reserve(AttemptFrame, frozen=True, array_like=True, tag=6):
     """Server -> decode: reserve blocks for this prompt.
 
     `replay` holds completion tokens that the client already has: they are recomputed, but not
-    sampled
-    or sent again. If at most `local_tokens` of the prompt lack KV there, decode computes them
-    itself
-    and no prefill worker is used. With `fork_of`, the prompt is that of another attempt of this
-    server
-    there, and its KV is shared once it is complete.
+    sampled or sent again. If at most `local_tokens` of the prompt lack KV there, decode computes
+    them itself and no prefill worker is used. With `fork_of`, the prompt is that of another attempt
+    of this server there, and its KV is shared once it is complete.
     """
 
     prompt: PackedTokens

@@ -125,8 +125,8 @@ class LeaseTable:
     """All leases of one worker.
 
     Args:
-      transitions: DECODE_TRANSITIONS or PREFILL_TRANSITIONS.
-        config: uses `lease_ttl_s`, `tombstone_s` and `max_tombstones`.
+      transitions: DECODE_TRANSITIONS or PREFILL_TRANSITIONS. config: uses `lease_ttl_s`,
+        `tombstone_s` and `max_tombstones`.
     """
 
     def __init__(self, transitions: Transitions, config: LinkConfig) -> None:
@@ -209,8 +209,7 @@ class LeaseTable:
 
         Returns:
           The ended lease (possibly of an older attempt), whose blocks the caller frees; None if
-          there
-          was none, and on every further call.
+          there was none, and on every further call.
         """
         self._bury(key, now)
         lease = self._live.get(key.request_id)
@@ -224,8 +223,7 @@ class LeaseTable:
         """Prolong the leases that their server names.
 
         Leases that it does not name simply expire: a heartbeat that was sent before a RESERVE but
-        arrives
-        after it must not end that lease.
+        arrives after it must not end that lease.
 
         Returns:
           Named attempts that hold no lease of this server here; the server should be told.

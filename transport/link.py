@@ -26,8 +26,7 @@ class PeerGone(TrioletError):
 
 class PeerBusy(TrioletError):
     """The peer's pipe is full: it has stopped reading. ROUTER pipes never become writable, so
-    callers
-    do not wait; they treat the peer as failing."""
+    callers do not wait; they treat the peer as failing."""
 
 
 class Hold(Protocol):
@@ -101,10 +100,8 @@ class Connection(Protocol):
     """The connecting side. It reconnects by itself; WELCOME shows whether the peer has restarted.
 
     Frames under way when a connection breaks are dropped and never reach a restarted peer. A peer
-    that
-    was cut off for bad frames is PeerGone until it reconnects. To the bound side each reconnect is
-    a
-    new connection: send HELLO again first.
+    that was cut off for bad frames is PeerGone until it reconnects. To the bound side each
+    reconnect is a new connection: send HELLO again first.
     """
 
     @property
@@ -117,8 +114,7 @@ class Connection(Protocol):
         """Wait until connected and until the pipe has room, then hand the frame over.
 
         Use this for HELLO: `send_nowait` would find no peer yet. Give it a deadline. If cancelled,
-        the
-        frame was not sent.
+        the frame was not sent.
         """
         ...
 
@@ -145,8 +141,7 @@ class Connection(Protocol):
         """Return once the connection has broken since the last call, or since it was made.
 
         For one task only. Frames sent just before may be lost. A frozen or cut-off peer does not
-        count as
-        a break.
+        count as a break.
         """
         ...
 

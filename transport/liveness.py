@@ -237,8 +237,7 @@ class SelfFence:
     """Notices that this process itself stood still: stopped, swapped out or starved of CPU.
 
     Longer than its leases: its peers have given up on it. A worker then drops everything and takes
-    a
-    new epoch before it reads any frame; a server drops every attempt, because its workers have
+    a new epoch before it reads any frame; a server drops every attempt, because its workers have
     released the leases.
 
     Shorter: nothing is lost, but the time (`absence_s`) must not count as silence of other peers.
@@ -256,8 +255,7 @@ class SelfFence:
         self.absence_s = 0.0
         self._limit_s = limit_s
         # A gap up to this is harmless: with a peer's last heartbeat it is still shorter than the
-        # silence
-        # that makes a peer dead.
+        # silence that makes a peer dead.
         self._tolerated_s = config.heartbeat_interval_s
         self._beat_at = now
 

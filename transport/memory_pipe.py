@@ -126,8 +126,7 @@ class Conditions:
 
     def is_cut(self, link: LinkName, direction: str) -> bool:
         """Return whether a frame sent now is dropped; `direction` is "up" (from the connecting
-        side)
-        or "down". A simulator overrides this with its own partitions."""
+        side) or "down". A simulator overrides this with its own partitions."""
         del direction
         return link in self.cut
 

@@ -194,9 +194,8 @@ class TokenRow(Part, frozen=True, array_like=True):
 
 class CreditRow(Part, frozen=True, array_like=True):
     """Positions below `allowed` may be generated; those below `received` have arrived. The numbers
-    are
-    absolute, so duplicated and reordered frames do no harm (the largest wins). A row that allows
-    nothing new requests everything after `received` again."""
+    are absolute, so duplicated and reordered frames do no harm (the largest wins). A row that
+    allows nothing new requests everything after `received` again."""
 
     request_id: RequestIdField
     attempt: Count
@@ -221,8 +220,7 @@ class AttemptRow(Part, frozen=True, array_like=True):
 
 class SharedRing(Part, frozen=True, array_like=True):
     """Where another process on this host finds a sender's ring: descriptor `fd` of process `pid`.
-    The
-    ring holds `token`, which proves that both mean the same memory."""
+    The ring holds `token`, which proves that both mean the same memory."""
 
     pid: Annotated[int, msgspec.Meta(ge=1)]
     fd: Count

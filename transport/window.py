@@ -14,8 +14,7 @@ class ByteWindow:
 
     The sender uses it to know what it may send; a receiver may keep a twin to catch a sender that
     exceeds its window. A message larger than the whole window may go when nothing else is under
-    way:
-    otherwise one block of a large model would wait forever.
+    way: otherwise one block of a large model would wait forever.
     """
 
     def __init__(self, size_bytes: int) -> None:
@@ -71,8 +70,7 @@ class ByteWindow:
 
 class TokenWindow:
     """How many completion tokens a stream may have. Absolute and only rising, so a lost, repeated
-    or
-    reordered grant does no harm."""
+    or reordered grant does no harm."""
 
     def __init__(self, allowed: int) -> None:
         if allowed < 0:

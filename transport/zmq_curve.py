@@ -120,8 +120,7 @@ class KeyDirectory:
 
     def roles_of(self, public: bytes) -> frozenset[Role]:
         """Return the roles in which a key may connect; empty for an unknown key. Files are read
-        each
-        time, so that admitting and revoking keys needs no restart."""
+        each time, so that admitting and revoking keys needs no restart."""
         if public == self.public or self._holds(self._authorized, public):
             return frozenset(CONNECTING_ROLES)
         named = (r for r in CONNECTING_ROLES if self._holds(self._authorized / r.value, public))
@@ -199,8 +198,7 @@ class CurveGuard:
     """Decides in its own thread which keys may connect to a context, and logs those that may not.
 
     libzmq asks while Trio may be busy, and the answer reads files; hence the thread. It ends with
-    the
-    context.
+    the context.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: KeyDirectory) -> None:

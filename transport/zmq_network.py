@@ -157,8 +157,7 @@ class ZmqNetwork:
         try:
             raw.set(zmq.ROUTER_MANDATORY, 1)
             # The connection's id arrives first and takes a slot; with CURVE and only one slot,
-            # nothing else
-            # would ever arrive.
+            # nothing else would ever arrive.
             raw.set(zmq.RCVHWM, hwm + 1)
             if isinstance(place, IpcAddress):
                 place.require_unused()
@@ -226,8 +225,7 @@ class ZmqNetwork:
         if isinstance(place, IpcAddress):
             raw.set(zmq.RECONNECT_IVL, round(self._config.local_reconnect_s * 1000))
         # ZeroMQ's own heartbeats stay off: if a connection breaks while its input waits for us, or
-        # after
-        # another one has taken it over, their timer aborts the process (libzmq 4.3.5).
+        # after another one has taken it over, their timer aborts the process (libzmq 4.3.5).
         if isinstance(place, TcpAddress):
             raw.set(zmq.IPV6, place.is_ipv6)
             raw.set(zmq.TCP_MAXRT, round(self._config.dead_host_s * 1000))
@@ -405,8 +403,7 @@ class ZmqConnection:
             if self._is_closed:
                 raise trio.ClosedResourceError("this connection was closed")
             # The descriptor is edge-triggered: another task that reads the monitor takes the edge
-            # and wakes
-            # this one instead.
+            # and wakes this one instead.
             self._is_watched = True
             try:
                 with suppress(trio.ClosedResourceError):
@@ -427,8 +424,7 @@ class ZmqConnection:
         self._is_closed = True
         self._wake_watcher()
         # In this order: without a reader the monitor would block the I/O thread, and an open
-        # monitor
-        # keeps the context from terminating.
+        # monitor keeps the context from terminating.
         self._raw.disable_monitor()
         self._monitor.close(0)
         self._socket.close()
@@ -440,8 +436,7 @@ class ZmqConnection:
 
     def _note_events_at_times(self) -> None:
         """Read monitor events before many can queue up, or when a cut-off may have ended. Each
-        check costs
-        several times as much as a frame."""
+        check costs several times as much as a frame."""
         self._uses += 1
         if self._uses % USES_PER_LOOK == 0 or self._gate.is_shut_out(_BOUND_SIDE):
             self._note_events()

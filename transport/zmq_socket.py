@@ -44,8 +44,7 @@ class ZmqSocket:
     Args:
         raw: the socket, owned by this object.
         copied_parts: leading parts of a message that are small and copied into bytes. Later parts
-          are
-          views on ZeroMQ's own buffer.
+          are views on ZeroMQ's own buffer.
         has_user_ids: prefix each message with ZAP's user id of its sender.
     """
 
@@ -99,9 +98,8 @@ class ZmqSocket:
           Whether libzmq still reads the last part; None if it was copied.
 
         Raises:
-          trio.WouldBlock: there is no pipe, or it is full.
-          trio.BrokenResourceError: a ROUTER has no such peer.
-          trio.ClosedResourceError: `close` was called.
+          trio.WouldBlock: there is no pipe, or it is full. trio.BrokenResourceError: a ROUTER has
+          no such peer. trio.ClosedResourceError: `close` was called.
         """
         self._check_open()
         *first, last = parts
@@ -125,8 +123,7 @@ class ZmqSocket:
 
     def close(self) -> None:
         """Close the socket. Idempotent; waiting tasks get ClosedResourceError. Unsent messages may
-        still
-        leave while the socket lingers."""
+        still leave while the socket lingers."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -217,8 +214,7 @@ class ZmqSocket:
 
     def _wake_leader(self) -> None:
         """Make the leader, if any, check for itself. Trio can call a task back from a descriptor
-        this way;
-        a cancel scope around each wait would cost more than the wait."""
+        this way; a cancel scope around each wait would cost more than the wait."""
         if self._has_leader:
             self._leader_event = 0
             trio.lowlevel.notify_closing(self._fd)

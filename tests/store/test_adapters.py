@@ -195,9 +195,9 @@ def test_marks_name_sets() -> None:
 def test_configs_bound_names_and_numbers() -> None:
     with pytest.raises(msgspec.ValidationError, match="max_adapter_rank"):
         msgspec.convert({"max_adapter_rank": 0}, EngineConfig)
-    with pytest.raises(ConfigError, match="'a:b', which is no name of an adapter"):
+    with pytest.raises(ConfigError, match="'a:b', which is not an adapter name"):
         FleetConfig(adapters={"a:b": "/a"})
-    with pytest.raises(ConfigError, match=r"give the adapter by fleet\.adapters"):
+    with pytest.raises(ConfigError, match=r"set fleet\.adapters"):
         AdapterConfig("sql", "/a", "", "")
 
 

@@ -168,8 +168,7 @@ async def test_a_waiter_is_woken_although_another_call_took_the_edge(pair: Pair)
 @pytest.fixture
 def full_pair() -> Iterator[Pair]:
     """Two sockets without an I/O thread between them, so that each edge comes when the test says;
-    the
-    pipe from left to right is full."""
+    the pipe from left to right is full."""
     opened = Pair("inproc://full", 1)
     left = opened.ends[0]
     with suppress(trio.WouldBlock):
