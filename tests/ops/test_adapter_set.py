@@ -230,7 +230,7 @@ def nothing(path: Path) -> None:
         (not_finite, "new", "has numbers that are not finite .*; use an earlier checkpoint"),
         (partial(not_finite, dtype=torch.float16), "new", "has numbers that are not finite"),
         (partial(not_finite, dtype=torch.float32), "new", "has numbers that are not finite"),
-        (pipe, "new", "is no ordinary file; give"),
+        (pipe, "new", "is not a regular file; give"),
         (huge, "new", "has more than 4294967296 bytes, the most for such a file; give"),
         (nothing, "new", "adapter_config.json is missing; give a directory as PEFT"),
         (another, "sql", "chat:sql is sha256:.*`triolet adapter unload chat:sql` comes first"),
