@@ -7,7 +7,7 @@ from typing import Any
 from ops.episodes import Episodes
 
 WORKER = "decode-0@d1435dae48ca8ee6"
-AGAIN = "this worker stood still for longer than its leases: say HELLO again"
+AGAIN = "this worker stood still for longer than its leases: send HELLO again"
 
 
 class Terminal:

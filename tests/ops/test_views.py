@@ -49,7 +49,7 @@ REFUSED = {
     "event": "worker_refused",
     "level": "error",
     "worker": WORKER,
-    "reason": "this worker stood still for longer than its leases: say HELLO again",
+    "reason": "this worker stood still for longer than its leases: send HELLO again",
 }
 EPISODE: list[tuple[str, dict[str, object]]] = [
     ("server", {"event": "worker_lost", "level": "warning", "worker": WORKER, "cause": "silent"}),

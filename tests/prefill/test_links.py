@@ -160,7 +160,7 @@ async def test_what_is_ready_for_an_old_life_does_not_meet_the_dialling_of_the_n
     ("is_computed", "kv_window_bytes", "answers", "words"),
     [
         pytest.param(False, 0, None, "", id="it grants no window"),
-        pytest.param(True, 64, life(2), "answers where", id="another life than was dialled"),
+        pytest.param(True, 64, life(2), "answers, but", id="another life than was dialled"),
     ],
 )
 async def test_a_receiver_that_cannot_take_kv_is_given_up(
