@@ -230,7 +230,7 @@ def test_too_many_or_too_long_is_refused_whole() -> None:
     world = World(embedding=EmbeddingLimits(max_waiting_inputs=4))
     world.announce(world.prefill, token_credit=4)
     kept = submit(world, [request(n) for n in range(3)])
-    with pytest.raises(RequestError, match="already wait") as refusal:
+    with pytest.raises(RequestError, match="wait already") as refusal:
         submit(world, [request(10 + n) for n in range(3)])
     assert refusal.value.is_crowded_out
     with pytest.raises(RequestError, match="input 1 has 5000 tokens"):

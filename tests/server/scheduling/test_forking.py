@@ -149,7 +149,7 @@ def test_all_are_taken_or_none() -> None:
     world = World(routing=OFF, max_queued_requests=4)
     world.announce(world.decode, row_credit=0)
     world.submit_together(choices(2))
-    with pytest.raises(RequestError, match="already wait") as refusal:
+    with pytest.raises(RequestError, match="wait already") as refusal:
         world.submit_together(choices(4, first=10))
     assert refusal.value.is_crowded_out
     assert world.requests.num_queued == 2
