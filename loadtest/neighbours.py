@@ -1,8 +1,8 @@
-"""What one tenant's chat notices of another tenant that attacks and stays inside every limit.
+"""How much a tenant's chats suffer from another tenant that attacks but stays inside every limit.
 
-One fleet with the demo model. The victim asks for one short streamed chat after the other, alone
-and beside each attack in turns, because a machine is not always equally fast; each attack runs in a
-process of its own with a low priority. What is compared are the medians of paired rounds.
+One fleet with the demo model. The victim sends one short streamed chat after the other, alone and
+beside each attack in turns, because a machine's speed varies; each attack runs in its own process
+with a low priority. The medians of paired rounds are compared.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Half:
       ttfts_s: of each stream.
       worst_gaps_s: of each stream.
       failures: what it was answered instead of a stream.
-      health: what a client saw that asks whether the server lives.
+      health: results of liveness checks.
     """
 
     ttfts_s: list[float] = field(default_factory=list)
@@ -148,7 +148,7 @@ def victims_chat(number: int, *, has_schema: bool) -> bytes:
 
 
 async def watch(url: str, seconds: float, numbers: Iterator[int], *, has_schema: bool) -> Half:
-    """Chat for some seconds, one chat after the other; ask meanwhile whether the server lives."""
+    """Chat for some seconds, one chat after the other, and check the server's liveness."""
     half = Half()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watch_health, url, half.health)

@@ -1,10 +1,9 @@
 """`python -m loadtest.restart`: restart every process of a fleet under live streams.
 
 A fleet of one server, one prefill and one decode worker answers clients over SSE and WebSocket, the
-same requests over and over, while `triolet restart` replaces every process of it. Exit code 0 if
-every stream ended as it should with the very tokens of the undisturbed run, every process is a
-new one, streams were alive at each step and no block was left behind; 1 if not; 2 if nothing could
-run.
+same requests repeatedly, while `triolet restart` replaces every process. Exit code 0 if every
+stream ended properly with exactly the tokens of the undisturbed run, every process is a new one,
+streams were alive at each step and no block was left behind; 1 if not; 2 if nothing could run.
 """
 
 from __future__ import annotations
@@ -238,7 +237,7 @@ def _silence_s(story: Story, begin: float, end: float) -> float:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = campaign_parser("restart", "Restart every process of a fleet under live streams.")
-    parser.add_argument("--streams", type=int, default=20, help="at any time (20)")
+    parser.add_argument("--streams", type=int, default=20, help="concurrent streams (20)")
     parser.add_argument("--max-tokens", type=int, default=400, help="of each stream (400)")
     parser.add_argument("--lead-s", type=float, default=2.0, help="seconds before the restart (2)")
     return parser.parse_args(arguments)
@@ -254,7 +253,7 @@ def campaign(options: argparse.Namespace, console: Console) -> list[str]:
     console.print(
         f"{len(outcome.stories)} streams in {outcome.took_s:.0f} s of restart, "
         f"{outcome.several_attempts} of them moved; {outcome.told_to_come_again} requests "
-        f"were told to come again; {len(outcome.wrongs)} wrong"
+        f"were told to retry; {len(outcome.wrongs)} wrong"
     )
     return outcome.wrongs
 

@@ -1,7 +1,7 @@
-"""JSON Schemas from a seed: nested, with enums, arrays, references, patterns and bounds.
+"""Generate JSON Schemas from a seed: nested, with enums, arrays, references, patterns and bounds.
 
-Everything that a schema describes is short, so that a completion that keeps to it comes to its end.
-Also what hostile clients send instead.
+Everything that a schema describes is short, so that a completion within it comes to its end. Also
+schemas and grammars that hostile clients send.
 """
 
 from __future__ import annotations

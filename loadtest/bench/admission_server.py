@@ -1,5 +1,5 @@
-"""A whole server in this process, without its socket, over workers of modelled time; a stopwatch
-around the steps of a request's way into its queue. Requests come as ASGI has them.
+"""A server in this process, without its socket, over workers of modelled time, with a stopwatch
+around the steps of a request's path into the queue. Requests arrive as ASGI calls.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`python -m loadtest.bench.engines`: install the engines that benchmarks compare with.
 
-Each lives in an environment of its own, for they want other versions of the same packages. What
-cannot be installed here leaves a note that says why, and benchmarks skip it.
+Each gets its own environment, because they need different versions of the same packages. A failed
+installation leaves a note with the reason, and benchmarks skip the engine.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def install(
       timeout_s: of each step.
 
     Returns:
-      Why it cannot be had; None if it is there.
+      Why it cannot be installed; None if it is installed.
     """
     complete, failed = (ENVIRONMENTS / name / file for file in ("complete", "failed"))
     wanted = "\n".join(packages)

@@ -1,4 +1,4 @@
-"""What the machine can do at most: how fast it reads memory, and how fast it multiplies."""
+"""Measure the machine's limits: memory bandwidth and multiplications per second."""
 
 from __future__ import annotations
 

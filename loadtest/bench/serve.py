@@ -1,10 +1,9 @@
-"""`python -m loadtest.bench.serve`: whole servers over HTTP, side by side on one model.
+"""`python -m loadtest.bench.serve`: whole servers over HTTP, compared on one model.
 
-What a user of the API gets: tokens per second, time to the first token, gaps between tokens. First
-1, 8 and 32 streams that begin at the same moment (each round of all of them waits for the one
-before), then the arrivals and lengths of a real trace, at their moments whether or not the server
-keeps up. Servers take turns and only one is asked at a time; medians over rounds, percentiles over
-all streams. Everything shares this machine's cores, the clients too.
+Measures what an API user sees: tokens per second, time to first token, gaps between tokens. First
+1, 8 and 32 streams that begin together, round after round, then the arrivals and lengths of a real
+trace, on time whether or not the server keeps up. Servers take turns, one at a time; medians over
+rounds, percentiles over all streams. Everything shares this machine's cores, including the clients.
 """
 
 from __future__ import annotations

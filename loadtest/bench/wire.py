@@ -1,9 +1,9 @@
-"""`python -m loadtest.bench.wire`: what the KV path moves beside bare sockets, and how much of a
-prompt's time is shipping.
+"""`python -m loadtest.bench.wire`: throughput of the KV path compared with bare sockets, and the
+share of a prompt's time that is spent on the transfer.
 
-Two production workers ship prompts whose KV is there already: pool, ring, ZeroMQ, digest, pool. In
-turns with them the same bytes go through a bare socket, and nowhere. Then real models compute
-prompts of 2,048 tokens, with all of their KV shipped and with hardly any.
+Two production workers transfer prompts whose KV already exists: pool, ring, ZeroMQ, digest, pool.
+In turns with them the same bytes go through a bare socket. Then real models compute prompts of
+2,048 tokens, with all of their KV transferred and with hardly any.
 """
 
 from __future__ import annotations

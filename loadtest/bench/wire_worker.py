@@ -1,7 +1,7 @@
-"""One worker of the wire's benchmark as a process: `python -m loadtest.bench.wire_worker`.
+"""One worker process of the KV path benchmark: `python -m loadtest.bench.wire_worker`.
 
-The production worker, whole, with its KV links on ZeroMQ. Its control side stays inside the process
-(`BenchServer`); what is to be done comes as lines of JSON on stdin.
+The whole production worker, with its KV links on ZeroMQ. Its control side stays inside the process
+(`BenchServer`), driven by lines of JSON on stdin.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Faults that are done to running processes, each with proof that it happened, and load meanwhile.
+"""Inject faults into running processes, each with proof that it happened, while load goes on.
 
-An injector returns only when the fault shows in the system itself (a process gone, a process
-stopped), never because a signal was sent. What is left of a fault afterwards is counted here too.
+An injector returns only when the fault shows in the system itself (a process gone or stopped),
+never because a signal was sent. Leftovers after a fault are counted here too.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Injected:
     Attributes:
       fault: which.
       victim: the process's name.
-      pid: of the life that was hit.
+      pid: of the process that was hit.
       at: on Trio's clock.
       epoch_s: seconds since the epoch, for log lines.
       proof: what showed that it happened.
@@ -84,7 +84,7 @@ async def stop_and_continue(log: FleetLog, victim: str, fault: str) -> Injected:
         was_stopped = state_of(pid) == "T"
     finally:
         os.kill(pid, signal.SIGCONT)
-    assert was_stopped, "somebody else let it go on"
+    assert was_stopped, "it was continued by another process"
     await wait_until(
         lambda: bool(after(log, "fenced", epoch_s, process=victim)),
         PROOF_TIMEOUT_S,
@@ -139,7 +139,7 @@ def pick_victim(log: FleetLog, fault: str, rng: Random) -> str:
 
 
 async def inject(log: FleetLog, fault: str, rng: Random) -> Injected:
-    """Do one fault and see it through.
+    """Inject one fault and wait for its end.
 
     Raises:
       HasNotHappenedError: it did not show, or the fleet did not get whole again.
@@ -165,7 +165,7 @@ async def blocks_when_settled(url: str) -> KvBlocks:
 
 
 async def violations_now(url: str) -> list[str]:
-    """Return what the fleet's audit objects to."""
+    """Return the violations in the fleet's audit."""
     status, body = await get(url, "/fleet/audit")
     if status != 200:
         return [f"the audit answered {status}"]

@@ -1,4 +1,4 @@
-"""Who comes when, and wants what: made up, or out of a real trace. An open loop's plan.
+"""Plans of open loops: the arrivals and sizes of requests, synthetic or from a real trace.
 
 Pure functions of a seed.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 SLO_S: Final = 2.0
-"""Until a first token: an order of magnitude above what it takes where nobody waits."""
+"""Time to a first token: ten times as long as without load."""
 DEADLINE_S: Final = 10.0
 """Until the end: what is begun in time is done in time, unless rows are what is missing."""
 MIN_PROMPT: Final = 4
@@ -39,7 +39,7 @@ class Arrival:
       output_tokens: out.
       slo_s: its first token is of use until so long after `at_s`.
       deadline_s: the whole answer is of use until so long after `at_s`.
-      tenant: whose it is; empty for nobody's in particular.
+      tenant: its tenant; empty for none.
       service_class: how early it may go.
     """
 
@@ -206,7 +206,7 @@ class Scale:
       rate: requests per second, on average.
       seconds: how long they last.
       like: promises of each request.
-      sizes: the medians that lengths shall have, and their bound.
+      sizes: target medians of lengths, and their bound.
     """
 
     rate: float
@@ -266,7 +266,7 @@ def clients(hour: int, scale: Scale, seed: int) -> list[Arrival]:
 
     Args:
       hour: 0 to 23.
-      scale: what all of them together shall be like.
+      scale: target of all of them together.
       seed: decides moments and lengths; a client's are its own.
 
     Raises:
@@ -356,7 +356,8 @@ def _weighted(
     kind: int,
     total: float,
 ) -> float:
-    """Return the medians' mean over requests: the longest tail shall not make all others short."""
+    """Return the mean of the medians over requests, so that a long tail does not shorten the
+    others."""
     median_at = SHARES.index(0.5)
     return sum(rate * lengths[name][kind][median_at] for name, rate, _ in present) / total
 

@@ -1,7 +1,4 @@
-"""What results are judged by: a row for each experiment, and the ratios with their floors.
-
-Pure.
-"""
+"""Judge results: a row per experiment, and the ratios with their goals. Pure."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """`python -m loadtest.overload.lab_process MECHANISMS COST COMMAND …`: `triolet` in the load lab.
 
-The server's config is changed to what MECHANISMS means. COST is `computed`, or three numbers of
-seconds with commas between (modelled.py): the workers' steps then last what that formula says while
-the device thread sleeps. All else is the product: processes, sockets, frames, leases, blocks; the
-KV that travels is noise. The product itself has no such switches.
+Changes the server's config according to MECHANISMS. COST is `computed`, or three numbers of seconds
+separated by commas (modelled.py): the workers' steps then take the time of that formula while the
+device thread sleeps. Everything else is the product: processes, sockets, frames, leases, blocks;
+the transferred KV is noise. The product itself has no such switches.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def configured(config: ServerConfig, name: str) -> ServerConfig:
     """Return a server's config with the promises of the lab and some mechanisms on.
 
     Args:
-      config: of whatever server.
+      config: of a server.
       name: one of `ALL`, or `QUEUE_ALONE`.
     """
     refusing = {ADMISSION, BROWNOUT, GUARD}

@@ -1,5 +1,5 @@
-"""What the lab asks of a fleet: loads with and without each mechanism, a surge, clients who come
-back, tenants who take more than their share, and real traces.
+"""The experiments of the load lab: loads with and without each mechanism, a surge, clients that
+return, tenants that exceed their share, and real traces.
 
 Pure: everything follows from the fleet's capacity and a seed.
 """
@@ -63,13 +63,13 @@ class Experiment:
     Attributes:
       kind: what it is for.
       case: which of these.
-      mechanisms: name of what is switched on.
+      mechanisms: name of the enabled mechanisms.
       arrivals: everybody.
-      begin_s: whoever came before is not counted.
-      end_s: nor who came after.
+      begin_s: earlier arrivals are not counted.
+      end_s: later arrivals are not counted.
       load: of the capacity.
       schedulings: of tenants.
-      do_return: whoever is refused comes back when told to.
+      do_return: refused requests return when told to.
     """
 
     kind: str

@@ -1,7 +1,6 @@
-"""A fleet of real processes whose capacity is a formula: one server, and paced workers.
+"""A fleet of real processes whose capacity follows a formula: one server, and paced workers.
 
-With `cost=None` the workers are the
-product's own and compute the demo model.
+With `cost=None` the workers are the product's own and compute the demo model.
 """
 
 from __future__ import annotations
@@ -129,7 +128,7 @@ class RealLoad:
 
     Attributes:
       arrivals: in order.
-      do_return: whoever is refused comes once more, after exactly the time that it was told.
+      do_return: refused requests return once, after exactly the time in the refusal.
       seed: decides prompts.
     """
 
@@ -139,7 +138,7 @@ class RealLoad:
 
 
 async def drive(fleet: ServerProcess, load: RealLoad) -> Course:
-    """Let everybody come and go; return when the fleet is at rest."""
+    """Run all requests; return when the fleet is at rest."""
     before = await audit_of(fleet)
     numbers = random.Random(f"prompts {load.seed}")
     asked = [_request(arrival, numbers) for arrival in load.arrivals]
@@ -198,7 +197,7 @@ async def _come(
     await _ask(clients, request, outcome, due)
     if not do_return or outcome.fate is not Fate.REFUSED or outcome.retry_after_s is None:
         return
-    # Sooner than told by nobody: what a client takes to hear of it comes on top.
+    # Not sooner than told: the time to receive the refusal is added.
     await trio.sleep(outcome.retry_after_s)
     at_s = outcome.arrival.at_s + trio.current_time() - due
     outcome.again = Outcome(replace(outcome.arrival, at_s=at_s))
