@@ -1,5 +1,5 @@
-"""A token that was computed on wrong KV is another token, and a write into unleased blocks is
-told on."""
+"""The scripted engine: wrong KV gives another token, and writes into unleased blocks are
+reported."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_the_digest_is_of_numbers_and_base_alone(tmp_path: Path) -> None:
         ({"r": 0}, "r is 0; expected a whole number"),
         ({"r": True}, "r is True; expected a whole number"),
         ({"r": 65}, "r is 65, and ranks up to 64 are served; raise worker.engine.max_adapter_rank"),
-        ({"r": 3}, r"needs floats \[3, inputs\]|wants floats \[outputs, 3\]"),
+        ({"r": 3}, r"needs floats \[3, inputs\]|needs floats \[outputs, 3\]"),
         ({"lora_alpha": "16"}, "lora_alpha is '16'; expected a number"),
         ({"lora_alpha": 1e300}, r"lora_alpha is 1e\+300; expected a number up to 1e\+06"),
         ({"lora_alpha": 10**400}, "lora_alpha is 10+; expected a number"),

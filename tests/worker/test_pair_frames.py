@@ -1,4 +1,4 @@
-"""Two cores: chunks, credits, and frames that cannot be acted upon."""
+"""Two cores: chunks, credits, and invalid frames."""
 
 from __future__ import annotations
 
