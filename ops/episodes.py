@@ -138,7 +138,7 @@ class Episodes:
                 self._of(worker, at, now, is_late=True).num_refusals += 1
             case "fenced":
                 self._of(worker, at, now, is_late=True).is_new_life = True
-            case "stood_still":
+            case "process_paused":
                 one = self._of(worker, at, now, is_late=True)
                 one.stood_still_s += _number(entry, "seconds")
             case "server_gone" if process in self._episodes:

@@ -234,7 +234,7 @@ class ServerSessions(Generic[A]):
         """Do not count a shorter standstill as silence of peers; return its length."""
         absence_s = self._fence.absence_s
         if absence_s:
-            log.warning("stood_still", seconds=round(absence_s, 3))
+            log.warning("process_paused", seconds=round(absence_s, 3))
             self._attempt_table.leases.excuse(absence_s)
             self.servers.excuse(absence_s)
         return absence_s
