@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 MIB = 1024 * 1024
 MAX_GROWTH_BYTES = 16 * MIB
-"""Between the first stage and the last: what allocators move by. 4,000 leaked requests of 5 KiB
-would be more."""
+"""Allowed growth from the first stage to the last, for allocators. 4,000 leaked requests of 5 KiB
+would exceed it."""
 MAX_GROWTH_COUNT = 2
 """Open files and threads: allow for the connection and thread of the check itself."""
 
@@ -213,23 +213,23 @@ SERVE_OPTIONS = (
     *("--max-num-seqs", "8", "--kv-pool", "64MiB", "--log-level", "info"),
     *("--set", "worker.engine.poison_freed_blocks=true"),
 )
-"""Few rows, so that with many clients some requests are cancelled while they are queued. The pages
-of a KV pool are taken at their first use, which would look like a leak; a pool that is poisoned is
-written whole before its worker is ready, and the audit finds writes into free blocks besides."""
+"""Few rows, so that with many clients some requests are cancelled in the queue. A KV pool's pages
+are allocated at their first use, which would look like a leak; a poisoned pool is written
+completely before its worker is ready, and the audit finds writes into free blocks."""
 WARM_UP = 100
-"""Cut before the first look: links, threads and allocators have to get going."""
+"""Requests cut before the first measurement, while links, threads and allocators warm up."""
 STAGES = (0.2, 0.6, 1.0)
-"""Shares of the run after which processes are looked at; from the first on they may not grow."""
+"""Shares of the run after which processes are measured; after the first one they may not grow."""
 FREE_DEADLINE_S = 30.0
 SETTLE_S = 15.0
 """Trio keeps idle threads for 10 s."""
 POLL_S = 0.05
 WATCH_POLL_S = 0.002
 WATCH_APART_S = 0.5
-"""Of a watched cancel, up to which it comes at random after its blocks were seen to be leased: the
-time between two heartbeats, one of which has shown them."""
+"""Longest random delay of a watched cancel after its blocks were seen leased: the time between two
+heartbeats."""
 COSTS_POLL_S = 0.5
-"""Every thread and file of every process is counted each time."""
+"""Each check counts every thread and file of every process."""
 
 
 @dataclass(slots=True)

@@ -42,15 +42,15 @@ if TYPE_CHECKING:
 SERVE_OPTIONS = ("--max-num-seqs", "8", "--kv-pool", "64MiB", "--log-level", "info",
                  "--set", "server.stall_timeout_s=3")  # fmt: skip
 MAX_P99_S = 0.25
-"""What a load balancer's health check has patience for, many times over."""
+"""Many times faster than a load balancer's health check requires."""
 MAX_GROWTH_BYTES = 64 * 1024 * 1024
 MAX_SETTLE_S = 5.0
-"""After an attack, for the server's files and tasks to be as before."""
+"""Seconds after an attack until the server's files and tasks must be back to normal."""
 SETTLE_DEADLINE_S = 30.0
 POLL_S = 0.1
 MEMORY_POLL_S = 0.02
 MAX_NEW_SERIES = 60
-"""Of the server's metrics, by all attacks together: some errors are counted under a status for the
+"""Metric series that all attacks together may add: some errors are counted under a status for the
 first time."""
 MIB = 1024 * 1024
 COLUMNS = ("attack", "asked", "p50", "p99", "max", "failed", "settled, s", "most, MiB", "left, MiB",

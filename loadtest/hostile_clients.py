@@ -31,18 +31,18 @@ JSON_HEAD: Final = HEAD + "content-type: application/json\r\ncontent-length: {le
 MESSAGES: Final = [{"role": "user", "content": CANARY}]
 STALLED_TOKENS: Final = 200
 STALL_S: Final = 5.0
-"""Longer than the patience of the servers that this is tried on: these end what they began."""
+"""Longer than the timeouts of the servers under attack, which end stalled requests."""
 NUM_STALLED: Final = 200
 NUM_NAMES: Final = 10_000
 NAMES_AT_ONCE: Final = 50
 LARGE_AT_ONCE: Final = 4
 CROWD: Final = 40
-"""Connections that ask without a pause, each as soon as it has its answers."""
+"""Connections that send requests without a pause."""
 CROWD_S: Final = 4.0
 NUM_PIPELINED: Final = 200
 NUM_MESSAGES: Final = 4096
 GRAMMAR_TOKENS: Final = 100
-"""Some grammars are harmless for their first 64."""
+"""Some grammars are harmless for their first 64 tokens."""
 
 
 @dataclass(slots=True)
@@ -398,7 +398,7 @@ ATTACKS: Final[tuple[Callable[..., Awaitable[None]], ...]] = (
     *CROWDS,
 )
 SCALED: Final = frozenset({stalled_readers, large_bodies, foreign_names, *CROWDS})
-"""Those of which one may ask for a share only."""
+"""Attacks that can be run at a reduced share."""
 
 
 async def besiege(url: str, attack: Callable[[str], Awaitable[None]]) -> Watch:

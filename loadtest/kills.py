@@ -46,7 +46,7 @@ FREE_BOUND_S = 2.5
 """A lease lives 2 s without its owner, and the sweep that ends it comes within half a second."""
 SERVER_KILL = "server-kill"
 LEASE_EXPIRED = "lease_expired"
-"""How a worker ends what its server does not name any more."""
+"""End reason of attempts that no server names any more."""
 CALM = "calm"
 REFERENCE = "reference"
 UNDISTURBED = (REFERENCE, CALM)

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ATTACKER, SPENT = "attacker", "spent"
-"""Tenants that attack: one with all that it asks for, and one with few requests a minute."""
+"""Attacking tenants: one without low limits, and one with few requests a minute."""
 NUMBER: Final = b"@000000000"
-"""Stands in a body for the number of its request."""
+"""Placeholder for the request's number in a body."""
 MARK: Final = NUMBER.decode()
 ANSWER_DEADLINE_S: Final = 60.0
 RECEIVE_BYTES: Final = 1 << 16
@@ -42,9 +42,9 @@ BROKEN: Final = "broken"
 CHAT: Final = "/v1/chat/completions"
 MIB: Final = 1 << 20
 CHOSEN: Final = {"type": "function", "function": {"name": "f0"}}
-"""The demo model's template shows no tools: it takes them only with a choice."""
+"""The demo model's template does not support tools: it needs a tool choice."""
 GRAMMARS: Final = {"grammar_rules": "nullable optional", "grammar_nested": "deep schema"}
-"""The costliest of those that are served to their end (`schemas.costly`)."""
+"""The costliest grammars that are still served (`schemas.costly`)."""
 GRAMMAR_TOKENS: Final = 300
 SOME_WORDS: Final = "the quick brown fox jumps over the lazy dog and runs on into the wood "
 

@@ -44,14 +44,14 @@ PLANS: Final = {
 }
 VICTIM_TOKENS: Final = 48
 LEAD_S: Final = 1.0
-"""From an attack's begin until the victim is watched: the first requests are under way then."""
+"""Seconds from the start of an attack until the victim is measured."""
 SETTLE_S: Final = 1.0
-"""After an attack: what it has left behind is worked off."""
+"""Seconds after an attack, for its leftovers."""
 MAX_TTFT_RATIO: Final = 2.0
 MAX_GAP_RATIO: Final = 2.0
 MAX_HEALTH_S: Final = 0.25
 TABLE_COLUMNS: Final = 120
-"""Of a table that goes to a file."""
+"""Width of a table that is written to a file."""
 HOW_TO_READ: Final = (
     "alone / beside: medians of all streams; a worst gap is the longest between two events of one "
     "stream. Ratios are beside / alone, the median of the rounds'. Answered: to the attacker. "

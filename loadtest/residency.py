@@ -48,16 +48,15 @@ NUM_RESIDENT: Final = 2
 ROOM: Final = 1.2
 """Factor on the measured memory of that many models: their buffers grow with load."""
 SCALE: Final = 1.01
-"""By which the last norm of a model differs from that of the one before: other tokens, sooner or
-later."""
+"""Factor between the last norms of two models, so that their tokens differ sooner or later."""
 MIN_RESIDENCY_S: Final = 2.0
-"""Shorter than the product's minute, so that minutes see many changes."""
+"""Shorter than the product's minute, for many changes within minutes."""
 WATCH_S: Final = 0.25
 UNSEEN: Final = -math.inf
 """Load time of a model whose loading was not observed."""
 GONE_S: Final = 30.0
 CALM_S: Final = 120.0
-"""For a model to be woken by the first request in peace, on a busy machine."""
+"""Seconds for the first request to wake a model, on a busy machine."""
 SERVE_OPTIONS: Final = (
     *("--kv-pool", "16MiB", "--max-num-seqs", "8", "--log-level", "info"),
     *("--set", f"control.min_residency_s={MIN_RESIDENCY_S}"),

@@ -47,9 +47,9 @@ SERVE_OPTIONS = (
     *("--set", "worker.drain_timeout_s=0.5", "--set", "server.drain_timeout_s=120"),
 )
 RESTART_DEADLINE_S = 400.0
-"""Five processes start one after the other, on a machine that is busy with the streams."""
+"""Five processes start one after the other, while the streams keep the machine busy."""
 TOLD_TO_COME_AGAIN = "draining"
-"""What a server that leaves says to a request that it has not begun; the client asks the next."""
+"""Error code of a leaving server for a new request; the client asks the next server."""
 HOW_TO_READ = """\
 live       streams that were being answered when the step began
 moved      attempts that a drained worker gave up, to go on elsewhere

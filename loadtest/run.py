@@ -29,9 +29,9 @@ USER_CLASSES = {
     "both": ["ChatOverSSE", "ChatOverWebSocket"],
 }
 FINISH_S = 60
-"""How long streams that are under way at the end may take to finish, so that none counts as cut."""
+"""Time for streams under way at the end to finish, so that they do not count as cut."""
 MARGIN_S = 60
-"""What locust itself may take beyond that."""
+"""Additional time for locust itself."""
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:

@@ -48,12 +48,12 @@ CUTTERS = 2
 CUT_PAUSE_S = 0.2
 STALL_EVERY_S = 5.0
 STALL_MAX_TOKENS = 900
-"""More than any kernel buffers: with 20 alternatives each token is two kilobytes."""
+"""More than kernel buffers hold: with 20 alternatives a token takes two kilobytes."""
 STALL_GRACE_S = 30.0
-"""Beyond the stall bound: the stream's start and the end of its attempt on a busy machine."""
+"""In addition to the stall timeout: the stream's start and its end on a busy machine."""
 AUDIT_EVERY_S = 1.0
 JITTER = 0.25
-"""Of the time between two faults, so that they keep no step with heartbeats."""
+"""Random share of the time between two faults, so that they are not in step with heartbeats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +231,7 @@ class Soak:
 
 
 STALL_TIMEOUT_S = 3.0
-"""Shorter than the product's, so that many clients get to be cut off."""
+"""Shorter than the product's, so that many clients are cut off."""
 SERVE_OPTIONS = (
     *("--prefill", "2", "--decode", "2", "--max-num-seqs", "8", "--kv-pool", "64MiB"),
     *("--set", f"server.stall_timeout_s={STALL_TIMEOUT_S}", "--log-level", "info"),

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from requests import Response
 
 TIMEOUT_S = 60.0
-"""Longest silence of a stream; a server that keeps its stall bounds stays far below."""
+"""Longest silence of a stream; far longer than a working server's stall timeouts."""
 THINKING_S = (0.0, 0.3)
-"""Users answer at once or nearly: the point is load, not realism of pauses."""
+"""Pause between two requests: short, because the point is load, not realism."""
 
 _user_numbers = count(1)
 _records: list[StreamRecord] = []

@@ -201,7 +201,7 @@ def step_rows(waiting: int, server: str, found: Found) -> list[dict[str, Any]]:
 OVERLOADED, LIMITED = 503, 429
 FLOOD: Final = "flood"
 TENANTS: Final = {OVERLOADED: "late", LIMITED: "limited"}
-"""Who is refused, and with which status."""
+"""Tenants with refused requests, and the status of their refusals."""
 PLANS: Final = {
     FLOOD: "",
     TENANTS[OVERLOADED]: 'classes = ["sheddable"]',
@@ -212,8 +212,8 @@ FLOODERS: Final = 64
 WARM_S: Final = 8.0
 """Until the server knows the fleet's speed, and its queue is full."""
 GAP_S: Final = 0.03
-"""Between two requests that are timed, of one tenant and the other in turn: 17 refusals a second of
-each. Beyond 20 a second the server makes a tenant wait for its refusals."""
+"""Seconds between two timed requests, alternating between two tenants: 17 refusals a second of
+each. Above 20 a second the server delays a tenant's refusals."""
 LATE_S: Final = 30.0
 """Timeout of an answer. Requests that are not refused must end by themselves."""
 FIRST_ID, LAST_ID = 256, 1000

@@ -138,7 +138,7 @@ TRACE: Final = ROOT.parent / "shared" / "data" / "traces" / "mooncake_conversati
 FLOOR: Final = 0.9
 BLOCK_SIZE: Final = 16
 BEAT_S: Final = 1.2
-"""After which what workers count has certainly reached their server."""
+"""Seconds after which workers' counters have certainly reached the server."""
 TIMEOUT_S: Final = 300.0
 CACHED, PLAIN = "cache", "no cache"
 

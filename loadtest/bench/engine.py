@@ -295,7 +295,7 @@ GOALS: Final = {
     ("vllm", "decode b32 at 128"): 1.0,
     ("llama.cpp", "decode b1 at 128"): 1.0,
 }
-"""How many times a peer's speed ours should be at least."""
+"""Our speed should be at least this multiple of the other engine's."""
 Seconds = dict[tuple[str, Case], list[float]]
 
 

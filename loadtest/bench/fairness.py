@@ -51,17 +51,17 @@ if TYPE_CHECKING:
 ROWS: Final = 8
 QUIET_PER_S: Final = 4.0
 FLOOD: Final = 10 * ROWS
-"""Requests that the loud tenant keeps under way."""
+"""Requests that the flooding tenant keeps under way."""
 WEIGHTS: Final = {"one": 1.0, "two": 2.0, "four": 4.0}
 EVEN: Final = {"a": 8, "b": 24, "c": 64, "d": 96}
 """Completion tokens of tenants with equal weights."""
 CLIENTS: Final = 16
-"""Of each tenant that wants all it can get: more than its part of the rows."""
+"""Clients of each competing tenant: more than its part of the rows."""
 TIMEOUT_S: Final = 120.0
 SOURCES: Final = 4
-"""Decode workers of the edge's part."""
+"""Decode workers in the edge part."""
 RATE: Final = 10.0
-"""Tokens per second of each of their streams."""
+"""Tokens per second of each stream."""
 READERS: Final = 200
 CHOICES: Final = 8
 MAX_TOKENS: Final = 900
@@ -69,23 +69,24 @@ MAX_TOKENS: Final = 900
 LOUD_SEED: Final = 10_000
 QUIET_SEED: Final = 7
 UNCOUNTED: Final = 5
-"""Tokens at a stream's beginning."""
+"""Tokens at the start of a stream that are not counted."""
 OPENING_PAUSE_S: Final = 0.005
 CROWD: Final = 4096
-"""Connections of one address: as many as a server has."""
+"""Connections of one address: as many as a server allows."""
 CROWD_PER_S: Final = 1000
-"""New connections until it has them all, some four seconds later."""
+"""New connections per second until all are open, after about four seconds."""
 REOPENED_PER_S: Final = 50
-"""From then on."""
+"""New connections per second after that."""
 CHATS: Final = 300
 SO_TIMESTAMPNS: Final = 35
-"""Linux: with each read the moment at which the kernel had the bytes. Python has no name for it."""
+"""Linux: returns with each read the time at which the kernel received the bytes. Python has no name
+for it."""
 TOKENS_ALONE: Final = "a stream's tokens, alone"
 TOKENS_BESIDE: Final = "a stream's tokens, beside 200 readers with n = 8"
 CHATS_ALONE: Final = "a chat on a new connection, alone"
 CHATS_BESIDE: Final = "a chat on a new connection, beside 4,096 without a key"
 WARM_S: Final = 3.0
-"""Before anything is counted: the queue must be full."""
+"""Seconds before anything is counted: the queue must be full."""
 SHARES: Final = {"quiet": 1.0, "loud": 1.0, **WEIGHTS, **dict.fromkeys(EVEN, 1.0)}
 PLANS: Final = {name: f"weight = {weight}" for name, weight in SHARES.items()}
 

@@ -68,9 +68,9 @@ PEER_PACKAGES: Final = (
 )
 ENVIRONMENT: Final = "front"
 SETTLE_S: Final = 0.5
-"""After it is ready: for a peer to meet the workers."""
+"""Seconds after ready, for the other server to connect to the workers."""
 PATIENT: Final = ("--set", "link.peer_timeout_s=30", "--set", "link.lease_ttl_s=60")
-"""A machine that lets the workers' process stand still for a moment ends no stream."""
+"""Long timeouts, so that a short standstill of the workers' process ends no stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +172,9 @@ class Source(LineProcess):
 
 
 CONTENT: Final = re.compile(rb'"content":\s*"([^"]*)"')
-"""Of a chunk, whichever library wrote it; the words of the benchmark need no escapes."""
+"""The text in a chunk of any server; the benchmark's words need no escapes."""
 OPENING_PAUSE_S: Final = 0.002
-"""Between two new connections, in which those that are there are read."""
+"""Seconds between two new connections, in which open ones are read."""
 
 
 def chat_request(seed: int, max_tokens: int, *, n: int = 1, key: str = "") -> bytes:

@@ -56,9 +56,9 @@ if TYPE_CHECKING:
     from transport.frames import AnyFrame
 
 IDLE_SEED: Final = 1_000_000
-"""Streams from this seed on get one token and then none."""
+"""Streams from this seed on get one token only."""
 WORD: Final = re.compile("\u0120[a-z]{2,12}")
-"""A space and a word: so tokens can be counted in a text."""
+"""A space and a word, so that tokens can be counted in a text."""
 PLENTY: Final = 1 << 20
 
 

@@ -30,10 +30,11 @@ ROOT: Final = Path(__file__).parents[2]
 DEMO: Final = ROOT / "triolet" / "demo"
 SEED: Final = 150
 MAX_DRAWN: Final = 2**24 + 2**20 - 1
-"""Above every tensor of the 150M model, and odd, so that no two rows of a matrix are the same."""
+"""Larger than every tensor of the 150M model, and odd, so that no two rows of a matrix are
+equal."""
 FIRST_WORD, LAST_WORD = 4_200, 16_000
-"""Token ids that are whole words in every model here, behind the demo's vocabulary: a stream of one
-of them has an event per token."""
+"""Token ids of whole words in every model here, after the demo's vocabulary: a stream of one of
+them has one event per token."""
 SAID: Final = {"logit_bias": {"5000": 100}}
 """Fields of a request that make the answer one repeated word, despite random weights."""
 COPIED: Final = ("tokenizer_config.json", "generation_config.json")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SIZES: Final = (100, 1_000, 10_000)
 """A server has 1,024 places in its queue."""
 MOST_US: Final = 100.0
-"""That a step may cost on average at the largest size."""
+"""Limit for the mean of a step at the largest size."""
 REPETITIONS: Final = 5_000
 NUM_TENANTS: Final = 500
 

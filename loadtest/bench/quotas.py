@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 LIMIT: Final = 1500.0
 """Tokens per minute: a bucket that the clients empty within seconds."""
 TENANTS: Final = ("before", "meanwhile", "afterwards")
-"""One for each time, so that each begins with all that it may have."""
+"""One for each phase, so that each starts with a full bucket."""
 OPERATOR: Final = "operator"
 PATIENCE_S: Final = 60.0
 POLL_S: Final = 0.05
@@ -105,12 +105,12 @@ def _wait(is_so: Callable[[], bool], what: str) -> None:
 
 
 MOST_OFF: Final = 0.02
-"""Of the limit, either way."""
+"""Allowed deviation from the limit, as a share."""
 PER_MINUTE: Final = 1200.0
 ASKERS: Final = 4
 PAUSE_S: Final = 0.01
-"""Of each of a server's askers between two questions: together many times what is refilled, and
-more than a full bucket adds."""
+"""Seconds between two requests of each client: together many times the refill rate, and more than a
+full bucket."""
 ADMITTED: Final = "admitted: "
 
 

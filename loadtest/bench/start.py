@@ -47,17 +47,17 @@ DEMO: Final = "demo"
 LARGE: Final = "large"
 """Name of the sleeping model: only fleets with named models have a control process."""
 PROMPT: Final = (10, 11, 12, 13)
-"""Ids that every model here knows."""
+"""Ids that every model here has."""
 REQUEST: Final = post(COMPLETIONS, completion(PROMPT, 4, stream=True))
 LARGE_REQUEST: Final = post(COMPLETIONS, completion(PROMPT, 2, stream=True, **SAID))
-"""To the demo model, and to one of random weights."""
+"""Requests to the demo model, and to the one with random weights."""
 WAIT_S: Final = 60.0
 STABLE_S: Final = 0.2
-"""Of `supervisor.stable_s` here: a process that was ready for so long died for the first time."""
+"""Value of `supervisor.stable_s`: after this long, a crash counts as the first one."""
 REST_S: Final = (0.7, 1.3)
-"""Between two measurements, longest and shortest by turns: at other moments between heartbeats."""
+"""Seconds between two measurements, at varying moments relative to heartbeats."""
 GOALS: Final = {"crash": 0.7, "wake": 0.3, "staged": 1.5, "start": 2.5}
-"""Seconds on two cores that nothing else uses."""
+"""Goals in seconds, on two otherwise idle cores."""
 LLAMA: Final = "llama.cpp q8"
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     Move = Callable[[dict[str, Any]], None]
 
 SOURCE_BYTES: Final = 256 * MIB
-"""Sent from, and received into, as much memory as a pool has: far more than the caches hold."""
+"""Memory to send from and receive into: as much as a pool, far more than the caches hold."""
 RING_BYTES: Final = 64 * MIB
 WINDOW: Final = 8
 ZMQ: Final = "zmq"

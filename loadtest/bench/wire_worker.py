@@ -150,7 +150,7 @@ KV_SECRET: Final = bytes(SECRET_BYTES)
 REMAINING_S: Final = 600.0
 BEAT_S: Final = 0.5
 ONE_TOKEN: Final = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
-"""Decode's part is over once it has all KV: the first token comes with it."""
+"""One token, which arrives with the last KV: then decode is done."""
 
 
 @dataclass(slots=True)

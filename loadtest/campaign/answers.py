@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 Surface: TypeAlias = Literal["sse", "ws", "plain"]
 
 SURFACES: dict[Surface, int] = {"sse": 6, "ws": 3, "plain": 1}
-"""Mostly streams: a pause shows in them only."""
+"""Mostly streams: only they show a pause."""
 STOP_STRINGS = (" and the", "happy", ". ", "\n\n", " said")
-"""What the demo model's stories contain sooner or later."""
+"""Strings that the demo model's stories contain sooner or later."""
 GREEDY_SHARE = 0.4
 STOP_SHARE = 0.25
 LOGPROBS_SHARE = 0.3
 TO_THE_LIMIT_SHARE = 0.5
-"""Answers that ignore the end token: longer ones, of a length known beforehand."""
+"""Share of answers that ignore the end token: longer ones, of known length."""
 PENALTY_SHARE = 0.2
 
 

@@ -35,7 +35,7 @@ ENDED: Final = frozenset({"completed", "failed", "expired", "cancelled"})
 TIMEOUT_S: Final = 60.0
 POLL_S: Final = 0.05
 WAIT_S: Final = 900.0
-"""For a batch's end, on a machine that is busy with other things too."""
+"""Seconds to wait for a batch's end, on a busy machine."""
 
 
 def draw_lines(count: int, seed: int, max_tokens: int) -> list[dict[str, Any]]:
@@ -165,7 +165,7 @@ async def kill_supervisor(fleet: ServerProcess) -> Injected:
 
 
 REFERENCES: Final = 20
-"""Lines that are asked once more, directly, of the fleet at rest: the answers must be the same."""
+"""Lines that are requested again directly from the fleet at rest: the answers must be the same."""
 LINE_PREFIX: Final = "batch_req_"
 
 

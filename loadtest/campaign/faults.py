@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 
 STOP_S = 3.0
-"""Longer than a lease lives (2 s): the process that wakes is a zombie and must fence itself."""
+"""Longer than a lease lives (2 s): the stopped process must fence itself when it continues."""
 PROOF_TIMEOUT_S = 60.0
 RESTART_TIMEOUT_S = 180.0
-"""A worker loads its model again; on a busy machine that takes a while."""
+"""A restarted worker loads its model again, which takes a while on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +148,8 @@ async def inject(log: FleetLog, fault: str, rng: Random) -> Injected:
 
 
 SETTLE_S = 30.0
-"""After the last answer: leases of the dead run out after 2 s and a heartbeat tells of it, if the
-machine lets them."""
+"""Seconds after the last answer: leases of dead servers expire after 2 s and a heartbeat reports
+it, later on a busy machine."""
 POLL_S = 0.1
 
 
@@ -173,10 +173,10 @@ async def violations_now(url: str) -> list[str]:
 
 
 FIRST_MOMENT, LAST_MOMENT = 0.05, 0.85
-"""Faults come while this share of the requests has been answered: early enough that the rest runs
-on what the fault left behind."""
+"""Shares of answered requests between which faults occur: early enough that the rest runs after the
+fault."""
 MAX_JITTER_S = 0.5
-"""After the answer that a fault waits for, so that it does not always meet the same moment."""
+"""Random delay after the answer that a fault waits for, so that the moment varies."""
 WHOLE_TIMEOUT_S = 120.0
 
 

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 QUESTION: Final[dict[str, Any]] = {"prompt": "Hi", "max_tokens": 2, "ignore_eos": True}
 COST: Final = 4
-"""Tokens of the question and its answer with the demo model, which is what is reserved for it."""
+"""Tokens of the demo model's question and answer, which is the reserved amount."""
 CLIENTS: Final = 2
-"""Of each server."""
+"""Clients per server."""
 PAUSE_S: Final = 0.01
-"""After a refusal: short beside the time in which another request is refilled."""
+"""Seconds after a refusal: short compared with the refill time of a request."""
 TIMEOUT_S: Final = 60.0
 
 

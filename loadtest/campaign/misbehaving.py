@@ -62,7 +62,7 @@ MAX_WAIT_S = 1.2
 """Longest time until a socket is closed; the demo model has ended most answers by then."""
 SOON_S = 0.3
 EARLY_S = 0.03
-"""Of four sockets one is closed within this time and one within SOON_S, to meet queue, prefill and
+"""Of four sockets one is closed within this time and one within SOON_S, to hit queue, prefill and
 transfer; the other two at any time."""
 CONNECT_DEADLINE_S = 60.0
 MAX_TOKENS = 400
@@ -182,9 +182,9 @@ async def cut_many(
 SMALL_BUFFER_BYTES = 4096
 """Size of the kernel's receive buffer: with a small one the stall begins sooner."""
 TOP_LOGPROBS = 20
-"""The most that may be asked for: two kilobytes a token, the heaviest stream there is."""
+"""The maximum of the API: two kilobytes per token, the largest possible stream."""
 HEAD_DEADLINE_S = 60.0
-"""To a stream's first bytes, behind all the others that begin."""
+"""For a stream's first bytes, while all the others start too."""
 
 
 @dataclass(slots=True)

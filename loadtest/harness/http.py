@@ -29,7 +29,7 @@ RECEIVE_BYTES = 65536
 TIMEOUT_S = 60.0
 """A working server sends something within a recovery plus a wait for a worker (30 s)."""
 NO_CERTIFICATES: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""No server here speaks TLS, and to read the machine's certificates takes 20 ms of a core."""
+"""Servers here do not use TLS, and reading the machine's certificates takes 20 ms of a core."""
 
 
 async def get(url: str, target: str, headers: Mapping[str, str] | None = None) -> tuple[int, bytes]:

@@ -33,21 +33,21 @@ TAKES_ALL = (
     *("--set", "server.overload.brownout.is_on=false"),
     *("--set", "server.overload.guard.is_on=false"),
 )
-"""For servers under measurement: on a slow machine overload control would refuse requests."""
+"""For servers under measurement: on a slow machine, overload control would refuse requests."""
 START_DEADLINE_S = 300.0
-"""Loading a large checkpoint takes a while, and vLLM compiles for a minute and a half at first."""
+"""Loading a large checkpoint takes a while, and vLLM first compiles for a minute and a half."""
 STOP_DEADLINE_S = 30.0
 READY_POLL_S = 0.05
 READY_TIMEOUT_S = 2.0
-"""Of one look."""
+"""Timeout of one check."""
 LAST_LINES = 15
-"""Of the log of a server that did not start."""
+"""Shown log lines of a server that did not start."""
 SCHEDULER_CLOCK = 2
-"""CPUCLOCK_SCHED: the CPU time that the scheduler counts, in nanoseconds."""
+"""CPUCLOCK_SCHED: CPU time as counted by the scheduler, in nanoseconds."""
 POLL_S = 0.02
 KIB = 1024
 WORKER_TEMPLATE = "triolet template decode.worker"
-"""How the process that workers are forked from names itself."""
+"""Process title of the template that workers are forked from."""
 
 
 class ServerDidNotStartError(Exception):

@@ -37,9 +37,9 @@ RETRY_AFTER: Final = re.compile(rb"\r\nretry-after: ?([\d.]+)\r\n", re.IGNORECAS
 USED: Final = re.compile(rb'"completion_tokens": ?(\d+)')
 CODE: Final = re.compile(rb'"code": ?"(\w+)"')
 RECEIVE_BYTES: Final = 64 * 1024
-"""Of one read. From 128 KiB on the C library may map memory for each read: 16 us instead of 2."""
+"""Size of one read. From 128 KiB the C library may map memory for each read: 16 us instead of 2."""
 TIMEOUT_S: Final = 240.0
-"""For one answer, and for a connection: far above what anything measured takes."""
+"""For one answer, and for connecting: far longer than anything that is measured."""
 
 
 class StreamBrokenError(ConnectionError):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 IMAGES: Final = Path(__file__).parents[2] / "docs" / "images"
 KINDS: Final = ("curve", "surge", "returns", "tenants", "trace")
 WIDTH: Final = 240
-"""Of the tables: there is a lot to say of each experiment."""
+"""Width of the tables, which have many columns."""
 REAL_LOADS: Final = (1.0, 2.0, 4.0, 10.0)
 NO_TENANTS: Final = "real processes of the lab know no tenants; make bench-fairness has them"
 PANELS: Final = (
@@ -46,7 +46,7 @@ PANELS: Final = (
     ("refused, %", "refused", 100.0, None, None),
     ("prefill never decoded, %", "wasted_prefill", 100.0, None, 2.0),
 )
-"""Title, field, factor, where the axis ends, and what is promised."""
+"""Title, field, factor, end of the axis, and goal."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

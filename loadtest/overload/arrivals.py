@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 SLO_S: Final = 2.0
 """Time to a first token: ten times as long as without load."""
 DEADLINE_S: Final = 10.0
-"""Until the end: what is begun in time is done in time, unless rows are what is missing."""
+"""Time to the end: what starts in time ends in time, unless rows are scarce."""
 MIN_PROMPT: Final = 4
 MIN_OUTPUT: Final = 2
-"""A completion of one token is prefill's alone: nothing of it is ever decoded."""
+"""A completion of one token comes from prefill alone, without decode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +189,10 @@ FOLDER: Final = Path(__file__).parents[3] / "shared" / "data" / "traces"
 CLIENTS: Final = "servegen_m-small_clients_hourly.csv"
 LENGTHS: Final = "servegen_m-small_client_lengths.csv"
 SHARES: Final = (0.0, 0.1, 0.5, 0.9, 0.99, 1.0)
-"""Where ServeGen's lengths are known; the ends are drawn out of the nearest two."""
+"""Quantiles at which ServeGen's lengths are known; the ends are extrapolated from the nearest
+two."""
 MAX_CV: Final = 8.0
-"""Of a client's gaps: some are beyond 60, which in a minute is one burst or none at all."""
+"""Limit of a client's burstiness: some exceed 60, which in a minute is one burst or none."""
 
 
 class NoTraceError(Exception):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .virtual import Course
 
 CLIENTS: Final = 64
-"""At once, while capacity is measured: twice the rows of a fleet."""
+"""Concurrent clients while capacity is measured: twice the rows of a fleet."""
 CAPACITY_S: Final = 60.0
 REAL_CAPACITY_S: Final = 30.0
 

@@ -39,12 +39,12 @@ QUEUE, ADMISSION, BROWNOUT, GUARD = (
 )
 ALL: Final = (EVERYTHING, QUEUE, ADMISSION, BROWNOUT, GUARD, NOTHING)
 QUEUE_ALONE: Final = "fair queue alone"
-"""Nothing that refuses: for what is about order, and about nothing else."""
+"""No mechanism that refuses: for experiments about order alone."""
 
 SLO: Final = SloConfig(critical_s=SLO_S, default_s=SLO_S, sheddable_s=SLO_S)
 SHEDDABLE_MAX_TOKENS, DEFAULT_MAX_TOKENS, LONG_PROMPT_TOKENS = 16, 32, 200
-"""The ladder's caps, at the size of what the lab asks for: about the median of a sheddable answer,
-twice that of any other, and a prompt in fifty."""
+"""The brownout caps, scaled to the lab's requests: about the median of a sheddable answer, twice
+that of any other, and one prompt in fifty."""
 
 
 def configured(config: ServerConfig, name: str) -> ServerConfig:

@@ -43,7 +43,7 @@ ENVIRONMENT: Final = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 KV_POOL: Final = "96MiB"
-"""1000 blocks of the demo model: rows are what decode runs out of, not blocks."""
+"""1000 blocks of the demo model: decode runs out of rows, not of blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +106,13 @@ async def audit_of(fleet: ServerProcess) -> FleetAudit:
 
 
 FIRST_ID, LAST_ID = 256, 2000
-"""Ids of the demo model that are parts of words: no prompt begins like another one."""
+"""Ids of the demo model that are parts of words: no two prompts begin alike."""
 PATIENCE_S: Final = 300.0
-"""Of clients that find out what a fleet can do."""
+"""Timeout of clients that measure a fleet's capacity."""
 GRACE_S: Final = 5.0
-"""Beyond a request's deadline: a server that has not answered by then is not waited for."""
+"""Seconds after a request's deadline until a server without an answer is given up."""
 REST_S: Final = 30.0
-"""After the last answer everything has to be back within this time."""
+"""Seconds after the last answer until everything must be released."""
 POLL_S: Final = 0.25
 OVERLOADED: Final = "overloaded"
 TIERS: Final = {

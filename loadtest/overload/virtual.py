@@ -41,9 +41,9 @@ VOCABULARY: Final = 900
 AT_ONCE_S: Final = 1e-6
 """A refusal takes no virtual time."""
 KEY_BYTES: Final = 8
-"""Of a request's first id, which name it whenever it comes again, as its body does over HTTP."""
+"""Bytes of a request's first id, its key when it returns, like its body over HTTP."""
 REST_S: Final = 5 * SECONDS
-"""After the last answer nothing may be leased after this time: more than a lease's life."""
+"""After the last answer nothing may be leased after this time: longer than a lease lives."""
 
 
 @dataclass(frozen=True, slots=True)

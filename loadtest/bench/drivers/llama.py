@@ -124,7 +124,7 @@ def _write_config(writer: Any, config: dict[str, Any]) -> None:  # noqa: ANN401
 
 
 MICRO_BATCH = 512
-"""llama.cpp's own default: tokens that are computed at a time."""
+"""Tokens computed at a time: llama.cpp's default."""
 
 
 class LlamaSession:
