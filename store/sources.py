@@ -29,11 +29,11 @@ class Source(msgspec.Struct, frozen=True):
     """A version's place in a registry.
 
     Attributes:
-        name: of the model here.
-        digest: of the version.
-        location: in the registry, by digest.
-        tag: its tag here when it was pulled or pushed; empty for none.
-        is_insecure: the registry was used without TLS.
+      name: of the model here.
+      digest: of the version.
+      location: in the registry, by digest.
+      tag: its tag here when it was pulled or pushed; empty for none.
+      is_insecure: the registry was used without TLS.
     """
 
     name: str

@@ -59,7 +59,8 @@ def decode(data: bytes | memoryview, max_bytes: int) -> AnyFrame:
     """Return the frame that `data` holds.
 
     Args:
-      data: one message part. max_bytes: largest frame allowed on this socket.
+      data: one message part.
+      max_bytes: largest frame allowed on this socket.
 
     Raises:
       RemoteProtocolError: too long, not msgpack, an unknown tag, a wrong or missing field.

@@ -125,8 +125,8 @@ class LeaseTable:
     """All leases of one worker.
 
     Args:
-      transitions: DECODE_TRANSITIONS or PREFILL_TRANSITIONS. config: uses `lease_ttl_s`,
-        `tombstone_s` and `max_tombstones`.
+      transitions: DECODE_TRANSITIONS or PREFILL_TRANSITIONS.
+      config: uses `lease_ttl_s`, `tombstone_s` and `max_tombstones`.
     """
 
     def __init__(self, transitions: Transitions, config: LinkConfig) -> None:

@@ -42,11 +42,11 @@ class LinkMessage(NamedTuple):
     """One received frame.
 
     Attributes:
-        sender: name of the peer from its HELLO (PeerId.identity), or before that a name of its
-          connection; empty on a Connection.
-        frame: the frame.
-        payload: its KV bytes, or None. The buffer is not aligned: copy it, never view it as a
-          tensor.
+      sender: name of the peer from its HELLO (PeerId.identity), or before that a name of its
+        connection; empty on a Connection.
+      frame: the frame.
+      payload: its KV bytes, or None. The buffer is not aligned: copy it, never view it as a
+        tensor.
     """
 
     sender: bytes

@@ -213,9 +213,11 @@ class MemoryConnection:
 
     Attributes:
       address: of the bound side.
-      identity: of the connecting side. hwm: frames that its pipes hold. inbox: where incoming
-        messages wait. number: the bound side's name of the present or last connection; None before
-        the first. trouble: always empty: nothing keeps two ends in memory apart.
+      identity: of the connecting side.
+      hwm: frames that its pipes hold.
+      inbox: where incoming messages wait.
+      number: the bound side's name of the present or last connection; None before the first.
+      trouble: always empty: nothing keeps two ends in memory apart.
     """
 
     trouble = ""

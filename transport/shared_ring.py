@@ -41,8 +41,8 @@ class RingMemory(Protocol):
     """Memory in which chunks wait.
 
     Attributes:
-        memory: the ring.
-        offer: tells others how to find it; None if it is private.
+      memory: the ring.
+      offer: tells others how to find it; None if it is private.
     """
 
     memory: memoryview

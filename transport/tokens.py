@@ -38,7 +38,7 @@ def unpack_tokens(data: bytes) -> tuple[int, ...]:
     """Return the ids that `pack_tokens` packed.
 
     Raises:
-        RemoteProtocolError: the length is not a multiple of four.
+      RemoteProtocolError: the length is not a multiple of four.
     """
     if len(data) % _ITEM_BYTES:
         raise RemoteProtocolError(f"packed token ids of {len(data)} bytes: not a multiple of 4")

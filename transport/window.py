@@ -59,7 +59,7 @@ class ByteWindow:
         """Give room back.
 
         Raises:
-            RemoteProtocolError: the amount is more than is under way. Nothing changes.
+          RemoteProtocolError: the amount is more than is under way. Nothing changes.
         """
         if not 0 <= num_bytes <= self._used_bytes:
             raise RemoteProtocolError(

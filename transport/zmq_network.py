@@ -126,12 +126,12 @@ class ZmqNetwork:
     """Makes links that share one I/O thread.
 
     Args:
-        config: bounds and deadlines.
-        curve_dir: key directory; every tcp link is authenticated and encrypted with its keys.
-        is_plain: tcp links have neither. For KV in a trusted network, where each chunk has a MAC.
+      config: bounds and deadlines.
+      curve_dir: key directory; every tcp link is authenticated and encrypted with its keys.
+      is_plain: tcp links have neither. For KV in a trusted network, where each chunk has a MAC.
 
       Raises:
-        ConfigError: the key directory cannot be used.
+      ConfigError: the key directory cannot be used.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class ZmqNetwork:
         """Bind.
 
         Raises:
-            ConfigError: the address is malformed, unsafe, in use, or not of this host.
+          ConfigError: the address is malformed, unsafe, in use, or not of this host.
         """
         place = parse_address(address)
         raw = self._new_socket(zmq.ROUTER, place, hwm, max_frame_bytes)

@@ -42,10 +42,10 @@ class ZmqSocket:
     """A pyzmq socket inside Trio. Any number of tasks may send and receive at once.
 
     Args:
-        raw: the socket, owned by this object.
-        copied_parts: leading parts of a message that are small and copied into bytes. Later parts
-          are views on ZeroMQ's own buffer.
-        has_user_ids: prefix each message with ZAP's user id of its sender.
+      raw: the socket, owned by this object.
+      copied_parts: leading parts of a message that are small and copied into bytes. Later parts
+        are views on ZeroMQ's own buffer.
+      has_user_ids: prefix each message with ZAP's user id of its sender.
     """
 
     def __init__(

@@ -95,10 +95,10 @@ class TensorPlace:
     """One tensor of a file.
 
     Attributes:
-        shape: rows first, as in torch (the file has the opposite order).
-        encoding: a key of ENCODINGS.
-        start: offset of its first byte in the file.
-        num_bytes: size in the file.
+      shape: rows first, as in torch (the file has the opposite order).
+      encoding: a key of ENCODINGS.
+      start: offset of its first byte in the file.
+      num_bytes: size in the file.
     """
 
     shape: tuple[int, ...]

@@ -21,9 +21,9 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One worker.
 
     Attributes:
-        role: prefill or decode.
-        address: of its control socket.
-        model: name of its model; empty for the server's first one.
+      role: prefill or decode.
+      address: of its control socket.
+      model: name of its model; empty for the server's first one.
     """
 
     role: Role

@@ -38,19 +38,19 @@ class Plan:
     """Limits of a kind of tenant. None means no limit.
 
     Attributes:
-        name: of the plan.
-        weight: of a tenant's share in the queue.
-        classes: service classes that it may request; the first is the default.
-        requests_per_minute: most accepted requests; as many may come at once after a quiet minute.
-        tokens_per_minute: prompt and completion tokens, likewise.
-        max_concurrent: requests in flight, including waiting ones.
-        max_running: sequences on workers at once; the rest waits.
-        max_context_tokens: prompt and completion of one request together.
-        max_output_tokens: completion of one request.
-        kv_share: of all decode blocks, at once.
-        cache_share: of each worker's prefix cache.
-        budget: spend per calendar month (UTC) beyond which requests are refused.
-        budget_alerts: shares of the budget at which an alert is logged and counted.
+      name: of the plan.
+      weight: of a tenant's share in the queue.
+      classes: service classes that it may request; the first is the default.
+      requests_per_minute: most accepted requests; as many may come at once after a quiet minute.
+      tokens_per_minute: prompt and completion tokens, likewise.
+      max_concurrent: requests in flight, including waiting ones.
+      max_running: sequences on workers at once; the rest waits.
+      max_context_tokens: prompt and completion of one request together.
+      max_output_tokens: completion of one request.
+      kv_share: of all decode blocks, at once.
+      cache_share: of each worker's prefix cache.
+      budget: spend per calendar month (UTC) beyond which requests are refused.
+      budget_alerts: shares of the budget at which an alert is logged and counted.
     """
 
     name: str = "default"
@@ -129,9 +129,9 @@ class Tenants:
     """All tenants at one moment. Immutable.
 
     Args:
-        tenants: by name.
-        plans: by name, including unused ones.
-        prices: by model.
+      tenants: by name.
+      plans: by name, including unused ones.
+      prices: by model.
     """
 
     def __init__(
