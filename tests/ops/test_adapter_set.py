@@ -232,9 +232,9 @@ def nothing(path: Path) -> None:
         (partial(not_finite, dtype=torch.float32), "new", "has numbers that are not finite"),
         (pipe, "new", "is not a regular file; give"),
         (huge, "new", "has more than 4294967296 bytes, the most for such a file; give"),
-        (nothing, "new", "adapter_config.json is missing; give a directory as PEFT"),
+        (nothing, "new", "adapter_config.json is missing; give a directory written by PEFT"),
         (another, "sql", "chat:sql is sha256:.*`triolet adapter unload chat:sql` comes first"),
-        (another, "a:b", "'a:b', which is no name of an adapter"),
+        (another, "a:b", "'a:b', which is not an adapter name"),
     ],
 )
 async def test_what_cannot_be_served_is_refused_before_anything_changes(
