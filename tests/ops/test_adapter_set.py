@@ -268,7 +268,7 @@ async def test_models_that_are_not_there_and_names_that_are_taken_are_refused(
         with pytest.raises(RestartFailed, match=r"adapter fr takes .* in 2 workers, and 10 B"):
             await one.load("fr", sql)
         monkeypatch.setattr(files, "available_memory_bytes", lambda: 1000)
-        with pytest.raises(RestartFailed, match="of memory, and 1000 are free; end what needs"):
+        with pytest.raises(RestartFailed, match="of memory, and 1000 are free; stop programs"):
             await one.load("fr", sql)  # not read: the supervisor would end, and all with it
         assert [*one.stored._adapters] == []
 
