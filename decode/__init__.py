@@ -1,1 +1,1 @@
-"""The decode worker process: receives KV, decodes continuously, streams tokens."""
+"""The decode worker process: receives KV, generates tokens continuously, and streams them."""

@@ -1,8 +1,6 @@
-"""How the KV of one prompt comes together from chunks that may be late, doubled, reordered or
-damaged.
+"""Assemble the KV of one prompt from chunks that may be late, duplicated, reordered or damaged.
 
-Knows chunk addresses, digests and counts; does not know pools (the caller copies a chunk that was
-judged TAKEN) nor leases (the caller asks only for attempts that hold one).
+Checks addresses, digests and counts. The caller copies chunks that are judged TAKEN.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ class ChunkVerdict(Enum):
     """What to do with a chunk."""
 
     TAKEN = auto()  # copy it into the leased blocks
-    DUPLICATE = auto()  # it is there already; only its bytes of window go back
+    DUPLICATE = auto()  # already there; only give its window back
     CORRUPT = auto()  # ask for it again
 
 
@@ -29,7 +27,7 @@ class Assembly:
     """The chunks of one attempt.
 
     Attributes:
-      manifest: what the sender says there was, once it has said so.
+      manifest: the sender's manifest, once received.
     """
 
     def __init__(
@@ -40,11 +38,11 @@ class Assembly:
         num_tokens: int,
         bytes_per_block: int,
     ) -> None:
-        """Begin with nothing received.
+        """Start with nothing received.
 
         Args:
-          first_block: leading blocks of the sequence that need no shipping.
-          num_blocks: blocks of the whole prompt, held ones included.
+          first_block: leading blocks that need no transfer.
+          num_blocks: blocks of the whole prompt, including those.
           num_tokens: tokens of the prompt.
           bytes_per_block: payload bytes of one block.
         """
@@ -60,11 +58,11 @@ class Assembly:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every block is there and the manifest says that this is all."""
+        """Return whether every block has arrived and the manifest confirms it."""
         return self.manifest is not None and self._num_missing == 0
 
     def judge(self, chunk: KvChunk, payload: bytes | memoryview) -> ChunkVerdict:
-        """Check one chunk and note it as received if it is good.
+        """Check one chunk and record it as received if it is good.
 
         Raises:
           RemoteProtocolError: its address contradicts the prompt, the manifest or another chunk.
@@ -89,17 +87,17 @@ class Assembly:
         return ChunkVerdict.TAKEN
 
     def num_failures(self, index: int) -> int:
-        """Return how often this chunk came with a wrong digest."""
+        """Return how often this chunk arrived with a wrong digest."""
         return self._failures.get(index, 0)
 
     def accept_manifest(self, manifest: KvManifest) -> None:
-        """Note the manifest; the same one again changes nothing.
+        """Record the manifest; the same one again changes nothing.
 
         Raises:
           RemoteProtocolError: it contradicts the prompt, the chunks so far or an earlier manifest.
         """
         if self.manifest is not None and manifest != self.manifest:
-            raise RemoteProtocolError("a second manifest says something else")
+            raise RemoteProtocolError("a second manifest differs from the first")
         if manifest.num_tokens != self._num_tokens:
             raise RemoteProtocolError(
                 f"manifest of {manifest.num_tokens} tokens for a prompt of {self._num_tokens}"
@@ -118,7 +116,7 @@ class Assembly:
         has_all_chunks = len(self._chunks) == self.manifest.num_chunks
         if has_all_chunks != (self._num_missing == 0):
             raise RemoteProtocolError(
-                f"{len(self._chunks)} of {self.manifest.num_chunks} chunks came, "
+                f"{len(self._chunks)} of {self.manifest.num_chunks} chunks arrived, "
                 f"{self._num_missing} blocks are missing"
             )
 
@@ -127,7 +125,7 @@ class Assembly:
         if not self._first_block <= chunk.first_block < end <= self._num_blocks:
             raise RemoteProtocolError(
                 f"chunk {chunk.index} is blocks {chunk.first_block}…{end - 1}; "
-                f"wanted are {self._first_block}…{self._num_blocks - 1}"
+                f"expected {self._first_block}…{self._num_blocks - 1}"
             )
         if num_bytes != chunk.num_blocks * self._bytes_per_block:
             raise RemoteProtocolError(

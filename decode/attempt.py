@@ -1,7 +1,6 @@
-"""One attempt at a request as decode holds it: its tokens, its blocks, how far it is computed.
+"""State of one attempt on a decode worker: its tokens, its blocks, and how far it is computed.
 
-Plain state with the questions that schedulers ask of it; knows no frames and changes nothing by
-itself. Where it is in its life is its lease's state.
+Its lease holds the stage of its life.
 """
 
 from __future__ import annotations
@@ -29,35 +28,34 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class DecodeAttempt:
-    """A lease and what it is for.
+    """An attempt with a lease.
 
     Attributes:
       key: request and attempt number.
-      server: the life of the server that asked.
+      server: server and epoch that asked for it.
       prompt_ids: the prompt.
-      replay_ids: completion tokens that the client has already; computed, never sampled or sent.
-      sampling: how the next token is chosen.
+      replay_ids: completion tokens that the client already has; computed, not sampled or sent.
+      sampling: parameters of the next token.
       eos_token_ids: the model's end tokens.
       priority: lower is more important.
-      order: rises with each reservation; the greatest is the youngest.
+      order: increases with each reservation; the greatest is the youngest.
       window: how far the stream may run.
-      assembly: the KV on its way.
+      assembly: the KV being received.
       block_table: leased blocks in sequence order.
-      output_ids: completion tokens that are decided, replayed ones first; empty until the KV is in.
+      output_ids: known completion tokens, replayed ones first; empty until the KV has arrived.
       num_computed_tokens: leading tokens of prompt and completion whose KV is in the pool.
-      last_turn: rises with every row that any attempt has; the lowest has waited longest.
-      unheard: rows that were sent and that the server has not said it has; at most what its window
-        lets it run ahead.
-      kv_sender: routing id of the prefill worker that ships to it, None before the first chunk.
-      cache_key: under which its KV is found again: of salt and adapter.
-      num_held_blocks: leading blocks of the prompt that were here when it came, or that it shares
-        with the attempt whose fork it is.
-      is_local: its prompt is computed here; no KV is shipped to it.
-      keeper: the tenant for which its KV is kept.
-      weight: of its tenant, beside others of the same class.
-      constraint: what its completion has to be, None for anything.
-      adapter: digest of the adapter that computes it; empty for the base alone.
-      kv_key: by which its chunks and manifest are authenticated, where KV is not encrypted.
+      last_turn: increases with every row of any attempt; the lowest has waited longest.
+      unheard: sent rows that the server has not acknowledged; bounded by its window.
+      kv_sender: routing id of the prefill worker that sends to it; None before the first chunk.
+      cache_key: key of its KV in the cache, from salt and adapter.
+      num_held_blocks: leading blocks of the prompt that were here on arrival, or that it shares
+        with the attempt that it forks.
+      is_local: whether its prompt is computed here, without a transfer.
+      keeper: tenant whose cache share holds its KV.
+      weight: of its tenant within the class.
+      constraint: on its completion; None for none.
+      adapter: digest of its adapter; empty for the base model.
+      kv_key: key of the MACs of its chunks and manifest, where KV is not encrypted.
     """
 
     key: AttemptKey
@@ -87,56 +85,56 @@ class DecodeAttempt:
 
     @property
     def num_needed_blocks(self) -> int:
-        """Blocks that its prompt lacks: none, for a lease has them all from its beginning."""
+        """Always 0: a lease has all blocks of its prompt from the beginning."""
         return 0
 
     @property
     def is_started(self) -> bool:
-        """Whether it has its blocks."""
+        """Return whether it has its blocks."""
         return True
 
     @property
     def num_remaining_tokens(self) -> int:
-        """Prompt tokens that have still to be computed here."""
+        """Prompt tokens that are still to be computed here."""
         return max(0, len(self.prompt_ids) - self.num_computed_tokens) if self.is_local else 0
 
     @property
     def num_output_tokens(self) -> int:
-        """Completion tokens that exist, replayed ones included."""
+        """Number of completion tokens, including replayed ones."""
         return max(len(self.output_ids), len(self.replay_ids))
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and decided completion tokens."""
+        """Number of prompt tokens and known completion tokens."""
         return len(self.prompt_ids) + len(self.output_ids)
 
     @property
     def samples_next(self) -> bool:
-        """Whether its next row decides a token; if not, that row only replays one."""
+        """Return whether its next row samples a token; if not, that row only replays one."""
         return self.num_computed_tokens == self.num_tokens - 1
 
     @property
     def num_to_replay(self) -> int:
-        """Tokens that are known and whose rows decide nothing."""
+        """Number of known tokens whose rows sample nothing."""
         return max(0, self.num_tokens - 1 - self.num_computed_tokens)
 
     @property
     def is_blocked(self) -> bool:
-        """Whether it may not go on until its client has read more."""
+        """Return whether it must wait until its client has read more."""
         return self.samples_next and not self.window.may_produce(len(self.output_ids))
 
     @property
     def is_awaiting_mask(self) -> bool:
-        """Whether its next row would be computed for nothing: the mask is slow and not there."""
+        """Return whether its next row would be wasted because its slow mask is not there yet."""
         return self.samples_next and self.constraint is not None and self.constraint.is_awaited
 
     def rows(self, guesses: Sequence[int] = (), num_more: int = 0) -> list[StepRow]:
-        """Return its next decode rows: the first token that is not computed yet, then those behind
-        it that are known, or that are guessed to follow.
+        """Return its next decode rows: the first token that is not computed yet, then known or
+        guessed tokens after it.
 
         Args:
-          guesses: only where the first row decides a token.
-          num_more: only where it does not: known tokens behind the first.
+          guesses: only if the first row samples a token.
+          num_more: only if it does not: number of known tokens after the first.
         """
         first = self.num_computed_tokens - len(self.prompt_ids)
         known = self.output_ids[first : first + 1 + num_more]
@@ -165,7 +163,7 @@ class DecodeAttempt:
         )
 
     def finish_reason(self, max_model_len: int) -> EndReason | None:
-        """Return why it is over with its last decided token, or None if it goes on."""
+        """Return why it ends with its last known token, or None if it continues."""
         position = len(self.output_ids) - 1
         if is_end_token(self.sampling, self.eos_token_ids, position, self.output_ids[position]):
             return EndReason.STOP

@@ -1,8 +1,7 @@
 """The decode worker's state machine: frames and step results in, frames and step plans out. No I/O.
 
-Open it to see what a decode worker does with a frame. `SharedMemoryReceiver` beside it answers a
-prefill worker that offers to have its KV read in its memory; how such memory is found is known to
-transport/shared_ring.py alone.
+`SharedMemoryReceiver` answers prefill workers that offer shared memory for KV;
+transport/shared_ring.py finds and maps such memory.
 """
 
 from __future__ import annotations
@@ -72,11 +71,11 @@ log = structlog.get_logger()
 
 
 class SharedMemoryReceiver:
-    """The rings of senders that are read here.
+    """The rings of prefill workers that are read here.
 
     Args:
-      rings: finds and keeps them; None where there are none.
-      mode: whether that is wanted.
+      rings: finds and keeps them; None if there are none.
+      mode: whether shared memory is wanted.
     """
 
     def __init__(self, rings: PeerRings | None, mode: MemorySharing) -> None:
@@ -84,10 +83,10 @@ class SharedMemoryReceiver:
         self._mode = mode
 
     def welcome(self, sender: bytes, hello: Hello, welcome: Welcome) -> Welcome | Goodbye:
-        """Return the answer to a sender that may come in, with what became of its offer.
+        """Return the answer to a sender that may connect, after handling its offer.
 
         Returns:
-          A GOODBYE where only shared memory will do and this is none.
+          A GOODBYE if shared memory is required and not possible.
         """
         why = self._attach(sender, hello)
         name = hello.peer.name
@@ -96,21 +95,21 @@ class SharedMemoryReceiver:
             return msgspec.structs.replace(welcome, shares_ring=True)
         if self._mode is MemorySharing.ON:
             me = welcome.peer.peer_id
-            return goodbye(f"{me} takes KV out of shared memory only (share_kv_memory), but {why}")
+            return goodbye(f"{me} takes KV only from shared memory (share_kv_memory), but {why}")
         log.info("kv_path", sender=name, path="socket", why=why)
         return welcome
 
     def read(self, sender: bytes, where: SharedRange) -> memoryview | None:
-        """Return a copy of bytes of a sender's ring. See PeerRings.read."""
+        """Return a copy of bytes in a sender's ring. See PeerRings.read."""
         return None if self._rings is None else self._rings.read(sender, where)
 
     def keep_only(self, senders: Collection[bytes]) -> None:
-        """Let go of the rings of everybody else, and of the dead."""
+        """Unmap the rings of all other senders and of dead owners."""
         if self._rings is not None:
             self._rings.keep_only(senders)
 
     def _attach(self, sender: bytes, hello: Hello) -> str | None:
-        """Map what a HELLO offers; return why not, or None."""
+        """Map the ring that a HELLO offers; return why that failed, or None."""
         if self._rings is None:
             return "share_kv_memory is off here"
         if hello.ring is None:
@@ -128,24 +127,24 @@ _WITH_ROW = (LeaseState.READY, LeaseState.RUNNING)
 
 
 class DecodeCore:
-    """One decode worker's mind.
+    """The decisions of one decode worker.
 
     Args:
       engine: blocks and their bytes.
       identity: of this worker.
       link: lifetimes and bounds.
-      now: the time at which it begins.
-      read_process: what the operating system says of the process; of no process by default.
-      source: where guesses of coming tokens come from; None for no guesses.
-      speculation: how many of them.
-      rings: the memory of senders on this host; None where there is none to be seen.
+      now: time of the start.
+      read_process: returns facts from the operating system; empty by default.
+      source: of guessed tokens; None for no guesses.
+      speculation: number of guesses.
+      rings: shared memory of senders on this host; None if there is none.
 
     Attributes:
-      outbox: what is to be sent.
-      counters: what was done.
-      attempt_table: the attempts that hold leases.
-      server_sessions: what servers see; beats and drains.
-      stepper: plans steps and takes in their results.
+      outbox: frames to send.
+      counters: of this worker.
+      attempt_table: the attempts with leases.
+      server_sessions: sessions with servers; heartbeats and drains.
+      stepper: plans steps and processes their results.
     """
 
     def __init__(
@@ -180,7 +179,7 @@ class DecodeCore:
             now,
         )
         self._shared_memory = SharedMemoryReceiver(rings, link.wire.share_memory)
-        # Senders close an idle link themselves; twice that time says that one could not.
+        # Senders close idle links themselves; after twice that time, one was unable to.
         self._senders = PeerTable(
             identity,
             Role.PREFILL,
@@ -204,16 +203,16 @@ class DecodeCore:
         )
 
     def wake(self, now: float) -> None:
-        """To be called before frames are handed in and at every sweep: a worker that stood still
-        must not act on what it believed before."""
+        """Call this before handing in frames and at every sweep: after a standstill a worker must
+        not act on its old state."""
         if self.server_sessions.is_fenced(now):
             self.server_sessions.begin_new_life(now)
-            self._senders.dismiss("this worker has begun a new life: dial again")
+            self._senders.dismiss("this worker has a new epoch: connect again")
         elif absence_s := self.server_sessions.excuse():
             self._senders.excuse(absence_s)
 
     def on_control(self, sender: bytes, frame: AnyFrame, now: float) -> None:
-        """Take in a frame of a server."""
+        """Process a frame of a server."""
         server = self.server_sessions.take(sender, frame, now)
         if server is None:
             return
@@ -231,7 +230,7 @@ class DecodeCore:
     def on_kv(
         self, sender: bytes, frame: AnyFrame, payload: bytes | memoryview | None, now: float
     ) -> None:
-        """Take in a frame of a prefill worker."""
+        """Process a frame of a prefill worker."""
         if isinstance(frame, Hello):
             self._senders.greet(sender, frame, now)
             return
@@ -252,18 +251,18 @@ class DecodeCore:
                 self.counters.drop(Drop.UNEXPECTED)
 
     def sweep(self, now: float) -> None:
-        """End what is over and forget silent peers."""
+        """End what is due, and forget silent peers."""
         self.server_sessions.sweep(now)
         self._senders.forget_silent(now)
         self._shared_memory.keep_only({sender for sender, _ in self._senders.known()})
 
     def say_goodbye(self) -> None:
-        """Tell everybody that this worker leaves."""
+        """Tell all peers that this worker leaves."""
         self.server_sessions.say_goodbye()
         self._senders.dismiss("this decode worker has shut down")
 
     def load(self) -> Load:
-        """Return what the worker is doing."""
+        """Return the worker's load."""
         ledger, leases, counters = self._engine.ledger, self.attempt_table.leases, self.counters
         waiting = [lease.key for lease in leases.leases() if lease.state in _HOLDING]
         return Load(
@@ -297,7 +296,7 @@ class DecodeCore:
         )
 
     def account(self, now: float) -> WorkerAudit:
-        """Return what an audit asks for."""
+        """Return the account for an audit."""
         return worker_account(
             self._identity,
             self._link,
@@ -320,12 +319,12 @@ class DecodeCore:
             has_work=self.attempt_table.is_stepping,
             is_draining=self.server_sessions.is_draining,
             load=self.load(),
-            # Rounded up: one attempt gets the last free row, and the second is refused.
+            # Rounded up: one attempt gets the last free row, and a second one is refused.
             row_credit=own - (-self._num_free_rows() // num_servers),
         )
 
     def _num_free_rows(self) -> int:
-        # A paused attempt has no row; if all come back at once they take turns.
+        # A paused attempt has no row; if all resume at once they take turns.
         num_rows = len(self.attempt_table.leases) - self.attempt_table.leases.count(
             LeaseState.PAUSED
         )
@@ -382,7 +381,7 @@ class DecodeCore:
             return RefuseReason.NO_FORK
         if self._num_free_rows() == 0:
             return RefuseReason.NO_ROWS
-        # Everybody here may need another block soon: a new prompt must not make that a preemption.
+        # Every attempt here may soon need another block: a new prompt must not cause a preemption.
         growth_blocks = len(self.attempt_table.leases)
         num_blocks = blocks_for(num_prompt_tokens + num_replay_tokens, self._engine.block_size)
         if origin is not None:
@@ -405,14 +404,14 @@ class DecodeCore:
         now: float,
     ) -> None:
         block_size = self._engine.block_size
-        # The replay's blocks at once too: the next step would ask for them anyhow.
+        # Include the replay's blocks: the next step would need them anyway.
         num_blocks = blocks_for(len(prompt_ids) + len(replay_ids), block_size)
         if origin is None:
             blocks, num_held_blocks = self._engine.prefix_cache.lease(
                 frame.key, frame.prompt, frame.cache_key, num_blocks
             )
         else:
-            # Only what it writes itself: the origin's blocks are not finished yet.
+            # Only blocks that it writes itself: the origin's are not complete yet.
             num_held_blocks = num_shared_blocks(len(prompt_ids), block_size)
             blocks = self._engine.ledger.lease(frame.key, num_blocks - num_held_blocks)
         num_held_tokens = num_held_blocks * block_size

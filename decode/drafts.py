@@ -1,8 +1,8 @@
-"""The two sources of guesses for speculative decoding: lookup in a sequence's own tokens, and a
-draft model. How many guesses are worth it is decided in speculation.py.
+"""Two sources of guesses for speculative decoding: lookup in a sequence's own tokens, and a draft
+model. speculation.py decides how many guesses are worthwhile.
 
-Lookup guesses what followed the last tokens where they occurred before. Source: prompt lookup
-decoding (Saxena 2023), with overlap as in LZ77, so that a repetition continues itself.
+Lookup guesses the tokens that followed the last ones where they occurred before. Source: prompt
+lookup decoding (Saxena 2023), with overlap as in LZ77, so that a repetition continues itself.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ WORD_BYTES = array("I").itemsize
 
 
 class History:
-    """The tokens of one sequence as packed words, which C code can search.
+    """The tokens of one sequence as packed words that C code can search.
 
     Args:
-      token_ids: so far.
+      token_ids: tokens so far.
     """
 
     def __init__(self, token_ids: Sequence[int]) -> None:
@@ -44,14 +44,14 @@ class History:
         return len(self._words)
 
     def append(self, token_ids: Sequence[int]) -> None:
-        """Add what has been decided since."""
+        """Add new tokens."""
         self._words.extend(token_ids)
 
     def guess(self, most: int, config: SpeculationConfig) -> tuple[int, ...]:
-        """Return up to `most` tokens that may follow; none if nothing of the kind occurred.
+        """Return up to `most` tokens that may follow; empty if there is no earlier occurrence.
 
-        Of the places where the last `min_ngram` tokens stand, the one with the longest common past
-        wins, of equals the latest.
+        Of all places where the last `min_ngram` tokens occur, the one with the longest common past
+        wins, and of equals the latest.
         """
         words = self._words[-config.max_lookback_tokens :]
         if most < 1 or len(words) <= config.min_ngram:
@@ -61,13 +61,13 @@ class History:
             return ()
         guesses = list(words[after : after + most])
         while len(guesses) < most:
-            # The place reaches up to the end: what it is followed by are the guesses themselves.
+            # The place reaches up to the end: it is followed by the guesses themselves.
             guesses += guesses[: most - len(guesses)]
         return tuple(guesses)
 
 
 class Lookup:
-    """Guesses for many sequences; see speculation.GuessSource.
+    """Guesses by lookup for many sequences; see speculation.GuessSource.
 
     Args:
       config: bounds.
@@ -80,7 +80,7 @@ class Lookup:
         self._histories: dict[AttemptKey, History] = {}
 
     def guess(self, attempt: DecodeAttempt, most: int) -> Sequence[int]:
-        """Return up to `most` tokens that may follow what an attempt has."""
+        """Return up to `most` tokens that may follow an attempt's tokens."""
         history = self._histories.get(attempt.key)
         if history is None:
             history = self._histories[attempt.key] = History(attempt.prompt_ids)
@@ -88,14 +88,14 @@ class Lookup:
         return history.guess(most, self._config)
 
     def forget(self, key: AttemptKey) -> None:
-        """Forget an attempt that has ended."""
+        """Forget an ended attempt."""
         self._histories.pop(key, None)
 
 
 def _best_place(words: array[int], config: SpeculationConfig) -> int | None:
-    """Return the index behind the best earlier occurrence of the last tokens."""
+    """Return the index after the best earlier occurrence of the last tokens."""
     packed = words.tobytes()
-    # Where not even the shortest pattern occurs, as in most text, that is all there is to search.
+    # If the shortest pattern does not occur, as in most text, the search ends here.
     after = _find(packed, config.min_ngram, len(packed) - WORD_BYTES)
     if after is None:
         return None
@@ -107,25 +107,26 @@ def _best_place(words: array[int], config: SpeculationConfig) -> int | None:
 
 
 def _find(packed: bytes, length: int, end: int) -> int | None:
-    """Return the index behind the latest place before byte `end` where the last tokens stand."""
+    """Return the index after the latest occurrence of the last tokens before byte `end`."""
     pattern = packed[-length * WORD_BYTES :]
     while (at := packed.rfind(pattern, 0, end)) >= 0:
         if at % WORD_BYTES == 0:
             return at // WORD_BYTES + length
-        # It begins within a token: bytes of zero look alike. The next one begins earlier.
+        # The match begins within a token, because zero bytes look alike. Search further to the
+        # left.
         end = at + len(pattern) - 1
     return None
 
 
 class DraftRow(NamedTuple):
-    """What the draft model does for one sequence before a step.
+    """The draft model's work for one sequence before a step.
 
     Attributes:
-      token_ids: of the sequence, not computed by it yet.
-      start: position of the first.
-      block_table: in its own pool, with room for the guesses too.
-      sample: how to choose the first guess; None where the sequence is not caught up with yet.
-      num_guesses: how many to make, one after the other.
+      token_ids: of the sequence that it has not computed yet.
+      start: position of the first one.
+      block_table: in the draft pool, with room for the guesses too.
+      sample: how to choose the first guess; None if the sequence has not caught up yet.
+      num_guesses: guesses to make, one after the other.
     """
 
     token_ids: Sequence[int]
@@ -138,7 +139,7 @@ class DraftRow(NamedTuple):
 def compute_drafts(
     step: Callable[[Sequence[StepRow]], list[Sampled | None]], rows: Sequence[DraftRow]
 ) -> list[tuple[int, ...]]:
-    """Catch up with sequences and guess on, all of them together. Runs on the device thread.
+    """Catch up with all sequences together, then make guesses. Runs on the device thread.
 
     Args:
       step: computes a step of the draft model.
@@ -182,13 +183,13 @@ def _next_row(row: DraftRow, guesses: Sequence[int]) -> StepRow:
 
 @dataclass(slots=True)
 class _Draft:
-    """What the draft model has of one sequence.
+    """The draft model's state of one sequence.
 
     Attributes:
       block_table: leased from the draft pool.
-      num_computed_tokens: leading tokens of the sequence whose KV is there.
+      num_computed_tokens: leading tokens of the sequence whose KV is in the draft pool.
       guesses: tokens that may follow the first `guessed_at` ones.
-      guessed_at: see there.
+      guessed_at: number of tokens before the guesses.
     """
 
     block_table: list[int] = field(default_factory=list)
@@ -198,12 +199,12 @@ class _Draft:
 
 
 class Drafts:
-    """Guesses for many sequences; see speculation.GuessSource.
+    """Guesses by a draft model for many sequences; see speculation.GuessSource.
 
     Args:
       engine: the draft model with its pool.
       config: bounds.
-      vocab_size: of the large model; what lies beyond is no guess.
+      vocab_size: of the large model; ids beyond it are never guessed.
     """
 
     def __init__(self, engine: EnginePort, config: SpeculationConfig, vocab_size: int) -> None:
@@ -221,7 +222,7 @@ class Drafts:
         return self._engine.ledger
 
     def plan(self, wanted: Iterable[tuple[DecodeAttempt, int]]) -> list[DraftRow]:
-        """Begin a round of guesses; an empty list means that there is none to make.
+        """Begin a round of guesses; an empty list means that there are none to make.
 
         Args:
           wanted: sequences that will have a row, and how many guesses each could use.
@@ -240,11 +241,11 @@ class Drafts:
         return rows
 
     def compute(self, rows: Sequence[DraftRow]) -> list[tuple[int, ...]]:
-        """Compute what `plan` gave out; the one method that runs on the device thread."""
+        """Compute the rows of `plan`; the only method that runs on the device thread."""
         return compute_drafts(self._engine.step, rows)
 
     def complete(self, guesses: Sequence[tuple[int, ...]]) -> None:
-        """Take in what the round that `plan` began has computed."""
+        """Process the results of the round that `plan` began."""
         for (attempt, num_tokens), own in zip(self._rows, guesses, strict=True):
             draft = self._drafts[attempt.key]
             draft.num_computed_tokens += num_tokens
@@ -253,12 +254,12 @@ class Drafts:
         self._end_round()
 
     def fail(self) -> None:
-        """The round that `plan` began raised: there will be no guesses any more."""
+        """Process the failure of the round that `plan` began: no more guesses are made."""
         self._has_failed = True
         self._end_round()
 
     def guess(self, attempt: DecodeAttempt, most: int) -> Sequence[int]:
-        """Return what was guessed to follow what an attempt has; nothing if it was not its turn."""
+        """Return the guesses that follow an attempt's tokens; empty if it had no turn."""
         draft = self._drafts.get(attempt.key)
         if draft is None or draft.guessed_at != attempt.num_tokens:
             return ()
@@ -267,7 +268,7 @@ class Drafts:
         return guesses[: next(unknown, most)]
 
     def forget(self, key: AttemptKey) -> None:
-        """Give back the blocks of an attempt that has ended, as soon as no step writes them."""
+        """Free the blocks of an ended attempt, as soon as no step writes them."""
         if any(attempt.key == key for attempt, _ in self._rows):
             self._leaving.append(key)
         elif self._drafts.pop(key, None) is not None:
@@ -280,12 +281,12 @@ class Drafts:
             self.forget(key)
 
     def _settled(self, attempt: DecodeAttempt) -> _Draft:
-        """Return a sequence's draft; of the guesses whose KV is there, those that held count."""
+        """Return a sequence's draft; right guesses with KV count as computed."""
         draft = self._drafts.setdefault(attempt.key, _Draft())
         if draft.guesses and draft.guessed_at < attempt.num_tokens:
             decided = attempt.output_ids[draft.guessed_at - len(attempt.prompt_ids) :]
-            # The last guess was made and not computed. The last token is computed again if need be:
-            # what follows it is not known any more.
+            # The last guess was made but not computed. The last token may be computed again,
+            # because what follows it is no longer known.
             for token_id, guess in zip(decided[:-1], draft.guesses[:-1], strict=False):
                 if token_id != guess:
                     break
@@ -300,7 +301,7 @@ class Drafts:
         count = min(budget, attempt.num_tokens - start)
         is_caught_up = start + count == attempt.num_tokens
         num_guesses = most if is_caught_up else 0
-        # The last guess needs no room.
+        # The last guess needs no block.
         end = start + count + max(0, num_guesses - 1)
         if end > self._engine.max_model_len or not self._lease(attempt.key, draft, end):
             return None
@@ -321,7 +322,7 @@ class Drafts:
         )
 
     def _lease(self, key: AttemptKey, draft: _Draft, num_tokens: int) -> bool:
-        """See that a sequence has blocks for so many tokens; return whether it has."""
+        """Lease blocks for this many tokens; return whether that succeeded."""
         missing = blocks_for(num_tokens, self._engine.block_size) - len(draft.block_table)
         if missing > self.ledger.available_blocks:
             return False

@@ -1,7 +1,6 @@
-"""How KV frames become KV in this pool: under a live lease of this epoch, or not at all.
+"""Receive KV chunks into the pool: under a live lease of this epoch, or not at all.
 
-Knows kv frames, leases and blocks; does not know servers' wishes or steps. Every chunk is answered,
-also the one that is dropped, so that no sender loses window to a frame that came too late.
+Every chunk is answered, even one that is dropped, so that a late frame costs its sender no window.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ class KvIntake:
     """Takes chunks and manifests for all attempts of one decode worker.
 
     Args:
-      engine: they go into its blocks.
-      identity: names the present epoch.
-      link: how often a chunk may come damaged, and whether each needs a MAC.
-      attempt_table: the attempts that hold leases.
+      engine: with the blocks.
+      identity: holds the present epoch.
+      link: how often a chunk may arrive damaged, and whether each needs a MAC.
+      attempt_table: the attempts with leases.
       outbox: takes the answers.
-      counters: of what came.
-      on_complete: told of each attempt whose KV has become complete, with its state at READY.
+      counters: of received frames.
+      on_complete: called with each attempt whose KV is complete, in state READY.
     """
 
     def __init__(
@@ -68,8 +67,8 @@ class KvIntake:
     def on_chunk(
         self, sender: bytes, chunk: KvChunk, payload: bytes | memoryview, now: float
     ) -> None:
-        """Copy a chunk into its leased blocks if it is wanted, and answer it. A forged one gets no
-        answer; a true one that was lost is sent again when its answer is overdue."""
+        """Copy a wanted chunk into its leased blocks, and answer it. A forged one gets no answer;
+        if the real one was lost, it is sent again when its answer is overdue."""
         if self._is_forged(chunk, payload):
             return
         attempt = self._wanted(sender, chunk.key, chunk.target_epoch)
@@ -97,7 +96,7 @@ class KvIntake:
         self._finish_if_complete(attempt, now)
 
     def on_manifest(self, sender: bytes, manifest: KvManifest, now: float) -> None:
-        """Note what there was in all; with it and every chunk the attempt is ready."""
+        """Record the manifest; with it and every chunk the attempt is ready."""
         if self._is_forged(manifest):
             return
         attempt = self._wanted(sender, manifest.key, manifest.target_epoch)
@@ -111,12 +110,12 @@ class KvIntake:
         self._finish_if_complete(attempt, now)
 
     def abandon(self, attempt: DecodeAttempt) -> None:
-        """Tell the sender of an attempt that ended that nothing more is wanted."""
+        """Tell the sender of an ended attempt that nothing more is wanted."""
         if attempt.kv_sender is not None:
             self._say_done(attempt.kv_sender, attempt.key)
 
     def _is_forged(self, frame: KvChunk | KvManifest, payload: bytes | memoryview = b"") -> bool:
-        """Return whether a frame for an attempt that lives here lacks the attempt's MAC."""
+        """Return whether a frame for a live attempt lacks the attempt's MAC."""
         attempt = self._attempt_table.attempts.get(frame.key)
         if not self._needs_mac or attempt is None or is_authentic(frame, attempt.kv_key, payload):
             return False
@@ -124,15 +123,15 @@ class KvIntake:
         return True
 
     def _wanted(self, sender: bytes, key: AttemptKey, target_epoch: int) -> DecodeAttempt | None:
-        """Return the attempt that takes this frame, or None after saying that it is not wanted."""
+        """Return the attempt for this frame, or None after answering that it is not wanted."""
         attempt = self._attempt_table.attempts.get(key)
-        is_alien = attempt is None or attempt.is_local  # its KV is computed here only
+        is_alien = attempt is None or attempt.is_local  # its KV is only computed here
         if attempt is None or is_alien or target_epoch != self._identity.me.epoch:
             self._counters.drop(Drop.STALE)
             self._say_done(sender, key)
             return None
         if self._state(key) not in _INCOMPLETE:
-            # A repeat of something that came in time: the answer to it was lost.
+            # A repeat of a frame that arrived in time: its answer was lost.
             self._say_done(sender, key)
             return None
         attempt.kv_sender = sender
@@ -148,7 +147,7 @@ class KvIntake:
         self._counters.bad_digests += 1
         failures = attempt.assembly.num_failures(chunk.index)
         if failures > self._max_resends:
-            message = f"chunk {chunk.index} came damaged {failures} times: the path is broken"
+            message = f"chunk {chunk.index} arrived damaged {failures} times: the path is broken"
             self._attempt_table.end(chunk.key, EndReason.ERROR, now, message)
         else:
             self._outbox.to_sender(sender, KvResend(*chunk.key, indices=(chunk.index,)))

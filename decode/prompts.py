@@ -1,9 +1,9 @@
-"""Prompts that a decode worker computes itself, which blocks it keeps for later prompts, and forks:
-attempts that share the blocks of a prompt beside them.
+"""Prompts that a decode worker computes itself, blocks that it caches for later prompts, and forks:
+attempts that share another attempt's prompt blocks.
 
-A prompt's KV is prefill's work on any worker. A completion's is decode's, and stands for what
-prefill would compute only where both give the same bits (`PrefixCache.keeps_completions`): a
-request's tokens must not depend on what others have asked before.
+Prompt KV has the bits of prefill on any worker. Completion KV is computed by decode, and replaces
+prefill's only where both give the same bits (`PrefixCache.keeps_completions`): a request's tokens
+must not depend on earlier requests of others.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 
 def keep_prompt(cache: PrefixCache, attempt: DecodeAttempt, block_size: int) -> None:
-    """Note that the KV of a whole prompt is here."""
+    """Cache the KV of a whole prompt."""
     _keep(cache, attempt, len(attempt.prompt_ids) // block_size)
 
 
 def keep_completion(cache: PrefixCache, attempt: DecodeAttempt, block_size: int) -> None:
-    """Note what an attempt that ends leaves behind: the next turn of its chat begins with it."""
+    """Cache the KV of an attempt that ends: the next turn of its chat begins with it."""
     if cache.keeps_completions and attempt.output_ids:
         _keep(cache, attempt, attempt.num_computed_tokens // block_size)
 
@@ -45,20 +45,20 @@ def _keep(cache: PrefixCache, attempt: DecodeAttempt, num_blocks: int) -> None:
 
 
 PROMPT_ROWS: Final = 4
-"""One row in this many may be a prompt's: more would each have a few tokens only, and streams would
-lose their turns to them."""
+"""Prompts get at most one row in this many: more would have only a few tokens each, and streams
+would lose their turns to them."""
 
 
 class Prompts:
-    """The prompts of one decode worker.
+    """The prompts that one decode worker computes itself.
 
     Args:
-      attempt_table: the attempts that hold leases.
-      pace: how much a step may hold.
+      attempt_table: the attempts with leases.
+      pace: capacity of steps.
       max_num_seqs: rows of a step.
 
     Attributes:
-      rates: how fast steps have been.
+      rates: speed of steps.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Prompts:
         self._began_at = 0.0
 
     def add(self, attempt: DecodeAttempt) -> None:
-        """Take an attempt whose prompt is to be computed here."""
+        """Add an attempt whose prompt is computed here."""
         self._open[attempt.key] = attempt
 
     @property
@@ -83,11 +83,11 @@ class Prompts:
 
     @property
     def num_rows(self) -> int:
-        """Rows of the next step that prompts may want."""
+        """Rows of the next step that prompts could use."""
         return min(len(self._waiting()), self._most_rows)
 
     def plan(self, num_decode_rows: int, now: float) -> list[PromptChunk[DecodeAttempt]]:
-        """Choose the chunks that ride beside so many rows of running streams."""
+        """Choose the chunks that run beside this many rows of streams."""
         budget = self.rates.chunk_tokens(num_decode_rows)
         self._chunks = self._scheduler.plan(self._waiting(), budget, 0, self._most_rows)
         self._began_at = now
@@ -100,7 +100,7 @@ class Prompts:
     def take(
         self, num_decode_rows: int, now: float, speedup: float
     ) -> list[PromptChunk[DecodeAttempt]]:
-        """Return the chunks of the step that has returned, having learned from it."""
+        """Return the chunks of the finished step, after learning from its duration."""
         chunks, self._chunks = self._chunks, []
         num_tokens = sum(chunk.num_tokens for chunk in chunks)
         self.rates.took(
@@ -112,9 +112,9 @@ class Prompts:
         return chunks
 
     def _waiting(self) -> list[DecodeAttempt]:
-        """Return those that live and are not done, and forget the others."""
+        """Return live attempts with unfinished prompts, and forget the others."""
         if not self._open:
-            return []  # the usual case: this is asked several times in each step
+            return []  # the usual case: this is called several times per step
         alive = self._attempt_table.attempts
         self._open = {
             key: attempt
@@ -133,9 +133,9 @@ class Forks:
     """Attempts that wait for the prompts of others on one decode worker.
 
     Args:
-      engine: its blocks are shared and copied.
-      attempt_table: the attempts that hold leases.
-      prompts: where what a fork computes itself rides along.
+      engine: shares and copies blocks.
+      attempt_table: the attempts with leases.
+      prompts: computes the part that a fork does not share.
     """
 
     def __init__(
@@ -149,28 +149,29 @@ class Forks:
     def origin(
         self, row: AttemptRow, server: PeerId, prompt_ids: tuple[int, ...], cache_key: bytes
     ) -> DecodeAttempt | None:
-        """Return the attempt whose prompt is to be shared; None if it is not here, or not that."""
+        """Return the attempt whose prompt is to be shared; None if it is not here or has another
+        prompt."""
         origin = self._attempt_table.attempts.get(row.key)
         if origin is None or origin.server != server or origin.cache_key != cache_key:
             return None
         return origin if origin.prompt_ids == prompt_ids else None
 
     def add(self, fork: DecodeAttempt, origin: DecodeAttempt) -> None:
-        """Take an attempt that holds a lease of its own blocks; the shared ones come with the
-        prompt, at once if that is here."""
+        """Add an attempt with a lease on its own blocks; it gets the shared ones when the prompt is
+        computed, at once if it already is."""
         if origin.output_ids:
             self._part(fork, origin)
         else:
             self._waiting.setdefault(origin.key, []).append(fork)
 
     def complete(self, origin: DecodeAttempt) -> None:
-        """Take in that the prompt of an attempt is here, before anything else comes of it."""
+        """Process that an attempt's prompt is computed, before anything else happens to it."""
         for fork in self._waiting.pop(origin.key, ()):
             if fork.key in self._attempt_table.attempts:
                 self._part(fork, origin)
 
     def forsake(self, origin: DecodeAttempt, now: float) -> None:
-        """An attempt ends: those that still wait for its prompt have to begin anew."""
+        """Process the end of an attempt: forks that still wait for its prompt must start over."""
         for fork in self._waiting.pop(origin.key, ()):
             self._attempt_table.end(fork.key, EndReason.FORSAKEN, now)
 

@@ -1,4 +1,4 @@
-"""Which rows the next decode step has, and which attempts are preempted when blocks run out.
+"""Choose the rows of the next decode step, and the attempts to preempt when blocks run out.
 
 Pure functions of the attempts and the number of free blocks. Continuous batching: an attempt joins
 as soon as its KV is complete and leaves as soon as it ends. A paused one has no row and keeps its
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 
 Load: TypeAlias = "tuple[float, int]"
-"""What a tenant holds for its weight, and when the youngest of it came."""
+"""A tenant's blocks relative to its weight, and the arrival of its youngest attempt."""
 
 
 class StepPlan(NamedTuple):
-    """What to do before and in the next step.
+    """Actions before and in the next step.
 
     Attributes:
-      preempted: give their blocks back first.
-      growing: need one more block each; after the preemptions there are enough.
-      rows: compute the next token of these.
+      preempted: attempts whose blocks are freed first.
+      growing: attempts that need one more block; after the preemptions there are enough.
+      rows: attempts whose next token is computed.
     """
 
     preempted: list[DecodeAttempt]
@@ -42,24 +42,24 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
 
 
 def needs_block(attempt: DecodeAttempt, block_size: int) -> bool:
-    """Return whether the KV of its next token falls behind its last block."""
+    """Return whether the KV of its next token needs a new block."""
     return attempt.num_computed_tokens >= len(attempt.block_table) * block_size
 
 
 def choose_victim(
     attempts: Iterable[DecodeAttempt], loads: dict[bytes, Load] | None = None
 ) -> DecodeAttempt:
-    """Return the attempt to preempt: in the lowest class, of the tenant that holds most for its
-    weight, the least important to its client, among these the youngest, which has the least work to
-    lose.
+    """Return the attempt to preempt: in the lowest class, of the tenant that holds most relative to
+    its weight, the one least important to its client, and of these the youngest, which loses the
+    least work.
 
-    In its class, the only attempt of a tenant gives way to older ones alone. So the first
-    of each tenant gets on, and where there is one of each, the oldest: however much others need,
-    and whatever comes meanwhile, it is not pushed out for ever.
+    Within its class, a tenant's only attempt gives way only to older ones. So the first attempt of
+    each tenant makes progress, and if each has one, the oldest does: it is not preempted forever,
+    whatever others need.
 
     Args:
       attempts: all that hold blocks.
-      loads: what was found of tenants when victims were chosen for the same step.
+      loads: loads of tenants already computed for the same step.
     """
     attempts, loads = tuple(attempts), {} if loads is None else loads
     lowest = max(class_of(attempt.priority) for attempt in attempts)
@@ -86,8 +86,8 @@ def _by_age(attempt: DecodeAttempt) -> int:
 
 
 def _load(own: Sequence[DecodeAttempt]) -> Load:
-    """Return how much one tenant's attempts hold for its weight, as that was said last, and when
-    the youngest of them came. What they share counts once."""
+    """Return a tenant's blocks relative to its weight (as sent last), and the arrival of its
+    youngest attempt. Shared blocks count once."""
     youngest = max(own, key=_by_age)
     num_blocks = len(set().union(*(attempt.block_table for attempt in own)))
     return num_blocks / youngest.weight, youngest.order
@@ -105,19 +105,19 @@ def plan_step(
     """Choose rows, growth and preemptions for one step.
 
     Args:
-      holders: all that hold blocks, in any state; none of them is inside a running step.
-      runnable: those of them whose KV is complete and whose window is open.
+      holders: all attempts with blocks, in any state; none is in a running step.
+      runnable: those of them with complete KV and an open window.
       free_blocks: blocks that can be leased now.
-      num_returned: how many more could be if some attempts ended; what they share with others is
-        not among them.
+      num_returned: returns how many blocks the end of some attempts would free, without shared
+        ones.
       block_size: tokens per block.
       max_num_seqs: most rows.
 
     Returns:
-      A plan whose growth fits into `free_blocks` plus what the preempted give back.
+      A plan whose growth fits into `free_blocks` plus the blocks of preempted attempts.
     """
-    # The one that waited longest comes first, so that more runnable rows than the step can hold
-    # take turns: paused rows do not count against credit and may all come back at once.
+    # The one that waited longest goes first, so that rows take turns if there are too many: paused
+    # rows do not count against credit and may all resume at once.
     rows = sorted(runnable, key=lambda a: (a.last_turn, a.priority, a.order))[:max_num_seqs]
     growing = [attempt for attempt in rows if needs_block(attempt, block_size)]
     candidates = list(holders) if len(growing) > free_blocks else []

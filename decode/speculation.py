@@ -1,7 +1,7 @@
-"""Speculative decoding: how many guesses each row of a step gets, learnt from how its last ones
-went.
+"""Decide how many guesses each row of a step gets in speculative decoding, from the success of its
+earlier ones.
 
-Open it when guesses cost more than they save. Where guesses come from is in drafts.py.
+Open it when guesses cost more than they save. drafts.py makes the guesses.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 
 
 TRUST: Final = 0.125
-"""How far one row moves the average: some failures in a row are chance, ten are not."""
+"""Weight of one row in the average: a few failures in a row are chance, ten are not."""
 FIRST_ACCEPTANCE: Final = 0.5
-"""Of what nothing is known yet: seven failures end it."""
+"""Start value: seven failures end guessing."""
 FIRST_LENGTH: Final = 2
-"""A sequence begins with few: most are not copies."""
+"""Guesses of a new sequence: most are not copies."""
 
 
 class GuessPace:
-    """Doubles the number of guesses while all hold, cuts it to what held, and pauses where too few
-    do.
+    """Doubles the number of guesses while all are right, cuts it to the number that was right, and
+    pauses when too few are.
 
     Args:
       config: bounds.
 
     Attributes:
-      acceptance: moving average of the share of guesses that held.
+      acceptance: moving average of the share of right guesses.
     """
 
     def __init__(self, config: SpeculationConfig) -> None:
@@ -49,19 +49,19 @@ class GuessPace:
 
     @property
     def length(self) -> int:
-        """Guesses that the next row should have at most; 0 while it pauses."""
+        """Most guesses of the next row; 0 during a pause."""
         return 0 if self._resting_rows else self._length
 
     def went_without(self) -> None:
-        """Note a row that had no guesses."""
+        """Record a row without guesses."""
         self._resting_rows = max(0, self._resting_rows - 1)
 
     def went(self, proposed: int, accepted: int) -> None:
-        """Note a row with guesses.
+        """Record a row with guesses.
 
         Args:
-          proposed: how many it had, at least one.
-          accepted: how many of them held.
+          proposed: number of guesses, at least one.
+          accepted: number of right ones.
         """
         self.acceptance += TRUST * (accepted / proposed - self.acceptance)
         if accepted == proposed:
@@ -76,33 +76,33 @@ class GuessPace:
     def _rest(self) -> None:
         self._resting_rows = self._pause_rows
         self._pause_rows = min(self._config.max_pause_rows, 2 * self._pause_rows)
-        # One guess decides then: if it holds, on with it, and if not, on with the pause.
+        # After a pause one guess decides: if right, continue, otherwise pause again.
         self.acceptance = self._config.min_acceptance
         self._length = 1
 
 
 class GuessSource(Protocol):
-    """Where guesses come from."""
+    """A source of guesses."""
 
     @property
     def ledger(self) -> BlockLedger | None:
-        """The leases of a pool of its own; None if it has none."""
+        """The leases of the source's own pool; None if it has none."""
         ...
 
     def guess(self, attempt: DecodeAttempt, most: int) -> Sequence[int]:
-        """Return up to `most` tokens that may follow what an attempt has."""
+        """Return up to `most` tokens that may follow an attempt's tokens."""
         ...
 
     def forget(self, key: AttemptKey) -> None:
-        """Forget an attempt that has ended, if it was known."""
+        """Forget an ended attempt."""
         ...
 
 
 class GuessRoom(NamedTuple):
-    """What a step may take for guesses.
+    """Room for guesses in a step.
 
     Attributes:
-      spare_blocks: that no attempt may need soon.
+      spare_blocks: blocks that no attempt will need soon.
       block_size: tokens per block.
       max_model_len: longest sequence.
     """
@@ -113,13 +113,13 @@ class GuessRoom(NamedTuple):
 
 
 class GuessTurn(NamedTuple):
-    """One attempt's part in a step.
+    """One attempt's part of a step.
 
     Attributes:
-      attempt: of the guesses.
+      attempt: the attempt.
       guesses: tokens that may follow its row's; each has a row.
-      num_new_blocks: to be leased for them.
-      num_more: tokens of a replay behind its row's; each has a row.
+      num_new_blocks: blocks to lease for them.
+      num_more: tokens of a replay after its row's; each has a row.
     """
 
     attempt: DecodeAttempt
@@ -129,22 +129,22 @@ class GuessTurn(NamedTuple):
 
     @property
     def num_rows(self) -> int:
-        """Rows of the step that are this attempt's."""
+        """Number of this attempt's rows in the step."""
         return 1 + len(self.guesses) + self.num_more
 
     def holds(self, index: int, token_id: int) -> bool:
-        """Return whether the guess behind a row, by its index, is the token that this row chose;
-        behind the last row there is none."""
+        """Return whether the guess after a row, by its index, equals the token that this row chose;
+        there is none after the last row."""
         return self.guesses[index : index + 1] == (token_id,)
 
 
 class Speculation:
-    """Chooses guesses, and learns for each sequence whether they pay.
+    """Gives rows their guesses, and learns for each sequence whether they pay off.
 
     Args:
-      source: where they come from; None for no guesses at all.
+      source: of guesses; None for no guesses.
       config: bounds.
-      counters: of guesses and what became of them.
+      counters: of guesses.
     """
 
     def __init__(
@@ -161,8 +161,8 @@ class Speculation:
         return None if self._source is None else self._source.ledger
 
     def plan(self, rows: Sequence[DecodeAttempt], room: GuessRoom) -> list[GuessTurn]:
-        """Give rows their guesses, in the order given, as far as the step has room; and replays
-        more tokens at once, which are known and are computed in the same way."""
+        """Give rows their guesses, in the given order, as far as the step has room; replays get
+        more of their known tokens, which are computed in the same way."""
         left, share = self._shares(len(rows))
         turns = []
         for attempt in rows:
@@ -177,7 +177,7 @@ class Speculation:
     def wanted(
         self, rows: Sequence[DecodeAttempt], max_model_len: int
     ) -> list[tuple[DecodeAttempt, int]]:
-        """Return which of the rows of a step could use guesses, and how many."""
+        """Return which rows of a step could use guesses, and how many."""
         left, share = self._shares(len(rows))
         most = min(left, share)
         return [
@@ -187,8 +187,8 @@ class Speculation:
         ]
 
     def went(self, turn: GuessTurn, num_tokens: int) -> None:
-        """Note how many tokens a turn has brought: one without guesses, and one for each that
-        held."""
+        """Record how many tokens a turn has produced: one without guesses, and one more for each
+        right guess."""
         if self._source is None:
             return
         pace = self._pace(turn.attempt)
@@ -202,18 +202,18 @@ class Speculation:
         self._counters.speculative_accepted += accepted
 
     def forget(self, key: AttemptKey) -> None:
-        """Forget an attempt that has ended."""
+        """Forget an ended attempt."""
         self._paces.pop(key, None)
         if self._source is not None:
             self._source.forget(key)
 
     def _shares(self, num_rows: int) -> tuple[int, int]:
-        """Return how many more rows a step has room for, and how many of them one attempt's."""
+        """Return how many more rows a step has room for, and how many of them for one attempt."""
         left = max(0, self._config.max_step_tokens - num_rows)
         return left, max(1, left // max(1, num_rows))
 
     def _most(self, attempt: DecodeAttempt, max_model_len: int) -> int:
-        """Return how many guesses an attempt could use: it may end, or have to wait, before."""
+        """Return how many guesses an attempt could use before it may end or must wait."""
         position = len(attempt.output_ids)
         return min(
             self._pace(attempt).length,
@@ -223,7 +223,7 @@ class Speculation:
         )
 
     def _turn(self, attempt: DecodeAttempt, most: int, room: GuessRoom) -> GuessTurn:
-        # The row's own token and those behind it are all stored.
+        # The row's own token and all after it are stored.
         held = len(attempt.block_table) * room.block_size - attempt.num_computed_tokens - 1
         if not attempt.samples_next:
             return GuessTurn(attempt, num_more=min(most, held, attempt.num_to_replay - 1))

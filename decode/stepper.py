@@ -1,7 +1,6 @@
-"""From one decode step to the next: the rows, their results, and the servers that get them.
+"""Plan the steps of a decode worker, process their results, and send tokens to servers.
 
-Knows attempts, blocks and results; does not know which worker computed foreign KV, nor how
-steps are run. Chunks of prompts that are computed here ride along with the rows of running streams.
+Chunks of prompts that are computed here run beside the rows of streams.
 """
 
 from __future__ import annotations
@@ -39,19 +38,19 @@ if TYPE_CHECKING:
 
 
 class DecodeStepper:
-    """Plans steps and takes in their results.
+    """Plans steps and processes their results.
 
     Args:
-      engine: its blocks grow.
-      identity: names rows and context length.
-      attempt_table: the attempts that hold leases.
+      engine: with the blocks.
+      identity: names this worker in rows, and holds the context length.
+      attempt_table: the attempts with leases.
       outbox: takes the TOKENS frames.
       counters: of steps, tokens and preemptions.
       speculation: chooses guesses.
 
     Attributes:
-      prompts: those that are computed here.
-      forks: attempts that share the prompt of another one.
+      prompts: prompts computed here.
+      forks: attempts that share another one's prompt.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class DecodeStepper:
 
     @property
     def has_work(self) -> bool:
-        """Whether a stream may want a row, or a prompt is to be computed here."""
+        """Return whether a stream may need a row, or a prompt is to be computed here."""
         return bool(self._awake) or self.prompts.num_rows > 0
 
     def plan(self, now: float) -> list[StepRow]:
@@ -109,8 +108,8 @@ class DecodeStepper:
         return rows + [chunk_row(chunk) for chunk in chunks]
 
     def wanted_guesses(self) -> list[tuple[DecodeAttempt, int]]:
-        """Return the attempts that will probably have a row in the next step and could use guesses
-        of what follows, and how many."""
+        """Return the attempts that will probably have a row in the next step and could use guesses,
+        and how many."""
         rows = [
             attempt
             for key, attempt in self._awake.items()
@@ -119,12 +118,12 @@ class DecodeStepper:
         return self._speculation.wanted(rows, self._capacity.max_model_len)
 
     def due_after(self, now: float) -> float | None:
-        """Return when there will be something to plan although nothing happens: never."""
+        """Return None: there is never anything to plan if nothing happens."""
         del now
         return None
 
     def complete(self, results: Sequence[Sampled | None], now: float) -> None:
-        """Take in what the step that `plan` began has computed."""
+        """Process the results of the step that `plan` began."""
         turns, chunks = self._take_step(now)
         left = iter(results)
         self._take_tokens(turns, left, now)
@@ -133,7 +132,8 @@ class DecodeStepper:
         assert next(left, None) is None, "results without a row"
 
     def fail(self, message: str, now: float) -> None:
-        """The step that `plan` began raised: each of its attempts ends, the others go on."""
+        """Process the failure of the step that `plan` began: its attempts end, the others
+        continue."""
         turns, chunks = self._take_step(now)
         struck = [*(turn.attempt for turn in turns), *(chunk.attempt for chunk in chunks)]
         failed = FailedStep(self._counters.steps, len(struck))
@@ -157,7 +157,7 @@ class DecodeStepper:
             if turn.attempt.key not in self._attempt_table.attempts:
                 self._counters.late_rows += 1
                 self._counters.late_tokens += len(own)
-                continue  # it ended meanwhile: its tokens are never seen
+                continue  # it ended during the step: its tokens are discarded
             rows = self._decided(turn, own, now)
             turn.attempt.last_turn = self._counters.computed_tokens
             produced += [(turn.attempt, row) for row in rows]
@@ -167,10 +167,10 @@ class DecodeStepper:
     def _decided(
         self, turn: GuessTurn, results: Sequence[Sampled | None], now: float
     ) -> list[TokenRow]:
-        """Take what an attempt's rows chose, until one is not what was guessed to follow it.
+        """Take the tokens that an attempt's rows chose, up to the first that differs from its
+        guess.
 
-        KV behind that lies beyond `num_computed_tokens`, where nothing is read before the right
-        token's KV has been written over it.
+        KV of wrong guesses lies beyond `num_computed_tokens` and is overwritten before it is read.
         """
         attempt = turn.attempt
         if not attempt.samples_next:
@@ -219,20 +219,20 @@ class DecodeStepper:
             self._begin(attempt, token_row(attempt.key, 0, sampled), now)
 
     def join(self, attempt: DecodeAttempt, now: float) -> None:
-        """Take an attempt whose KV has come; its row comes with the next step."""
+        """Add an attempt whose KV is complete; it gets a row in the next step."""
         manifest = attempt.assembly.manifest
         assert manifest is not None, "complete without a manifest"
         attempt.num_computed_tokens = len(attempt.prompt_ids)
         self._begin(attempt, manifest.first, now)
 
     def _begin(self, attempt: DecodeAttempt, first: TokenRow, now: float) -> None:
-        """Take an attempt whose prompt is computed.
+        """Start an attempt whose prompt is computed.
 
-        The first token decides whether this attempt continues what its client has already: it was
-        sampled again, and must be the one that was sent.
+        The first token decides whether a replay can continue: it was sampled again, and must equal
+        the one that the client already has.
         """
         if first.token_id >= self._engine.vocab_size:
-            message = f"prefill chose token {first.token_id}, which is not in the vocabulary"
+            message = f"prefill chose token {first.token_id}, which is outside the vocabulary"
             self._attempt_table.end(attempt.key, EndReason.ERROR, now, message)
             return
         if attempt.replay_ids:
@@ -254,10 +254,10 @@ class DecodeStepper:
         self._end_finished((attempt,), now)
 
     def credit(self, attempt: DecodeAttempt, row: CreditRow) -> None:
-        """Take in how far an attempt may run, and how far its server has heard of it.
+        """Process a credit row: how far an attempt may run, and what its server has received.
 
-        What allows nothing new is said by a server that waits: the rows that it misses are said
-        once more, since they may be lost together with every sign that there were any.
+        A server that allows nothing new is waiting: send the rows that it lacks again, because they
+        may have been lost without a trace.
         """
         attempt.unheard = [r for r in attempt.unheard if r.position >= row.received]
         if attempt.window.grant(row.allowed):
@@ -271,7 +271,7 @@ class DecodeStepper:
     def _runnable(self) -> list[DecodeAttempt]:
         """Move leases between READY, RUNNING and PAUSED; return those that may have a row.
 
-        A paused attempt sleeps until it is given credit: it costs running ones nothing.
+        A paused attempt sleeps until it gets credit and costs running ones nothing.
         """
         leases = self._attempt_table.leases
         runnable = []
@@ -288,11 +288,11 @@ class DecodeStepper:
                 runnable.append(attempt)
             else:
                 del self._awake[key]
-        # With nothing else to compute the step itself waits for a mask.
+        # If there is nothing else to compute, the step itself waits for a mask.
         return [attempt for attempt in runnable if not attempt.is_awaiting_mask] or runnable
 
     def _room(self) -> GuessRoom:
-        # Everybody here may need another block soon: a guess must not make that a preemption.
+        # Every attempt here may soon need another block: a guess must not cause a preemption.
         spare_blocks = self._engine.ledger.available_blocks - len(self._attempt_table.leases)
         return GuessRoom(
             max(0, spare_blocks), self._engine.block_size, self._capacity.max_model_len

@@ -1,7 +1,4 @@
-"""The decode worker process: the core, its two listeners, its device thread.
-
-Knows how the parts are put together; decides nothing.
-"""
+"""Entry point of the decode worker process: put core, listeners and device thread together."""
 
 from __future__ import annotations
 
@@ -44,10 +41,10 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 MAX_KV_MESSAGES: Final = 8
-"""Chunks taken in between two looks at anything else: about 2 ms of copying at 1 MiB each."""
+"""Chunks received before other tasks get a turn: about 2 ms of copying at 1 MiB each."""
 
 RECEIVE_WINDOWS: Final = 4
-"""Senders' windows whose memory the heap keeps when it is free; more are rarely full at once."""
+"""Windows of senders whose freed memory stays in the heap; more are rarely full at once."""
 
 
 async def serve(
@@ -62,22 +59,22 @@ async def serve(
     find_ring: Callable[[SharedRing], FoundRing] = find_ring,
     task_status: trio.TaskStatus[WorkerLoop] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve with an engine that is loaded, until drained.
+    """Serve with a loaded engine until drained.
 
     Args:
       config: addresses and bounds.
-      engine: what it computes with.
-      device: where steps run.
+      engine: computes steps.
+      device: runs steps.
       control_network: makes the listener for servers.
-      kv_network: makes the listener for prefill workers; another one, so that bulk never stands
-        before a heartbeat.
-      draw_epoch: where epochs come from; a simulator brings its own.
-      source: where guesses come from, if not from a look-up; drafts are computed before each step.
-      find_ring: maps what prefill workers of this host offer.
-      task_status: started with the loop once everybody can connect.
+      kv_network: makes the listener for prefill workers; separate, so that bulk data never delays a
+        heartbeat.
+      draw_epoch: returns epochs; replaced by a simulator.
+      source: of guesses, if not lookup; drafts are computed before each step.
+      find_ring: maps rings that prefill workers of this host offer.
+      task_status: started with the loop once peers can connect.
 
     Raises:
-      ConfigError: an address cannot be bound, or none is given for KV.
+      ConfigError: an address cannot be bound, or there is none for KV.
     """
     link = config.link
     with (
@@ -158,7 +155,7 @@ def _core(
 def _drafting(
     core: DecodeCore, source: GuessSource | None, device: Device
 ) -> Callable[[], Awaitable[None]] | None:
-    """Return what computes a round of drafts, if that is where guesses come from."""
+    """Return a function that computes a round of drafts, if guesses come from a draft model."""
     if not isinstance(source, Drafts):
         return None
 
@@ -169,7 +166,7 @@ def _drafting(
         try:
             guesses = await device.run(source.compute, rows)
         except Exception:
-            # Answers do not depend on guesses: they go on without.
+            # Answers do not depend on guesses: continue without them.
             log.exception("draft_failed", rows=len(rows))
             source.fail()
         else:
@@ -185,7 +182,7 @@ async def _receive_kv(kv: Listener, core: DecodeCore, loop: WorkerLoop) -> None:
         core.wake(now)
         for message in messages:
             core.on_kv(message.sender, message.frame, message.payload, now)
-            # At once: the sender's next chunk shall be under way while the next is taken in here.
+            # Answer at once, so that the sender's next chunk is under way while this one is copied.
             _answer_kv(kv, core)
         loop.settle(now)
 
@@ -195,18 +192,18 @@ def _answer_kv(kv: Listener, core: DecodeCore) -> None:
         try:
             kv.send_nowait(send.to, send.frame)
         except (PeerGone, PeerBusy) as error:
-            # If it lives it sends again what was not answered.
-            # A prefill worker that is restarted is gone before its last answer: no harm in that.
+            # If it is alive it sends unanswered chunks again. A restarted prefill worker is gone
+            # before its last answer, which does no harm.
             log.info("kv_answer_unsent", error=str(error))
 
 
 def load_drafts(config: WorkerConfig, draft_dir: Path, vocab_size: int) -> Drafts:
-    """Load a draft model beside the model. Blocking; to be run on the device thread.
+    """Load a draft model. Blocking; runs on the device thread.
 
     Args:
-      config: the worker's.
-      draft_dir: the draft model's directory.
-      vocab_size: of the model.
+      config: of the worker.
+      draft_dir: directory of the draft model.
+      vocab_size: of the main model.
 
     Raises:
       ConfigError: the draft model cannot be loaded, or has another vocabulary.
@@ -259,9 +256,9 @@ async def _load_and_serve(
 
 
 def main(config: WorkerConfig) -> None:
-    """Load the model and serve until SIGTERM. Ends the process's work, not the process.
+    """Load the model and serve until SIGTERM.
 
     Raises:
-      ConfigError: the model or a setting cannot work.
+      ConfigError: the model or a setting is invalid.
     """
     trio.run(run_worker, config, _load_and_serve)

@@ -1,1 +1,1 @@
-"""Load: locust users, benchmarks, reports."""
+"""Load tests: locust users, benchmarks and fault campaigns, with their reports."""

@@ -1,8 +1,8 @@
-"""`python -m loadtest.batches`: a batch that survives everything.
+"""`python -m loadtest.batches`: kill every process of a fleet during one batch of the API.
 
-A batch runs while every process of its fleet is killed once, the supervisor included, for each
-number of servers. Exit code 0 if every line was answered exactly once, with what it is answered
-directly, and no block was left behind; 1 if not; 2 if nothing could run.
+Every process is killed once, including the supervisor, for each number of servers. Exit code 0 if
+every line was answered exactly once, with the same answer as a direct request, and no block was
+left behind; 1 if not; 2 if nothing could run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ COLUMNS = ("servers", "victim", "lines done", "ready again, s", "proof")
 
 
 def campaign(options: argparse.Namespace, console: Console) -> list[str]:
-    """Run a batch for each number of servers, print the deaths and return what was wrong."""
+    """Run a batch for each number of servers, print the kills and return what was wrong."""
     wrongs = []
     rmtree(options.out)
     options.out.mkdir()
@@ -43,7 +43,7 @@ def campaign(options: argparse.Namespace, console: Console) -> list[str]:
 
 
 def title_of(verdict: BatchVerdict) -> str:
-    """Return what came of a batch in a line."""
+    """Return the result of a batch in one line."""
     return (
         f"{verdict.num_lines} lines in {verdict.elapsed_s:.0f} s, {verdict.num_computed} computed, "
         f"{len(verdict.wrongs)} wrong"
@@ -51,7 +51,7 @@ def title_of(verdict: BatchVerdict) -> str:
 
 
 def rows_of(verdict: BatchVerdict) -> list[list[str]]:
-    """Return a row for each death."""
+    """Return a row for each kill."""
     servers = str(verdict.num_servers)
     return [
         [servers, one.fault.victim, str(one.num_done), f"{one.back_s:.1f}", one.fault.proof]
@@ -62,9 +62,11 @@ def rows_of(verdict: BatchVerdict) -> list[list[str]]:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = campaign_parser("batches", "A batch under the death of every process.")
-    parser.add_argument("--lines", type=int, default=500, help="of the batch (500)")
-    parser.add_argument("--max-tokens", type=int, default=96, help="of each of its answers (96)")
-    parser.add_argument("--servers", type=int, nargs="*", default=[1, 2], help="fleets (1 2)")
+    parser.add_argument("--lines", type=int, default=500, help="lines of the batch (500)")
+    parser.add_argument("--max-tokens", type=int, default=96, help="tokens of each answer (96)")
+    parser.add_argument(
+        "--servers", type=int, nargs="*", default=[1, 2], help="servers of each fleet (1 2)"
+    )
     return parser.parse_args(arguments)
 
 

@@ -1,11 +1,11 @@
-"""`python -m loadtest.cancels`: close connections at random moments; see that all KV comes back.
+"""`python -m loadtest.cancels`: close connections at random moments; check that all KV is freed.
 
-Streams over SSE and WebSocket and whole answers are begun and their sockets closed, politely or
+Streams over SSE and WebSocket and plain answers are begun and their sockets closed, politely or
 not, at any time from the first byte on. The time from the closed socket to the freed blocks is
-taken from the workers' log, by this machine's clock; of some streams more it is also taken
-where operators see it, from `triolet_kv_blocks` of /metrics. Exit code 0 if afterwards every block
-is free, no token was computed in vain beyond the running step, no process holds more than
-before, the audit objects to nothing and the server still answers; 1 if not; 2 if nothing could run.
+taken from the workers' log; for some more streams also from `triolet_kv_blocks` in /metrics, where
+operators see it. Exit code 0 if afterwards every block is free, no token was computed in vain
+beyond the running step, no process holds more than before, the audit finds nothing and the server
+still answers; 1 if not; 2 if nothing could run.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 
 MIB = 1024 * 1024
 MAX_GROWTH_BYTES = 16 * MIB
-"""Between the first stage and the last: what allocators move by. 4,000 leaked requests of 5 KiB
-would be more."""
+"""Allowed growth from the first stage to the last, for allocators. 4,000 leaked requests of 5 KiB
+would exceed it."""
 MAX_GROWTH_COUNT = 2
-"""Open files and threads: the very connection and thread that serve whoever looks."""
+"""Open files and threads: allow for the connection and thread of the check itself."""
 
 
 def growth(stages: Sequence[tuple[str, Mapping[str, Cost]]]) -> list[str]:
@@ -85,7 +85,7 @@ def _shown(cost: Cost | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StrayTokens:
-    """What a run of cut requests cost beyond what was wanted.
+    """Work done for cut requests in vain.
 
     Attributes:
       cut: requests whose client left while they ran.
@@ -101,7 +101,7 @@ class StrayTokens:
 
     @property
     def wrongs(self) -> list[str]:
-        """What must not be."""
+        """What must not have happened."""
         wrongs = []
         if self.unaccounted:
             wrongs.append(f"{self.unaccounted} computed tokens belong to no attempt")
@@ -128,7 +128,7 @@ def stray_tokens(
             received[entry["request_id"]] = entry["completion_tokens"]
         elif entry.get("event") == "attempt_ended" and entry["process"] in decode:
             computed[entry["attempt"].split("/")[0]] = entry["num_tokens"]
-            # The first token came with the prompt, whoever computed that.
+            # The first token came with the prompt, whichever worker computed it.
             rows += max(0, entry["num_tokens"] - 1)
     late_rows = sum(audit["late_rows"] for audit in decode.values())
     return StrayTokens(
@@ -213,23 +213,23 @@ SERVE_OPTIONS = (
     *("--max-num-seqs", "8", "--kv-pool", "64MiB", "--log-level", "info"),
     *("--set", "worker.engine.poison_freed_blocks=true"),
 )
-"""Few rows, so that with many clients some requests are cancelled while they are queued. The pages
-of a KV pool are taken at their first use, which would look like a leak; a pool that is poisoned is
-written whole before its worker is ready, and the audit finds writes into free blocks besides."""
+"""Few rows, so that with many clients some requests are cancelled in the queue. A KV pool's pages
+are allocated at their first use, which would look like a leak; a poisoned pool is written
+completely before its worker is ready, and the audit finds writes into free blocks."""
 WARM_UP = 100
-"""Cut before the first look: links, threads and allocators have to get going."""
+"""Requests cut before the first measurement, while links, threads and allocators warm up."""
 STAGES = (0.2, 0.6, 1.0)
-"""Shares of the run after which processes are looked at; from the first on they may not grow."""
+"""Shares of the run after which processes are measured; after the first one they may not grow."""
 FREE_DEADLINE_S = 30.0
 SETTLE_S = 15.0
 """Trio keeps idle threads for 10 s."""
 POLL_S = 0.05
 WATCH_POLL_S = 0.002
 WATCH_APART_S = 0.5
-"""Of a watched cancel, up to which it comes at random after its blocks were seen to be leased: the
-time between two heartbeats, one of which has shown them."""
+"""Longest random delay of a watched cancel after its blocks were seen leased: the time between two
+heartbeats."""
 COSTS_POLL_S = 0.5
-"""Every thread and file of every process is counted each time."""
+"""Each check counts every thread and file of every process."""
 
 
 @dataclass(slots=True)
@@ -238,9 +238,9 @@ class Outcome:
 
     Attributes:
       cuts: each closed socket.
-      stages: what processes held at rest, after so much of the run.
+      stages: resources of processes at rest, after parts of the run.
       blocks: afterwards.
-      stray: tokens for nobody.
+      stray: tokens without a client.
       violations: that the audits found.
       answers: whether the server still does.
       seen_s: from closed sockets until the metrics showed all blocks free.
@@ -261,7 +261,7 @@ class Outcome:
         if not self.blocks.is_all_free:
             wrongs.append(f"blocks are still held: {self.blocks}")
         if not self.answers:
-            wrongs.append("the server does not answer any more")
+            wrongs.append("the server no longer answers")
         return wrongs
 
 
@@ -370,11 +370,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = campaign_parser("cancels", __doc__)
     parser.add_argument("--count", type=int, default=1000, help="requests to cut (1000)")
-    parser.add_argument("--clients", type=int, default=24, help="at the same time (24)")
+    parser.add_argument("--clients", type=int, default=24, help="concurrent clients (24)")
+    parser.add_argument("--seconds", type=float, default=150, help="duration of the run (150)")
     parser.add_argument(
-        "--seconds", type=float, default=150, help="clients hurry to be done within these (150)"
+        "--watched", type=int, default=50, help="further streams, watched in /metrics (50)"
     )
-    parser.add_argument("--watched", type=int, default=50, help="more, watched in /metrics (50)")
     return parser.parse_args(arguments)
 
 

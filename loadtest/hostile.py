@@ -1,12 +1,12 @@
-"""`python -m loadtest.hostile`: every kind of hostile client, and what a harmless one notices.
+"""`python -m loadtest.hostile`: run every kind of hostile client, and check its effect on others.
 
-Against a fleet of its own. Exit code 0 if meanwhile /health/live always answered, its slowest
-hundredth within the bound, no process grew beyond its bound, files and tasks were back to what they
-had been soon after each attack, no names of clients became metrics, and in the end no block,
-connection or secret is left anywhere; 1 if not; 2 if nothing could run.
+Runs against its own fleet. Exit code 0 if /health/live always answered, within the bound at p99, no
+process grew beyond its bound, files and tasks were back to normal soon after each attack, names
+sent by clients did not become metrics, and in the end no block, connection or secret is left
+anywhere; 1 if not; 2 if nothing could run.
 
 Then, against another fleet, hostile neighbours: tenants that stay inside every limit beside a
-victim's chats. See `neighbours`, which has targets of its own.
+victim's chats. See `neighbours`, which has its own targets.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ if TYPE_CHECKING:
 SERVE_OPTIONS = ("--max-num-seqs", "8", "--kv-pool", "64MiB", "--log-level", "info",
                  "--set", "server.stall_timeout_s=3")  # fmt: skip
 MAX_P99_S = 0.25
-"""What a load balancer's health check has patience for, many times over."""
+"""Many times faster than a load balancer's health check requires."""
 MAX_GROWTH_BYTES = 64 * 1024 * 1024
 MAX_SETTLE_S = 5.0
-"""After an attack, for the server's files and tasks to be as before."""
+"""Seconds after an attack until the server's files and tasks must be back to normal."""
 SETTLE_DEADLINE_S = 30.0
 POLL_S = 0.1
 MEMORY_POLL_S = 0.02
 MAX_NEW_SERIES = 60
-"""Of the server's metrics, by all attacks together: some errors are counted under a status for the
+"""Metric series that all attacks together may add: some errors are counted under a status for the
 first time."""
 MIB = 1024 * 1024
 COLUMNS = ("attack", "asked", "p50", "p99", "max", "failed", "settled, s", "most, MiB", "left, MiB",
@@ -58,7 +58,7 @@ COLUMNS = ("attack", "asked", "p50", "p99", "max", "failed", "settled, s", "most
 
 
 def in_a_process(name: str) -> Callable[[str], Awaitable[None]]:
-    """Return an attack that runs in a process of its own."""
+    """Return an attack that runs in a separate process."""
 
     async def attack(url: str) -> None:
         command = [sys.executable, "-m", "loadtest.hostile_clients", url, name]
@@ -73,10 +73,10 @@ class Outcome:
     """What one attack did.
 
     Attributes:
-      watch: what a harmless client noticed.
+      watch: what a harmless client observed.
       settled_s: from the end until files and tasks were as before; infinite if they never were.
-      most_bytes: of memory that the server grew by meanwhile.
-      left_bytes: of memory that it had grown by in the end.
+      most_bytes: largest growth of the server's memory.
+      left_bytes: growth of its memory at the end.
       new_series: of its metrics.
     """
 
@@ -178,7 +178,7 @@ def secrets_told(url: str, log: Path) -> list[str]:
 
 
 def run(url: str, log: FleetLog, only: Sequence[str], console: Console) -> list[str]:
-    """Let all attacks run and return what was wrong."""
+    """Run all attacks and return what was wrong."""
     still_answers(url)
     before = log.costs()
     held = holdings(url)
@@ -206,7 +206,7 @@ def run(url: str, log: FleetLog, only: Sequence[str], console: Console) -> list[
         console.print(f"{name}: {cost.rss_bytes / MIB:.0f} MiB, {grown:+.0f} since the start")
     console.print(f"KV blocks afterwards: {blocks}")
     if not still_answers(url):
-        wrongs.append("the server answers no more")
+        wrongs.append("the server no longer answers")
     return wrongs
 
 

@@ -1,4 +1,4 @@
-"""Hostile clients, one kind after the other, and one that asks whether the server lives.
+"""The hostile clients, and a client that checks whether the server is alive.
 
 Every field that could end up in a log, a metric or an audit carries `CANARY`.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 CANARY: Final = "xyzzy-4711-plugh"
-"""Never to be seen in a log, a metric or an audit."""
+"""Must never appear in a log, a metric or an audit."""
 ANSWER_DEADLINE_S: Final = 60.0
 CANARY_PAUSE_S: Final = 0.02
 AFTERWARDS: Final = 3
@@ -31,23 +31,23 @@ JSON_HEAD: Final = HEAD + "content-type: application/json\r\ncontent-length: {le
 MESSAGES: Final = [{"role": "user", "content": CANARY}]
 STALLED_TOKENS: Final = 200
 STALL_S: Final = 5.0
-"""Longer than the patience of the servers that this is tried on: these end what they began."""
+"""Longer than the timeouts of the servers under attack, which end stalled requests."""
 NUM_STALLED: Final = 200
 NUM_NAMES: Final = 10_000
 NAMES_AT_ONCE: Final = 50
 LARGE_AT_ONCE: Final = 4
 CROWD: Final = 40
-"""Connections that ask without a pause, each as soon as it has its answers."""
+"""Connections that send requests without a pause."""
 CROWD_S: Final = 4.0
 NUM_PIPELINED: Final = 200
 NUM_MESSAGES: Final = 4096
 GRAMMAR_TOKENS: Final = 100
-"""Some grammars are harmless for their first 64."""
+"""Some grammars are harmless for their first 64 tokens."""
 
 
 @dataclass(slots=True)
 class Watch:
-    """What the client saw that asks whether the server lives.
+    """Results of the liveness client.
 
     Attributes:
       delays_s: from connecting to the whole answer.
@@ -59,7 +59,7 @@ class Watch:
 
 
 async def watch_health(url: str, seen: Watch) -> None:
-    """Ask again and again until cancelled."""
+    """Ask repeatedly until cancelled."""
     where = urlsplit(url)
     request = f"GET /health/live HTTP/1.1\r\nhost: {where.netloc}\r\nconnection: close\r\n\r\n"
     while True:
@@ -147,7 +147,7 @@ async def header_bombs(url: str) -> None:
 
 
 async def rapid_reset(url: str) -> None:
-    """A11: questions whose clients are gone before anything could be answered."""
+    """A11: requests by clients that leave before an answer is possible."""
 
     async def ask_and_leave(_: int) -> None:
         stream = await connect(url)
@@ -173,7 +173,7 @@ async def smuggling(url: str) -> None:
 
 
 async def json_bombs(url: str) -> None:
-    """A14: what parsers die of."""
+    """A14: inputs that crash parsers."""
     bodies = (
         b"[" * 100_000,
         b'{"a":' * 100_000,
@@ -207,14 +207,14 @@ async def prompt_bombs(url: str) -> None:
 
 
 async def grammars(url: str) -> None:
-    """A18, A31: grammars and schemas that take for ever, at once or with every token."""
+    """A18, A31: grammars and schemas that take forever, at once or with every token."""
     more = {"max_tokens": GRAMMAR_TOKENS}
     bodies = [_chat(**fields, **more) for fields in (hostile() | costly()).values()]
     await _many(len(bodies), lambda number: exchange(url, post(url, bodies[number])))
 
 
 async def websocket_floods(url: str) -> None:
-    """A24: bombs and floods on WebSockets, whose answers nobody reads."""
+    """A24: bombs and floods on WebSockets, without reading the answers."""
     host = urlsplit(url).netloc
     text = ws_text_frame(b"{}")
     floods = (
@@ -236,7 +236,7 @@ async def websocket_floods(url: str) -> None:
                     while await stream.receive_some(65536):
                         pass
                 except trio.BrokenResourceError:
-                    return  # it was cut off, which is what it deserves
+                    return  # it was cut off, as it should be
 
     await _many(24, flood)
 
@@ -271,7 +271,7 @@ async def foreign_names(url: str, share: float = 1.0) -> None:
 
     def asked(number: int, *, is_last: bool) -> bytes:
         body = _chat(model=f"model-{number}\r\n\x1b[31m{CANARY}\u202e", cache_salt=CANARY)
-        # Three of four ask for the model; the fourth is a path and a method that nobody has.
+        # Three of four ask for the model; the fourth has an unknown path and method.
         what = HEAD if number % 4 else f"VERB{number} /path-{number} HTTP/1.1\r\nhost: {{host}}\r\n"
         secret = f"authorization: Bearer {CANARY}\r\nx-request-id: \x1b[31m{number}\r\n"
         head = what.format(host=host) + secret + ("connection: close\r\n" if is_last else "")
@@ -367,7 +367,7 @@ async def crowd_fields(url: str, share: float = 1.0) -> None:
 
 
 async def crowd_scrapes(url: str, share: float = 1.0) -> None:
-    """A38: the metrics, again and again."""
+    """A38: the metrics, repeatedly."""
     get = f"GET /metrics HTTP/1.1\r\nhost: {urlsplit(url).netloc}\r\n\r\n"
     await _crowd(url, share, get.encode())
 
@@ -398,11 +398,11 @@ ATTACKS: Final[tuple[Callable[..., Awaitable[None]], ...]] = (
     *CROWDS,
 )
 SCALED: Final = frozenset({stalled_readers, large_bodies, foreign_names, *CROWDS})
-"""Those of which one may ask for a share only."""
+"""Attacks that can be run at a reduced share."""
 
 
 async def besiege(url: str, attack: Callable[[str], Awaitable[None]]) -> Watch:
-    """Let one attack run, and say how the server did meanwhile."""
+    """Run one attack, and print the server's liveness during it."""
     seen = Watch()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watch_health, url, seen)
@@ -416,5 +416,5 @@ async def besiege(url: str, attack: Callable[[str], Awaitable[None]]) -> Watch:
 
 
 if __name__ == "__main__":
-    # In a process of their own they hold up nobody who measures.
+    # In a separate process they do not delay the measurements.
     trio.run({attack.__name__: attack for attack in ATTACKS}[sys.argv[2]], sys.argv[1])

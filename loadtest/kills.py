@@ -1,10 +1,10 @@
-"""`python -m loadtest.kills`: break processes under load; see that clients only notice a pause.
+"""`python -m loadtest.kills`: break processes under load; check that clients notice only a pause.
 
-The same requests are asked once undisturbed and then once per fault, each time of a fresh fleet of
-two prefill and two decode workers. Faults come at random moments: SIGKILL of a decode worker, of a
+The same requests run once undisturbed and then once per fault, each time on a fresh fleet of two
+prefill and two decode workers. Faults occur at random moments: SIGKILL of a decode worker, of a
 prefill worker, of the server, and SIGSTOP of a decode worker with SIGCONT 3 s later. Exit code 0 if
-every request was answered with the very tokens of the undisturbed run, every fault hit something
-and no block was left behind; 1 if not; 2 if nothing could run.
+every request got exactly the tokens of the undisturbed run, every fault hit something and no block
+was left behind; 1 if not; 2 if nothing could run.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ FREE_BOUND_S = 2.5
 """A lease lives 2 s without its owner, and the sweep that ends it comes within half a second."""
 SERVER_KILL = "server-kill"
 LEASE_EXPIRED = "lease_expired"
-"""How a worker ends what its server does not name any more."""
+"""End reason of attempts that no server names any more."""
 CALM = "calm"
 REFERENCE = "reference"
 UNDISTURBED = (REFERENCE, CALM)
@@ -62,7 +62,7 @@ class Verdict:
       injected: each fault that happened.
       requests: how many were asked.
       failed: those without an answer, and why.
-      inexact: those whose answer differs from the reference, and where.
+      inexact: those with an answer that differs from the reference, and where.
       hit: requests that needed more than one attempt or, when the server died, connection.
       pauses_s: the longest silence of each stream that was hit; for a broken connection, from
         noticing it to the first word of the next try.
@@ -71,7 +71,7 @@ class Verdict:
       noticed_s: per broken connection, how long after the death its client knew.
       logprob_distance: largest difference of a logprob from the reference's.
       leased_blocks: blocks that were still held afterwards.
-      violations: what the audit objected to afterwards.
+      violations: of the audit afterwards.
       elapsed_s: of the whole run.
     """
 
@@ -158,7 +158,7 @@ def _times_to_free(
 ) -> list[float]:
     """Return how long workers held what belonged to a server that died.
 
-    That is whatever ended before the next server was there, and whatever nobody named any more.
+    Counts attempts that ended before the next server was ready, and those no server named.
     """
     returns = [
         seconds_of(e)

@@ -1,6 +1,6 @@
-"""The file that locust is pointed at: `locust -f loadtest/locustfile.py --host http://127.0.0.1:8000`.
+"""Entry point for locust: `locust -f loadtest/locustfile.py --host http://127.0.0.1:8000`.
 
-Locust loads it by path, outside of its package, so that it has to find its neighbours by name.
+Locust loads it by path, outside of its package, so it imports its neighbours by name.
 """
 
 from importlib import import_module

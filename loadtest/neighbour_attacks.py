@@ -1,9 +1,8 @@
-"""Attacks of a tenant that stays inside every limit, each in a process of its own.
+"""Attacks by a tenant that stays inside every limit, each in its own process.
 
-Bodies are made once, with a number of fixed width in them that makes each request a new one, and go
-out as bytes: the attacker shares the machine with the server, which a real one elsewhere would not.
-A process gets a line of JSON with the seconds to attack for, and answers with what it was answered:
-see `harness.lines`.
+Bodies are built once, with a fixed-width number that makes each request a new one, and sent as
+bytes: unlike a real attacker, this one shares the machine with the server. A process gets a line of
+JSON with the duration, and answers with the answers that it got: see `harness.lines`.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ATTACKER, SPENT = "attacker", "spent"
-"""Tenants that attack: one with all that it asks for, and one with few requests a minute."""
+"""Attacking tenants: one without low limits, and one with few requests a minute."""
 NUMBER: Final = b"@000000000"
-"""Stands in a body for the number of its request."""
+"""Placeholder for the request's number in a body."""
 MARK: Final = NUMBER.decode()
 ANSWER_DEADLINE_S: Final = 60.0
 RECEIVE_BYTES: Final = 1 << 16
@@ -43,9 +42,9 @@ BROKEN: Final = "broken"
 CHAT: Final = "/v1/chat/completions"
 MIB: Final = 1 << 20
 CHOSEN: Final = {"type": "function", "function": {"name": "f0"}}
-"""The demo model's template shows no tools: it takes them only with a choice."""
+"""The demo model's template does not support tools: it needs a tool choice."""
 GRAMMARS: Final = {"grammar_rules": "nullable optional", "grammar_nested": "deep schema"}
-"""The costliest of those that are served to their end (`schemas.costly`)."""
+"""The costliest grammars that are still served (`schemas.costly`)."""
 GRAMMAR_TOKENS: Final = 300
 SOME_WORDS: Final = "the quick brown fox jumps over the lazy dog and runs on into the wood "
 
@@ -58,7 +57,7 @@ class Attack:
       path: that is asked.
       body: makes it; None for a GET.
       connections: at once.
-      tenant: whose key it has.
+      tenant: owner of its key.
       leaves_after_s: when the client leaves; None for one that waits for its answer.
       is_chunked: the body comes in chunks of a byte.
       is_websocket: each request is a message on one connection.
@@ -211,7 +210,7 @@ ATTACKS: Final = {
 
 
 def requests_of(attack: Attack) -> Iterator[bytes]:
-    """Yield requests without end, each with a number of its own."""
+    """Yield endless requests, each with a new number."""
     if attack.is_websocket:
         body = ws_text_frame(attack.body()) if attack.body else b""
     else:
@@ -236,7 +235,7 @@ def _request(attack: Attack) -> bytes:
 
 
 async def ask(address: tuple[str, int], request: bytes, leaves_after_s: float | None) -> str:
-    """Send a request on a connection of its own and read its answer to the end.
+    """Send a request on a new connection and read its answer to the end.
 
     Args:
       address: of the server.

@@ -1,8 +1,8 @@
-"""What one tenant's chat notices of another tenant that attacks and stays inside every limit.
+"""How much a tenant's chats suffer from another tenant that attacks but stays inside every limit.
 
-One fleet with the demo model. The victim asks for one short streamed chat after the other, alone
-and beside each attack in turns, because a machine is not always equally fast; each attack runs in a
-process of its own with a low priority. What is compared are the medians of paired rounds.
+One fleet with the demo model. The victim sends one short streamed chat after the other, alone and
+beside each attack in turns, because a machine's speed varies; each attack runs in its own process
+with a low priority. The medians of paired rounds are compared.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ PLANS: Final = {
 }
 VICTIM_TOKENS: Final = 48
 LEAD_S: Final = 1.0
-"""From an attack's begin until the victim is watched: the first requests are under way then."""
+"""Seconds from the start of an attack until the victim is measured."""
 SETTLE_S: Final = 1.0
-"""After an attack: what it has left behind is worked off."""
+"""Seconds after an attack, for its leftovers."""
 MAX_TTFT_RATIO: Final = 2.0
 MAX_GAP_RATIO: Final = 2.0
 MAX_HEALTH_S: Final = 0.25
 TABLE_COLUMNS: Final = 120
-"""Of a table that goes to a file."""
+"""Width of a table that is written to a file."""
 HOW_TO_READ: Final = (
     "alone / beside: medians of all streams; a worst gap is the longest between two events of one "
     "stream. Ratios are beside / alone, the median of the rounds'. Answered: to the attacker. "
@@ -69,7 +69,7 @@ class Half:
       ttfts_s: of each stream.
       worst_gaps_s: of each stream.
       failures: what it was answered instead of a stream.
-      health: what a client saw that asks whether the server lives.
+      health: results of liveness checks.
     """
 
     ttfts_s: list[float] = field(default_factory=list)
@@ -148,7 +148,7 @@ def victims_chat(number: int, *, has_schema: bool) -> bytes:
 
 
 async def watch(url: str, seconds: float, numbers: Iterator[int], *, has_schema: bool) -> Half:
-    """Chat for some seconds, one chat after the other; ask meanwhile whether the server lives."""
+    """Chat for some seconds, one chat after the other, and check the server's liveness."""
     half = Half()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watch_health, url, half.health)

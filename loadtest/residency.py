@@ -1,9 +1,9 @@
 """`python -m loadtest.residency`: four models with memory for two, random traffic, and kills.
 
-Clients ask a model drawn at random, one request after the other; every now and then a worker or
-control is killed. Every answer is compared with one that was given in peace. All the while control
-is asked how much the models hold and how long each stays. Exit code 0 if nothing was wrong, 1 if
-something was, 2 if nothing could run.
+Clients send requests to a random model, one after the other; now and then a worker or control is
+killed. Every answer is compared with one from an undisturbed run. Throughout, control is asked how
+much the models hold and how long each stays. Exit code 0 if nothing was wrong, 1 if something was,
+2 if nothing could run.
 """
 
 from __future__ import annotations
@@ -46,18 +46,17 @@ NAMES: Final = ("a", "b", "c", "d")
 NUM_RESIDENT: Final = 2
 """Models that fit into memory at the same time."""
 ROOM: Final = 1.2
-"""Of the budget over what so many models were measured to hold: their buffers grow with load."""
+"""Factor on the measured memory of that many models: their buffers grow with load."""
 SCALE: Final = 1.01
-"""By which the last norm of a model differs from that of the one before: other tokens, sooner or
-later."""
+"""Factor between the last norms of two models, so that their tokens differ sooner or later."""
 MIN_RESIDENCY_S: Final = 2.0
-"""Shorter than the product's minute, so that minutes see many changes."""
+"""Shorter than the product's minute, for many changes within minutes."""
 WATCH_S: Final = 0.25
 UNSEEN: Final = -math.inf
-"""When a model was loaded, where nobody looked."""
+"""Load time of a model whose loading was not observed."""
 GONE_S: Final = 30.0
 CALM_S: Final = 120.0
-"""For a model to be woken by the first request in peace, on a busy machine."""
+"""Seconds for the first request to wake a model, on a busy machine."""
 SERVE_OPTIONS: Final = (
     *("--kv-pool", "16MiB", "--max-num-seqs", "8", "--log-level", "info"),
     *("--set", f"control.min_residency_s={MIN_RESIDENCY_S}"),
@@ -67,7 +66,7 @@ SERVE_OPTIONS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ResidencyPlan:
-    """How much of what.
+    """Size of a campaign.
 
     Attributes:
       seconds: of load.
@@ -90,13 +89,13 @@ class Residency:
     Args:
       url: of the server.
       log: of the fleet.
-      plan: how much of what.
-      say: told of each kill.
+      plan: size of the campaign.
+      say: called with a line for each kill.
 
     Attributes:
       done: what was done, and how often.
       loads: how often each model was loaded.
-      wrongs: whatever must not be.
+      wrongs: what must not have happened.
       first_tokens_s: until the first token of each answer, waking included.
       most_bytes: that all models held at once.
       budget_bytes: that they may hold.
@@ -123,7 +122,7 @@ class Residency:
         self._over = trio.Event()
 
     async def run(self) -> None:
-        """Do all of it."""
+        """Run the campaign."""
         for name in NAMES:
             await self._ask_in_peace(name)
         self._look_apart()
@@ -306,7 +305,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = campaign_parser("residency", "Four models with memory for two, traffic and kills.")
     parser.add_argument("--minutes", type=float, default=5, help="of load (5)")
     parser.add_argument("--every", type=float, default=10, help="seconds between kills (10)")
-    parser.add_argument("--clients", type=int, default=3, help="that ask side by side (3)")
+    parser.add_argument("--clients", type=int, default=3, help="concurrent clients (3)")
     parser.add_argument("--asks", type=int, default=12, help="different requests (12)")
     return parser.parse_args(arguments)
 

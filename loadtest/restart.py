@@ -1,10 +1,9 @@
 """`python -m loadtest.restart`: restart every process of a fleet under live streams.
 
 A fleet of one server, one prefill and one decode worker answers clients over SSE and WebSocket, the
-same requests over and over, while `triolet restart` replaces every process of it. Exit code 0 if
-every stream ended as it should with the very tokens of the undisturbed run, every process is a
-new one, streams were alive at each step and no block was left behind; 1 if not; 2 if nothing could
-run.
+same requests repeatedly, while `triolet restart` replaces every process. Exit code 0 if every
+stream ended properly with exactly the tokens of the undisturbed run, every process is a new one,
+streams were alive at each step and no block was left behind; 1 if not; 2 if nothing could run.
 """
 
 from __future__ import annotations
@@ -48,9 +47,9 @@ SERVE_OPTIONS = (
     *("--set", "worker.drain_timeout_s=0.5", "--set", "server.drain_timeout_s=120"),
 )
 RESTART_DEADLINE_S = 400.0
-"""Five processes start one after the other, on a machine that is busy with the streams."""
+"""Five processes start one after the other, while the streams keep the machine busy."""
 TOLD_TO_COME_AGAIN = "draining"
-"""What a server that leaves says to a request that it has not begun; the client asks the next."""
+"""Error code of a leaving server for a new request; the client asks the next server."""
 HOW_TO_READ = """\
 live       streams that were being answered when the step began
 moved      attempts that a drained worker gave up, to go on elsewhere
@@ -238,7 +237,7 @@ def _silence_s(story: Story, begin: float, end: float) -> float:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = campaign_parser("restart", "Restart every process of a fleet under live streams.")
-    parser.add_argument("--streams", type=int, default=20, help="at any time (20)")
+    parser.add_argument("--streams", type=int, default=20, help="concurrent streams (20)")
     parser.add_argument("--max-tokens", type=int, default=400, help="of each stream (400)")
     parser.add_argument("--lead-s", type=float, default=2.0, help="seconds before the restart (2)")
     return parser.parse_args(arguments)
@@ -254,7 +253,7 @@ def campaign(options: argparse.Namespace, console: Console) -> list[str]:
     console.print(
         f"{len(outcome.stories)} streams in {outcome.took_s:.0f} s of restart, "
         f"{outcome.several_attempts} of them moved; {outcome.told_to_come_again} requests "
-        f"were told to come again; {len(outcome.wrongs)} wrong"
+        f"were told to retry; {len(outcome.wrongs)} wrong"
     )
     return outcome.wrongs
 

@@ -1,6 +1,6 @@
-"""`python -m loadtest.run`: locust, headless, against a server that it starts and stops.
+"""`python -m loadtest.run`: run locust, headless, against a server that it starts and stops.
 
-Writes report.html, streams.json and logs to build/loadtest/ and prints what the streams took. Exit
+Writes report.html, streams.json and logs to build/loadtest/ and prints the streams' figures. Exit
 code 0 if every stream ended well, 1 if one did not or none was measured, 2 if nothing could run.
 """
 
@@ -29,9 +29,9 @@ USER_CLASSES = {
     "both": ["ChatOverSSE", "ChatOverWebSocket"],
 }
 FINISH_S = 60
-"""How long streams that are under way at the end may take to finish, so that none counts as cut."""
+"""Time for streams under way at the end to finish, so that they do not count as cut."""
 MARGIN_S = 60
-"""What locust itself may take beyond that."""
+"""Additional time for locust itself."""
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -45,7 +45,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--url", help="load this server and start none")
     options = parser.parse_args(arguments)
     if options.url and options.serve:
-        parser.error("--url starts no server, so that options for one have no use")
+        parser.error("--url starts no server, so server options have no effect")
     return options
 
 

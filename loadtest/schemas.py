@@ -1,7 +1,7 @@
-"""JSON Schemas from a seed: nested, with enums, arrays, references, patterns and bounds.
+"""Generate JSON Schemas from a seed: nested, with enums, arrays, references, patterns and bounds.
 
-Everything that a schema describes is short, so that a completion that keeps to it comes to its end.
-Also what hostile clients send instead.
+Everything that a schema describes is short, so that a completion within it comes to its end. Also
+schemas and grammars that hostile clients send.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PATTERNS: Final = (
     r"^[a-z]{1,6}@[a-z]{2,5}\.(com|org)$",
 )
 FORMATS: Final = ("uuid", "ipv4")
-"""Not those of moments: their fractions of a second may be of any length."""
+"""Without date formats: their fractions of a second may have any length."""
 WORDS: Final = "name age city tags score état note Größe kind 色 items-1 a.b path/x".split()
 
 
@@ -100,7 +100,7 @@ def _scalar(chance: random.Random) -> Schema:
 
 
 AMBIGUOUS: Final = 's: s s | s s s | w | " "\nw: "a" | "b" | "c" | "d" | "e" | w w\n'
-"""Rules of Lark with more items of a parse for every token: each text has very many trees."""
+"""Lark rules whose parse grows with every token: each text has very many parse trees."""
 
 
 def costly() -> dict[str, dict[str, Any]]:

@@ -1,9 +1,9 @@
-"""`python -m loadtest.soak`: everything at once, for minutes, and nothing may be wrong.
+"""`python -m loadtest.soak`: all kinds of clients and faults at once, for minutes.
 
-Clients read streams over SSE and WebSocket and whole answers, others leave in the middle, others
-stop reading; every now and then a worker is killed, stopped or told to leave. All the while the
-fleet is audited, and every whole answer is compared with one that was given in peace. Exit code 0
-if nothing was wrong, 1 if something was, 2 if nothing could run.
+Some clients read streams over SSE and WebSocket and plain answers, others leave in the middle,
+others stop reading; now and then a worker is killed, stopped or drained. The fleet is audited
+throughout, and every complete answer is compared with one from an undisturbed run. Exit code 0 if
+nothing was wrong, 1 if something was, 2 if nothing could run.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ CUTTERS = 2
 CUT_PAUSE_S = 0.2
 STALL_EVERY_S = 5.0
 STALL_MAX_TOKENS = 900
-"""More than any kernel buffers: with 20 alternatives each token is two kilobytes."""
+"""More than kernel buffers hold: with 20 alternatives a token takes two kilobytes."""
 STALL_GRACE_S = 30.0
-"""Beyond the stall bound: the stream's start and the end of its attempt on a busy machine."""
+"""In addition to the stall timeout: the stream's start and its end on a busy machine."""
 AUDIT_EVERY_S = 1.0
 JITTER = 0.25
-"""Of the time between two faults, so that they keep no step with heartbeats."""
+"""Random share of the time between two faults, so that they are not in step with heartbeats."""
 
 
 @dataclass(frozen=True, slots=True)
 class SoakPlan:
-    """How much of what.
+    """Size of a soak.
 
     Attributes:
       seconds: of load with faults.
@@ -83,13 +83,13 @@ class Soak:
     Args:
       url: of the server.
       log: of the fleet.
-      plan: how much of what.
-      say: told of each fault as it happens.
+      plan: size of the soak.
+      say: called with a line for each fault.
 
     Attributes:
       done: what was done, and how often.
       injected: the faults.
-      wrongs: whatever must not be.
+      wrongs: what must not have happened.
       silences_s: the longest silence of each stream.
     """
 
@@ -107,7 +107,7 @@ class Soak:
         self._over = trio.Event()
 
     async def run(self) -> None:
-        """Do all of it."""
+        """Run the soak."""
         await wait_whole(self._url, self._log)
         stories = await ask_all(self._url, self._asks, self._plan.readers, lambda _: None)
         self.wrongs += [f"in peace: {s.ask.name}: {s.failure}" for s in stories if not s.answer]
@@ -190,7 +190,7 @@ class Soak:
         await trio.aclose_forcefully(client.stream)
 
     async def _break_things(self) -> None:
-        """Do one fault after the other, and see each through."""
+        """Inject one fault after the other, each to its end."""
         rng = Random(f"{self._plan.seed} faults")
         for fault in cycle(FAULTS):
             stretch = rng.uniform(1 - JITTER, 1 + JITTER)
@@ -231,7 +231,7 @@ class Soak:
 
 
 STALL_TIMEOUT_S = 3.0
-"""Shorter than the product's, so that many clients get to be cut off."""
+"""Shorter than the product's, so that many clients are cut off."""
 SERVE_OPTIONS = (
     *("--prefill", "2", "--decode", "2", "--max-num-seqs", "8", "--kv-pool", "64MiB"),
     *("--set", f"server.stall_timeout_s={STALL_TIMEOUT_S}", "--log-level", "info"),

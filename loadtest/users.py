@@ -1,8 +1,8 @@
-"""Locust's users: one chats over SSE, one over the WebSocket. Both time every stream.
+"""Locust users: one chats over SSE, one over WebSocket. Both time every stream.
 
 Runs inside locust, where gevent has patched the sockets; imports nothing of the product. Per stream
-and protocol three statistics appear beside the request itself: TTFT and ITL in milliseconds, and
-tokens/s, whose figures are tokens and not milliseconds.
+and protocol, three statistics appear next to the request: TTFT and ITL in milliseconds, and
+tokens/s, which locust's report labels as milliseconds too.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from requests import Response
 
 TIMEOUT_S = 60.0
-"""Longest silence of a stream; a server that keeps its stall bounds stays far below."""
+"""Longest silence of a stream; far longer than a working server's stall timeouts."""
 THINKING_S = (0.0, 0.3)
-"""Users answer at once or nearly: the point is load, not realism of pauses."""
+"""Pause between two requests: short, because the point is load, not realism."""
 
 _user_numbers = count(1)
 _records: list[StreamRecord] = []
@@ -93,7 +93,7 @@ class ChatUser(HttpUser):
         """End after the stream that is under way, or after the first.
 
         Locust would kill a user that waits: one whose wait was just over would be killed within its
-        next stream, which nobody would then know of.
+        next stream, which would go unnoticed.
         """
         if force:
             return bool(super().stop(force))

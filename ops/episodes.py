@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SILENT: Final = "silent"
-HELLO: Final = "say HELLO"
+HELLO: Final = "send HELLO"
 """In the reason of a refusal that ends by itself: the server greets the worker again."""
 MAX_REFUSALS: Final = 64
 """Pairs of worker and reason that are counted; more are shown each time."""
@@ -35,7 +35,7 @@ class _Episode:
       num_requests: requests that used it at that moment.
       stood_still_s: duration of the standstills that the worker reported.
       is_new_life: it fenced itself: it dropped all leases and took a new epoch.
-      num_refusals: frames that were refused with "say HELLO".
+      num_refusals: frames that were refused with "send HELLO".
       is_over: it is back.
       is_told: a line about it has been printed.
     """
@@ -138,7 +138,7 @@ class Episodes:
                 self._of(worker, at, now, is_late=True).num_refusals += 1
             case "fenced":
                 self._of(worker, at, now, is_late=True).is_new_life = True
-            case "stood_still":
+            case "process_paused":
                 one = self._of(worker, at, now, is_late=True)
                 one.stood_still_s += _number(entry, "seconds")
             case "server_gone" if process in self._episodes:

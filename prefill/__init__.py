@@ -1,1 +1,1 @@
-"""The prefill worker process: batches prompts, computes their KV and ships it to decode."""
+"""The prefill worker process: batches prompts, computes their KV and sends it to decode."""

@@ -1,7 +1,4 @@
-"""One attempt at a request as prefill holds it: its prompt, and how far it is computed.
-
-Plain state with the questions that the scheduler asks of it; knows no frames and no time.
-"""
+"""State of one attempt on a prefill worker: its prompt, and how far it is computed."""
 
 from __future__ import annotations
 
@@ -23,25 +20,25 @@ class PrefillAttempt:
 
     Attributes:
       key: request and attempt number.
-      server: the life of the server that asked.
+      server: server and epoch that asked for it.
       prompt_ids: the prompt.
       packed_ids: the same, packed.
-      cache_key: under which its KV is found again: of salt and adapter.
-      sampling: how the first token is chosen.
+      cache_key: key of its KV in the cache, from salt and adapter.
+      sampling: parameters of the first token.
       eos_token_ids: the model's end tokens.
       priority: lower is more important.
-      order: rises with each arrival.
-      arrived_at: when it came.
-      num_blocks: blocks that the prompt fills.
-      started_at: when it first had a row, None while it waits.
-      block_table: its blocks, empty while it waits; not its own any more once all is exported.
-      num_needed_blocks: what its start takes of the blocks that are available, as things stand.
-      num_computed_tokens: leading tokens whose KV is final; while it waits, those that the prefix
-        cache has at the moment.
-      num_cached_tokens: of these, not computed for it.
-      keeper: the tenant for which its KV is kept.
-      constraint: what its completion has to be, None for anything.
-      adapter: digest of the adapter that computes it; empty for the base alone.
+      order: increases with each arrival.
+      arrived_at: time of arrival.
+      num_blocks: blocks of the whole prompt.
+      started_at: when it first had a row; None while it waits.
+      block_table: its blocks; empty while it waits, and no longer its own once all is exported.
+      num_needed_blocks: available blocks that its start would take at present.
+      num_computed_tokens: leading tokens whose KV is final; while it waits, those in the prefix
+        cache at present.
+      num_cached_tokens: those of them that were not computed for it.
+      keeper: tenant whose cache share holds its KV.
+      constraint: on its completion; None for none.
+      adapter: digest of its adapter; empty for the base model.
     """
 
     key: AttemptKey
@@ -66,7 +63,7 @@ class PrefillAttempt:
 
     @property
     def num_output_tokens(self) -> int:
-        """Completion tokens that exist: the first one, once the prompt is computed."""
+        """Number of completion tokens: one, once the prompt is computed."""
         return 1 if self.is_computed else 0
 
     @property
@@ -76,10 +73,10 @@ class PrefillAttempt:
 
     @property
     def is_computed(self) -> bool:
-        """Whether only shipping is left."""
+        """Return whether only sending is left."""
         return self.num_remaining_tokens == 0
 
     @property
     def is_started(self) -> bool:
-        """Whether it has blocks for all of its prompt."""
+        """Return whether it has blocks for its whole prompt."""
         return self.started_at is not None

@@ -1,8 +1,8 @@
-"""The decisions of a prefill worker: frames and time in, frames out.
+"""The prefill worker's state machine: frames and step results in, frames and step plans out. No
+I/O.
 
-Knows the protocol with servers and with decode workers; knows no sockets, threads or clocks. The
-loop hands it frames, runs the steps that it plans, keeps the kv links that it wants, and sends
-what it has decided.
+The loop hands it frames, runs the steps that it plans, keeps the KV links that it wants, and sends
+its frames.
 """
 
 from __future__ import annotations
@@ -57,33 +57,33 @@ if TYPE_CHECKING:
 
 BATCHING: Final = EmbeddingConfig()
 MAX_OVERRUN: Final = 4
-"""Times `max_waiting_tokens` that may wait before a prompt is turned away: shares of credit change
-while frames are under way, and what servers believe to be cached here may be gone, so together they
-may overrun it for a moment, but not without end."""
+"""Factor on `max_waiting_tokens` beyond which a prompt is refused: shares of credit change while
+frames are under way, and cached prompts may have been evicted, so servers together may briefly
+exceed the limit."""
 
 
 NOTHING_SAMPLED: Final = SamplingParams()
 
 
 class PrefillCore:
-    """One prefill worker's mind.
+    """The decisions of one prefill worker.
 
     Args:
       engine: blocks and their bytes.
       identity: of this worker.
       link: lifetimes and bounds.
-      ring: host memory for KV on its way out.
-      now: the time at which it begins.
-      read_process: what the operating system says of the process; of no process by default.
-      embedding: how inputs that become vectors are batched.
+      ring: host memory for outgoing KV.
+      now: time of the start.
+      read_process: returns facts from the operating system; empty by default.
+      embedding: how embedding inputs are batched.
 
     Attributes:
-      outbox: what is to be sent to servers.
-      counters: what was done.
-      attempt_table: the attempts that hold leases.
-      server_sessions: what servers see; beats and drains.
-      stepper: plans steps and takes in their results.
-      shipper: what is on its way to decode workers.
+      outbox: frames for servers.
+      counters: of this worker.
+      attempt_table: the attempts with leases.
+      server_sessions: sessions with servers; heartbeats and drains.
+      stepper: plans steps and processes their results.
+      shipper: transfers to decode workers.
     """
 
     def __init__(
@@ -127,8 +127,8 @@ class PrefillCore:
         )
 
     def wake(self, now: float) -> None:
-        """To be called before frames are handed in and at every sweep: a worker that stood still
-        must not act on what it believed before."""
+        """Call this before handing in frames and at every sweep: after a standstill a worker must
+        not act on its old state."""
         if self.server_sessions.is_fenced(now):
             self.server_sessions.begin_new_life(now)
             for target in self.shipper.targets:
@@ -137,7 +137,7 @@ class PrefillCore:
             self.shipper.excuse(absence_s)
 
     def on_control(self, sender: bytes, frame: AnyFrame, now: float) -> None:
-        """Take in a frame of a server."""
+        """Process a frame of a server."""
         server = self.server_sessions.take(sender, frame, now)
         if server is None:
             return
@@ -153,7 +153,7 @@ class PrefillCore:
             self.server_sessions.reject(server, frame, error, now)
 
     def on_kv(self, target: KvTarget, frame: AnyFrame, now: float) -> None:
-        """Take in what a decode worker answers."""
+        """Process an answer of a decode worker."""
         match frame:
             case KvCredit():
                 self.shipper.on_credit(target, frame, now)
@@ -166,19 +166,19 @@ class PrefillCore:
                 self.counters.drop(Drop.UNEXPECTED)
 
     def on_target_lost(self, target: KvTarget, reason: str, now: float) -> None:
-        """A decode worker is gone, is another life, or has another model."""
+        """A decode worker is gone, has restarted, or has another model."""
         for key in self.shipper.close_lane(target):
             self.attempt_table.end(key, EndReason.PEER_LOST, now, reason)
 
     def take_kv_sends(self, now: float) -> Iterator[KvSend]:
-        """Export what is final, yield what goes to decode now, and free blocks that are out."""
+        """Export final blocks, yield the frames to send to decode now, and free exported blocks."""
         yield from self.shipper.pump(now)
         self.counters.kv_bytes = self.shipper.sent_bytes
         for key in self.shipper.exported():
             self._engine.ledger.release(key)
 
     def sweep(self, now: float) -> None:
-        """End what is over and give up receivers that have fallen silent."""
+        """End what is due, and give up receivers that do not answer."""
         self.server_sessions.sweep(now)
         for target in self.shipper.stalled(now):
             self.on_target_lost(target, f"{target.peer.name} does not answer", now)
@@ -188,7 +188,7 @@ class PrefillCore:
         self.server_sessions.say_goodbye()
 
     def load(self) -> Load:
-        """Return what the worker is doing."""
+        """Return the worker's load."""
         ledger, leases, counters = self._engine.ledger, self.attempt_table.leases, self.counters
         return Load(
             free_blocks=ledger.free_blocks,
@@ -213,7 +213,7 @@ class PrefillCore:
         )
 
     def account(self, now: float) -> WorkerAudit:
-        """Return what an audit asks for."""
+        """Return the account for an audit."""
         return worker_account(
             self._identity,
             self._link,
@@ -227,7 +227,7 @@ class PrefillCore:
         )
 
     def _describe(self, server: PeerId) -> WorkerHeartbeat:
-        del server  # every server has the same share
+        del server  # every server gets the same share
         num_servers = max(1, len(self.server_sessions.servers))
         return WorkerHeartbeat(
             epoch=self._identity.me.epoch,
@@ -239,7 +239,7 @@ class PrefillCore:
         )
 
     def _num_waiting_tokens(self) -> int:
-        # Inputs that become vectors give way to prompts, so they are nothing to wait for.
+        # Embedding inputs give way to prompts, so they do not count as waiting.
         attempts = self.attempt_table.attempts.values()
         return sum(a.num_remaining_tokens for a in attempts if isinstance(a, PrefillAttempt))
 
@@ -254,7 +254,7 @@ class PrefillCore:
             require_adapter(self._engine, frame.adapter, self._identity.me)
             if self._link.wire.plaintext and len(frame.kv_key) != KV_KEY_BYTES:
                 raise RemoteProtocolError(
-                    f"{self._identity.me.name} ships KV in plaintext, and this server sends no key "
+                    f"{self._identity.me.name} sends KV in plaintext, and this server sends no key "
                     "for its MAC: upgrade the server, or leave link.wire.plaintext off"
                 )
             if self.server_sessions.is_draining:
@@ -305,7 +305,7 @@ class PrefillCore:
         waiting = sum(one.num_remaining_tokens for one in self.stepper.embedder.waiting)
         most = MAX_OVERRUN * capacity.max_waiting_tokens
         if waiting and waiting + num_tokens > most:
-            raise RemoteProtocolError(f"{waiting} tokens of inputs wait; at most {most} may")
+            raise RemoteProtocolError(f"{waiting} tokens of inputs wait; the limit is {most}")
 
     def _check_room(self, num_prompt_tokens: int, num_cached_tokens: int, held_blocks: int) -> None:
         capacity = self._identity.capacity
@@ -315,12 +315,12 @@ class PrefillCore:
                 f"{capacity.max_model_len} ({capacity.num_blocks} blocks of {capacity.block_size})"
             )
         if held_blocks * capacity.block_size >= num_prompt_tokens:
-            raise RemoteProtocolError(f"{held_blocks} held blocks leave nothing to compute")
+            raise RemoteProtocolError(f"{held_blocks} cached blocks leave nothing to compute")
         waiting = self._num_waiting_tokens()
         most = MAX_OVERRUN * capacity.max_waiting_tokens
         if waiting and waiting + num_prompt_tokens - num_cached_tokens > most:
             raise RemoteProtocolError(
-                f"{waiting} prompt tokens wait already; at most {most} may: mind the credit"
+                f"{waiting} prompt tokens already wait; the limit is {most}: respect the credit"
             )
 
     def _admit(
@@ -362,7 +362,7 @@ class PrefillCore:
         )
 
     def _on_done(self, target: KvTarget, key: AttemptKey, now: float) -> None:
-        """Decode has everything, or has ended the attempt and says so to the server itself."""
+        """Decode has everything, or has ended the attempt and tells the server itself."""
         has_everything = self.shipper.on_done(target, key, now)
         if has_everything is None:
             return

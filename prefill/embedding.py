@@ -1,5 +1,5 @@
-"""Inputs that become vectors on a prefill worker: the state of one, how a step's tokens are parted
-between prompts and inputs, and the plan of the inputs of a step.
+"""Embedding inputs on a prefill worker: their state, the division of a step's tokens between
+prompts and inputs, and the choice of the inputs in a step.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class Embedding:
 
     Attributes:
       key: request and attempt number.
-      server: the life of the server that asked.
+      server: server and epoch that asked for it.
       prompt_ids: the input.
-      pool: makes the vector.
+      pool: pooling function for the vector.
       priority: lower is more important.
-      order: rises with each arrival.
-      arrived_at: when it came.
-      num_blocks: blocks that the input fills while it is computed.
-      started_at: when it first had a row, None while it waits.
-      block_table: its blocks, empty while it waits.
+      order: increases with each arrival.
+      arrived_at: time of arrival.
+      num_blocks: blocks that the input needs while it is computed.
+      started_at: when it first had a row; None while it waits.
+      block_table: its blocks; empty while it waits.
       num_computed_tokens: leading tokens whose KV is in the pool.
-      adapter: digest of the adapter that computes it; empty for the base alone.
+      adapter: digest of its adapter; empty for the base model.
     """
 
     key: AttemptKey
@@ -60,7 +60,7 @@ class Embedding:
 
     @property
     def num_output_tokens(self) -> int:
-        """There are none."""
+        """Always 0: an input has no completion."""
         return 0
 
     @property
@@ -70,21 +70,21 @@ class Embedding:
 
     @property
     def is_started(self) -> bool:
-        """Whether it has blocks for all of its tokens."""
+        """Return whether it has blocks for all of its tokens."""
         return self.started_at is not None
 
 
 SHARE_BESIDE_CHAT: Final = 8
-"""One part in this many of a step is for inputs while prompts of chats wait: these lose an eighth
-of their speed, and inputs always get on."""
+"""Inputs get one part in this many of a step while prompts of chats wait: these lose an eighth of
+their speed, and inputs always make progress."""
 OLDEST_SHARE: Final = 4
-"""One part in this many of a batch is the oldest input's, as for prompts (worker/chunks.py)."""
+"""The oldest input gets one part in this many of a batch, as with prompts (worker/chunks.py)."""
 MAX_RATIO: Final = 4
-"""In one batch no input has more than this many times the tokens of its shortest one."""
+"""Within a batch no input has more than this many times the tokens of the shortest."""
 SHORT_TOKENS: Final = 64
-"""Inputs up to this length go together whatever their ratio: a step reads all weights anyway."""
+"""Shorter inputs are batched at any ratio: a step reads all weights anyway."""
 POOL_SHARE: Final = 4
-"""One part in this many of the pool's blocks may be inputs'; a longer one goes alone."""
+"""Inputs get one part in this many of the pool's blocks; a longer one runs alone."""
 
 
 class InputChunk(NamedTuple):
@@ -100,13 +100,13 @@ class InputChunk(NamedTuple):
 
 
 class StepRoom(NamedTuple):
-    """What a step has for inputs.
+    """Room for inputs in a step.
 
     Attributes:
       max_tokens: of the step.
       free_blocks: that can be leased now.
       total_blocks: of the pool.
-      is_beside_chat: the step has rows of chats too.
+      is_beside_chat: whether the step also has rows of chats.
     """
 
     max_tokens: int
@@ -116,11 +116,11 @@ class StepRoom(NamedTuple):
 
 
 class StepTokens(NamedTuple):
-    """How a step's tokens are parted.
+    """Division of a step's tokens.
 
     Attributes:
-      prompts: at most so many are of chats' prompts.
-      all: at most so many of prompts and inputs together.
+      prompts: limit for prompts of chats.
+      all: limit for prompts and inputs together.
     """
 
     prompts: int
@@ -128,13 +128,12 @@ class StepTokens(NamedTuple):
 
 
 def part_tokens(narrow: int, wide: int, *, chats_wait: bool, inputs_are_due: bool) -> StepTokens:
-    """Part a step between prompts of chats and inputs.
+    """Divide a step between prompts of chats and inputs.
 
     Args:
       narrow: tokens of a step while a chat waits.
-      wide: of one that holds nothing but inputs.
-      chats_wait: whether a prompt of a chat is here that is not computed, also if it cannot have a
-        row at the moment.
+      wide: tokens of a step with only inputs.
+      chats_wait: whether a chat's prompt is not computed yet, even if it cannot have a row now.
       inputs_are_due: whether inputs may have rows.
     """
     if not chats_wait:
@@ -144,11 +143,11 @@ def part_tokens(narrow: int, wide: int, *, chats_wait: bool, inputs_are_due: boo
 
 
 def due_at(waiting: Sequence[Embedding], config: EmbeddingConfig) -> float | None:
-    """Return from when on a step may take inputs; None if there is none.
+    """Return the time from which a step may include inputs; None if there are none.
 
     Args:
-      waiting: all inputs that are not computed.
-      config: how long to wait for company, and what a full batch is.
+      waiting: all inputs that are not computed yet.
+      config: how long to wait for more inputs, and the size of a full batch.
     """
     if not waiting:
         return None
@@ -165,13 +164,13 @@ def plan_inputs(
     """Choose the inputs of the next step.
 
     Args:
-      waiting: all inputs that are not computed.
-      room: what the step has for them.
-      config: how much a batch may hold.
+      waiting: all inputs that are not computed yet.
+      room: for inputs in the step.
+      config: limit of a batch.
 
     Returns:
-      At most one chunk per input. In all at most the room, but for a last one that would not fit
-      into any batch: one token over is better than never.
+      At most one chunk per input, in total at most the room. An input that would fit into no batch
+      may exceed it by one token: otherwise it would wait forever.
     """
     budget = min(room.max_tokens, config.max_batch_tokens)
     if room.is_beside_chat:
@@ -221,11 +220,11 @@ def _by_urgency(embedding: Embedding) -> tuple[int, int, int]:
 
 
 class Embedder:
-    """Plans the part of each step that belongs to inputs, and takes in what it gave.
+    """Plans the inputs of each step, and processes their results.
 
     Args:
-      engine: its blocks are filled.
-      attempt_table: the attempts that hold leases.
+      engine: with the blocks.
+      attempt_table: the attempts with leases.
       outbox: takes the EMBEDDED frames.
       counters: of tokens.
       config: how inputs are batched.
@@ -248,23 +247,23 @@ class Embedder:
 
     @property
     def waiting(self) -> list[Embedding]:
-        """Inputs that are not computed."""
+        """Inputs that are not computed yet."""
         attempts = self._attempt_table.attempts.values()
         return [attempt for attempt in attempts if isinstance(attempt, Embedding)]
 
     @property
     def due_at(self) -> float | None:
-        """From when on a step may take inputs; None if none is there."""
+        """Time from which a step may include inputs; None if there are none."""
         return due_at(self.waiting, self._config)
 
     @property
     def keys(self) -> list[AttemptKey]:
-        """Attempts in the running step."""
+        """Inputs in the running step."""
         return [chunk.embedding.key for chunk in self._chunks]
 
     @property
     def num_tokens(self) -> int:
-        """Of the running step."""
+        """Tokens of inputs in the running step."""
         return sum(chunk.num_tokens for chunk in self._chunks)
 
     def plan(self, max_tokens: int, now: float, *, is_beside_chat: bool) -> list[StepRow]:
@@ -278,19 +277,19 @@ class Embedder:
         return [self._row(chunk, now) for chunk in self._chunks]
 
     def complete(self, now: float) -> None:
-        """Take in that the step is done: hidden states are in the pools."""
+        """Process a finished step: hidden states are in the pools."""
         chunks, self._chunks = self._chunks, []
         for embedding, num_tokens in chunks:
             self._counters.computed_tokens += num_tokens
             if embedding.key not in self._attempt_table.attempts:
                 self._counters.late_rows += 1
-                continue  # it ended meanwhile
+                continue  # it ended during the step
             embedding.num_computed_tokens += num_tokens
             if not embedding.num_remaining_tokens:
                 self._finish(embedding, now)
 
     def fail(self, message: str, failed: FailedStep, now: float) -> None:
-        """Take in that the step raised."""
+        """Process the failure of the step."""
         chunks, self._chunks = self._chunks, []
         for embedding, _ in chunks:
             self._attempt_table.end(embedding.key, EndReason.ERROR, now, message, failed)

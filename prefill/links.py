@@ -1,6 +1,6 @@
-"""The kv links of a prefill worker: dialled when something is to be shipped, closed when idle.
+"""KV links of a prefill worker: connect when there is KV to send, disconnect when idle.
 
-Moves frames between the core and decode workers; decides only which peers may be believed.
+Moves frames between the core and decode workers, and checks that the right peer answers.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ log = structlog.get_logger()
 
 @dataclass(slots=True, eq=False)
 class _Link:
-    """One dialled target.
+    """The connection to one decode worker.
 
     Attributes:
-      connection: the socket.
+      connection: the connection.
       scope: cancels its task.
-      used_at: when it last had something to do.
-      shares_ring: whether the target reads chunks where they are.
+      used_at: when it was last used.
+      shares_ring: whether the target reads chunks from our memory.
     """
 
     connection: Connection
@@ -51,11 +51,11 @@ class _Link:
     shares_ring: bool = False
 
     def shares(self, slot: RingSlot) -> bool:
-        """Return whether the target reads a slot where it is."""
+        """Return whether the target reads this slot from our memory."""
         return self.shares_ring and slot.offset is not None
 
     def send(self, send: KvSend) -> Hold | None:
-        """Hand over a frame with its bytes, or with the place where they are."""
+        """Send a frame with its bytes, or with their place in shared memory."""
         frame, slot = send.frame, send.slot
         if isinstance(frame, KvChunk) and slot and slot.offset is not None and self.shares(slot):
             where = SharedRange(slot.offset, len(slot.memory))
@@ -64,16 +64,16 @@ class _Link:
 
 
 class KvLinks:
-    """Connections to decode workers, as many as there are targets.
+    """Connections to decode workers, one per target.
 
     Args:
-      core: says what is to be sent and takes the answers.
+      core: decides what to send, and takes the answers.
       identity: sent in HELLO.
       network: makes connections.
       link: bounds and deadlines.
       nursery: for the lifetime of all links.
-      settle: sends what the core has decided after an answer came.
-      ring: how others on this host find the ring; None to send them its bytes.
+      settle: sends the core's frames after an answer.
+      ring: tells others on this host how to find the ring; None to send its bytes.
     """
 
     def __init__(
@@ -97,12 +97,12 @@ class KvLinks:
         self._links: dict[KvTarget, _Link] = {}
 
     def flush(self, now: float) -> None:
-        """Send what may be sent; dial new targets, hang up on lost and idle ones."""
+        """Send what may be sent; connect to new targets, disconnect from lost and idle ones."""
         self._hang_up_unwanted(now)
         self._dial_missing(now)
-        # Not before: dialling a new life of a target ends what there was for the old one.
+        # Only now: connecting to a restarted target ends the transfers to its previous epoch.
         for send in self._core.take_kv_sends(now):
-            # What does not get through is sent again when its answer is overdue.
+            # A frame that is lost is sent again when its answer is overdue.
             link = self._links[send.target]
             try:
                 hold = link.send(send)
@@ -130,9 +130,10 @@ class KvLinks:
             if target in self._links:
                 continue
             for older in [t for t in self._links if t.address == target.address]:
-                # One address, one life: a worker that was started anew there has ended the old one.
-                self._core.on_target_lost(older, f"{target.peer.name} has a new life", now)
-                self._hang_up(older, "you have a new life")
+                # An address has one epoch at a time: a worker that restarted there has ended the
+                # old one.
+                self._core.on_target_lost(older, f"{target.peer.name} has restarted", now)
+                self._hang_up(older, "you have restarted")
             try:
                 connection = self._network.connect(
                     target.address,
@@ -156,10 +157,10 @@ class KvLinks:
         link.scope.cancel()
 
     async def _serve(self, target: KvTarget, link: _Link) -> None:
-        """Greet one decode worker and listen to it until the link is not wanted any more."""
+        """Greet one decode worker and listen to it until the link is no longer wanted."""
         try:
             with link.scope:
-                # Without an answer the core gives the target up, which cancels this.
+                # Without an answer the core gives the target up, which cancels this task.
                 hello = make_hello(self._identity.me, self._identity.fingerprint, self._ring)
                 await link.connection.send(hello)
                 while True:
@@ -190,12 +191,12 @@ class KvLinks:
         if refusal is not None:
             self._core.on_target_lost(target, refusal.reason, now)
         elif welcome.peer != target.peer:
-            reason = f"{welcome.peer.peer_id} answers where {target.peer.peer_id} was expected"
+            reason = f"{welcome.peer.peer_id} answers, but {target.peer.peer_id} was expected"
             self._core.on_target_lost(target, reason, now)
         elif welcome.capacity.kv_window_bytes == 0:
-            self._core.on_target_lost(target, f"{target.peer.name} lets no KV be under way", now)
+            self._core.on_target_lost(target, f"{target.peer.name} accepts no KV", now)
         elif self._wire.share_memory is MemorySharing.ON and not welcome.shares_ring:
-            reason = f"{target.peer.name} does not read shared memory, and share_kv_memory is on"
+            reason = f"{target.peer.name} does not read shared memory, but share_kv_memory is on"
             self._core.on_target_lost(target, reason, now)
         else:
             self._note_path(target, welcome)
@@ -211,5 +212,5 @@ class KvLinks:
         elif self._ring is None:
             path, why = "socket", "this worker offers no memory"
         else:
-            path, why = "socket", "it does not read our memory: its own log says why"
+            path, why = "socket", "it does not read our memory: see its log"
         log.info("kv_path", target=target.peer.name, path=path, why=why)

@@ -1,8 +1,7 @@
 """The ring: host memory in which exported KV waits until its receiver has taken it.
 
-Knows extents of one piece of memory and their readers; does not know what lies in them, nor
-which process owns it. It is made once and used over and over: memory that was touched before costs
-no page faults, which take longer than the copy itself.
+It is allocated once and reused: memory that was touched before causes no page faults, which take
+longer than the copy itself.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ class RingSlot:
     """A piece of the ring with the bytes of one chunk.
 
     Attributes:
-      memory: the bytes; the owner of the slot fills them once, then they do not change any more.
-      offset: where it begins in the ring; None if it lies outside, because it is larger than that.
+      memory: the bytes; the owner of the slot fills them once, then they do not change.
+      offset: its start in the ring; None if it lies outside, because it is larger than the ring.
     """
 
     def __init__(self, memory: memoryview, offset: int | None) -> None:
@@ -39,10 +38,10 @@ class RingSlot:
 
 
 class SlotRing:
-    """Takes extents first fit, in any order of return.
+    """Allocates slots first fit; they may be returned in any order.
 
     Args:
-      memory: all of it.
+      memory: the whole ring.
     """
 
     def __init__(self, memory: memoryview) -> None:
@@ -54,22 +53,22 @@ class SlotRing:
 
     @property
     def size_bytes(self) -> int:
-        """What it holds at most."""
+        """Size of the ring."""
         return len(self._memory)
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of all slots that were taken and are not free again."""
+        """Bytes of all slots that are not free yet."""
         self._reclaim()
         return self._used_bytes
 
     @property
     def returned_bytes(self) -> int:
-        """Of these, those that were given back while a network still read them."""
+        """Those of them that were returned while a network still read them."""
         return sum(len(slot.memory) for slot in self._returned)
 
     def has_room(self, num_bytes: int) -> bool:
-        """Return whether `take` would find room."""
+        """Return whether `take` would succeed."""
         self._reclaim()
         # Anything fits into an empty ring: one block may be larger than all of it.
         return not self._used_bytes or self._find(num_bytes) is not None
@@ -91,12 +90,12 @@ class SlotRing:
         return slot
 
     def give_back(self, slot: RingSlot) -> None:
-        """Return a slot; it is free as soon as no network reads it any more."""
+        """Return a slot; it becomes free as soon as no network reads it."""
         self._returned.append(slot)
         self._reclaim()
 
     def check_invariants(self) -> None:
-        """Assert that gaps are apart, and that an empty ring is one gap."""
+        """Assert that gaps are separate, and that an empty ring is one gap."""
         ends = [0]
         for begin, end in self._gaps:
             assert begin < end, "an empty gap"

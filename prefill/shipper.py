@@ -1,7 +1,8 @@
-"""All transfers of one prefill worker: which chunk of KV is sent next to which decode worker,
-within its window, and what happens when a chunk is answered, lost or too late. No sockets.
+"""All KV transfers of one prefill worker: which chunk to send next to which decode worker within
+its window, and what to do when a chunk is acknowledged, lost or late. No sockets.
 
-Open it when KV does not arrive. The state of one transfer is in transfer.py, the links in links.py.
+Open it when KV does not arrive. transfer.py has the state of one transfer, links.py the
+connections.
 """
 
 from __future__ import annotations
@@ -30,23 +31,23 @@ if TYPE_CHECKING:
 
 
 class Sent(NamedTuple):
-    """A chunk that is not answered yet."""
+    """A chunk that is not acknowledged yet."""
 
     slot: RingSlot
     sent_at: float
 
 
 class InFlightWindow:
-    """What is on the wire.
+    """Chunks on the wire to one receiver.
 
     Attributes:
-      window: what the receiver lets be there; None until it has said so.
+      window: the receiver's window; None until it has announced it.
     """
 
     def __init__(self) -> None:
         self.window: ByteWindow | None = None
-        # An attempt that ended keeps its entries until they are answered: its bytes are on the
-        # wire all the same.
+        # Entries of an ended attempt stay until they are acknowledged: its bytes are still on the
+        # wire.
         self._sent: dict[tuple[AttemptKey, int], Sent] = {}
 
     def __len__(self) -> int:
@@ -57,22 +58,22 @@ class InFlightWindow:
 
     @property
     def num_bytes(self) -> int:
-        """Of all payloads."""
+        """Bytes of all payloads."""
         return sum(len(sent.slot.memory) for sent in self._sent.values())
 
     def has_room(self, num_bytes: int) -> bool:
-        """Return whether that much may be sent now."""
+        """Return whether this many bytes may be sent now."""
         return self.window is not None and self.window.has_room(num_bytes)
 
     def send(self, key: AttemptKey, chunk: TransferChunk, now: float) -> None:
-        """Note that a chunk is sent, for which the window has room."""
+        """Record that a chunk is sent, for which the window has room."""
         assert self.window is not None, "sent before the receiver said WELCOME"
         is_taken = self.window.try_consume(chunk.num_bytes)
         assert is_taken, "sent beyond the window"
         self.note_sent(key, chunk, now)
 
     def note_sent(self, key: AttemptKey, chunk: TransferChunk, now: float) -> None:
-        """Note that a chunk is sent, maybe once more."""
+        """Record that a chunk is sent, maybe again."""
         self._sent[key, chunk.frame.index] = Sent(chunk.slot, now)
         chunk.sent_at = now
 
@@ -90,11 +91,11 @@ class InFlightWindow:
         return [index for owner, index in self._sent if owner == key]
 
     def unanswered(self, now: float, longer_than_s: float) -> list[tuple[AttemptKey, int]]:
-        """Return what was sent longer ago than that."""
+        """Return chunks that were sent longer ago than this."""
         return [c for c, sent in self._sent.items() if now - sent.sent_at > longer_than_s]
 
     def all(self) -> list[tuple[AttemptKey, int]]:
-        """Return everything."""
+        """Return all chunks on the wire."""
         return list(self._sent)
 
 
@@ -102,11 +103,11 @@ Outgoing: TypeAlias = "tuple[KvChunk | KvManifest, RingSlot | None]"
 
 
 class PeerSender:
-    """One target's transfers and window.
+    """Transfers and window of one target.
 
     Attributes:
-      transfers: in the order in which they began.
-      in_flight: what the receiver has not answered yet.
+      transfers: in order of their start.
+      in_flight: chunks not acknowledged yet.
     """
 
     def __init__(self, link: LinkConfig, ring: SlotRing, now: float) -> None:
@@ -115,12 +116,12 @@ class PeerSender:
         self._ring = ring
         self._last_heard = now
         self.in_flight = InFlightWindow()
-        # In the order in which they go; those of ended attempts are passed over.
+        # In sending order; chunks of ended attempts are skipped.
         self._unsent: deque[tuple[Transfer, TransferChunk]] = deque()
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is under way or to come."""
+        """Return whether nothing is under way or waiting."""
         return not self.transfers and not self.in_flight
 
     def begin(self, transfer: Transfer, now: float) -> None:
@@ -130,7 +131,7 @@ class PeerSender:
         self.transfers[transfer.key] = transfer
 
     def open(self, window_bytes: int, now: float) -> None:
-        """Note the receiver's window: it may be sent to."""
+        """Record the receiver's window, so that sending may begin."""
         if self.in_flight.window is None:
             self.in_flight.window = ByteWindow(window_bytes)
         self._last_heard = now
@@ -141,9 +142,9 @@ class PeerSender:
         """Yield everything that may be sent now.
 
         Args:
-          now: the time.
-          export: makes the next chunk of this peer, if there is one and room for it. Exports run
-            ahead of the window, so that the pool's blocks are free early.
+          now: current time.
+          export: exports the next chunk for this peer, if there is one and room for it. Exports run
+            ahead of the window, so that the pool's blocks are freed early.
         """
         yield from self._overdue(now)
         yield from self._ready(now)
@@ -153,25 +154,25 @@ class PeerSender:
         yield from self._manifests(now)
 
     def on_credit(self, key: AttemptKey, index: int, now: float) -> None:
-        """A chunk was taken. Idempotent: what is not under way gives nothing back."""
+        """Handle a credit for a chunk. Idempotent: unknown chunks give nothing back."""
         self._last_heard = now
         self._settle(key, index)
 
     def on_resend(self, key: AttemptKey, indices: tuple[int, ...], now: float) -> None:
-        """Chunks came damaged: they are not under way any more and go out again."""
+        """Handle damaged chunks: they go out again."""
         self._last_heard = now
         for index in indices:
             self._settle(key, index, send_again=True)
 
     def on_done(self, key: AttemptKey, now: float) -> None:
-        """The receiver wants nothing more of this attempt."""
+        """Handle that the receiver wants nothing more of this attempt."""
         self._last_heard = now
         self.forget(key)
         for index in self.in_flight.of(key):
             self._settle(key, index)
 
     def forget(self, key: AttemptKey) -> None:
-        """End a transfer from this side. What is on the wire counts until it is answered."""
+        """End a transfer from this side. Chunks on the wire count until they are acknowledged."""
         transfer = self.transfers.pop(key, None)
         if transfer is not None:
             for chunk in transfer.chunks.values():
@@ -179,7 +180,7 @@ class PeerSender:
                     self._ring.give_back(chunk.slot)
 
     def close(self) -> None:
-        """Give everything back: the link is gone."""
+        """Give everything back because the link is gone."""
         for key in tuple(self.transfers):
             self.forget(key)
         for key, index in self.in_flight.all():
@@ -187,23 +188,23 @@ class PeerSender:
 
     def write_off(self, now: float) -> None:
         """Take back the window of ended attempts whose answer is overdue: the frame or its credit
-        was lost, and is not sent again."""
+        was lost and will not be sent again."""
         for key, index in self.in_flight.unanswered(now, self._link.kv_stall_s):
             if key not in self.transfers:
                 self._settle(key, index)
 
     def excuse(self, absence_s: float) -> None:
-        """Take back time in which no answer could be received."""
+        """Do not count time in which no answer could be received."""
         self._last_heard += absence_s
 
     def is_stalled(self, now: float) -> bool:
-        """Return whether the receiver owes an answer for too long."""
+        """Return whether an answer of the receiver has been overdue for too long."""
         is_dialling = self.in_flight.window is None and bool(self.transfers)
         is_waiting = is_dialling or self._is_unanswered()
         return is_waiting and now - self._last_heard > self._link.kv_stall_s
 
     def check_invariants(self) -> int:
-        """Assert that counts agree with contents; return the ring bytes in use."""
+        """Assert that counters agree with contents; return the ring bytes in use."""
         in_flight_bytes = self.in_flight.num_bytes
         window = self.in_flight.window
         used_bytes = 0 if window is None else window.used_bytes
@@ -219,7 +220,7 @@ class PeerSender:
         return unsent_bytes + in_flight_bytes
 
     def _overdue(self, now: float) -> Iterator[Outgoing]:
-        """Send again what should have been answered by now."""
+        """Send overdue chunks again."""
         for key, index in self.in_flight.unanswered(now, self._link.kv_retry_s):
             transfer = self.transfers.get(key)
             if transfer is not None:
@@ -228,7 +229,7 @@ class PeerSender:
                 yield chunk.frame, chunk.slot
 
     def _ready(self, now: float) -> Iterator[Outgoing]:
-        """Send in order: a small chunk that overtook a large one could do so for ever."""
+        """Send in order: otherwise small chunks could overtake a large one forever."""
         while self._unsent:
             transfer, chunk = self._unsent[0]
             is_wanted = self.transfers.get(transfer.key) is transfer
@@ -243,7 +244,7 @@ class PeerSender:
                 yield chunk.frame, chunk.slot
 
     def _manifests(self, now: float) -> Iterator[Outgoing]:
-        """Say behind the last chunk that nothing follows, and again when that is overdue."""
+        """Send the manifest after the last chunk, and again when its answer is overdue."""
         if self.in_flight.window is None:
             return
         for transfer in self.transfers.values():
@@ -289,7 +290,7 @@ class KvSend(NamedTuple):
 
     @property
     def payload(self) -> memoryview | None:
-        """The bytes that belong to the frame."""
+        """The frame's KV bytes."""
         return None if self.slot is None else self.slot.memory
 
 
@@ -297,13 +298,13 @@ class Shipper:
     """All transfers of one prefill worker.
 
     Args:
-      link: chunk and stall bounds.
-      memory: the ring's.
+      link: chunk size and deadlines.
+      memory: of the ring.
       bytes_per_block: on the wire.
-      export: copies blocks of an attempt's sequence out of the pool, into a slot.
+      export: copies blocks of an attempt's sequence from the pool into a slot.
 
     Attributes:
-      sent_bytes: payload handed to links since the start, repeats included.
+      sent_bytes: payload bytes sent since the start, including repeats.
     """
 
     def __init__(
@@ -323,21 +324,22 @@ class Shipper:
 
     @property
     def is_full(self) -> bool:
-        """Whether the ring has no room for another chunk: compute nothing more until it drains."""
+        """Return whether the ring has no room for another chunk: compute nothing more until it
+        drains."""
         return not self._ring.has_room(self._frames.bytes_of(range(self._frames.blocks_per_chunk)))
 
     @property
     def ring_bytes(self) -> int:
-        """Bytes that are exported and not yet taken."""
+        """Exported bytes that have not been taken yet."""
         return self._ring.used_bytes
 
     @property
     def targets(self) -> tuple[KvTarget, ...]:
-        """The targets that have, or recently had, something to receive."""
+        """Targets with present or recent transfers."""
         return tuple(self._peer_senders)
 
     def is_idle(self, target: KvTarget) -> bool:
-        """Return whether nothing is under way to a target, or to come."""
+        """Return whether nothing is under way or waiting for a target."""
         peer_sender = self._peer_senders.get(target)
         return peer_sender is None or peer_sender.is_idle
 
@@ -352,7 +354,7 @@ class Shipper:
         now: float,
         kv_key: bytes = b"",
     ) -> None:
-        """Open a transfer; its peer sender sends nothing before `open_peer`."""
+        """Open a transfer; nothing is sent before `open_peer`."""
         peer_sender = self._peer_senders.setdefault(target, PeerSender(self._link, self._ring, now))
         transfer = Transfer(
             key,
@@ -378,11 +380,11 @@ class Shipper:
         transfer.first = first
 
     def pump(self, now: float) -> Iterator[KvSend]:
-        """Export and send what ring and windows let go.
+        """Export and send what ring and windows allow.
 
         Yields:
-          Frames to hand to the links, in order; each as soon as it is there, so that the wire is
-          busy with one chunk while the next is exported.
+          Frames for the links, in order; each as soon as it is ready, so that one chunk is on the
+          wire while the next is exported.
         """
         for target, peer_sender in tuple(self._peer_senders.items()):
             for frame, slot in peer_sender.send(now, partial(self._export_next, peer_sender)):
@@ -391,7 +393,7 @@ class Shipper:
                 yield KvSend(target, frame, slot)
 
     def exported(self) -> list[AttemptKey]:
-        """Return the attempts whose blocks in the pool are not needed any more since the last
+        """Return the attempts whose blocks in the pool have become unnecessary since the last
         call."""
         keys = []
         for peer_sender in self._peer_senders.values():
@@ -402,7 +404,7 @@ class Shipper:
         return keys
 
     def open_peer(self, target: KvTarget, window_bytes: int, now: float) -> None:
-        """The receiver said WELCOME: it may be sent to."""
+        """Handle WELCOME: the receiver may be sent to."""
         peer_sender = self._peer_senders.get(target)
         if peer_sender is not None:
             peer_sender.open(window_bytes, now)
@@ -419,22 +421,22 @@ class Shipper:
         return lost
 
     def on_credit(self, target: KvTarget, frame: KvCredit, now: float) -> None:
-        """A chunk was taken, or dropped as stale."""
+        """Handle a credit: a chunk was taken, or dropped as stale."""
         peer_sender = self._peer_senders.get(target)
         if peer_sender is not None:
             peer_sender.on_credit(frame.key, frame.index, now)
 
     def on_resend(self, target: KvTarget, frame: KvResend, now: float) -> None:
-        """Chunks came damaged."""
+        """Handle damaged chunks."""
         peer_sender = self._peer_senders.get(target)
         if peer_sender is not None:
             peer_sender.on_resend(frame.key, frame.indices, now)
 
     def on_done(self, target: KvTarget, key: AttemptKey, now: float) -> bool | None:
-        """The receiver wants nothing more of an attempt.
+        """Handle that the receiver wants nothing more of an attempt.
 
         Returns:
-          Whether it had been told that everything was sent: then it has everything. None if the
+          Whether the manifest had been sent, so that the receiver has everything; None if the
           attempt was not under way to it.
         """
         peer_sender = self._peer_senders.get(target)
@@ -454,12 +456,13 @@ class Shipper:
             self._peer_senders[target].forget(key)
 
     def excuse(self, absence_s: float) -> None:
-        """Take back time in which this worker did not listen for answers."""
+        """Do not count time in which this worker did not listen for answers."""
         for peer_sender in self._peer_senders.values():
             peer_sender.excuse(absence_s)
 
     def stalled(self, now: float) -> list[KvTarget]:
-        """Write off what was forgotten, and return the receivers that owe an answer too long."""
+        """Write off forgotten chunks, and return the receivers whose answers are overdue for too
+        long."""
         for peer_sender in self._peer_senders.values():
             peer_sender.write_off(now)
         return [
@@ -469,7 +472,7 @@ class Shipper:
         ]
 
     def windows(self) -> WindowsAudit:
-        """Return how much is under way, of how much that may be."""
+        """Return how much is under way, and the limits."""
         windows = [
             w
             for peer_sender in self._peer_senders.values()
@@ -484,7 +487,7 @@ class Shipper:
         )
 
     def check_invariants(self) -> None:
-        """Assert that the ring is the bytes of all chunks that are kept or on the wire."""
+        """Assert that the ring holds exactly the chunks that are kept or on the wire."""
         self._ring.check_invariants()
         used = sum(peer_sender.check_invariants() for peer_sender in self._peer_senders.values())
         used += self._ring.returned_bytes

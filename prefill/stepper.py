@@ -1,7 +1,7 @@
-"""Steps of a prefill worker: which prompts have a row in the next one, and what its results change.
+"""Plan the steps of a prefill worker and process their results.
 
-A prompt that leaves the cache where another one is being computed waits for that one: the same
-block is not computed twice. The choice among prompts that do not wait is in worker/chunks.py.
+A prompt whose uncached part is just being computed for another prompt waits for that one: the same
+block is not computed twice. worker/chunks.py chooses among prompts that do not wait.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 def candidates(
     attempts: Iterable[PrefillAttempt], cache: PrefixCache, block_size: int
 ) -> list[PrefillAttempt]:
-    """Return the attempts to plan with; notes on those that wait what their start would find.
+    """Return the attempts to plan with; for waiting ones, update what their start would find
+    cached.
 
     Args:
       attempts: all whose prompt is not computed yet.
@@ -67,19 +68,19 @@ def _by_precedence(attempt: PrefillAttempt) -> tuple[bool, int, int]:
 
 
 class PrefillStepper:
-    """Plans steps and takes in their results.
+    """Plans steps and processes their results.
 
     Args:
-      engine: its blocks are filled.
-      attempt_table: the attempts that hold leases.
+      engine: with the blocks.
+      attempt_table: the attempts with leases.
       shipper: told how far each prompt is.
       outbox: takes the FIRST_TOKEN frames.
       counters: of steps and tokens.
-      embedding: how inputs that become vectors are batched.
+      embedding: how embedding inputs are batched.
 
     Attributes:
-      rates: how fast steps have been.
-      embedder: plans what inputs get of each step.
+      rates: speed of steps.
+      embedder: plans the inputs of each step.
     """
 
     def __init__(
@@ -106,14 +107,14 @@ class PrefillStepper:
 
     @property
     def has_work(self) -> bool:
-        """Whether a prompt or an input here is still to be computed."""
+        """Return whether a prompt or an input is not computed yet."""
         return any(
             attempt.num_remaining_tokens for attempt in self._attempt_table.attempts.values()
         )
 
     def plan(self, now: float) -> list[StepRow]:
-        """Begin the next step; an empty list means that there is nothing to compute, or no room
-        for what would come of it."""
+        """Begin the next step; an empty list means that there is nothing to compute, or no room for
+        the results."""
         self._began_at = now
         prompts = self._prompts
         inputs_due_at = self.embedder.due_at
@@ -136,13 +137,13 @@ class PrefillStepper:
         return [*(chunk_row(chunk) for chunk in self._chunks), *inputs]
 
     def due_after(self, now: float) -> float | None:
-        """Return when there will be something to plan although nothing happens; None if never."""
+        """Return when there will be something to plan even if nothing happens; None if never."""
         due_at = self.embedder.due_at
         return due_at if due_at is not None and due_at > now else None
 
     @property
     def _prompts(self) -> list[PrefillAttempt]:
-        """Of chats, that are not computed."""
+        """Prompts of chats that are not computed yet."""
         attempts = self._attempt_table.attempts.values()
         return [a for a in attempts if isinstance(a, PrefillAttempt) and not a.is_computed]
 
@@ -150,26 +151,26 @@ class PrefillStepper:
         return candidates(prompts, self._engine.prefix_cache, self._engine.block_size)
 
     def complete(self, results: Sequence[Sampled | None], now: float) -> None:
-        """Take in what the step that `plan` began has computed."""
+        """Process the results of the step that `plan` began."""
         num_inputs_tokens = self.embedder.num_tokens
         chunks = self._take_chunks(now)
         num_tokens = sum(chunk.num_tokens for chunk in chunks) + num_inputs_tokens
-        # What a step takes with this worker's own cores: others want theirs back at any time.
+        # Use the rate with this worker's own cores: others want theirs back at any time.
         elapsed_s, speedup = now - self._began_at, self._engine.speedup
         self._counters.borrowed_steps += speedup > 1.0
         self._budget.took(num_tokens, elapsed_s * speedup)
         if not chunks:
             self._wide_budget.took(num_tokens, elapsed_s * speedup)
         self.rates.took(elapsed_s, num_prompt_tokens=num_tokens, speedup=speedup)
-        for chunk, sampled in zip(chunks, results, strict=False):  # behind them inputs'
+        for chunk, sampled in zip(chunks, results, strict=False):  # inputs' results follow
             attempt = chunk.attempt
             self._counters.computed_tokens += chunk.num_tokens
             if attempt.key not in self._attempt_table.attempts:
                 self._counters.late_rows += 1
-                continue  # it ended meanwhile
+                continue  # it ended during the step
             attempt.num_computed_tokens += chunk.num_tokens
             if sampled is not None and sampled.barred is Barred.LATE:
-                # Its last token again with the next step: with the same KV, in the same place.
+                # Compute its last token again in the next step: same KV, same place.
                 attempt.num_computed_tokens -= 1
             num_full_blocks = attempt.num_computed_tokens // self._engine.block_size
             self._engine.prefix_cache.insert(
@@ -189,7 +190,8 @@ class PrefillStepper:
         self.embedder.complete(now)
 
     def fail(self, message: str, now: float) -> None:
-        """The step that `plan` began raised: each of its attempts ends, the others go on."""
+        """Process the failure of the step that `plan` began: its attempts end, the others
+        continue."""
         num_inputs = len(self.embedder.keys)
         chunks = self._take_chunks(now)
         failed = FailedStep(self._counters.steps, len(chunks) + num_inputs)
@@ -214,7 +216,7 @@ class PrefillStepper:
         self._shipper.computed(attempt.key, num_cached_blocks, None)
 
     def _finish(self, attempt: PrefillAttempt, sampled: Sampled, now: float) -> None:
-        """Send the first token straight to the server; KV and manifest follow to decode."""
+        """Send the first token directly to the server; KV and manifest follow to decode."""
         assert attempt.started_at is not None, "computed without having started"
         self._attempt_table.leases.step(attempt.key, LeaseEvent.COMPUTED)
         first = token_row(attempt.key, 0, sampled)

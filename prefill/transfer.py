@@ -1,7 +1,4 @@
-"""The KV of one attempt on its way out: which blocks are computed, exported, sent, taken.
-
-Knows block counts and chunks; does not know windows, other attempts or sockets.
-"""
+"""State of the KV transfer of one attempt: which blocks are computed, exported, sent, taken."""
 
 from __future__ import annotations
 
@@ -21,17 +18,17 @@ if TYPE_CHECKING:
     from .ring import RingSlot
 
 CACHED_BYTES: Final = 1 * MIB
-"""What is digested right after it was copied, from the cache of the core that copied it."""
+"""Bytes that are digested right after copying, while they are in the core's cache."""
 
 
 @dataclass(slots=True)
 class TransferChunk:
-    """Some whole blocks outside the pool, kept until the receiver has taken them.
+    """Whole blocks outside the pool, kept until the receiver has taken them.
 
     Attributes:
       frame: address and digest.
-      slot: the bytes, which do not change any more.
-      sent_at: when it was last handed to the link, None if it is to be sent.
+      slot: the bytes, which no longer change.
+      sent_at: when it was last sent; None if it is to be sent.
     """
 
     frame: KvChunk
@@ -40,16 +37,16 @@ class TransferChunk:
 
     @property
     def num_bytes(self) -> int:
-        """Of its payload."""
+        """Size of its payload."""
         return len(self.slot.memory)
 
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """How much goes into a chunk.
+    """Sizes of chunks.
 
     Attributes:
-      chunk_bytes: about.
+      chunk_bytes: approximate size of a chunk.
       bytes_per_block: on the wire.
     """
 
@@ -58,7 +55,7 @@ class Frames:
 
     @property
     def blocks_per_chunk(self) -> int:
-        """How many blocks make a chunk."""
+        """Number of blocks in a full chunk."""
         return max(1, self.chunk_bytes // self.bytes_per_block)
 
     def parts_of(self, blocks: range) -> Iterator[range]:
@@ -74,22 +71,22 @@ class Frames:
 
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """One attempt's shipment.
+    """The KV transfer of one attempt.
 
     Attributes:
       key: request and attempt number.
-      target_epoch: the life of the receiver that holds the lease.
+      target_epoch: epoch of the receiver that holds the lease.
       num_blocks: blocks of the whole prompt.
       num_tokens: tokens of the prompt.
-      num_exported: leading blocks out of the pool, or held by the receiver from the start.
+      num_exported: leading blocks that have left the pool, or that the receiver had from the start.
       num_computed: leading blocks whose KV is final.
-      first: the first completion token, known when the whole prompt is computed.
+      first: first completion token, known when the whole prompt is computed.
       chunks: by index, those that the receiver has not taken yet.
       num_chunks: chunks made so far.
-      num_unsent: of `chunks`, those that are to be sent.
-      manifest_sent_at: when the manifest was last handed to the link.
-      kv_key: by which chunks and manifest get a MAC; empty for none.
-      is_released: whether the pool has been told that its blocks are not needed any more.
+      num_unsent: those of `chunks` that are to be sent.
+      manifest_sent_at: when the manifest was last sent.
+      kv_key: key of the MACs of chunks and manifest; empty for none.
+      is_released: whether the pool has been told that its blocks are no longer needed.
     """
 
     key: AttemptKey
@@ -108,18 +105,18 @@ class Transfer:
 
     @property
     def is_exported(self) -> bool:
-        """Whether the pool's blocks are not needed any more."""
+        """Return whether the pool's blocks are no longer needed."""
         return self.first is not None and self.num_exported >= self.num_blocks
 
     @property
     def is_all_sent(self) -> bool:
-        """Whether only the manifest is left to send."""
+        """Return whether only the manifest is left to send."""
         return self.is_exported and not self.num_unsent
 
     def next_export(self, frames: Frames) -> range | None:
-        """Return which blocks the next chunk holds, or None if more must be computed first.
+        """Return the blocks of the next chunk, or None if more must be computed first.
 
-        Chunks are full but for the last one: many small frames cost more than a short wait.
+        Chunks are full except for the last one: many small frames cost more than a short wait.
         """
         ready = self.num_computed - self.num_exported
         if ready >= frames.blocks_per_chunk or (ready and self.num_computed >= self.num_blocks):
@@ -128,7 +125,7 @@ class Transfer:
         return None
 
     def add_chunk(self, blocks: range, slot: RingSlot, digest: bytes) -> TransferChunk:
-        """Keep exported blocks for sending; return them as a chunk."""
+        """Keep exported blocks for sending; return their chunk."""
         request_id, attempt = self.key
         frame = KvChunk(
             request_id,
@@ -148,7 +145,7 @@ class Transfer:
         return chunk
 
     def manifest(self) -> KvManifest:
-        """Return the frame that says that this is all."""
+        """Return the frame that ends the transfer."""
         assert self.is_exported, "a manifest before the last chunk"
         assert self.first is not None, "a manifest before the first token"
         request_id, attempt = self.key

@@ -1,7 +1,4 @@
-"""The prefill worker process: the core, its sockets, its device thread.
-
-Knows how the parts are put together; decides nothing.
-"""
+"""Entry point of the prefill worker process: put core, sockets and device thread together."""
 
 from __future__ import annotations
 
@@ -45,20 +42,20 @@ async def serve(
     make_ring: Callable[[int], RingMemory] = OwnRing,
     task_status: trio.TaskStatus[WorkerLoop] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve with an engine that is loaded, until drained.
+    """Serve with a loaded engine until drained.
 
     Args:
       config: addresses and bounds.
-      engine: what it computes with.
-      device: where steps run.
+      engine: computes steps.
+      device: runs steps.
       control_network: makes the listener for servers.
       kv_network: makes the links to decode workers.
-      draw_epoch: where epochs come from; a simulator brings its own.
-      make_ring: returns memory of so many bytes that others on this host may read.
+      draw_epoch: returns epochs; replaced by a simulator.
+      make_ring: returns memory that others on this host may read.
       task_status: started with the loop once servers can connect.
 
     Raises:
-      ConfigError: the control address cannot be bound, or memory has to be shared and cannot be.
+      ConfigError: the control address cannot be bound, or memory must be shared but cannot.
     """
     identity = _identity(config, engine, draw_epoch)
     with (
@@ -112,14 +109,14 @@ def _identity(config: WorkerConfig, engine: EnginePort, draw_epoch: Callable[[],
 
 
 def _ring(link: LinkConfig, make_ring: Callable[[int], RingMemory]) -> RingMemory:
-    """Return a ring that others on this host may read, if that is wanted and can be."""
+    """Return a ring that others on this host may read, if that is wanted and possible."""
     if link.wire.share_memory is not MemorySharing.OFF:
         try:
             return make_ring(link.kv_ring_bytes)
         except (OSError, AttributeError) as error:  # not Linux, or forbidden here
             if link.wire.share_memory is MemorySharing.ON:
                 raise ConfigError(
-                    f"share_kv_memory is on, and this system shares no memory ({error}); "
+                    f"share_kv_memory is on, but this system cannot share memory ({error}); "
                     "allowed here: auto, off"
                 ) from error
             log.info("ring_not_shared", why=str(error))
@@ -127,9 +124,9 @@ def _ring(link: LinkConfig, make_ring: Callable[[int], RingMemory]) -> RingMemor
 
 
 def main(config: WorkerConfig) -> None:
-    """Load the model and serve until SIGTERM. Ends the process's work, not the process.
+    """Load the model and serve until SIGTERM.
 
     Raises:
-      ConfigError: the model or a setting cannot work.
+      ConfigError: the model or a setting is invalid.
     """
     trio.run(run_worker, config, serve)

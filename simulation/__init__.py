@@ -1,1 +1,1 @@
-"""Server and workers in memory and virtual time, with seeded faults."""
+"""Simulate a fleet: servers and workers in memory and virtual time, with seeded faults."""

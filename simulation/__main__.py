@@ -1,6 +1,6 @@
-"""`python -m simulation`: look for a seed that breaks the protocol, or replay one.
+"""`python -m simulation`: run seeds to find one that breaks the protocol, or replay one.
 
-Exit code 0 if nothing was violated and every kind of fault really happened, 1 if not.
+Exit code 0 if nothing was violated and every kind of fault occurred, else 1.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what the arguments say; return the exit code."""
+    """Run the command; return the exit code."""
     options = _parse(arguments)
     console = Console(highlight=False, soft_wrap=True)
     if options.replay is not None:
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def replay_command(seed: int) -> str:
-    """Return what a person types to see a seed again."""
+    """Return the command that replays a seed."""
     return f"python -m simulation --replay {seed}"
 
 
@@ -66,9 +66,9 @@ def _replay(seed: int, console: Console, *, with_story: bool) -> int:
     faults = ", ".join(f"{f.value} {n}" for f, n in report.tally.happened.items() if n)
     console.print(f"seed {seed}: trace {report.trace}, {report.virtual_s:.1f} virtual seconds")
     console.print(f"  endings: {_counts(report.endings)}", markup=False)
-    console.print(f"  attempts begun anew: {_counts(report.tally.causes)}", markup=False)
+    console.print(f"  attempts restarted: {_counts(report.tally.causes)}", markup=False)
     console.print(f"  faults: {faults or 'none'}", markup=False)
-    console.print(f"  guesses: {report.accepted} of {report.proposed} held")
+    console.print(f"  guesses: {report.accepted} of {report.proposed} were right")
     console.print(f"  KV bytes received: {_counts(report.shipped)}", markup=False)
     console.print(f"  found by prefix caches: {_counts(report.found)}", markup=False)
     for violation in report.violations:
@@ -85,7 +85,7 @@ def _show(campaign: Campaign, console: Console) -> None:
         table.add_row(fault.value, f"{asked}", f"{happened}")
     console.print(table)
     console.print(f"endings: {_counts(campaign.endings)}", markup=False)
-    console.print(f"attempts begun anew: {_counts(campaign.tally.causes)}", markup=False)
+    console.print(f"attempts restarted: {_counts(campaign.tally.causes)}", markup=False)
     console.print(f"prompts computed by: {_counts(campaign.tally.routes)}", markup=False)
     rate = campaign.num_seeds / max(campaign.elapsed_s, 1e-9)
     console.print(
@@ -94,7 +94,7 @@ def _show(campaign: Campaign, console: Console) -> None:
         f"{len(campaign.failed)} seeds with a violation"
     )
     for fault in campaign.missing:
-        console.print(f"ERROR: {fault.value} was asked for and never happened")
+        console.print(f"ERROR: {fault.value} was enabled but never occurred")
     for report in campaign.failed[:MAX_SHOWN]:
         _show_failure(report, console)
 

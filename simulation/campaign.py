@@ -1,4 +1,4 @@
-"""Many seeds in several processes, and what came of them in all."""
+"""Run many seeds in several processes, and sum up the results."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from .scenario import Report
 
 BATCH: Final = 10
-"""Seeds that a process takes at once."""
+"""Seeds per batch of a process."""
 ENOUGH_SEEDS: Final = 20
-"""A kind of fault that so many seeds had switched on and that never came is an error."""
+"""A kind of fault enabled in this many seeds that never occurred is an error."""
 MAX_SHOWN: Final = 20
 CRITICAL: Final = 50
 
@@ -33,7 +33,7 @@ class Campaign:
 
     Attributes:
       num_seeds: runs so far.
-      failed: those with a violation.
+      failed: runs with a violation.
       tally: faults.
       endings: how requests ended.
       virtual_s: simulated seconds.
@@ -49,12 +49,12 @@ class Campaign:
 
     @property
     def missing(self) -> list[Fault]:
-        """Kinds of faults that were asked for often enough and never happened."""
+        """Kinds of faults that were enabled often enough and never occurred."""
         return [f for f in self.tally.never_happened() if self.tally.asked[f] >= ENOUGH_SEEDS]
 
     @property
     def is_good(self) -> bool:
-        """Whether nothing was violated and everything was tried."""
+        """Return whether nothing was violated and every kind of fault occurred."""
         return not self.failed and not self.missing
 
     def add(self, report: Report) -> None:
@@ -68,19 +68,19 @@ class Campaign:
 
 
 def keep_quiet() -> None:
-    """Let the product log nothing: a campaign would be a hundred thousand lines."""
+    """Silence the product's logs: a campaign would write a hundred thousand lines."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(CRITICAL))
 
 
 def run_campaign(
     seeds: Sequence[int], num_processes: int, on_progress: Callable[[Campaign], None]
 ) -> Campaign:
-    """Run seeds and add them up.
+    """Run seeds and sum up their results.
 
     Args:
-      seeds: which.
-      num_processes: how many at once; with 1 it is this one.
-      on_progress: told after every batch.
+      seeds: to run.
+      num_processes: concurrent processes; with 1 it is this one.
+      on_progress: called after every batch.
     """
     campaign = Campaign()
     began_at = time.monotonic()

@@ -1,8 +1,8 @@
-"""`python -m simulation.cancels`: 100,000 clients that leave at random moments, virtually.
+"""`python -m simulation.cancels`: 100,000 simulated clients that leave at random moments.
 
-One fleet per process serves all of its share, so that whatever a cancel leaves behind adds up. Exit
-code 0 if every block came back, no token was computed for a client that had left (but in the step
-that was running), and memory stayed flat.
+One fleet per process serves its whole share, so that leaks add up. Exit code 0 if every block came
+back, no token was computed for a client that had left (except in the running step), and memory
+stayed flat.
 """
 
 from __future__ import annotations
@@ -53,29 +53,29 @@ SIZES: Final = Sizes(
     },
 )
 INSTRUCTIONS: Final = tuple(range(900, 909))
-"""Half of the prompts begin with these."""
+"""Half of the prompts start with these tokens."""
 CLIENTS_PER_S: Final = 25.0
-"""About what the fleet can just serve: some clients leave while they wait."""
+"""Just about the fleet's capacity: some clients leave while they wait."""
 LONGEST_STAY_S: Final = 1.5 * SECONDS
 LOOK_S: Final = 1 * SECONDS
 REST_S: Final = 5 * SECONDS
 SHARES: Final = (0.2, 0.6, 1.0)
-"""When memory is measured."""
+"""Shares of the run at which memory is measured."""
 MAX_GROWTH: Final = 0.03
-"""Memory may grow by so much from the first to the last measurement: an allocator's moods."""
+"""Allowed growth of memory from the first to the last measurement, for the allocator."""
 PAGE_BYTES: Final = resource.getpagesize()
 
 
 @dataclass(slots=True)
 class Cancels:
-    """What came of one process's share.
+    """Results of one process.
 
     Attributes:
-      phases: in which phase requests were when their clients left.
-      free_s: from each cancel to the last of its blocks.
+      phases: phases of requests when their clients left.
+      free_s: seconds from each cancel until its last block was free.
       rss_bytes: memory at each of SHARES.
       violations: what must not have happened.
-      virtual_s: how long it took in there.
+      virtual_s: simulated seconds.
       trace: hash of everything that happened.
     """
 
@@ -88,12 +88,12 @@ class Cancels:
 
     @property
     def growth(self) -> float:
-        """How much memory grew, as a share."""
+        """Growth of memory, as a share."""
         return self.rss_bytes[-1] / self.rss_bytes[0] - 1 if self.rss_bytes else 0.0
 
 
 class Leavers:
-    """Clients that come, and go again.
+    """Clients that come and leave.
 
     Args:
       seed: decides everything.
@@ -109,7 +109,7 @@ class Leavers:
         self._freed_at: dict[bytes, float] = {}
 
     async def run(self) -> None:
-        """Let everybody come and go, then see what is left."""
+        """Run all clients, then check what is left."""
         world, result = self._world, self.result
         checker = Checker(world, CALM.max_delay_s)
         began_at = trio.current_time()
@@ -157,11 +157,11 @@ class Leavers:
         await client.is_over.wait()
         if client.left_at is not None:
             self.result.phases[client.left_in] += 1
-        await trio.sleep(LOOK_S)  # whatever is still said of it is heard by then
+        await trio.sleep(LOOK_S)  # by then all late messages have arrived
         self._see_off(client)
 
     def _see_off(self, client: Client) -> None:
-        """Judge what came of a client, and forget it."""
+        """Check the result of a client, and forget it."""
         freed_at = self._freed_at.pop(client.request_id, 0.0)
         left_at = client.left_at
         if left_at is not None:
@@ -171,7 +171,7 @@ class Leavers:
             sampled_at = worker.engine.sampled_at.pop(client.wish.chosen_by, 0.0)
             if left_at is not None and sampled_at - left_at > CALM.max_delay_s:
                 late_s = sampled_at - left_at
-                self._world.report(f"{worker} began a step {late_s:.3f} s after {client} had left")
+                self._world.report(f"{worker} began a step {late_s:.3f} s after {client} left")
 
     async def _look(self, checker: Checker) -> None:
         while True:
@@ -215,7 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def show(shares: Sequence[Cancels], elapsed_s: float, console: Console) -> bool:
-    """Print what came of all; return whether it is as promised."""
+    """Print the results; return whether they are as promised."""
     phases: Counter[str] = sum((result.phases for result in shares), Counter())
     table = Table("phase", "cancels")
     table.columns[1].justify = "right"

@@ -1,4 +1,4 @@
-"""What a server says that its clients used: held against what it took on, and what they got.
+"""Compare the usage that a server charges with what it accepted and what clients received.
 
 Subscribes to request events (server/contract/request_events.py) as accounts do, without money.
 """
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 
 class Charge(NamedTuple):
-    """What one sequence or input is charged for."""
+    """Usage charged for one sequence or input."""
 
     usage: Usage
     is_begun: bool
 
 
 class RecordingCharges:
-    """Writes down what requests used.
+    """Records the usage of requests.
 
     Args:
-      report: told of everything that must not happen, in words.
+      report: called with a sentence for everything that must not happen.
 
     Attributes:
-      of: what each was charged for, by id.
+      of: charge by request id.
     """
 
     def __init__(self, report: Callable[[str], None]) -> None:
@@ -39,7 +39,7 @@ class RecordingCharges:
         self._report = report
 
     def subscribe_to(self, events: RequestEvents) -> None:
-        """Write down from now on."""
+        """Start recording."""
         events.subscribe(RequestAccepted, self._expect)
         events.subscribe(AnswerRepeated, self._object)
         events.subscribe(RequestEnded, self._take)
@@ -47,22 +47,24 @@ class RecordingCharges:
     def _expect(self, event: RequestAccepted) -> None:
         request_id = event.facts.request_id
         if request_id in self._open or request_id in self.of:
-            self._report(f"{request_id.hex()} was taken on twice")
+            self._report(f"{request_id.hex()} was accepted twice")
         self._open.add(request_id)
 
     def _object(self, event: AnswerRepeated) -> None:
-        self._report(f"{event.request_id.hex()} was answered from memory, and none is kept here")
+        self._report(
+            f"{event.request_id.hex()} was answered from the response cache, which is off here"
+        )
 
     def _take(self, event: RequestEnded) -> None:
         request_id, usage = event.facts.request_id, event.usage
         if request_id not in self._open:
-            self._report(f"{request_id.hex()} was charged twice, or never taken on")
+            self._report(f"{request_id.hex()} was charged twice, or never accepted")
         if usage.completion_tokens and not event.is_begun:
-            self._report(f"{request_id.hex()} has tokens that are not charged")
+            self._report(f"{request_id.hex()} has tokens that were not charged")
         self._open.discard(request_id)
         self.of[request_id] = Charge(usage, event.is_begun)
 
     def check(self, running: Iterable[bytes]) -> None:
-        """Report whatever ended without being charged, or was charged and runs."""
+        """Report requests that ended without a charge, or were charged while they run."""
         for request_id in self._open ^ set(running):
-            self._report(f"{request_id.hex()} runs and is charged already, or the other way round")
+            self._report(f"{request_id.hex()} is charged while running, or ended without a charge")

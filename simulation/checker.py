@@ -1,7 +1,6 @@
-"""What must hold at every moment of a run, and what must be left at its end.
+"""Check the invariants of a run: at every moment, and at its end.
 
-Looks into the minds of servers and workers and changes nothing. Everything that it finds is one
-sentence.
+Reads the state of servers and workers and changes nothing. Each finding is one sentence.
 """
 
 from __future__ import annotations
@@ -27,28 +26,28 @@ if TYPE_CHECKING:
     from .world import World
 
 WHOLE: Final = frozenset({EMBEDDED, *FinishReason})
-"""Endings of clients that got all they asked for."""
+"""Endings of clients that received everything."""
 SLACK_S: Final = 0.7 * SECONDS
-"""Between two looks, and for what is said at a sweep instead of at once."""
+"""Between two checks, plus time for messages that are sent only at a sweep."""
 
 
 class Checker:
     """Invariants of one run.
 
     Args:
-      world: that is checked.
-      latest_s: the latest that a frame may come.
+      world: to check.
+      latest_s: longest delay of a frame.
     """
 
     def __init__(self, world: World, latest_s: float) -> None:
         self._world = world
         link = world.link
         self._orphan_s = link.lease_ttl_s + link.sweep_interval_s + latest_s + SLACK_S
-        # Since when a lease is wanted by no server, by worker, its life and attempt.
+        # Since when no server wants a lease, by worker, epoch and attempt.
         self._orphans: dict[tuple[str, int, AttemptKey], float] = {}
 
     def look(self) -> None:
-        """Check everything that must hold at this moment."""
+        """Check everything that must hold at any moment."""
         lives = [
             w.core._identity.me.is_process_of for w in self._world.workers if w.engine is not None
         ]
@@ -62,11 +61,11 @@ class Checker:
                 server.charges[-1].check(one.spec.request_id for one in live)
                 deaths = {life for one in live for life in one.poison.deaths}
                 for dead in [one for one in deaths if any(is_process(one) for is_process in lives)]:
-                    self._report(f"{server} holds {dead} dead, whose process lives")
+                    self._report(f"{server} considers {dead} dead, but its process lives")
         self._check_workers()
 
     def is_quiet(self) -> bool:
-        """Return whether nothing is leased, nothing under way, and no client waits."""
+        """Return whether nothing is leased or under way, and no client waits."""
         return all(map(_is_idle, self._world.workers)) and not any(
             worker.attempts
             for server in self._world.servers
@@ -75,7 +74,7 @@ class Checker:
         )
 
     def look_at_end(self) -> None:
-        """Check that nothing is left of anything."""
+        """Check that nothing is left over."""
         self._check_strays()
         self._check_charges()
         for worker in self._world.workers:
@@ -87,7 +86,8 @@ class Checker:
                 self._report(f"{worker} still leases {leased} blocks")
             if worker.core.attempt_table.attempts:
                 self._report(
-                    f"{worker} still has {list(map(str, worker.core.attempt_table.attempts))}"
+                    f"{worker} still has attempts "
+                    f"{list(map(str, worker.core.attempt_table.attempts))}"
                 )
             if isinstance(worker.core, PrefillCore) and worker.core.shipper.ring_bytes:
                 self._report(f"{worker} still holds {worker.core.shipper.ring_bytes} bytes of KV")
@@ -107,7 +107,7 @@ class Checker:
                     self._report(f"{server} still counts attempts on {worker_status.name}")
 
     async def audit(self) -> None:
-        """Let each server ask everybody for their accounts, as an operator would at rest."""
+        """Let each server audit the fleet, as an operator would at rest."""
         for server in self._world.servers:
             if server.fleet is not None:
                 audit = await server.fleet.audit()
@@ -115,7 +115,7 @@ class Checker:
                     self._report(f"audit of {server}: {found}")
 
     def _check_strays(self) -> None:
-        """See that nothing was computed for a client for long after it had left."""
+        """Check that nothing was computed long after its client had left."""
         for client in self._world.clients:
             for worker in self._world.workers:
                 if client.left_at is None or worker.engine is None:
@@ -123,10 +123,10 @@ class Checker:
                 sampled_at = worker.engine.sampled_at.get(client.wish.chosen_by, 0.0)
                 late_s = sampled_at - max(client.left_at, worker.away_until)
                 if late_s > self._orphan_s:
-                    self._report(f"{worker} computed for {client} {late_s:.1f} s after it had left")
+                    self._report(f"{worker} computed for {client} {late_s:.1f} s after it left")
 
     def _check_charges(self) -> None:
-        """See that every client is charged for what it got, whatever befell it meanwhile."""
+        """Check that every client is charged for what it received, despite faults."""
         charges = {
             request_id: charge
             for server in self._world.servers
@@ -143,8 +143,8 @@ class Checker:
             if usage.prompt_tokens != len(client.wish.prompt_ids):
                 self._report(f"{client} is charged for a prompt of {usage.prompt_tokens} tokens")
             if client.ending in WHOLE and not charge.is_begun:
-                self._report(f"{client} got its answer for nothing")
-            # A client that left, or was cut off, may not have read all that was there.
+                self._report(f"{client} got its answer without a charge")
+            # A client that left or was cut off may not have read everything.
             is_right = usage.completion_tokens == num_read
             is_right |= client.ending not in WHOLE and usage.completion_tokens > num_read
             if not is_right:

@@ -1,6 +1,7 @@
-"""One client: what it asks for, how it reads, when it leaves; and whether it got what it must.
+"""A simulated client: what it requests, how it reads, when it leaves, and whether its answer is
+right.
 
-Stands on server/contract/generation.py and the reference; knows no workers.
+Uses server/contract/generation.py and the reference of simulation/engine.py.
 """
 
 from __future__ import annotations
@@ -40,28 +41,28 @@ if TYPE_CHECKING:
 
 
 SLO: Final = SloConfig()
-"""The servers'."""
+"""The same value as in servers."""
 DEADLINE_S: Final = 120 * SECONDS
-"""Beyond every run: a request that ends by its deadline was stuck."""
+"""Longer than every run: a request that reaches its deadline was stuck."""
 RETRY_S: Final = 1 * SECONDS
-"""A client that was turned away asks again after this."""
+"""A refused client retries after this time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What one client will do.
+    """The plan of one client.
 
     Attributes:
-      number: names it.
-      prompt_ids: its prompt, unlike everybody else's but its origin's.
-      sampling: how many tokens, which seed.
+      number: its name.
+      prompt_ids: its prompt, different from all others except its origin's.
+      sampling: number of tokens, and seed.
       scheduling: its tenant and class.
-      origin: number of the wish for another completion of this prompt; None for none.
+      origin: number of the wish whose prompt gets another completion; None for none.
       stop: stop strings.
       priority: lower is more important.
-      comes_after_s: when it comes.
-      leaves_after_s: cancels so long after it submitted; None for never.
-      stalls_at: stops reading when it has so many tokens; None for never.
+      comes_after_s: time of its request.
+      leaves_after_s: cancels this long after submitting; None for never.
+      stalls_at: stops reading after this many tokens; None for never.
       stalls_s: for how long.
     """
 
@@ -79,7 +80,7 @@ class Wish:
 
     @property
     def chosen_by(self) -> tuple[tuple[int, ...], int]:
-        """What its tokens are a function of."""
+        """Everything that determines its tokens."""
         return self.prompt_ids, self.sampling.seed
 
 
@@ -87,20 +88,20 @@ class Client:
     """One request's reader.
 
     Args:
-      wish: what it wants.
-      draw_request_id: where request ids come from.
-      report: told of everything that must not happen, in words.
-      others: every client that there is.
+      wish: its plan.
+      draw_request_id: returns request ids.
+      report: called with a sentence for everything that must not happen.
+      others: all clients.
 
     Attributes:
       ending: how it ended; None while it runs.
       request_id: of its accepted request; empty before.
-      left_at: when it cancelled a request that still ran.
-      left_in: the phase in which that was.
-      token_ids: what it has read.
-      has_stalled: it stopped reading for a while.
+      left_at: when it cancelled a running request.
+      left_in: phase of the request then.
+      token_ids: tokens read.
+      has_stalled: whether it stopped reading for a while.
       is_over: set at its end.
-      longest_wait_s: for its next token or its end, once it was accepted.
+      longest_wait_s: longest wait for a token or the end, once accepted.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class Client:
         return f"client {self.wish.number} ({self.request_id.hex()[:8]})"
 
     async def run(self, fleet: Links) -> None:
-        """Ask until accepted, then read to the end. Part of its server: dies with it."""
+        """Retry until accepted, then read to the end. Part of its server: dies with it."""
         try:
             stream = await self._submit(fleet)
             if stream is None:
@@ -146,7 +147,7 @@ class Client:
             self.is_over.set()
 
     async def _submit(self, fleet: Links) -> OutputStream | None:
-        """Return what was accepted; None if the prompt is one that workers died of."""
+        """Return the accepted request; None if its prompt is in quarantine."""
         while True:
             request_id = self._draw_request_id()
             request = GenerationRequest(
@@ -174,13 +175,13 @@ class Client:
 
     @property
     def _origin_id(self) -> bytes:
-        """The request that this one is another completion of; empty if there is none."""
+        """Return the id of the request whose prompt this one shares; empty if there is none."""
         of_origin = (c.request_id for c in self._others if c.wish.number == self.wish.origin)
         return next(of_origin, b"")
 
     @property
     def _was_asked_before(self) -> bool:
-        """Whether another client brought this prompt to workers."""
+        """Return whether another client has already brought this prompt to workers."""
         return any(
             other.request_id and other.wish.prompt_ids == self.wish.prompt_ids
             for other in self._others
@@ -238,11 +239,11 @@ class Client:
                 f"{self} read {''.join(self._text)!r} ({end.reason}), not {text!r} ({reason})"
             )
         if end.usage.completion_tokens != len(self._expected):
-            self._report(f"{self} is to pay for {end.usage.completion_tokens} tokens")
+            self._report(f"{self} is charged for {end.usage.completion_tokens} tokens")
 
     def _is_late(self) -> bool:
-        """Return whether its first token may be past what its class is promised: what of that is
-        left depends on how slow the workers are found to be."""
+        """Return whether its first token may miss the time promised to its class, which depends on
+        how slow the workers turn out to be."""
         slo_s = SLO.of(self.wish.scheduling.service_class)
         waited_s = trio.current_time() - self._asked_at
         return slo_s is not None and not self.token_ids and waited_s >= slo_s / 2
@@ -256,11 +257,11 @@ class Client:
             "overloaded": self._is_late(),
         }
         if not is_fair.get(error.code, False):
-            self._report(f"{self} failed without reason: {error.code} {error.message}")
+            self._report(f"{self} failed without a reason: {error.code} {error.message}")
 
 
 def expected_ids(wish: Wish) -> tuple[int, ...]:
-    """Return the tokens that a client must get if it stays to the end."""
+    """Return the tokens that a client must receive if it stays to the end."""
     token_ids = reference(wish.prompt_ids, wish.sampling)
     for length in range(1, len(token_ids) + 1):
         text = _shown(wish, token_ids[:length])
@@ -270,7 +271,7 @@ def expected_ids(wish: Wish) -> tuple[int, ...]:
 
 
 def expected_text(wish: Wish, token_ids: tuple[int, ...]) -> tuple[str, FinishReason]:
-    """Return the text of a whole completion and why it ends."""
+    """Return the text of a whole completion and its finish reason."""
     text = _shown(wish, token_ids)
     found = [at for stop in wish.stop if (at := text.find(stop)) >= 0]
     if found:
@@ -280,7 +281,7 @@ def expected_text(wish: Wish, token_ids: tuple[int, ...]) -> tuple[str, FinishRe
 
 
 def _shown(wish: Wish, token_ids: Sequence[int]) -> str:
-    """Return what tokens say; the end token says nothing."""
+    """Return the text of tokens; the end token has none."""
     return "".join(
         text_of(token_id)
         for token_id in token_ids
@@ -295,7 +296,7 @@ class InputClient(Client):
     """One request for the vectors of its prompt, forwards and backwards."""
 
     async def run(self, fleet: Links) -> None:
-        """Ask until accepted, then wait. Part of its server: dies with it."""
+        """Retry until accepted, then wait. Part of its server: dies with it."""
         try:
             run = await self._ask(fleet)
             async with trio.open_nursery() as nursery:

@@ -1,11 +1,10 @@
-"""Time as the simulator has it: it passes only while every task waits, and a task that waits for it
-is woken without a cancel scope of Trio's.
+"""Virtual time for Trio: it advances only while every task waits, and waiting is cheap.
 
-Most of what a simulated fleet does is to wait: for the next frame, the next sweep, the end of a
-step. Trio ends such a wait by cancelling it, which costs more than everything that is done then; a
-timer of this clock only reschedules the task, in the very turn of the loop in which Trio would have
-cancelled it. What it touches that Trio does not promise: whether a task is cancelled, and how that
-is raised.
+A simulated fleet mostly waits: for the next frame, the next sweep, the end of a step. Trio ends
+such a wait by cancelling it, which costs more than the work that follows. A timer of this clock
+only reschedules the task, in the same turn of the loop in which Trio would have cancelled it. It
+relies on two things that Trio does not promise: whether a task is cancelled, and how that is
+raised.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 START_S: Final = 1000.0
-"""Where virtual time begins: far enough from 0 that "never" and "at the start" differ."""
+"""Start of virtual time: far enough from 0 that "never" and "at the start" differ."""
 REAL_WAIT_S: Final = 0.05
 NEVER: Final = float("inf")
 
@@ -29,11 +28,11 @@ _sleep, _sleep_until = trio.sleep, trio.sleep_until
 
 
 class Timer:
-    """One task's wait for a time, which others may bring forward. Used once.
+    """One task's wait for a time, which others may bring forward. For one use.
 
     Args:
       clock: of the run.
-      due: when it ends; `NEVER` to wait for `bring_forward` or `fire`.
+      due: end of the wait; `NEVER` to wait for `bring_forward` or `fire`.
     """
 
     __slots__ = ("_clock", "_task", "due")
@@ -44,7 +43,8 @@ class Timer:
         self._task: trio.lowlevel.Task | None = None
 
     async def wait(self) -> None:
-        """Wait. A task that is cancelled before it runs again is cancelled, due or not."""
+        """Wait. A task that is cancelled before it runs again is cancelled, even if the timer is
+        due."""
         self._task = task = current_task()
         if self.due != NEVER:
             self._clock.add(self)
@@ -53,7 +53,7 @@ class Timer:
             raise trio.Cancelled._create(source="deadline")
 
     def bring_forward(self, due: float) -> None:
-        """End sooner, if it is sooner."""
+        """End the wait sooner."""
         if self._task is None or due >= self.due:
             return
         self.due = due
@@ -63,7 +63,7 @@ class Timer:
             self._clock.add(self)
 
     def fire(self) -> None:
-        """End now. Idempotent."""
+        """End the wait now. Idempotent."""
         task, self._task = self._task, None
         if task is not None:
             reschedule(task)
@@ -74,30 +74,30 @@ class Timer:
 
 
 class VirtualClock(trio.abc.Clock):
-    """Time that passes only while every task waits, and then at once to what is due next."""
+    """Time that advances only while every task waits, and then jumps to the next due time."""
 
     def __init__(self) -> None:
         self._now = START_S
-        # (due, order, timer); a timer that was brought forward is found again later, which does
-        # nothing.
+        # (due, order, timer); a timer that was brought forward is popped a second time later,
+        # without effect.
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = 0
 
     def start_clock(self) -> None:
-        """Nothing to start."""
+        """Do nothing."""
 
     def current_time(self) -> float:
         """Return virtual seconds."""
         return self._now
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
-        """Jump to whatever is due next; Trio asks only when nothing can run before it."""
+        """Jump to the next due time; Trio asks only when nothing can run before it."""
         timers = self._timers
         while timers and timers[0][2]._task is None:
             heappop(timers)
         due = min(deadline, timers[0][0]) if timers else deadline
         if due == NEVER:
-            # Only Trio's own last task has none: its wake-up comes through a real socket.
+            # Only Trio's own last task has none: a real socket wakes it up.
             return REAL_WAIT_S
         self._now = now = max(self._now, due)
         while timers and timers[0][0] <= now:
@@ -125,7 +125,7 @@ class VirtualClock(trio.abc.Clock):
 
     @contextmanager
     def rules(self) -> Iterator[None]:
-        """Let this clock be asked the time, and waited for, without the way through Trio."""
+        """Make this clock available directly, without going through Trio."""
         functions = {name: getattr(trio, name) for name in ("current_time", "sleep", "sleep_until")}
         for name in functions:
             setattr(trio, name, getattr(self, name))
@@ -143,7 +143,7 @@ class ClockAlarm:
         self._timers: list[Timer] = []
 
     async def wait(self, due: float) -> None:
-        """Wait until then, or until something is expected sooner."""
+        """Wait until `due`, or until something is expected sooner."""
         clock = trio.lowlevel.current_clock()
         assert isinstance(clock, VirtualClock), "runs in virtual time only"
         timer = Timer(clock, due)
@@ -154,11 +154,11 @@ class ClockAlarm:
             self._timers.remove(timer)
 
     def expect(self, due: float) -> None:
-        """End waits by then."""
+        """End waits at `due` at the latest."""
         for timer in self._timers:
             timer.bring_forward(due)
 
     def ring(self) -> None:
-        """End waits."""
+        """End waits now."""
         for timer in self._timers:
             timer.fire()

@@ -1,10 +1,9 @@
-"""Trio as a function of a seed: virtual time, the same order of tasks in every run, and processes
-that can be stopped as by SIGSTOP.
+"""Run Trio deterministically from a seed: virtual time, a fixed order of tasks, and processes that
+can be stopped as by SIGSTOP.
 
-With clock.py the only file that touches what Trio does not promise: the switch and the generator
-that shuffle runnable tasks (trio._core._run), and that a task's coroutine may be exchanged when it
-is spawned.
-tests/simulation/test_deterministic.py holds the pinned version to it.
+Besides clock.py the only file that relies on Trio's internals: the switch and the random generator
+that shuffle runnable tasks (trio._core._run), and the exchange of a task's coroutine when it is
+spawned. tests/simulation/test_deterministic.py checks them for the pinned version.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ T = TypeVar("T")
 class ProcessGate:
     """Stops and continues all tasks of one simulated process.
 
-    A stopped task finishes the step it is in and begins no other; what woke it waits for it. Time,
-    deadlines and messages go on without it, as for a process that got SIGSTOP.
+    A stopped task finishes its current step and begins no other; wake-ups are kept for it. Time,
+    deadlines and messages continue without it, as for a process after SIGSTOP.
     """
 
     def __init__(self) -> None:
@@ -39,7 +38,7 @@ class ProcessGate:
 
     @property
     def is_open(self) -> bool:
-        """Whether its tasks run."""
+        """Return whether its tasks run."""
         return self._is_open
 
     def close(self) -> None:
@@ -54,7 +53,7 @@ class ProcessGate:
             trio.lowlevel.reschedule(task)
 
     def hold(self, task: trio.lowlevel.Task) -> None:
-        """Remember a task that was to run; the opening of the gate reschedules it."""
+        """Keep a task that was about to run; opening the gate reschedules it."""
         self._held.append(task)
 
 
@@ -63,7 +62,7 @@ _GATE: ContextVar[ProcessGate | None] = ContextVar("gate", default=None)
 
 @contextmanager
 def behind(gate: ProcessGate) -> Iterator[None]:
-    """Put every task that is spawned in this block, and all their children, behind a gate."""
+    """Put every task spawned in this block, and all its children, behind a gate."""
     token = _GATE.set(gate)
     try:
         yield
@@ -72,14 +71,14 @@ def behind(gate: ProcessGate) -> Iterator[None]:
 
 
 class _Resumption(NamedTuple):
-    """What a held task was to be resumed with."""
+    """The value or error with which a held task is resumed."""
 
     resume: Callable[[Any], object]
     value: object
 
 
 class _GatedCoroutine:
-    """A coroutine that goes on only while its gate is open."""
+    """A coroutine that continues only while its gate is open."""
 
     def __init__(
         self, inner: Coroutine[Any, Any, object], task: trio.lowlevel.Task, gate: ProcessGate
@@ -102,7 +101,7 @@ class _GatedCoroutine:
 
     @property
     def cr_frame(self) -> FrameType | None:
-        """Let Trio walk the frames of the real one."""
+        """Let Trio see the frames of the real coroutine."""
         return self._inner.cr_frame  # type: ignore[attr-defined,no-any-return]
 
     @property
@@ -111,7 +110,7 @@ class _GatedCoroutine:
         return self._inner.cr_await  # type: ignore[attr-defined]
 
     def _resume(self, resumption: _Resumption) -> object:
-        # A held task is rescheduled with nothing; what it waited for came before.
+        # A held task is rescheduled with no value; the value that it waited for came earlier.
         resumption = self._held or resumption
         if self._gate.is_open:
             self._held = None
@@ -122,7 +121,7 @@ class _GatedCoroutine:
 
 
 def _park() -> object:
-    """Return what a coroutine yields to Trio to sleep until rescheduled, whatever is cancelled."""
+    """Return what a coroutine yields to Trio to sleep until rescheduled, without cancellation."""
     sleep = trio.lowlevel.wait_task_rescheduled
     waiting = sleep(lambda _: trio.lowlevel.Abort.FAILED)
     trap = waiting.send(None)
@@ -140,7 +139,7 @@ class _Gatekeeper(trio.abc.Instrument):
 
 
 class _Shuffler(random.Random):
-    """Trio's generator; most turns of its loop have one task, for which nothing is drawn."""
+    """Trio's generator; draws nothing for the frequent turns with a single task."""
 
     def shuffle(self, x: MutableSequence[Any]) -> None:
         if len(x) > 1:
@@ -148,9 +147,9 @@ class _Shuffler(random.Random):
 
 
 def run(main: Callable[[], Awaitable[T]], seed: int) -> T:
-    """Run an async function to its end in virtual time; the seed alone decides the order of tasks.
+    """Run an async function in virtual time; the seed alone decides the order of tasks.
 
-    The function must have a deadline of its own: nothing else ends tasks that wait for one another.
+    The function needs its own deadline: nothing else ends tasks that wait for one another.
     """
     generator = scheduler._r
     was_deterministic = scheduler._ALLOW_DETERMINISTIC_SCHEDULING

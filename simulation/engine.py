@@ -1,9 +1,9 @@
-"""The scripted engine: bytes for KV, no arithmetic, and a script that says what follows some KV.
+"""The scripted engine: an engine without arithmetic, whose KV shows every misplaced byte.
 
-KV of a token is the token with its position, written where a real one would be. A script is given
-everything that a step reads back through the block table; so a chunk that was lost, misplaced,
-damaged or written by another than the owner shows as another token. Freed blocks are poisoned and
-have to stay so. `chosen` is the simulator's script, SimulatedDevice its device in virtual time.
+KV of a token is the token with its position, written where real KV would be. A script gets
+everything that a step reads back through the block table and returns the next token; so a chunk
+that was lost, misplaced, damaged or overwritten shows as another token. Freed blocks are poisoned
+and must stay so. `chosen` is the simulator's script, SimulatedDevice its device in virtual time.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ EOS_ONE_IN: Final = 43
 MAX_MODEL_LEN: Final = 512
 FINGERPRINT: Final = "simulated"
 TOKEN: Final = 500
-"""All that is said without a script: a whole word of the demo model, so that each is an event."""
+"""The only token without a script: a whole word of the demo model, so that each is an event."""
 
 _KV = struct.Struct("<HH")
 
@@ -68,22 +68,22 @@ def kv_of(token_ids: Sequence[int]) -> bytes:
 
 
 def tokens_in(kv: bytes) -> list[int]:
-    """Return the tokens that some KV is of, wherever it says that they stand."""
+    """Return the tokens stored in some KV, with any positions."""
     return [token_id for token_id, _ in _KV.iter_unpack(kv)]
 
 
 def only_token(rows: Sequence[StepRow]) -> list[Sampled | None]:
-    """Return the one token for every row that asks for one."""
+    """Return the same token for every row that samples."""
     return [None if row.sample is None else Sampled(TOKEN) for row in rows]
 
 
 def chosen(kv: bytes, sample: SampleSpec) -> Sampled:
-    """Say what follows in the simulator."""
+    """The simulator's script: return the next token."""
     return Sampled(choose(kv, sample.params.seed, sample.position))
 
 
 def reference(prompt_ids: Sequence[int], sampling: SamplingParams) -> tuple[int, ...]:
-    """Return the completion as no fault may change it."""
+    """Return the right completion, which no fault may change."""
     kv = bytearray(kv_of(prompt_ids))
     token_ids: list[int] = []
     for position in range(sampling.max_tokens):
@@ -101,18 +101,18 @@ def hidden(kv: bytes) -> list[float]:
 
 
 def reference_vector(input_ids: Sequence[int]) -> bytes:
-    """Return the vector of the last token's hidden state as no fault may change it."""
+    """Return the right vector of an input, which no fault may change."""
     pool = Pool(VectorForm(), len(input_ids))
     pool.add(np.array([hidden(kv_of(input_ids))], dtype=np.float32))
     return pool.vector()
 
 
 class SimulatedCost(NamedTuple):
-    """What a step takes.
+    """Duration of a step.
 
     Attributes:
-      step_s: at least.
-      token_s: each token of the step, on top.
+      step_s: fixed part.
+      token_s: additional time per token.
     """
 
     step_s: float
@@ -124,10 +124,10 @@ class SimulatedCost(NamedTuple):
 
 
 class TellingLedger(BlockLedger):
-    """Tells of each lease of blocks that ends.
+    """A ledger that reports each lease that ends.
 
     Attributes:
-      on_freed: told of the owner, once its blocks are free.
+      on_freed: called with the owner, once its blocks are free.
     """
 
     on_freed: Callable[[Hashable], None] | None = None
@@ -145,7 +145,7 @@ class TellingLedger(BlockLedger):
         return self.num_leases_of(block) > 0
 
     def is_free(self, block: int) -> bool:
-        """Return whether it is neither leased nor cached."""
+        """Return whether a block is neither leased nor cached."""
         return not self.is_leased(block) and block not in self.kept
 
 
@@ -157,20 +157,20 @@ class ScriptedEngine:
     """See worker.engine_port.EnginePort.
 
     Args:
-      num_blocks: that can be leased; block 0 comes on top.
-      block_size: tokens of a block.
-      pace: how much a step may hold, and how long it takes.
-      says: what follows some KV; None where one token is all that is ever said.
-      host_bytes: for KV that gave way.
-      report: told of everything that must not happen, in words.
-      happened: counts steps that were told to fail.
+      num_blocks: blocks that can be leased; block 0 is extra.
+      block_size: tokens per block.
+      pace: capacity and duration of steps.
+      says: the script; None always gives the same token.
+      host_bytes: for evicted KV.
+      report: called with a sentence for everything that must not happen.
+      happened: counts steps that were made to fail.
 
     Attributes:
-      before_step: sees the rows of each step first; may raise in its place.
-      fail_steps: so many of the next steps raise.
-      is_device_lost: the device takes no more work.
+      before_step: called with the rows of each step; may raise.
+      fail_steps: number of coming steps that raise.
+      is_device_lost: the device accepts no more work.
       num_rests: how often it had nothing to compute.
-      sampled_at: when the step began that last chose a token for a prompt and seed.
+      sampled_at: start of the step that last sampled, by prompt and seed.
     """
 
     speedup = 1.0
@@ -213,17 +213,17 @@ class ScriptedEngine:
         self._happened = Counter() if happened is None else happened
 
     def rest(self) -> None:
-        """Count: it has no cores."""
+        """Count the call: it has no cores to lend."""
         self.num_rests += 1
 
     def constrain(self, sampling: SamplingParams) -> None:
-        """Its tokens are no text: requests with a grammar are not for it."""
+        """Return None: its tokens are not text, so it takes no requests with a grammar."""
         assert not sampling.is_constrained
 
     def check_device(self) -> None:
-        """Raise if it was told that its device is lost."""
+        """Raise if the device was made to fail."""
         if self.is_device_lost:
-            raise RuntimeError("the scripted device was told to be lost")
+            raise RuntimeError("the scripted device was made to fail")
 
     def poison(self, block_ids: Sequence[int]) -> None:
         """See engine.block_ledger.Poison."""
@@ -235,7 +235,7 @@ class ScriptedEngine:
         return sum(self._pool[block] != self._poisoned for block in block_ids)
 
     def check_poison(self) -> None:
-        """Report blocks that were written although no lease names them."""
+        """Report blocks that were written without a lease."""
         for block, kv in enumerate(self._pool):
             if kv != self._poisoned and block and self.ledger.is_free(block):
                 self._report(f"block {block} was written after it was freed")
@@ -255,9 +255,9 @@ class ScriptedEngine:
         """Do nothing: there is no device."""
 
     def copy_block(self, source: int, target: int) -> None:
-        """Overwrite one block with another."""
+        """Copy one block over another."""
         if not (self.ledger.is_leased(source) and self.ledger.is_leased(target)):
-            self._report(f"block {source} was copied to {target}, and one of them is not leased")
+            self._report(f"block {source} was copied to {target}, but one of them is not leased")
         self._pool[target][:] = self._pool[source]
 
     def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
@@ -270,13 +270,13 @@ class ScriptedEngine:
             self._pool[block][:] = payload[index * size : (index + 1) * size]
 
     def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
-        """Store tokens, and say what follows what is read back."""
+        """Store tokens, and return what follows the KV that is read back."""
         if self.before_step is not None:
             self.before_step(rows)
         if self.fail_steps:
             self.fail_steps -= 1
             self._happened[Fault.STEP_ERROR] += 1
-            raise RuntimeError("the scripted engine was told to fail")
+            raise RuntimeError("the scripted engine was made to fail")
         if self._says is None:
             return only_token(rows)
         self._check_owned(rows)
@@ -302,7 +302,7 @@ class ScriptedEngine:
         return kv[: num_tokens * _KV.size]
 
     def _check_owned(self, rows: Sequence[StepRow]) -> None:
-        # Rows of one sequence bring the same table.
+        # Rows of one sequence share one table.
         written = {(id(row.block_table), block) for row in rows for block in self._written(row)}
         blocks = [block for _, block in written]
         if len(set(blocks)) != len(blocks):
@@ -310,7 +310,7 @@ class ScriptedEngine:
         if any(self.ledger.num_leases_of(b) > 1 or b in self.ledger.kept for b in blocks):
             self._report("a step writes a block that others read")
         if not all(self.ledger.is_leased(block) for row in rows for block in row.block_table):
-            self._report("a step works on a block that is not leased")
+            self._report("a step uses a block that is not leased")
 
     def _written(self, row: StepRow) -> Sequence[int]:
         end = row.start + len(row.token_ids)
@@ -318,15 +318,15 @@ class ScriptedEngine:
 
 
 class SimulatedDevice:
-    """Takes virtual time for each step; can be told to stand still.
+    """Takes virtual time for each step; can be made to hang.
 
     Args:
-      engine: its steps run.
+      engine: runs the steps.
       cost: of a step.
       happened: counts steps that were held up.
 
     Attributes:
-      on_step: told of the time at which a step begins.
+      on_step: called with the start time of each step.
     """
 
     def __init__(
@@ -340,7 +340,7 @@ class SimulatedDevice:
         self._standstill: trio.CancelScope | None = None
 
     def wedge(self, seconds: float) -> None:
-        """Let no step return for a while; for 0 s to end such a while."""
+        """Let no step return for a while; 0 s ends such a while."""
         self._wedged_until = trio.current_time() + seconds
         if self._standstill is not None:
             self._standstill.deadline = self._wedged_until
@@ -366,17 +366,17 @@ class SimulatedDevice:
 
 
 def _rows(args: tuple[object, ...]) -> Sequence[StepRow]:
-    """Return the rows of a step; none where the device is only asked whether it still works."""
+    """Return the rows of a step; none if the device is only being checked."""
     return cast("Sequence[StepRow]", args[0]) if args else ()
 
 
 EAGER: Final = SpeculationConfig(max_guesses=4, max_step_tokens=12, pause_rows=1, max_pause_rows=2)
-"""Small as everything is here; pauses would mostly outlast an answer."""
+"""Small, like everything here; longer pauses would outlast most answers."""
 WRONG_ONE_IN: Final = 4
 
 
 class Guesses:
-    """Knows every completion before it is computed."""
+    """A source of guesses that knows every completion in advance."""
 
     ledger = None
 
@@ -384,7 +384,7 @@ class Guesses:
         self._completions: dict[AttemptKey, tuple[int, ...]] = {}
 
     def guess(self, attempt: DecodeAttempt, most: int) -> list[int]:
-        """Return tokens that follow; which are wrong depends on seed and position alone."""
+        """Return tokens that follow; which are wrong depends only on seed and position."""
         if attempt.key not in self._completions:
             self._completions[attempt.key] = reference(attempt.prompt_ids, attempt.sampling)
         position, seed = len(attempt.output_ids), attempt.sampling.seed

@@ -1,4 +1,4 @@
-"""The kinds of misfortune, how much of each a seed gets, and proof that it happened."""
+"""The kinds of faults, how many of each a seed gets, and counts of those that occurred."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ if TYPE_CHECKING:
 
 
 class Fault(StrEnum):
-    """Everything that can be switched on."""
+    """Every fault that can be enabled."""
 
     LOSS = "loss"
     DUPLICATION = "duplication"
     REORDER = "reorder"
     DELAY = "delay"
     CORRUPTION = "corruption"
-    AFTERLIFE = "afterlife"  # frames outlive their link and meet another life of the receiver
+    AFTERLIFE = "afterlife"  # frames outlive their link and reach another epoch of the receiver
     PARTITION = "partition"
     ONE_WAY = "one-way partition"
     CRASH = "crash"
     FREEZE = "freeze"
     ZOMBIE = "zombie"  # frozen for longer than a lease
-    WEDGE = "wedge"  # the device stands still, the process answers
+    WEDGE = "wedge"  # the device hangs, the process answers
     STEP_ERROR = "step error"
     EXHAUSTION = "pool exhaustion"
     DRAIN = "worker drain"
-    LEAVE = "member left"  # a server uses a worker no more, and after a while again
+    LEAVE = "member left"  # a server drops a worker, and later uses it again
     CANCEL = "client cancel"
     STALL = "stalled client"
     SERVER_CRASH = "server crash"
@@ -68,7 +68,7 @@ TIMED: Final = (
     Fault.SERVER_CRASH,
     Fault.SERVER_FREEZE,
 )
-"""Those that the injector brings about at random moments."""
+"""Faults that the injector causes at random moments."""
 
 HARMLESS: Final = frozenset(
     {
@@ -82,21 +82,21 @@ HARMLESS: Final = frozenset(
         Fault.STALL,
     }
 )
-"""What may happen all the time and costs no client an answer."""
+"""Faults that may occur all the time without costing a client its answer."""
 SINGLE: Final = tuple(
     fault for fault in TIMED if fault not in HARMLESS and fault is not Fault.SERVER_CRASH
 )
-"""What may happen once, whatever it strikes, and costs no client an answer."""
+"""Faults that may occur once, anywhere, without costing a client its answer."""
 MILD_LATE_S: Final = 50 * MILLISECONDS
 SHARE_MILD: Final = 0.25
-"""Seeds in which no client may go without an answer; the others suffer more than can be cured."""
+"""Share of seeds in which every client must get its answer; the others suffer too much for that."""
 
 CALM: Final = Faults(min_delay_s=0.5 * MILLISECONDS, max_delay_s=4 * MILLISECONDS)
-"""What a healthy network does."""
+"""Faults of a healthy network."""
 SHARE_ENABLED: Final = 0.4
-"""How many kinds a seed has. Few at a time find more than all at once, where one hides another."""
+"""Number of kinds in a seed. A few at a time find more than all at once, which hide one another."""
 MAX_LATE_S: Final = 6 * SECONDS
-"""The latest that a frame comes: far beyond leases, well within tombstones."""
+"""Longest delay of a frame: far longer than leases, well within tombstones."""
 
 
 LOSABLE: Final = (
@@ -104,24 +104,24 @@ LOSABLE: Final = (
     *(Tokens, TokenCredit, End, Ended),
 )
 MOST_SPARED: Final = 6
-"""Frames of its kind that pass before the one that is lost: of the first requests, or of a later
+"""Frames of its kind that pass before the lost one: it belongs to the first requests, or to a later
 one among others."""
 STANDSTILLS_S: Final = (0.4, 0.6, 0.9, 1.1, 1.4, 1.6, 1.9, 2.1, 2.6)
-"""On both sides of each bound: a heartbeat 0.5, late 1.0, silent 1.5, a lease 2.0."""
+"""On both sides of each limit: heartbeat 0.5, late 1.0, silent 1.5, lease 2.0."""
 MOST_APART_S: Final = 0.6
 """From the loss to the standstill: a little more than one heartbeat."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """One frame that is lost, and a process that stands still about then.
+    """One lost frame, and a process that stops at about that time.
 
     Attributes:
       kind: of the frame.
-      num_spared: so many of its kind pass before.
-      stops_after_s: from the loss until a process stands still.
+      num_spared: frames of its kind that pass before.
+      stops_after_s: from the loss until a process stops.
       stops_s: for how long; 0 for not at all.
-      victim: chooses the process, among all.
+      victim: selects the process.
     """
 
     kind: type[AttemptFrame | Tokens | TokenCredit]
@@ -132,7 +132,7 @@ class Loss:
 
 
 def draw_loss(rng: random.Random) -> Loss:
-    """Draw which frame is lost, and what stands still then."""
+    """Draw the frame that is lost, and the process that stops."""
     return Loss(
         rng.choice(LOSABLE),
         rng.randrange(MOST_SPARED),
@@ -144,15 +144,15 @@ def draw_loss(rng: random.Random) -> Loss:
 
 @dataclass(slots=True)
 class FaultPlan:
-    """What one seed suffers.
+    """The faults of one seed.
 
     Attributes:
-      enabled: these kinds.
-      network: what the network does meanwhile.
+      enabled: kinds of faults.
+      network: faults of the network.
       every_s: mean time between two faults of the injector.
-      once: the injector brings this about one time; None for nothing.
-      is_mild: no client that stays may go without an answer.
-      loss: the one frame that is lost instead; None for none.
+      once: fault that the injector causes once; None for none.
+      is_mild: every client that stays must get its answer.
+      loss: the single lost frame instead; None for none.
     """
 
     enabled: frozenset[Fault]
@@ -164,14 +164,14 @@ class FaultPlan:
 
     @property
     def latest_s(self) -> float:
-        """The latest that a frame may come, as far as the network is to blame."""
+        """Longest delay of a frame caused by the network."""
         network = self.network
         is_late = network.reorder > 0 or network.duplication > 0
         return network.max_delay_s + (network.reorder_s if is_late else 0.0)
 
 
 def draw_plan(rng: random.Random) -> FaultPlan:
-    """Draw a seed's misfortune."""
+    """Draw a seed's faults."""
     enabled = frozenset(fault for fault in Fault if rng.random() < SHARE_ENABLED)
     once, is_mild = None, rng.random() < SHARE_MILD
     if is_mild:
@@ -185,8 +185,8 @@ def draw_plan(rng: random.Random) -> FaultPlan:
     slow_s = rng.choice((20, 80, 300)) * MILLISECONDS
     late_s = rng.choice((0.05, 0.3, 1.0, MAX_LATE_S))
     if is_mild:
-        # A GOODBYE that comes again when both have long made it up is believed: no real link does
-        # that, and no epoch tells it from a new one.
+        # A duplicated GOODBYE that arrives long after both sides have reconnected is believed: no
+        # real link does this, and no epoch distinguishes it from a new one.
         late_s = min(late_s, MILD_LATE_S)
     network = Faults(
         min_delay_s=CALM.min_delay_s,
@@ -202,12 +202,12 @@ def draw_plan(rng: random.Random) -> FaultPlan:
 
 @dataclass(slots=True)
 class Tally:
-    """What really happened, by kind: a fault that was asked for and never came proves nothing.
+    """Counts of faults that occurred: an enabled fault that never occurs proves nothing.
 
     Attributes:
-      asked: seeds that had the kind switched on.
-      happened: how often each came about.
-      causes: why attempts were begun anew.
+      asked: seeds in which the kind was enabled.
+      happened: occurrences.
+      causes: reasons for new attempts.
       routes: which workers computed prompts, and why.
     """
 
@@ -217,12 +217,12 @@ class Tally:
     routes: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: Tally) -> None:
-        """Add another run's."""
+        """Add the counts of another run."""
         self.asked += other.asked
         self.happened += other.happened
         self.causes += other.causes
         self.routes += other.routes
 
     def never_happened(self) -> list[Fault]:
-        """Return the kinds that were asked for and never came about."""
+        """Return the kinds that were enabled and never occurred."""
         return [fault for fault in Fault if self.asked[fault] and not self.happened[fault]]

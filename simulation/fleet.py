@@ -1,7 +1,7 @@
-"""One fleet in memory: the product's server and workers on an in-memory network.
+"""A whole fleet in memory: the product's server and workers on an in-memory network.
 
-`worker_of` puts a worker together for its supervisor; `running_fleet` runs a whole fleet
-whose devices take modelled time, for load that lasts an hour of virtual time.
+`worker_of` builds one worker; `running_fleet` runs a fleet whose devices take modelled time, for
+load tests that last an hour of virtual time.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from worker.worker_loop import Device
 
 KV_SECRET: Final = bytes(SECRET_BYTES)
-"""No enemy is simulated; the bytes on the wire have to be the seed's."""
+"""No attacker is simulated, and the bytes on the wire must depend only on the seed."""
 READY_S: Final = 60 * SECONDS
 
 
@@ -58,16 +58,16 @@ def worker_of(
     draw_epoch: Callable[[], int] | None = None,
     source: GuessSource | None = None,
 ) -> partial[Any]:
-    """Return what `nursery.start` runs: a worker; it gives its WorkerLoop.
+    """Return a worker for `nursery.start`, which gives its WorkerLoop.
 
     Args:
       role: prefill or decode.
       config: of the worker.
-      engine: in place of a model.
+      engine: used instead of a model.
       device: runs its steps.
-      network: of all its links.
-      host: it shares this one's memory; None for the machine's.
-      draw_epoch: of each life; None for the product's own.
+      network: for all its links.
+      host: whose memory it shares; None for the machine's.
+      draw_epoch: returns epochs; None for the product's own.
       source: of guessed tokens; decode only, None for the product's own.
     """
     more: dict[str, Any] = {}
@@ -90,11 +90,11 @@ BLOCK_SIZE: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class FleetShape:
-    """How large a fleet is.
+    """Size of a fleet.
 
     Attributes:
-      prefills: workers.
-      decodes: workers.
+      prefills: number of workers.
+      decodes: number of workers.
       max_num_seqs: rows of a decode step.
       num_blocks: of each pool.
       cost: of each worker's steps.
@@ -114,12 +114,12 @@ class FleetShape:
 
 
 class Front(NamedTuple):
-    """What of the server is around its fleet.
+    """Parts of the server around its fleet.
 
     Attributes:
-      text: the model's.
-      observer: told of what happens.
-      events: publishes the lives of requests.
+      text: of the model.
+      observer: notified of events.
+      events: publishes request events.
     """
 
     text: RelayText
@@ -140,12 +140,12 @@ async def running_fleet(
 ) -> AsyncIterator[Links]:
     """Run a fleet with devices of modelled time; yield the server's side once it is ready.
 
-    Either inside `deterministic.run`, or where the modelled time passes in truth.
+    Runs in virtual time inside `deterministic.run`, elsewhere in real time.
 
     Args:
-      shape: how large it is.
-      seed: of what is drawn at random.
-      front: of the server; None for one that is nothing but its fleet.
+      shape: size of the fleet.
+      seed: for everything random.
+      front: of the server; None for a server with only its fleet.
     """
     network, host, epochs = MemoryNetwork(seed), Host(1), count(1, LIVES)
     if isinstance(trio.lowlevel.current_clock(), VirtualClock):

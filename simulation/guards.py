@@ -1,7 +1,7 @@
-"""How each guard of the protocol is taken away, inside of this process and for a while.
+"""Remove guards of the protocol temporarily, within this process, to show that each is needed.
 
-The product has no switch for any of this: functions that guard are exchanged from outside. A guard
-that is gone must show, or the simulator looks at the wrong things.
+The product has no switch for this: functions are replaced from outside. If a missing guard goes
+unnoticed, the simulator checks the wrong things.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 class Exchange(NamedTuple):
-    """One function, and what stands in its place while its guard is gone."""
+    """A function and its replacement without the guard."""
 
     owner: object
     name: str
@@ -78,12 +78,12 @@ def lease_expiry() -> list[Exchange]:
 
 
 def digest() -> list[Exchange]:
-    """Chunks are taken as they come."""
+    """Chunks are accepted without a check."""
     return [Exchange(decode.assembly, "payload_digest", lambda _: _Anything())]
 
 
 def positions() -> list[Exchange]:
-    """Rows are passed on as they come, whatever position they name."""
+    """Rows are passed on in order of arrival, whatever their positions."""
 
     def take_row(request: Request, attempt: Attempt, row: TokenRow, now: float) -> Change | None:
         del attempt
@@ -99,7 +99,7 @@ def positions() -> list[Exchange]:
 
 
 def live_lease() -> list[Exchange]:
-    """KV is written where the attempt once had its blocks, as remote memory access does."""
+    """KV is written where the attempt once had its blocks, as with remote memory access."""
     on_chunk = KvIntake.on_chunk
     blocks: dict[AttemptKey, list[int]] = {}
 
@@ -118,7 +118,7 @@ def live_lease() -> list[Exchange]:
 
 
 def running_step() -> list[Exchange]:
-    """Blocks go back at once, also those that the device works on."""
+    """Blocks are freed at once, even while the device uses them."""
 
     def begin_step(self: AttemptTable[DecodeAttempt], keys: Iterable[AttemptKey]) -> None:
         del self, keys
@@ -127,7 +127,7 @@ def running_step() -> list[Exchange]:
 
 
 def epochs() -> list[Exchange]:
-    """One life of a process is as good as another."""
+    """Epochs of a process are not distinguished."""
     wanted, granted = KvIntake._wanted, Attempts._granted
     heartbeat, on_welcome = PeerMonitor.heartbeat, KvLinks._on_welcome
 
@@ -166,7 +166,7 @@ def epochs() -> list[Exchange]:
 
 
 def living_processes() -> list[Exchange]:
-    """A worker that was given up has died, even if it answers in the same life."""
+    """A worker that was given up counts as dead, even if it answers in the same epoch."""
     settle = PoisonDetector.settle
     return [
         Exchange(
@@ -176,7 +176,7 @@ def living_processes() -> list[Exchange]:
 
 
 def tombstones() -> list[Exchange]:
-    """What has ended is forgotten at once."""
+    """Ended attempts are forgotten at once."""
 
     def bury(self: LeaseTable, key: AttemptKey, now: float) -> None:
         del self, key, now
@@ -185,7 +185,7 @@ def tombstones() -> list[Exchange]:
 
 
 def self_fence() -> list[Exchange]:
-    """A process that was stopped goes on as if nothing had been."""
+    """A process that was stopped continues as if nothing had happened."""
 
     def beat(self: SelfFence, now: float) -> bool:
         self._beat_at = now
@@ -195,7 +195,7 @@ def self_fence() -> list[Exchange]:
 
 
 def renewal_by_name() -> list[Exchange]:
-    """A heartbeat renews everything of its server, named or not."""
+    """A heartbeat renews all leases of its server, named or not."""
     renew = LeaseTable.renew
 
     def renew_all(
@@ -221,8 +221,8 @@ def end() -> list[Exchange]:
 
 
 def greetings() -> list[Exchange]:
-    """A worker believes the name that a connection has from its beginning, and takes frames of
-    every connection, also of those without a HELLO to this life."""
+    """A worker believes the name that a connection had at first, and accepts frames of every
+    connection, even without a HELLO to this epoch."""
     hear, attach = PeerTable.hear, MemoryListener.attach
 
     def hear_strangers(self: PeerTable, sender: bytes, now: float) -> PeerId | None:
@@ -241,7 +241,8 @@ def greetings() -> list[Exchange]:
 
 
 def broken_links() -> list[Exchange]:
-    """A connection that breaks says nothing, and a new life at its address goes unnoticed."""
+    """A broken connection is not reported, and a restarted process at its address goes
+    unnoticed."""
 
     async def wait_for_ever(self: MemoryConnection) -> None:
         del self
@@ -256,7 +257,7 @@ def _named(identity: bytes) -> PeerId:
 
 
 def gaps() -> list[Exchange]:
-    """A token that never comes is not missed."""
+    """A missing token goes unnoticed."""
     settle = server.scheduling.frames._settle
 
     def forget(request: Request, attempt: Attempt, now: float) -> Change | None:
@@ -268,12 +269,12 @@ def gaps() -> list[Exchange]:
 
 
 def stalled_receivers() -> list[Exchange]:
-    """A decode worker that answers nothing is waited for."""
+    """A decode worker that does not answer is never given up."""
     return [Exchange(PeerSender, "is_stalled", lambda _, now: False)]
 
 
 def word_of_the_unknown() -> list[Exchange]:
-    """A server is not told that what it names is not known."""
+    """A server is not told that an attempt it names is unknown."""
 
     def renew(
         self: AttemptTable[DecodeAttempt],
@@ -287,7 +288,7 @@ def word_of_the_unknown() -> list[Exchange]:
 
 
 def reference_counts() -> list[Exchange]:
-    """Shared blocks go back with the first lease that ends."""
+    """Shared blocks are freed with the first lease that ends."""
     release = BlockLedger.release
 
     def release_all(self: BlockLedger, owner: Hashable) -> int:
@@ -299,7 +300,7 @@ def reference_counts() -> list[Exchange]:
 
 
 def tokens_of_a_hit() -> list[Exchange]:
-    """A block is found by its first token, whatever the others are."""
+    """A cached block is found by its first token alone."""
     keys = PrefixCache._keys
 
     def first_tokens(self: PrefixCache, tokens: bytes) -> Iterator[bytes]:
@@ -309,7 +310,7 @@ def tokens_of_a_hit() -> list[Exchange]:
 
 
 def finished_kv() -> list[Exchange]:
-    """Blocks are found as soon as they are leased, computed or not."""
+    """Blocks can be found as soon as they are leased, computed or not."""
     lease = PrefixCache.lease
 
     def lease_and_insert(
@@ -323,7 +324,7 @@ def finished_kv() -> list[Exchange]:
 
 
 def right_guesses() -> list[Exchange]:
-    """Whatever was computed behind a guess is kept, whether the guess held or not."""
+    """Tokens computed after a guess are kept even if the guess was wrong."""
     return [Exchange(GuessTurn, "holds", lambda turn, index, token_id: index < len(turn.guesses))]
 
 
@@ -353,7 +354,7 @@ GUARDS: Final[dict[str, Callable[[], list[Exchange]]]] = {
 
 @contextmanager
 def without(*names: str) -> Iterator[None]:
-    """Take guards away in this block."""
+    """Remove guards within this block."""
     with ExitStack() as stack:
         for name in names:
             for exchange in GUARDS[name]():
@@ -363,7 +364,7 @@ def without(*names: str) -> Iterator[None]:
 
 @contextmanager
 def _exchanged(owner: object, name: str, new: object) -> Iterator[None]:
-    """Put `new` in the place of a function that is there."""
+    """Replace an existing function with `new`."""
     old = vars(owner)[name]
     setattr(owner, name, new)
     try:

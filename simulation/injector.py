@@ -1,4 +1,4 @@
-"""Brings faults about at random moments, and undoes them; counts those that really came."""
+"""Cause faults at random moments, undo them, and count those that occurred."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class Injector:
-    """One run's misfortune.
+    """The faults of one run.
 
     Args:
-      world: that it befalls.
-      plan: what, and how often.
+      world: the target.
+      plan: kinds of faults and their rate.
       rng: draws victims and times.
       happened: counts.
     """
@@ -55,7 +55,7 @@ class Injector:
         }
 
     async def run(self, seconds: float) -> None:
-        """Be the weather and the fate of the world for a while, then heal everything."""
+        """Cause faults for a while, then heal everything."""
         self._world.weather.faults = self._plan.network
         self._world.weather.outlives_links = Fault.AFTERLIFE in self._plan.enabled
         try:
@@ -88,7 +88,7 @@ class Injector:
             await self._stop(fault, victim if victim.is_running else None, loss.stops_s)
 
     def heal(self) -> None:
-        """Let nothing more go wrong, and let everything that was stopped go on."""
+        """End all faults, and continue everything that was stopped."""
         self._world.weather.faults = CALM
         self._world.weather.outlives_links = False
         self._world.weather.partitions.clear()
@@ -128,7 +128,7 @@ class Injector:
             self._world.note(f"healed {sorted(ways)}")
 
     def _pair(self) -> tuple[str, str]:
-        """Return two processes that talk to one another."""
+        """Return two connected processes."""
         rng, world = self._rng, self._world
         names = {
             role: [worker.name for worker in world.workers if worker.role is role]
@@ -176,7 +176,7 @@ class Injector:
         await trio.sleep(seconds)
         if victim.lives == life and victim.is_frozen:
             self._happened[fault] += 1
-            self._world.note(f"{victim} goes on")
+            self._world.note(f"{victim} continues")
             victim.thaw()
 
     async def _wedge(self) -> None:

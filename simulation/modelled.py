@@ -1,8 +1,7 @@
-"""A device of modelled time: a step takes what a formula says, whatever the machine is doing.
+"""A device with modelled time: each step takes the time of a formula, on any machine.
 
-A fleet on a small shared machine has no capacity that two measurements agree on. So only what
-computes is replaced: nothing is computed, and a step lasts
-`step + rows x row + prompt tokens x token`.
+A fleet on a small shared machine has no reproducible capacity. So only the computation is replaced:
+nothing is computed, and a step takes `step + rows x row + prompt tokens x token`.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ if TYPE_CHECKING:
 
 
 class StepCost(NamedTuple):
-    """What a step takes.
+    """Duration of a step.
 
     Attributes:
-      step_s: at least.
-      row_s: each decode row, on top.
-      token_s: each prompt token, on top.
+      step_s: fixed part.
+      row_s: additional time per decode row.
+      token_s: additional time per prompt token.
     """
 
     step_s: float
@@ -47,13 +46,13 @@ class StepCost(NamedTuple):
 
 
 COST: Final = StepCost(10 * MILLISECONDS, 2 * MILLISECONDS, 1 * MILLISECONDS)
-"""Some 800 prompt tokens a second, so that ten times what the fleet can do is still little to its
-server and to clients on the same two cores, and a request takes so long that the machine's own
-hiccups are small beside it."""
+"""About 800 prompt tokens a second: even ten times the fleet's capacity is little work for its
+server and for clients on the same two cores, and a request takes long compared with the machine's
+hiccups."""
 
 
 def paced(cost: StepCost, config: EngineConfig) -> Pace:
-    """Return what a worker finds out about such a device when it times a step at its start."""
+    """Return what a worker would measure with such a device at its start."""
     return pace_of(MEASURED_TOKENS, cost.step_s + MEASURED_TOKENS * cost.token_s, config)
 
 
@@ -68,12 +67,12 @@ class ModelledDevice:
         self._cost = cost
 
     async def run(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
-        """Run a step after the time that it takes."""
+        """Run a step after its modelled time."""
         await trio.sleep(self._cost.of(_rows(args)))
         return fn(*args)
 
 
 def _rows(args: tuple[object, ...]) -> Sequence[StepRow]:
-    """Return what a device is asked for; nothing but steps is run on this one."""
+    """Return the rows of a step, the only calls that this device runs."""
     (rows,) = args
     return cast("Sequence[StepRow]", rows)

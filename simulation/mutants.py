@@ -1,8 +1,7 @@
-"""`python -m simulation.mutants`: take guards away, alone and together; each loss must show.
+"""`python -m simulation.mutants`: remove guards, alone and together; each loss must be noticed.
 
-Some guards are redundant: without one of them nothing happens, because another one stands behind
-it. Those are taken away together. Exit code 0 if every mutant was caught within its number of
-seeds, 1 if one survived.
+Some guards are redundant: without one of them another one takes over. These are removed together.
+Exit code 0 if every mutant was caught within its number of seeds, 1 if one survived.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ class Mutant(NamedTuple):
     """A product without some of its guards.
 
     Attributes:
-      removed: these.
-      within: seeds in which it has to be caught.
+      removed: names of guards.
+      within: number of seeds in which it must be caught.
     """
 
     removed: tuple[str, ...]
@@ -64,13 +63,13 @@ MUTANTS: Final = (
 
 
 class MutantVerdict(NamedTuple):
-    """What came of one mutant.
+    """Result for one mutant.
 
     Attributes:
-      mutant: which.
-      seed: the first that caught it; None if none did.
-      violation: by what.
-      seconds: that it took.
+      mutant: the mutant.
+      seed: first seed that caught it; None if none did.
+      violation: the violation found.
+      seconds: time taken.
     """
 
     mutant: Mutant
@@ -80,7 +79,7 @@ class MutantVerdict(NamedTuple):
 
 
 def hunt(mutant: Mutant) -> MutantVerdict:
-    """Run seeds from 0 on until one catches the mutant."""
+    """Run seeds from 0 until one catches the mutant."""
     began_at = time.monotonic()
     with without(*mutant.removed):
         for seed in range(mutant.within):

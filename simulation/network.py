@@ -1,6 +1,6 @@
-"""The simulated network and hosts: what links lose, and memory that processes of one host see.
+"""The simulated network and hosts: frames that links lose, and memory shared within a host.
 
-Hosts are the twin of transport/shared_ring.py without a kernel: their numbers come from the seed.
+Hosts replace transport/shared_ring.py without a kernel: their numbers come from the seed.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 
 NUM_HOSTS: Final = 2
-"""About every second pair of workers shares memory; bytes travel between the others."""
+"""About every second pair of workers shares memory; between the others bytes are sent."""
 
 
 class SimulatedRing:
-    """A ring, and how its finder sees it. See shared_ring.Ring and shared_ring.FoundRing."""
+    """A ring of this process, and as seen by its finder. See shared_ring.OwnRing and FoundRing."""
 
     def __init__(self, host: Host, number: int, num_bytes: int) -> None:
         self._bytes = bytearray(num_bytes)
@@ -47,7 +47,7 @@ class SimulatedRing:
         self.memory = memoryview(self._bytes)
 
     def close(self) -> None:
-        """End with its owner's life: it is not found any more, readers keep it."""
+        """End with its owner's life: it can no longer be found, but readers keep it."""
         self._host.forget(self)
 
 
@@ -69,14 +69,14 @@ class SeenRing:
         return not self._host.has(self._ring)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Unmap it."""
 
 
 class Host:
     """One host: the rings that its processes offer.
 
     Args:
-      number: its own, from 1.
+      number: of the host, from 1.
     """
 
     def __init__(self, number: int) -> None:
@@ -85,14 +85,14 @@ class Host:
         self._rings: dict[SharedRing, SimulatedRing] = {}
 
     def make_ring(self, num_bytes: int) -> SimulatedRing:
-        """Return memory that others here may read."""
+        """Return memory that other processes on this host may read."""
         ring = SimulatedRing(self, next(self._numbers), num_bytes)
         assert ring.offer is not None
         self._rings[ring.offer] = ring
         return ring
 
     def find(self, offer: SharedRing) -> SeenRing:
-        """Return what an offer names, if that is on this host.
+        """Return the offered ring, if it is on this host.
 
         Raises:
           NotSharedError: it is not.
@@ -103,17 +103,17 @@ class Host:
         return SeenRing(ring, self)
 
     def has(self, ring: SimulatedRing) -> bool:
-        """Return whether a ring's owner still lives."""
+        """Return whether a ring's owner is alive."""
         return ring.offer in self._rings
 
     def forget(self, ring: SimulatedRing) -> None:
-        """Take away the ring of a process that has died. Idempotent."""
+        """Remove the ring of a dead process. Idempotent."""
         if ring.offer is not None:
             self._rings.pop(ring.offer, None)
 
 
 def draw_hosts(seed: int, names: list[str]) -> dict[str, Host]:
-    """Return where each worker lives; drawn apart, so that all else stays as it was."""
+    """Return the host of each worker; drawn separately, so that other draws do not change."""
     rng = random.Random(f"hosts {seed}")
     hosts = [Host(1 + number) for number in range(NUM_HOSTS)]
     return {name: rng.choice(hosts) for name in names}
@@ -124,17 +124,17 @@ KV = "/kv"
 
 
 def control_address(name: str) -> str:
-    """Return where servers reach a worker."""
+    """Return a worker's address for servers."""
     return f"{PREFIX}{name}"
 
 
 def kv_address(name: str) -> str:
-    """Return where prefill workers reach a decode worker."""
+    """Return a decode worker's address for prefill workers."""
     return f"{PREFIX}{name}{KV}"
 
 
 class _Route(NamedTuple):
-    """One direction of one link: names of sender and receiver, and how the trace has it."""
+    """One direction of one link: sender, receiver, and its name in the trace."""
 
     ends: tuple[str, str]
     text: str
@@ -145,13 +145,13 @@ class Weather(Conditions):
 
     Args:
       seed: decides every fault.
-      trace: takes down what is sent.
+      trace: records messages.
 
     Attributes:
-      partitions: (sender, receiver) names between which nothing gets through.
-      num_delayed: frames that were sent into a slow network.
-      num_cut_one_way: frames that vanished where the way back was open.
-      num_lost_alone: frames that were lost although the network is well.
+      partitions: (sender, receiver) pairs that cannot communicate.
+      num_delayed: frames sent into a slow network.
+      num_cut_one_way: frames lost while the opposite direction was open.
+      num_lost_alone: frames lost in a healthy network.
     """
 
     def __init__(self, seed: int, trace: Trace) -> None:
@@ -173,7 +173,7 @@ class Weather(Conditions):
         await self._lost.wait()
 
     def is_cut(self, link: LinkName, direction: str) -> bool:
-        """Return whether this frame is the one to be lost, or a partition lies between sender and
+        """Return whether this frame is the one to lose, or a partition lies between sender and
         receiver."""
         if self._is_lost:
             self._is_lost = False
@@ -190,11 +190,11 @@ class Weather(Conditions):
         return True
 
     def make_alarm(self) -> ClockAlarm:
-        """Let receivers wait for the simulator's own clock."""
+        """Return an alarm on the simulator's own clock."""
         return ClockAlarm()
 
     def on_put(self, link: LinkName, direction: str, parts: Sequence[bytes | memoryview]) -> None:
-        """Take a message down."""
+        """Record a message."""
         route = self._route(link, direction)
         if self.faults.max_delay_s > CALM.max_delay_s:
             self.num_delayed += 1
@@ -208,7 +208,7 @@ class Weather(Conditions):
         self._trace.sent(route.text, parts, fate)
 
     def count(self, happened: Counter[Fault]) -> None:
-        """Add what the network did."""
+        """Add the network's faults."""
         counts = self.counts
         happened[Fault.LOSS] += counts.lost + self.num_lost_alone
         happened[Fault.DUPLICATION] += counts.duplicated
@@ -231,7 +231,7 @@ class Weather(Conditions):
 
 
 def make_network(seed: int, trace: Trace) -> tuple[MemoryNetwork, Weather]:
-    """Return a network and what rules it."""
+    """Return a network and its conditions."""
     network = MemoryNetwork(seed)
     weather = Weather(seed, trace)
     network.conditions = weather

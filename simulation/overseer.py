@@ -1,8 +1,6 @@
-"""Stands beside one worker and sees each write into its pool and each step: was the one on whose
-behalf it happened the owner at that moment?
+"""Watch one worker's writes and steps, and check that each was made for the blocks' present owner.
 
-Ownership is the product's to keep; this only looks, from outside of the tables that keep it. Knows
-leases, epochs and time.
+The product enforces ownership; this check is independent of its tables.
 """
 
 from __future__ import annotations
@@ -28,13 +26,13 @@ SLACK_S: Final = 50 * MILLISECONDS
 
 
 class Overseer:
-    """Watches one life of one worker.
+    """Watches one epoch of one worker.
 
     Args:
-      process: of the worker; knows for how long it was stopped.
-      core: its mind.
+      process: of the worker; knows how long it was stopped.
+      core: its state machine.
       link: lifetimes.
-      report: told of everything that must not happen, in words.
+      report: called with a sentence for everything that must not happen.
     """
 
     def __init__(
@@ -53,14 +51,14 @@ class Overseer:
             self._watch_kv(core)
 
     def look_at_step(self, now: float) -> None:
-        """A step begins: every row needs a lease that has not run out."""
+        """Check at the start of a step that every row has an unexpired lease."""
         for key in self._core.attempt_table._in_step:
             self._check_lease(key, now, "computed")
 
     def _watch_leases(self) -> None:
-        """See that no attempt gets a second lease: what has ended here has ended."""
+        """Check that no ended attempt gets a second lease."""
         add = self._core.attempt_table.add
-        seen_at: dict[AttemptKey, float] = {}  # for as long as the product remembers ends
+        seen_at: dict[AttemptKey, float] = {}  # kept as long as tombstones
 
         def add_once(attempt: TableMember, now: float, remaining_s: float) -> None:
             if attempt.key in seen_at:
@@ -85,7 +83,9 @@ class Overseer:
             take(sender, frame, payload, now)
             if isinstance(frame, KvChunk) and core.counters.kv_bytes != num_bytes:
                 if frame.target_epoch != core._identity.me.epoch:
-                    self._report(f"KV for another life of {self._process} was written: {frame.key}")
+                    self._report(
+                        f"KV for another epoch of {self._process} was written: {frame.key}"
+                    )
                 self._check_expiry(frame.key, expires_at, now, "took KV")
 
         core.on_kv = on_kv  # type: ignore[method-assign]
@@ -104,8 +104,8 @@ class Overseer:
             self._report(f"{self._process} {what} for {key}, {late_s:.2f} s after its lease")
 
     def _patience_s(self, now: float) -> float:
-        """How late after its end a lease may still be acted upon: until the next sweep; a
-        process that was stopped for no longer than leases live may find it ended meanwhile."""
+        """Return how late after its expiry a lease may still be used: until the next sweep, or
+        longer for a process that was stopped for less than a lease's lifetime."""
         patience_s = self._link.sweep_interval_s + SLACK_S
         stopped_s = self._process.stopped_s
         was_just_stopped = now - self._process.away_until <= patience_s

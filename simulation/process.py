@@ -1,6 +1,6 @@
-"""One simulated process: lives that begin, stop, continue and end, and the links of each life.
+"""One simulated process through crashes and restarts, with the links of each life.
 
-When a life ends without a word, its links are cut before any of its code can send more.
+At a crash, its links are cut before any of its code can send more.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Wiring:
     """Makes links and remembers them.
 
     Args:
-      network: makes them really.
+      network: the real maker.
     """
 
     def __init__(self, network: MemoryNetwork) -> None:
@@ -52,7 +52,7 @@ class Wiring:
         return connection
 
     def sever(self) -> None:
-        """Let nothing more get out: whatever is sent from now on finds no peer."""
+        """Cut all links: nothing sent from now on finds a peer."""
         for connection in self._connections:
             connection.detach()
         for listener in self._listeners:
@@ -68,34 +68,34 @@ class Wiring:
 
 
 class Surroundings(Protocol):
-    """What every process of a run shares."""
+    """State shared by all processes of a run."""
 
     @property
     def network(self) -> MemoryNetwork:
-        """Between them."""
+        """The network between them."""
         ...
 
     @property
     def link(self) -> LinkConfig:
-        """Their deadlines and bounds."""
+        """Deadlines and bounds of links."""
         ...
 
     @property
     def rng(self) -> random.Random:
-        """Where epochs come from."""
+        """Source of epochs."""
         ...
 
     @property
     def tally(self) -> Tally:
-        """Counts what happened."""
+        """Counts of events."""
         ...
 
     def report(self, what: str) -> None:
-        """Take down what must not happen."""
+        """Record what must not happen."""
         ...
 
     def note(self, what: str) -> None:
-        """Take down what happened."""
+        """Record an event."""
         ...
 
 
@@ -103,15 +103,15 @@ class Process(ABC):
     """One name in the fleet, through all its lives.
 
     Args:
-      role: what it is.
-      name: what others call it.
-      around: what all processes share.
+      role: of the process.
+      name: in the fleet.
+      around: state shared by all processes.
 
     Attributes:
-      lives: how often it was started.
-      restart_s: from its end to its next start.
-      away_until: it was frozen until then.
-      stopped_s: for so long.
+      lives: number of starts.
+      restart_s: time between its end and next start.
+      away_until: end of its last freeze.
+      stopped_s: length of its last freeze.
     """
 
     def __init__(self, role: Role, name: str, around: Surroundings) -> None:
@@ -133,20 +133,20 @@ class Process(ABC):
     @property
     @abstractmethod
     def is_up(self) -> bool:
-        """Whether it serves in its present life."""
+        """Return whether it serves in its present life."""
 
     @property
     def is_frozen(self) -> bool:
-        """Whether it is stopped."""
+        """Return whether it is stopped."""
         return not self._gate.is_open
 
     @property
     def is_running(self) -> bool:
-        """Whether it serves and is not stopped."""
+        """Return whether it serves and is not stopped."""
         return self.is_up and not self.is_frozen
 
     async def keep(self) -> None:
-        """Start it again whenever it has ended. Runs outside of the process itself."""
+        """Restart it whenever it ends. Runs outside of the process itself."""
         while True:
             self.lives += 1
             self._gate = ProcessGate()
@@ -163,7 +163,7 @@ class Process(ABC):
             await trio.sleep(self.restart_s)
 
     def kill(self) -> None:
-        """End this life without a word, as SIGKILL does, stopped or not."""
+        """End this life at once, as by SIGKILL, even if stopped."""
         self._gone()
         self._wiring.sever()
         self._scope.cancel()
@@ -183,7 +183,7 @@ class Process(ABC):
         self._gate.open()
 
     def spawn(self, nursery: trio.Nursery, fn: Callable[..., Awaitable[object]]) -> None:
-        """Run something as a part of this process."""
+        """Run a task as part of this process."""
         with behind(self._gate):
             nursery.start_soon(fn)
 
@@ -197,7 +197,7 @@ class Process(ABC):
 
     @abstractmethod
     def _gone(self) -> None:
-        """Forget the life that has ended. Idempotent."""
+        """Forget the ended life. Idempotent."""
 
 
 def _innermost(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""What the simulated processes run: a worker with a simulated engine, a server with its clients."""
+"""Simulated processes: a worker with a simulated engine, and a server with its clients."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 
 
 class WorkerProcess(Process):
-    """A prefill or decode worker: the production loop and core, a simulated engine.
+    """A prefill or decode worker: the production loop and core with a simulated engine.
 
     Args:
-      role: which.
-      name: what others call it.
-      around: what all processes share.
+      role: prefill or decode.
+      name: in the fleet.
+      around: state shared by all processes.
       config: blocks and rows.
       num_blocks: of its pool.
       cost: of its steps.
-      host: where it lives.
+      host: where it runs.
       guesses: whether it guesses coming tokens; decode only.
     """
 
@@ -84,17 +84,17 @@ class WorkerProcess(Process):
 
     @property
     def is_up(self) -> bool:
-        """Whether it serves."""
+        """Return whether it serves."""
         return self.loop is not None
 
     @property
     def core(self) -> PrefillCore | DecodeCore:
-        """The mind of the present life."""
-        assert self.loop is not None, "only a worker that is up has a mind"
+        """The state machine of the present life."""
+        assert self.loop is not None, "only a running worker has a core"
         return self.loop._core  # type: ignore[return-value]
 
     def drain(self, deadline_s: float) -> None:
-        """Let it finish and leave, as SIGTERM does."""
+        """Drain it, as SIGTERM does."""
         if self.loop is not None:
             self.loop.drain(deadline_s)
 
@@ -145,24 +145,24 @@ class Causes(Observer):
         self._tally = tally
 
     def attempt_failed(self, event: AttemptFailed) -> None:
-        """Count it."""
+        """Count the cause."""
         self._tally.causes[event.cause] += 1
 
     def prompt_routed(self, role: str, why: str) -> None:
-        """Count it."""
+        """Count the route."""
         self._tally.routes[f"{role}: {why}"] += 1
 
 
 class ServerProcess(Process):
-    """A server: the production fleet without HTTP; its clients are tasks of it.
+    """A server: production code without HTTP; its clients are its tasks.
 
     Args:
-      name: what others call it.
-      around: what all processes share.
+      name: in the fleet.
+      around: state shared by all processes.
       config: addresses and bounds.
 
     Attributes:
-      charges: what its clients used, one for each of its lives.
+      charges: usage of its clients, one entry per life.
     """
 
     def __init__(self, name: str, around: Surroundings, config: ServerConfig) -> None:
@@ -175,17 +175,17 @@ class ServerProcess(Process):
 
     @property
     def is_up(self) -> bool:
-        """Whether it takes requests."""
+        """Return whether it accepts requests."""
         return self.fleet is not None
 
     async def serve(self, handler: Callable[[Links], Awaitable[object]]) -> None:
-        """Let a client in, as soon as a server takes it."""
+        """Run a client as soon as the server accepts requests."""
         while self.fleet is None or self.handlers is None:
             await self._up.wait()
         self.spawn(self.handlers, partial(handler, self.fleet))
 
     def use(self, workers: Iterable[WorkerProcess]) -> None:
-        """Have these members from now on, as after a change of the file that names them."""
+        """Use these workers from now on, as after a change of the members file."""
         if self.fleet is None or self.handlers is None:
             return
         fleet = self.fleet

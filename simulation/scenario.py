@@ -1,4 +1,4 @@
-"""One seed: a fleet, clients, misfortune, peace, and what must hold at the end."""
+"""One seed: a fleet with clients and faults, then a quiet phase, and the checks at the end."""
 
 from __future__ import annotations
 
@@ -30,63 +30,63 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ARRIVALS_S: Final = 4 * SECONDS
-"""Clients come within this time."""
+"""Clients start within this time."""
 CHAOS_S: Final = 8 * SECONDS
-"""Things go wrong for this long; most requests meet it in the middle of their answer."""
+"""Faults occur for this long; most requests meet them in the middle of their answer."""
 SETTLE_S: Final = 40 * SECONDS
-"""After the faults everybody has to have an end within this time."""
+"""After the faults every client must have ended within this time."""
 NOTICE_S: Final = 2.5 * SECONDS
-"""Until everybody has noticed whatever happened last: silence means death after 1.5 s."""
+"""Until all processes have noticed the last fault: silence means death after 1.5 s."""
 FRESH_S: Final = 10 * SECONDS
-"""A request that comes after everything has to be answered within this time."""
+"""A request after all faults must be answered within this time."""
 QUIET_S: Final = 5 * SECONDS
-"""After the last answer nothing may be leased after this time: more than a lease's life."""
+"""After the last answer nothing may be leased after this time: longer than a lease lives."""
 LOOK_S: Final = 500 * MILLISECONDS
-"""From one look of the checker to the next."""
+"""Interval of the checker."""
 MANY_BLOCKS: Final = 64
 FEW_BLOCKS: Final = 15
-"""A long request fits alone; two of them push one another out."""
+"""A long request fits alone; two of them evict one another."""
 COSTS: Final = {
     Role.PREFILL: SimulatedCost(20 * MILLISECONDS, 2 * MILLISECONDS),
     Role.DECODE: SimulatedCost(60 * MILLISECONDS, 5 * MILLISECONDS),
 }
-"""Slow, so that few steps fill the time in which faults come."""
+"""Slow, so that few steps fill the time of the faults."""
 GUESSING_ONE_IN: Final = 3
-"""In so many seeds decode workers guess coming tokens."""
+"""Share of seeds in which decode workers guess coming tokens."""
 MIN_CLIENTS, MAX_CLIENTS = 4, 8
 NO_ANSWER: Final = ("no_worker", "quarantined", "reset")
-"""Endings that no client asked for, and that too many faults may bring about all the same."""
+"""Endings that no client requested, but that too many faults may cause."""
 FIRST_INPUT: Final = 100
-"""Number of the first client that wants vectors."""
+"""Number of the first client that requests vectors."""
 LONGEST_WAIT_S: Final = 20 * SECONDS
-"""For a token, where one frame was lost: several new attempts, with workers that leave meanwhile. A
-stream that waits for longer is stuck."""
+"""For a token, if one frame was lost: several new attempts, while workers leave. A stream that
+waits longer is stuck."""
 LOSS_SHARE: Final = 0.5
-"""Of mild seeds."""
+"""For mild seeds."""
 FORKED_SHARE: Final = 0.25
-"""Of the wishes: so many are for another completion of a prompt."""
+"""Share of wishes for another completion of a prompt."""
 MAX_BEGINNING: Final = 14
-"""Tokens: three whole blocks and a part of one."""
+"""Tokens: three whole blocks and part of a fourth."""
 INSTRUCTIONS: Final = tuple(range(900, 900 + MAX_BEGINNING))
 STOP_STRINGS: Final = ("77,", "3,4", "9,1")
 
 
 @dataclass(slots=True)
 class Report:
-    """What came of one seed.
+    """Result of one seed.
 
     Attributes:
-      seed: which.
+      seed: the seed.
       trace: hash of everything that happened.
       violations: what must not have happened.
       tally: faults.
       endings: how requests ended.
-      virtual_s: how long it took in there.
-      proposed: guesses that workers computed which were there at the end.
-      accepted: of these, held.
-      shipped: bytes of KV that workers took in which were there at the end, by way.
-      found: tokens and blocks that the prefix caches found which were there at the end, by kind.
-      lines: the story, if it was asked for.
+      virtual_s: simulated seconds.
+      proposed: guesses computed by workers alive at the end.
+      accepted: those of them that were right.
+      shipped: bytes of KV received by workers alive at the end, by path.
+      found: tokens and blocks found in prefix caches of workers alive at the end, by kind.
+      lines: the story, if requested.
     """
 
     seed: int
@@ -107,7 +107,7 @@ def simulate(seed: int, *, keeps_lines: bool = False) -> Report:
     report = Report(seed)
     trace = Trace(keeps_lines=keeps_lines)
     is_collecting = gc.isenabled()
-    gc.disable()  # a run makes little garbage, and looking for it costs a tenth of the time
+    gc.disable()  # a run makes little garbage, and collecting it costs a tenth of the time
     try:
         run(partial(_Scenario(seed, trace, report).run), seed)
     finally:
@@ -164,7 +164,7 @@ class _Scenario:
             report.endings[client.ending or "none"] += 1
 
     def _count_gains(self, world: World) -> None:
-        """Count those of the lives that have not ended."""
+        """Add the counts of processes that are still running."""
         for worker in world.workers:
             if worker.is_up:
                 self._report.proposed += worker.core.counters.speculative_proposed
@@ -179,7 +179,7 @@ class _Scenario:
                 self._report.found["restored blocks"] += counts.restored_blocks
 
     async def _client(self, world: World, wish: Wish, kind: type[Client] = Client) -> None:
-        """Bring one client to a server, and wait until it has its end."""
+        """Connect one client to a server, and wait until it has ended."""
         await trio.sleep(wish.comes_after_s)
         client = kind(wish, lambda: world.rng.randbytes(16), world.report, world.clients)
         world.clients.append(client)
@@ -196,16 +196,16 @@ class _Scenario:
         happened[Fault.CANCEL] += client.left_at is not None
         happened[Fault.STALL] += client.has_stalled
         if self._is_mild and client.ending in NO_ANSWER:
-            world.report(f"{client} went without an answer, for little: {client.ending}")
+            world.report(f"{client} got no answer in a mild seed: {client.ending}")
         if self._has_loss and client.longest_wait_s > LONGEST_WAIT_S:
-            world.report(f"{client} waited {client.longest_wait_s:.1f} s, for little")
+            world.report(f"{client} waited {client.longest_wait_s:.1f} s in a mild seed")
         if client.ending is None:
             world.report(f"{client} was stuck with {len(client.token_ids)} tokens")
 
     async def _settle(
         self, world: World, checker: Checker, healed_at: float, latest_s: float
     ) -> None:
-        """See that the fleet serves as if nothing had been, and that nothing is left."""
+        """Check that the fleet serves normally again, and that nothing is left over."""
         await trio.sleep(NOTICE_S)
         async with trio.open_nursery() as clients:
             clients.cancel_scope.deadline = trio.current_time() + FRESH_S
@@ -217,13 +217,13 @@ class _Scenario:
                 )
         for client in world.clients[-len(world.servers) :]:
             if client.ending not in ("stop", "length"):
-                world.report(f"{client} came after everything and ended with {client.ending}")
+                world.report(f"{client} came after all faults and ended with {client.ending}")
         for _ in range(int(QUIET_S / LOOK_S)):
             if checker.is_quiet():
                 break
             await trio.sleep(LOOK_S)
-        # Late frames mislead servers until the next heartbeat, and a late RESERVE that meets a new
-        # life has its lease until it is not renewed.
+        # Late frames mislead servers until the next heartbeat, and a late RESERVE at a restarted
+        # worker has its lease until it expires.
         link = world.link
         forgotten_at = healed_at + latest_s + link.lease_ttl_s + link.sweep_interval_s
         await trio.sleep_until(
@@ -231,7 +231,7 @@ class _Scenario:
         )
         checker.look()
         checker.look_at_end()
-        self._trace.finish()  # accounts name threads and memory of this very process
+        self._trace.finish()  # audits contain threads and memory of this real process
         await checker.audit()
 
     def _wishes(self, plan: FaultPlan) -> list[Wish]:
@@ -262,8 +262,8 @@ class _Scenario:
         return wishes
 
     def _beginning(self, wishes: list[Wish]) -> tuple[int, ...]:
-        """Return what a prompt has in common with others: instructions, an earlier turn with its
-        answer, or nothing."""
+        """Return the tokens that a prompt has in common with others: instructions, an earlier turn
+        with its answer, or nothing."""
         kind = self._rng.random()
         if kind < 0.3 and wishes:
             earlier = self._rng.choice(wishes)
@@ -272,14 +272,14 @@ class _Scenario:
         return INSTRUCTIONS[: self._rng.randint(4, MAX_BEGINNING)] if kind < 0.6 else ()
 
     def _prompt(self, number: int) -> tuple[int, ...]:
-        """Return tokens that no other prompt has: their KV in a wrong place must show."""
+        """Return tokens that no other prompt has, so that misplaced KV shows."""
         length = self._rng.randint(0, 24 - MAX_BEGINNING)
         return (1 + number, *(self._rng.randrange(1, VOCAB_SIZE) for _ in range(length)))
 
 
 def _with_loss(plan: FaultPlan, seed: int) -> FaultPlan:
-    """Let every second mild seed lose one frame, and have its one fault be a standstill about then;
-    drawn apart, so that all else stays as it was."""
+    """Let every second mild seed lose one frame, with its one fault being a process that stops at
+    about that time; drawn separately, so that other draws do not change."""
     rng = random.Random(f"loss {seed}")
     if plan.is_mild and rng.random() < LOSS_SHARE:
         plan = replace(plan, once=None, loss=draw_loss(rng))
@@ -297,15 +297,15 @@ def _sizes(plan: FaultPlan, rng: random.Random) -> Sizes:
 
 
 def _local_prefill(seed: int) -> LocalPrefill:
-    """Return which workers compute prompts in a seed; drawn apart, so that all else stays as it
-    was."""
+    """Return which workers compute prompts in a seed; drawn separately, so that other draws do not
+    change."""
     modes = (LocalPrefill.AUTO, LocalPrefill.AUTO, LocalPrefill.OFF, LocalPrefill.ALWAYS)
     return random.Random(f"local prefill {seed}").choice(modes)
 
 
 def _inputs(plan: FaultPlan, seed: int) -> list[Wish]:
-    """Return what clients of a seed want vectors of; drawn apart, so that all else stays as it was.
-    None of their inputs begins like another one."""
+    """Return wishes for vectors; drawn separately, so that other draws do not change. No input
+    begins like another one."""
     rng = random.Random(f"inputs {seed}")
     wishes = []
     for number in range(rng.choice((0, 0, 1, 3))):
@@ -325,8 +325,8 @@ def _inputs(plan: FaultPlan, seed: int) -> list[Wish]:
 
 
 def _with_forks(wishes: list[Wish], seed: int) -> list[Wish]:
-    """Let some wishes be for another completion of an earlier one's prompt, soon after it and from
-    the same server; drawn apart as well."""
+    """Turn some wishes into another completion of an earlier prompt, soon after it and from the
+    same server; drawn separately."""
     rng = random.Random(f"forks {seed}")
     forked = wishes[:2]
     for wish in wishes[2:]:
@@ -343,8 +343,8 @@ def _with_forks(wishes: list[Wish], seed: int) -> list[Wish]:
 
 
 def _with_claims(wishes: list[Wish], seed: int) -> list[Wish]:
-    """Give wishes to tenants of all classes, some with little that they may have at once; or, in
-    every third seed, to no tenant. Drawn apart as well."""
+    """Assign wishes to tenants of all classes, some with low limits; in every third seed to no
+    tenant. Drawn separately."""
     rng = random.Random(f"claims {seed}")
     if rng.random() < 1 / 3:
         return wishes

@@ -1,5 +1,5 @@
-"""Text without a tokenizer: each token says its own number. What a reader must see is therefore a
-plain function of the tokens, and stop strings can be found in it.
+"""Text without a tokenizer: each token's text is its number. So the expected text is a plain
+function of the tokens, and stop strings can be found in it.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 
 def text_of(token_id: int) -> str:
-    """Return what one token says."""
+    """Return the text of one token."""
     return f"{token_id},"
 
 
 class NumberStream:
-    """An incremental detokeniser that never has to wait for more."""
+    """An incremental detokenizer that never has to wait for more tokens."""
 
     def push(self, token_id: int) -> str:
         """Return a token's text."""
         return text_of(token_id)
 
     def flush(self) -> str:
-        """Nothing is ever left."""
+        """Return an empty text: nothing is ever left."""
         return ""
 
 
@@ -45,5 +45,5 @@ class NumberText:
         return NumberStream()
 
     def token(self, token_id: int) -> TokenText:
-        """Return what one token says by itself."""
+        """Return the text of one token by itself."""
         return TokenText(text_of(token_id), text_of(token_id).encode())

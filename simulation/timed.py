@@ -1,7 +1,7 @@
-"""The timed engine: real pool, ledger and prefix cache, on a device whose steps take given time.
+"""The timed engine: real pool, ledger and prefix cache, on a device whose steps take a given time.
 
-A test or a benchmark puts it in the place of `worker.entry.LocalEngine`. Steps are computed, unless
-tokens are given; they can be held before they begin. Loads torch.
+Tests and benchmarks use it instead of `worker.entry.LocalEngine`. Steps are computed unless tokens
+are given; they can be held before they begin. Loads torch.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ if TYPE_CHECKING:
     Tokens = Callable[[Sequence[StepRow]], list[Sampled | None]]
 
 FED_AHEAD_S: Final = 5 * MILLISECONDS
-"""A step that is asked for so soon after the one before begins where that ended, as on a device
-that is told its next step while it computes: what the host takes in between, which depends on who
-else uses it, does not change what the fleet can do."""
+"""A step requested this soon after the one before starts where that ended, as on a device that gets
+its next step while it computes. So the host's time in between, which depends on other users, does
+not affect the fleet's capacity."""
 
 
 class Gate(Protocol):
-    """Stands before a device."""
+    """Controls steps before they reach the device."""
 
     def pass_step(self, num_rows: int) -> None:
         """Let a step pass, hold it, or raise in its place."""
         ...
 
     def check_device(self) -> None:
-        """Raise if the device takes no more work."""
+        """Raise if the device accepts no more work."""
         ...
 
 
 class TimedEngine(LocalEngine):
-    """See the file's head.
+    """An engine with steps of a given duration.
 
     Args:
       loaded: the model.
       cores: see LocalEngine.
-      cost: what a step takes, at least; None for as long as it computes.
-      tokens: what rows get without being computed; those that become vectors are computed all the
-        same. None computes all.
+      cost: minimum duration of a step; None for the time of computing.
+      tokens: tokens for rows that are not computed; inputs of vectors are computed all the same.
+        None computes everything.
       gate: before the device.
     """
 
@@ -74,7 +74,7 @@ class TimedEngine(LocalEngine):
 
     @property
     def pace(self) -> Pace:
-        """What was measured, or what the cost makes of it where nothing is computed."""
+        """The measured pace, or one derived from the cost if nothing is computed."""
         real = super().pace
         if self._cost is None or self._tokens is None:
             return real
@@ -86,7 +86,7 @@ class TimedEngine(LocalEngine):
         return paced(self._cost, config)
 
     def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
-        """Return what a step gives when it is due."""
+        """Return a step's results at its due time."""
         if self._gate is not None:
             self._gate.pass_step(len(rows))
         if self._cost is not None:

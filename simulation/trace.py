@@ -1,4 +1,4 @@
-"""What happened in a run, as one number that two runs of a seed share, and as lines for people."""
+"""The history of a run: a hash that all runs of a seed share, and optionally readable lines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MAX_LINES: Final = 200_000
-"""A long run's story is cut at its beginning rather than held in memory whole."""
+"""The history of a long run is cut at its beginning, to bound memory."""
 MAX_FRAME_BYTES: Final = 1 << 24
 
 
@@ -23,7 +23,7 @@ class Trace:
     """Everything sent, done and suffered, in order.
 
     Args:
-      keeps_lines: keep the story too, not only its hash; an order of magnitude slower.
+      keeps_lines: keep the lines too, not only the hash; ten times slower.
     """
 
     def __init__(self, *, keeps_lines: bool = False) -> None:
@@ -33,7 +33,7 @@ class Trace:
 
     @property
     def lines(self) -> Sequence[str]:
-        """The story; empty unless it was asked for."""
+        """The lines; empty unless they are kept."""
         return () if self._lines is None else tuple(self._lines)
 
     def hexdigest(self) -> str:
@@ -41,11 +41,11 @@ class Trace:
         return self._hash.hexdigest()
 
     def finish(self) -> None:
-        """Let the hash stand: what comes now depends on more than the seed."""
+        """Freeze the hash: what follows depends on more than the seed."""
         self._is_hashing = False
 
     def note(self, what: str) -> None:
-        """Add something that was done."""
+        """Add an event."""
         now = trio.current_time()
         if self._is_hashing:
             self._hash.update(f"{now!r} {what}".encode())
@@ -53,7 +53,7 @@ class Trace:
             self._lines.append(f"{now:10.4f}  {what}")
 
     def sent(self, route: str, parts: Sequence[bytes | memoryview], fate: str) -> None:
-        """Add a message, with what becomes of it."""
+        """Add a message and its fate."""
         now = trio.current_time()
         if self._is_hashing:
             self._hash.update(b"".join((f"{now!r} {route} {fate}".encode(), *parts)))

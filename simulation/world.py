@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 BLOCK_SIZE: Final = 4
 BYTES_PER_BLOCK: Final = BLOCK_SIZE * 4
 HOST_BLOCKS: Final = 6
-"""Few, so that they too give way."""
+"""Few, so that they get evicted too."""
 SWEEP_S: Final = 250 * MILLISECONDS
-"""Five times the product's: a sweep is most of what an idle process costs, and nothing that is
-simulated hangs on its length."""
+"""Five times the product's: sweeps are most of an idle process's cost, and nothing in a simulation
+depends on their interval."""
 
 
 class Sizes(NamedTuple):
-    """How large everything is.
+    """Sizes of the fleet.
 
     Attributes:
-      num_servers: servers; workers are two of each role.
+      num_servers: servers; there are two workers of each role.
       num_blocks: of each worker's pool.
       max_num_seqs: rows of a step.
       costs: of steps, by role.
@@ -51,17 +51,17 @@ class Sizes(NamedTuple):
 
 
 class World:
-    """Everything that a seed made.
+    """The fleet of a seed.
 
     Args:
-      seed: decides epochs, and what the network draws.
-      sizes: of everything.
-      trace: takes down what happens.
-      tally: counts it.
+      seed: decides epochs and the network's faults.
+      sizes: of the fleet.
+      trace: records events.
+      tally: counts them.
 
     Attributes:
-      violations: what must not have happened, the first first.
-      clients: all that ever asked.
+      violations: what must not have happened, in order.
+      clients: all clients so far.
     """
 
     def __init__(self, seed: int, sizes: Sizes, trace: Trace, tally: Tally) -> None:
@@ -92,13 +92,13 @@ class World:
         return [*self.workers, *self.servers]
 
     def report(self, what: str) -> None:
-        """Take down what must not happen."""
+        """Record what must not happen."""
         if what not in self.violations:
             self.violations.append(what)
             self.note(f"VIOLATION {what}")
 
     def note(self, what: str) -> None:
-        """Take down what happened."""
+        """Record an event."""
         self.trace.note(what)
 
     def _worker(self, role: Role, name: str) -> WorkerProcess:

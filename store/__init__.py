@@ -1,1 +1,2 @@
-"""The content-addressed store of model versions on this machine: an OCI image layout."""
+"""The content-addressed store of model versions on this machine, in the form of an OCI image
+layout."""

@@ -1,7 +1,7 @@
-"""LoRA adapters as PEFT saves them: read, checked and named by a digest. Needs no torch.
+"""Read and check LoRA adapters in PEFT's format, and compute their digest. Needs no torch.
 
-An adapter adds scale * B(A(x)) to some linear layers of a base model. Its digest names its numbers
-and the base that they were made for, so that KV is found again under that very pair.
+An adapter adds scale * B(A(x)) to some linear layers of a base model. Its digest covers its numbers
+and the base that it was made for, so that KV is reused only for the same pair.
 """
 
 from __future__ import annotations
@@ -25,55 +25,55 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-REMEDY: Final = "give a directory as PEFT's save_pretrained writes it"
+REMEDY: Final = "give a directory written by PEFT's save_pretrained"
 CONFIG_FILE: Final = "adapter_config.json"
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
 MODULES: Final[Mapping[str, str]] = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), "self_attn"),
     **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "mlp"),
 }
-"""The linear layers that an adapter may change, and the part of a layer that they are in."""
+"""The linear layers that an adapter may change, and the part of a layer that holds them."""
 FLOATS: Final = frozenset({"F32", "F16", "BF16"})
 MAX_CONFIG_BYTES: Final = 1 << 20
-"""Of adapter_config.json: PEFT writes some 1 KiB, and lists of modules some 100 KiB."""
+"""Size of adapter_config.json: PEFT writes about 1 KiB, and lists of modules about 100 KiB."""
 MAX_WEIGHTS_BYTES: Final = 4 << 30
 """Rank 64 for every matrix of a model of 70 billion parameters, in float32, takes 3 GiB."""
 READING_SHARE: Final = 2
-"""Memory that reading takes for a moment, in sizes of the file: its bytes, and the matrices."""
+"""Memory needed for reading, as a multiple of the file size: its bytes, and the matrices."""
 MAX_ALPHA: Final = 1e6
-"""Adapters are mostly trained with 8 to 256. One of 10^39 is no number of float32 any more."""
+"""Most adapters are trained with 8 to 256. 10^39 exceeds float32."""
 _TENSOR: Final = re.compile(
     r"base_model\.model\.model\.layers\.(\d{1,5})\.(self_attn|mlp)\.(\w+)\.lora_([AB])\.weight"
 )
 _PLAIN_INITS: Final = frozenset({"gaussian", "eva", "orthogonal"})
-"""Ways to begin a training that leave the base as it is. Others (PiSSA, OLoRA, CorDA, LoftQ,
-LoRA-GA) train beside a changed base, for which these weights are."""
+"""Ways to start a training that leave the base unchanged. Others (PiSSA, OLoRA, CorDA, LoftQ,
+LoRA-GA) train on a changed base, and their weights fit only that."""
 _REFUSED: Final[Mapping[str, str]] = {
     "use_dora": "DoRA, which scales whole rows of the base",
     "modules_to_save": "whole modules beside the adapter",
-    "rank_pattern": "ranks of their own for some layers",
-    "alpha_pattern": "scales of their own for some layers",
+    "rank_pattern": "different ranks for some layers",
+    "alpha_pattern": "different scales for some layers",
     "lora_bias": "biases of B",
     "fan_in_fan_out": "transposed weights",
     "layer_replication": "layers that the base does not have",
     "trainable_token_indices": "embeddings of tokens",
-    "target_parameters": "parameters that are no linear layers",
+    "target_parameters": "parameters that are not linear layers",
     "use_qalora": "QALoRA, which pools inputs",
     "use_bdlora": "block-diagonal matrices",
-    "alora_invocation_tokens": "activated LoRA, which leaves the tokens before these as they are",
+    "alora_invocation_tokens": "activated LoRA, which applies only after these tokens",
     "arrow_config": "a choice among adapters for each token",
     "megatron_config": "layers of Megatron",
 }
-"""Fields that change what an adapter computes, and what each asks for."""
+"""Fields that change what an adapter computes, with their meaning for errors."""
 
 
 class MatrixPlace(NamedTuple):
-    """Where a matrix of an adapter belongs.
+    """The place of an adapter's matrix.
 
     Attributes:
       layer: of the base.
       module: one of MODULES.
-      matrix: `A`, from the inputs to the rank, or `B`, from there to the outputs.
+      matrix: `A`, from inputs to rank, or `B`, from rank to outputs.
     """
 
     layer: int
@@ -88,7 +88,7 @@ class Matrix(NamedTuple):
       name: of the tensor.
       dtype: as safetensors calls it.
       shape: [rank, inputs] of A, [outputs, rank] of B.
-      numbers: its bytes, the same that the digest covers: the file may be replaced meanwhile.
+      numbers: its bytes, as covered by the digest: the file may be replaced later.
     """
 
     name: str
@@ -99,14 +99,14 @@ class Matrix(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
-    """An adapter that was read and makes sense in itself.
+    """An adapter that was read and checked.
 
     Attributes:
       path: of its directory.
       rank: of all its matrices.
-      scale: by which B(A(x)) is multiplied.
-      matrices: by where they belong; of each module both or none.
-      digest: sha256:… of the numbers, and of the base that they are pinned to.
+      scale: factor on B(A(x)).
+      matrices: by place; each module has both or neither.
+      digest: sha256:… of the numbers and of the base.
     """
 
     path: Path
@@ -122,7 +122,7 @@ class AdapterFiles:
 
 
 def place_of(name: str) -> MatrixPlace | None:
-    """Return where a tensor belongs by its name; None if that is no matrix of LoRA."""
+    """Return the place of a tensor by its name; None if it is not a LoRA matrix."""
     matched = _TENSOR.fullmatch(name)
     if matched is None or MODULES.get(matched[3]) != matched[2]:
         return None
@@ -130,15 +130,15 @@ def place_of(name: str) -> MatrixPlace | None:
 
 
 def read_adapter(path: Path, base_digest: str, max_rank: int) -> AdapterFiles:
-    """Read an adapter, check that it is one which can be computed, and digest it.
+    """Read an adapter, check that it can be served, and compute its digest.
 
     Args:
-      path: a directory as PEFT's `save_pretrained` writes it.
-      base_digest: compute digest of the base's version; empty for a directory that is in no store.
-      max_rank: the largest rank that is served.
+      path: a directory written by PEFT's `save_pretrained`.
+      base_digest: compute digest of the base's version; empty for a directory outside the store.
+      max_rank: largest rank that is served.
 
     Raises:
-      ModelError: a file is missing, broken or asks for more than is computed here.
+      ModelError: a file is missing, broken or needs features that are not supported.
     """
     fields = _read_config(path / CONFIG_FILE)
     rank, scale = _rank_and_scale(path / CONFIG_FILE, fields, max_rank)
@@ -158,22 +158,23 @@ def read_adapter(path: Path, base_digest: str, max_rank: int) -> AdapterFiles:
 
 
 def _require_memory(path: Path) -> None:
-    """Refuse what would end the process that reads it: in a fleet that runs, all of it."""
+    """Refuse a file too large for the free memory: running out would kill the whole process."""
     num_bytes = path.stat().st_size if path.is_file() else 0
     needed, free = READING_SHARE * min(num_bytes, MAX_WEIGHTS_BYTES), available_memory_bytes()
     if free is not None and needed > free:
         raise ModelError(
-            f"reading {path} takes {needed} bytes of memory, and {free} are free; end what needs "
+            f"reading {path} takes {needed} bytes of memory, and {free} are free; stop programs "
+            "that use "
             "memory here, or train an adapter of a smaller rank"
         )
 
 
 def _read_config(path: Path) -> Mapping[str, Any]:
-    """Return the fields of an adapter's config that computes nothing beside plain LoRA."""
+    """Return the fields of an adapter's config, once they ask for plain LoRA only."""
     content = read_bytes(path, MAX_CONFIG_BYTES, REMEDY)
     fields = parse_json(path, content, DOCUMENT.num_values, REMEDY)
     if not isinstance(fields, dict):
-        raise ModelError(f"{path} is no JSON object; {REMEDY}")
+        raise ModelError(f"{path} is not a JSON object; {REMEDY}")
     if fields.get("peft_type") != "LORA":
         raise ModelError(
             f"{path}: peft_type is {fields.get('peft_type')!r}; only 'LORA' is served; merge other "
@@ -193,7 +194,7 @@ def _read_config(path: Path) -> Mapping[str, Any]:
     begun = fields.get("init_lora_weights", True)
     if isinstance(begun, str) and begun.lower() not in _PLAIN_INITS:
         raise ModelError(
-            f"{path}: init_lora_weights is {begun!r}, which trains beside a changed base; convert "
+            f"{path}: init_lora_weights is {begun!r}, which trains on a changed base; convert "
             "the adapter to plain LoRA (PEFT's path_initial_model_for_weight_conversion)"
         )
     return fields
@@ -202,7 +203,7 @@ def _read_config(path: Path) -> Mapping[str, Any]:
 def _rank_and_scale(path: Path, fields: Mapping[str, Any], max_rank: int) -> tuple[int, float]:
     rank, alpha, is_rs = fields.get("r"), fields.get("lora_alpha"), fields.get("use_rslora", False)
     if type(rank) is not int or rank < 1:
-        raise ModelError(f"{path}: r is {rank!r}; wanted is a whole number from 1 on")
+        raise ModelError(f"{path}: r is {rank!r}; expected a whole number above 0")
     if rank > max_rank:
         raise ModelError(
             f"{path}: r is {rank}, and ranks up to {max_rank} are served; raise "
@@ -214,15 +215,15 @@ def _rank_and_scale(path: Path, fields: Mapping[str, Any], max_rank: int) -> tup
         or not abs(alpha) <= MAX_ALPHA  # NaN neither
     ):
         raise ModelError(
-            f"{path}: lora_alpha is {repr(alpha)[:80]}; wanted is a number up to {MAX_ALPHA:g}"
+            f"{path}: lora_alpha is {repr(alpha)[:80]}; expected a number up to {MAX_ALPHA:g}"
         )
     if type(is_rs) is not bool:
-        raise ModelError(f"{path}: use_rslora is {is_rs!r}; wanted is true or false")
+        raise ModelError(f"{path}: use_rslora is {is_rs!r}; expected true or false")
     return rank, alpha / math.sqrt(rank) if is_rs else alpha / rank
 
 
 def _read_matrices(path: Path, rank: int) -> dict[MatrixPlace, Matrix]:
-    """Return the matrices of a file, which is read once."""
+    """Read the matrices of a file, in one pass."""
     _require_memory(path)
     try:
         content = read_bytes(path, MAX_WEIGHTS_BYTES, REMEDY)
@@ -232,27 +233,27 @@ def _read_matrices(path: Path, rank: int) -> dict[MatrixPlace, Matrix]:
         tensors = dict(deserialize(content))  # type: ignore[no-untyped-call]
     except SafetensorError as error:
         raise ModelError(
-            f"{path} is not a sound safetensors file: {error}; save the adapter again"
+            f"{path} is not a valid safetensors file: {error}; save the adapter again"
         ) from error
     found: dict[MatrixPlace, Matrix] = {}
     for name, entry in sorted(tensors.items()):  # they come in no order
         place = place_of(name)
         if place is None:
             raise ModelError(
-                f"{path}: tensor {name} is none of LoRA for {', '.join(MODULES)}; train on these "
-                "alone, or merge the adapter into the base (PEFT's merge_and_unload) and serve that"
+                f"{path}: tensor {name} is not LoRA for {', '.join(MODULES)}; train only these, "
+                "or merge the adapter into the base (PEFT's merge_and_unload) and serve that"
             )
         one = Matrix(name, entry["dtype"], tuple(entry["shape"]), entry["data"])
         has_rank = len(one.shape) == 2 and one.shape[0 if place.matrix == "A" else 1] == rank
         if one.dtype not in FLOATS or not has_rank:
             wanted = f"[{rank}, inputs]" if place.matrix == "A" else f"[outputs, {rank}]"
             raise ModelError(
-                f"{path}: tensor {name} is {one.dtype} {list(one.shape)}; {CONFIG_FILE} wants "
+                f"{path}: tensor {name} is {one.dtype} {list(one.shape)}; {CONFIG_FILE} needs "
                 f"floats {wanted}: check that the two files belong together"
             )
         if place in found:
             raise ModelError(
-                f"{path}: tensors {found[place].name} and {name} are of one place; save the "
+                f"{path}: tensors {found[place].name} and {name} have the same place; save the "
                 "adapter again"
             )
         found[place] = one
@@ -262,9 +263,10 @@ def _read_matrices(path: Path, rank: int) -> dict[MatrixPlace, Matrix]:
 def _require_whole(
     path: Path, matrices: Mapping[MatrixPlace, Matrix], fields: Mapping[str, Any]
 ) -> None:
-    """Refuse a file that lacks the counterpart of a matrix, or a module that its config names."""
+    """Refuse a file without the counterpart of a matrix, or without a module that its config
+    names."""
     if not matrices:
-        raise ModelError(f"{path} holds no matrices of LoRA; save the adapter again")
+        raise ModelError(f"{path} holds no LoRA matrices; save the adapter again")
     for place, one in matrices.items():
         other = place._replace(matrix="B" if place.matrix == "A" else "A")
         if other not in matrices:
@@ -278,7 +280,7 @@ def _require_whole(
         if module not in MODULES:
             raise ModelError(
                 f"{path.parent / CONFIG_FILE}: target_modules names {target!r}; served are "
-                f"{', '.join(MODULES)}; train on these alone, or merge the adapter into the base "
+                f"{', '.join(MODULES)}; train only these, or merge the adapter into the base "
                 "(PEFT's merge_and_unload) and serve that"
             )
         if module not in present:

@@ -1,4 +1,4 @@
-"""Tags and aliases: which version each means now and meant before, in SQLite."""
+"""Tags and aliases of model versions, with their history, in SQLite."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 FILE: Final = "aliases.sqlite"
 STABLE: Final = "stable"
 PREVIOUS: Final = "previous"
-"""What `stable` meant before its last move; no command moves it by itself."""
+"""The version that `stable` had before its last move. It cannot be set directly."""
 BUSY_TIMEOUT_S: Final = 10.0
-"""For another process's transaction, which takes milliseconds."""
+"""Seconds to wait for another process's transaction, which takes milliseconds."""
 MAX_MOVES: Final = 1000
-"""Of a tag or alias that are remembered: years of releases."""
+"""Moves to remember per tag or alias: years of releases."""
 ABSENT: Final = ""
-"""As an expectation: there is no such tag or alias yet."""
+"""Expected digest of a tag or alias that does not exist yet."""
 _FORM: Final = 2
-"""1 had no requirements."""
+"""Form 1 had no requirements."""
 _WHOLE_MODEL: Final = ("", "")
-"""Kind and label of a requirement for every tag and alias of a model."""
+"""Kind and label of a requirement for all tags and aliases of a model."""
 _SCHEMA: Final = (
     """CREATE TABLE IF NOT EXISTS pointers (
         name TEXT NOT NULL, kind TEXT NOT NULL, label TEXT NOT NULL, digest TEXT NOT NULL,
@@ -64,14 +64,14 @@ class AliasMove(NamedTuple):
 
 
 class NamedError(StoreError):
-    """A version stays because a tag or alias names it."""
+    """A version cannot be removed because a tag or alias names it."""
 
 
 class Aliases:
-    """The tags and aliases of a store. Each call is a transaction of its own.
+    """The tags and aliases of a store. Each call is one transaction.
 
     Args:
-      store: whose index says which versions there are.
+      store: its index lists the existing versions.
     """
 
     def __init__(self, store: ModelStore) -> None:
@@ -93,13 +93,13 @@ class Aliases:
         return {pointer: to for pointer, to in found.items() if pointer not in dangling}
 
     def _dangling(self, found: Mapping[Pointer, str]) -> set[Pointer]:
-        """Return what points to a version that is gone: a process was killed after it took the
-        version from the index, and before it removed what named it."""
+        """Return pointers to missing versions: a process was killed after it removed a version from
+        the index and before it removed its names."""
         there = {(entry.name, entry.digest) for entry in self._store.entries()}
         return {pointer for pointer, to in found.items() if (pointer.name, to) not in there}
 
     def moves(self, pointer: Pointer) -> list[AliasMove]:
-        """Return the moves of a tag or alias, the newest first."""
+        """Return the moves of a tag or alias, newest first."""
         with self._reading() as connection:
             if connection is None:
                 return []
@@ -111,22 +111,23 @@ class Aliases:
         return [AliasMove(*row) for row in rows]
 
     def move(self, pointer: Pointer, digest: str, expect: str | None = None) -> str:
-        """Point a tag or alias to a version and return the digest that it had, or ABSENT.
+        """Point a tag or alias to a version and return its previous digest, or ABSENT.
 
         Args:
-          pointer: which; with `stable`, `previous` moves to where it was.
+          pointer: the tag or alias; moving `stable` sets `previous` to its old version.
           digest: a version of the same model.
-          expect: what it must point to now, ABSENT for nothing; None for anything.
+          expect: digest that it must have now, ABSENT for none; None skips the check.
 
         Raises:
-          StoreError: it points elsewhere, or the store has no such version of the model.
+          StoreError: it points elsewhere, or the model has no such version in the store.
         """
         if pointer.kind is PointerKind.ALIAS and pointer.label == PREVIOUS:
             raise StoreError(
-                f"{pointer} follows {pointer.name}@{STABLE} and is not set; move {STABLE} instead"
+                f"{pointer} follows {pointer.name}@{STABLE} and cannot be set; move {STABLE} "
+                "instead"
             )
         with self._changing() as connection:
-            # In the transaction: a version is removed from the index in one too (collect.py).
+            # Inside the transaction, because versions are removed in one too (collect.py).
             if (pointer.name, digest) not in {(e.name, e.digest) for e in self._store.entries()}:
                 raise StoreError(
                     f"{pointer.name} has no version {digest}; `triolet model list` shows what "
@@ -147,15 +148,15 @@ class Aliases:
         return old
 
     def tag_new(self, tag: Pointer, digest: str, how: str) -> None:
-        """Tag a version that has just come into the store.
+        """Tag a version that was just added to the store.
 
         Args:
-          tag: for it.
+          tag: the new tag.
           digest: of the version.
-          how: it came, for the error: `imported`.
+          how: how it was added, for the error: `imported`.
 
         Raises:
-          StoreError: the tag is another version.
+          StoreError: the tag belongs to another version.
         """
         old = self.all().get(tag, ABSENT)
         if old not in (ABSENT, digest):
@@ -167,23 +168,23 @@ class Aliases:
         self.move(tag, digest, expect=old)
 
     def remove(self, pointer: Pointer) -> str:
-        """Remove a tag or alias and return the digest that it had.
+        """Remove a tag or alias and return its digest.
 
         Raises:
-          StoreError: there is none.
+          StoreError: it does not exist.
         """
         with self._changing() as connection:
             old = _target(connection, pointer)
             if not old:
-                raise StoreError(f"there is no {pointer}; `triolet model list` shows what there is")
+                raise StoreError(f"there is no {pointer}; see `triolet model list`")
             _set(connection, pointer, old, ABSENT)
         return old
 
     def resolve(self, reference: Reference) -> str:
-        """Return the digest of the version that a reference means.
+        """Return the digest of the version that a reference names.
 
         Raises:
-          StoreError: there is none, or the name alone does not say which.
+          StoreError: it does not exist, or the name alone is ambiguous.
         """
         digests = [e.digest for e in self._store.entries() if e.name == reference.name]
         pointers = {p: to for p, to in self.all().items() if p.name == reference.name}
@@ -198,7 +199,7 @@ class Aliases:
             if found is None and digests:
                 known = ", ".join(map(str, pointers)) or f"{reference.name}@{digests[0]}"
                 raise StoreError(
-                    f"{reference} has {len(digests)} versions and no alias {STABLE}: say which, "
+                    f"{reference} has {len(digests)} versions and no alias {STABLE}: name one, "
                     f"such as {known}, or `triolet model alias {reference.name}@{STABLE} REF`"
                 )
         if found is None and (evicted := Sources(self._store).evicted_as(reference)) is not None:
@@ -215,27 +216,27 @@ class Aliases:
         return found
 
     def required_keys(self, scope: Reference) -> tuple[str, ...]:
-        """Return the keys of which one must have signed what a tag, an alias or, for a name alone,
-        every tag and alias of a model points to; none where none must."""
+        """Return the keys one of which must have signed the version of a tag or alias, or of all
+        tags and aliases for a model's name; empty if no signature is required."""
         with self._reading() as connection:
             return () if connection is None else _required(connection, *_scope(scope))
 
     def requires_signatures(self, name: str) -> bool:
-        """Return whether a tag or an alias of a model takes only signed versions, or all do."""
+        """Return whether a model, or one of its tags or aliases, requires signatures."""
         with self._reading() as connection:
             return connection is not None and bool(
                 connection.execute("SELECT 1 FROM requirements WHERE name = ?", (name,)).fetchone()
             )
 
     def require_keys(self, scope: Reference, keys: Collection[str]) -> None:
-        """Require signatures; what points to a version without one would stay, and is refused.
+        """Require signatures. Refused if a present version lacks one.
 
         Args:
-          scope: a tag, an alias, or the name of a model for all of its tags and aliases.
-          keys: of which one must have signed; none ends the requirement.
+          scope: a tag, an alias, or a model's name for all its tags and aliases.
+          keys: one of them must have signed; empty ends the requirement.
 
         Raises:
-          StoreError: a version that a name points to now is not signed so.
+          StoreError: a version that has one of the names now is not signed with any of the keys.
         """
         where = _scope(scope)
         with self._changing() as connection:
@@ -256,12 +257,12 @@ class Aliases:
     def require_signed(
         self, reference: Reference, digest: str, signers: Collection[str] = ()
     ) -> None:
-        """Require what a tag, an alias or a model asks of the version that it is to be.
+        """Check that a version has the signature that a tag, an alias or a model requires.
 
         Args:
           reference: the name under which the version is to be known or served.
           digest: of the version.
-          signers: keys that have signed it, beside those that the store knows of.
+          signers: keys that have signed it, in addition to those known to the store.
 
         Raises:
           StoreError: a signature is required, and none of the keys has signed.
@@ -287,7 +288,7 @@ class Aliases:
             keys = _required(connection, *scope)
             if not keys or not set(keys).isdisjoint(signers):
                 continue
-            # Here, where it is needed: its libraries take longer to import than all else.
+            # Imported late: its libraries take longer to import than everything else.
             from .signatures import signatures_of
 
             found = signatures_of(self._store, digest)
@@ -296,15 +297,15 @@ class Aliases:
 
     @contextmanager
     def unnamed(self, name: str, digest: str, but_for: Pointer | None = None) -> Iterator[None]:
-        """Keep all tags and aliases as they are while a version is removed from the index.
+        """Keep all tags and aliases unchanged while a version is removed from the index.
 
         Args:
           name: of the model.
           digest: of the version.
-          but_for: may name it, and is removed with it.
+          but_for: a pointer that may name it and is removed with it.
 
         Raises:
-          NamedError: another one names the version.
+          NamedError: another pointer names the version.
         """
         with self._changing() as connection:
             rows = connection.execute(
@@ -336,7 +337,8 @@ class Aliases:
             (form,) = connection.execute("PRAGMA user_version").fetchone()
             if form > _FORM:
                 raise StoreError(
-                    f"{self._path} is of form {form}, this Triolet knows {_FORM}; use the one that "
+                    f"{self._path} has form {form}, this Triolet supports {_FORM}; use the one "
+                    "that "
                     "wrote it"
                 )
             with transaction(connection):
@@ -348,8 +350,8 @@ class Aliases:
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection | None]:
-        """Read also where this user may not write; None where there are no tags yet."""
-        # A transaction that was cut off is undone by the next process that may write.
+        """Open for reading, even where this user may not write; None if there are no tags yet."""
+        # The next process that may write rolls back an interrupted transaction.
         may_write = os.access(self._path, os.W_OK) and os.access(self._path.parent, os.W_OK)
         mode = "rw" if may_write else "ro"
         if not self._path.exists():
@@ -376,17 +378,18 @@ class Aliases:
                 yield
         except sqlite3.Error as error:
             raise StoreError(
-                f"{self._path}: {error}; nothing was changed: see that the disk has room and that "
+                f"{self._path}: {error}; nothing was changed: check that the disk has room and "
+                "that "
                 "this user may write there, then try again"
             ) from error
 
 
 def _refuse_move(pointer: Pointer, old: str, expect: str) -> NoReturn:
     if not old:
-        raise StoreError(f"{pointer} is not there, expected {expect}; leave --expect away")
+        raise StoreError(f"{pointer} does not exist, expected {expect}; leave out --expect")
     raise StoreError(
-        f"{pointer} is {old}, expected {expect or 'no such tag or alias'}; it was not moved: look "
-        f"at it with `triolet model show {pointer}`, and decide again"
+        f"{pointer} is {old}, expected {expect or 'no such tag or alias'}; it was not moved: check "
+        f"it with `triolet model show {pointer}`, then decide again"
     )
 
 
@@ -396,17 +399,17 @@ def _refuse_unsigned(
     signed = f"is signed by {', '.join(sorted(signers))}" if signers else "is not signed"
     faults = f" ({'; '.join(found.faults)})" if found.faults else ""
     raise StoreError(
-        f"{scope} takes versions that {' or '.join(keys)} has signed, and {version} {signed}"
-        f"{faults}; nothing was named or changed: have it signed with such a key (`triolet model "
+        f"{scope} requires a signature by {' or '.join(keys)}, and {version} {signed}"
+        f"{faults}; nothing was changed: have it signed with such a key (`triolet model "
         f"sign {version} --key FILE`), or change the requirement by `triolet model require {scope}`"
     )
 
 
 def _scope(reference: Reference) -> tuple[str, str, str]:
-    """Return what a requirement is for.
+    """Return the database key of a requirement.
 
     Raises:
-      StoreError: it names a version, which never changes.
+      StoreError: the reference names a version, which never changes.
     """
     if reference.digest is not None:
         raise StoreError(f"{reference} is a version; name a tag, an alias, or the model alone")

@@ -1,6 +1,6 @@
-"""What goes: versions on request, and blobs that no version names.
+"""Remove versions on request, and blobs that no version names (`triolet model rm` and `gc`).
 
-Each step leaves a valid store: a version goes from the index first, its blobs follow.
+Each step leaves a valid store: a version is first removed from the index, then its blobs go.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 
 MAX_HELD: Final = 500
-"""Manifests that one collection removes: each is an open file meanwhile, and 1,024 are usual."""
+"""Manifests that one collection removes: it keeps each open, and a usual limit is 1,024 files."""
 
 
 class Removed(NamedTuple):
-    """What a removal took.
+    """Result of a removal.
 
     Attributes:
-      pointer: the tag or alias, if one was named.
-      digest: the version, unless another tag or alias names it.
+      pointer: the removed tag or alias, if one was named.
+      digest: the removed version, unless another tag or alias still names it.
     """
 
     pointer: Pointer | None
@@ -47,12 +47,12 @@ class Removed(NamedTuple):
 
 
 class CollectedVersions(NamedTuple):
-    """What a collection removed.
+    """Result of a collection.
 
     Attributes:
-      num_blobs: how many; what a pull has left unfinished counts as one each.
-      num_bytes: of these.
-      in_use: removed versions that are served, and stay until a collection after that.
+      num_blobs: removed blobs; each unfinished download counts as one.
+      num_bytes: their size.
+      in_use: removed versions that are still served; their blobs stay until a later collection.
     """
 
     num_blobs: int
@@ -61,10 +61,10 @@ class CollectedVersions(NamedTuple):
 
 
 def remove(writer: Writer, aliases: Aliases, reference: Reference) -> Removed:
-    """Remove a tag or alias, and the version that a reference means if nothing else names it.
+    """Remove a tag or alias, and its version if it has no other name.
 
     Raises:
-      StoreError: there is none, or the version itself is meant and has a tag or alias.
+      StoreError: it does not exist, or the reference is a digest that still has a tag or alias.
     """
     if reference.pointer is None:
         digest = aliases.resolve(reference)
@@ -81,15 +81,15 @@ def remove(writer: Writer, aliases: Aliases, reference: Reference) -> Removed:
 
 
 def collect(writer: Writer, wanted: Collection[str] = ()) -> CollectedVersions:
-    """Remove all blobs that neither a version in the index nor a served one names, and what pulls
-    have begun, unless one runs.
+    """Remove all blobs that belong to no version in the index and to no served one. Unfinished
+    downloads go too, unless a pull is running.
 
     Args:
       writer: of the store.
-      wanted: digests of blobs that stay all the same.
+      wanted: digests of further blobs to keep.
 
     Raises:
-      StoreError: a manifest cannot be read, so that what it names is not known; nothing is removed.
+      StoreError: a manifest cannot be read, so its blobs are unknown; nothing is removed.
     """
     store = writer.store
     roots = {entry.digest for entry in store.entries()}
@@ -116,8 +116,8 @@ def collect(writer: Writer, wanted: Collection[str] = ()) -> CollectedVersions:
 
 
 def _removed_but_served(store: ModelStore, roots: set[str], held: ExitStack) -> set[str]:
-    """Return versions that stay though no name has them any more: those that are served, and those
-    beyond MAX_HELD. All others cannot be served until `held` is closed."""
+    """Return versions without a name that stay: those being served, and those beyond MAX_HELD. The
+    others cannot be served until `held` is closed."""
     stay, num_held = set(), 0
     for path in sorted(store.blobs.iterdir()):
         digest = f"sha256:{path.name}"
@@ -143,7 +143,7 @@ def _is_manifest(store: ModelStore, path: Path, digest: str) -> bool:
     try:
         store.manifest(digest)
     except StoreError:
-        return False  # some other small file, or one that nothing can be served by
+        return False  # another small file, or not a usable manifest
     return True
 
 

@@ -1,7 +1,7 @@
-"""The compute digest of a version: of the part that decides the bits of KV and tokens.
+"""The compute digest of a version: it covers everything that determines the bits of KV and tokens.
 
-Versions that differ in other layers only, as in a sampling default, have the same one: they share
-workers, KV and golden tokens.
+Versions that differ only in other layers, such as sampling defaults, have the same compute digest
+and share workers, KV and golden tokens.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from .manifest import Manifest
 
 COMPUTED_TYPES: Final = frozenset({WEIGHT_TYPE, WEIGHT_CONFIG_TYPE, ENGINE_TYPE})
-"""Weights; shape, tokenizer and special tokens; the format that weights are rounded to. A template
-of its own is left out: workers get tokens, and another template only makes other prompts."""
+"""Weights; shape, tokenizer and special tokens; the format that weights are rounded to. A custom
+chat template does not count: workers get tokens, and a template only changes prompts."""
 
 
 def compute_digest(store: ModelStore, manifest: Manifest) -> str:
@@ -44,8 +44,8 @@ def compute_digest(store: ModelStore, manifest: Manifest) -> str:
     if (sampling := manifest.layer(SAMPLING_TYPE)) is not None:
         content = store.read(sampling.digest, MAX_DOCUMENT_BYTES)
         try:
-            # Workers read the end tokens here, for grammars, and nothing else.
+            # Workers read only the end tokens from this file, for grammars.
             ends = msgspec.json.decode(content, type=dict[str, object]).get("eos_token_id")
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            ends = sampling.digest  # the end tokens are not known, so the whole file counts
+            ends = sampling.digest  # end tokens unknown: use the whole file
     return digest_of(canonical({"layers": layers, "ends": ends}))

@@ -1,5 +1,5 @@
-"""What goes when a store has a limit: versions that a registry still has, the one that was used
-longest ago first."""
+"""Evict versions from a store with a size limit: those that a registry still has, least recently
+used first."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 
 
 class Stays(StrEnum):
-    """Why a version is not evicted."""
+    """Why a version is not evicted. Also the words in messages."""
 
-    NAMED = "named by an alias or by a tag that it was not pulled with"
+    NAMED = "named by an alias or by another tag than it was pulled with"
     SERVED = "served"
-    ONLY_HERE = "in no registry that is known"
-    NOT_THERE = "not in its registry with all blobs and signatures, or that cannot be reached"
+    ONLY_HERE = "in no known registry"
+    NOT_THERE = "not complete in its registry, or the registry cannot be reached"
 
 
 class Evicted(NamedTuple):
-    """What making room has done.
+    """Result of making room.
 
     Attributes:
-      versions: that went.
-      freed_bytes: by them, and by what nothing named.
-      left_bytes: that the store takes now.
-      stays: why versions stay, each reason with their number.
+      versions: evicted versions.
+      freed_bytes: freed by them and by unnamed blobs.
+      left_bytes: size of the store now.
+      stays: number of versions that stay, by reason.
     """
 
     versions: list[Source]
@@ -53,16 +53,16 @@ class Evicted(NamedTuple):
 
     @property
     def reasons(self) -> str:
-        """Why no more went."""
+        """The reasons for which versions stay, in one line."""
         return _reasons(self.stays)
 
 
 class _Version(NamedTuple):
-    """A version under all of its names.
+    """A version with all of its names.
 
     Attributes:
-      at_ns: when it was last used under any.
-      digest: of it.
+      at_ns: last use under any name.
+      digest: of the version.
       known: its names with a source.
     """
 
@@ -72,7 +72,7 @@ class _Version(NamedTuple):
 
 
 class _Plan:
-    """Which versions go, before any does."""
+    """Chooses versions to evict, before any is removed."""
 
     def __init__(self, store: ModelStore, aliases: Aliases, wanted: Collection[str]) -> None:
         self.victims: list[tuple[StoreEntry, Source]] = []
@@ -87,11 +87,11 @@ class _Plan:
         }
 
     def add(self, most_bytes: int, is_there: Callable[[Source], bool]) -> int:
-        """Choose until so little would be left; return how many bytes that frees.
+        """Choose versions until at most `most_bytes` are left; return how many bytes that frees.
 
         Args:
-          most_bytes: that the store may take.
-          is_there: as of `make_room`.
+          most_bytes: limit of the store.
+          is_there: as in `make_room`.
         """
         left = before = size_of(self._store)
         for version in self._by_last_use():
@@ -118,7 +118,8 @@ class _Plan:
         return sorted(versions, key=lambda one: one[:2])
 
     def _freed_by(self, digest: str) -> int:
-        """Return the bytes of the blobs that only this version names, and forget it."""
+        """Return the bytes of the blobs that only this version names, and drop it from the
+        counts."""
         gone = self._blobs.pop(digest) - self._wanted
         gone -= set().union(*self._blobs.values())
         paths = map(self._store.blob_path, gone)
@@ -141,7 +142,8 @@ class _Plan:
 
 @contextmanager
 def _not_served(store: ModelStore, digest: str) -> Iterator[bool]:
-    """Keep a version from being served meanwhile; say whether it is not served already."""
+    """Keep a version from being served during this block; yield whether it is not served
+    already."""
     descriptor = os.open(store.blob_path(digest), os.O_RDONLY | os.O_CLOEXEC)
     try:
         try:
@@ -155,12 +157,12 @@ def _not_served(store: ModelStore, digest: str) -> Iterator[bool]:
 
 
 def own_tag(source: Source) -> Pointer | None:
-    """Return the tag that a version was pulled or pushed with, which goes and comes with it."""
+    """Return the tag that a version was pulled or pushed with; it is evicted and pulled with it."""
     return Pointer(source.name, PointerKind.TAG, source.tag) if source.tag else None
 
 
 def size_of(store: ModelStore) -> int:
-    """Return the bytes of all blobs and of what pulls have begun."""
+    """Return the bytes of all blobs and unfinished downloads."""
     folders = (store.blobs, Partials(store).folder)
     with explained(store.root):
         return sum(
@@ -179,19 +181,19 @@ def make_room(
     *,
     wanted: Collection[str] | None = None,
 ) -> Evicted:
-    """Remove what nothing names, then versions, until a store takes so little.
+    """Remove unnamed blobs, then versions, until the store is small enough.
 
     Args:
       writer: of the store.
       aliases: of the store.
-      most_bytes: that it may take.
-      is_there: whether a registry has a version now.
-      wanted: digests of blobs and versions that stay, for a version that needs the room: no version
-        goes if that is not enough. None to remove what may go, whether it is enough or not.
+      most_bytes: limit of the store.
+      is_there: returns whether a registry has a version now.
+      wanted: digests of blobs and versions to keep, if a new version needs the room: nothing is
+        evicted if that would not be enough. None evicts what it can, even if it is not enough.
 
     Raises:
-      StoreError: it is not enough for what needs the room, a manifest cannot be read, or the store
-        cannot be written.
+      StoreError: there is not enough room for the new version, a manifest cannot be read, or the
+        store cannot be written.
     """
     store = writer.store
     before = size_of(store)
@@ -204,7 +206,8 @@ def make_room(
         excess = size_of(store) - would_free - most_bytes
         if wanted is not None and excess > 0:
             raise StoreError(
-                f"{store.root} would take {excess} bytes more than its limit, and no more can go: "
+                f"{store.root} would take {excess} bytes more than its limit, and no more can be "
+                "evicted: "
                 f"{_reasons(plan.stays)}; nothing was evicted: raise the limit, or remove "
                 "versions with `triolet model rm` and `triolet model gc`"
             )
@@ -218,8 +221,8 @@ def make_room(
 
 
 def _remove(writer: Writer, aliases: Aliases, entry: StoreEntry, source: Source) -> bool:
-    """Take a version from the index with its own tag; not if it has got another name meanwhile, or
-    is served."""
+    """Remove a version and its own tag from the index, unless it has got another name in the
+    meantime or is being served."""
     gone = (entry.name, entry.digest)
     with _not_served(writer.store, entry.digest) as is_free:
         if not is_free:

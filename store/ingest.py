@@ -1,4 +1,4 @@
-"""How the files of a model become a version: cloned, copied or linked, and hashed, in parallel."""
+"""Import a model's files as a version: clone, copy or link them, and hash them in parallel."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
     from .manifest import Descriptor, Facts
 
 PIECE_BYTES: Final = 1 << 20
-"""Read, hashed and written at once: large enough that a call costs nothing beside its bytes."""
+"""Bytes to read, hash and write at once: large enough that the overhead of a call is negligible."""
 MAX_THREADS: Final = 8
-"""Files that are hashed at once; beyond that disks are slower than processors."""
+"""Files hashed at once; with more, disks are slower than processors."""
 _FICLONE: Final = 0x40049409
-"""ioctl of Linux: share the blocks of another file until one of them is written."""
+"""Linux ioctl: share the blocks of another file until one of them is written."""
 _CANNOT_CLONE: Final = {
     errno.EOPNOTSUPP,
     errno.ENOTTY,
@@ -60,7 +60,7 @@ _CANNOT_LINK: Final = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
 
 
 class Way(StrEnum):
-    """How a file's bytes came into the store."""
+    """How a file's bytes got into the store."""
 
     CLONED = "cloned"
     COPIED = "copied"
@@ -69,14 +69,14 @@ class Way(StrEnum):
 
 
 class SourceFile(NamedTuple):
-    """A file that is to become a layer.
+    """A file to import.
 
     Attributes:
-      path: of the file, no symbolic link.
+      path: of the file, not a symbolic link.
       name: in the model's directory.
       media_type: of the layer.
-      found: its state before it was looked at; the import fails if that has changed.
-      dtype: what most numbers of a file of weights are stored in.
+      found: its state before it was read; the import fails if it changes.
+      dtype: data type of most numbers in a weights file.
     """
 
     path: Path
@@ -87,11 +87,11 @@ class SourceFile(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """What the threads of an import share.
+    """State shared by the threads of an import.
 
     Attributes:
       is_over: one of them has failed.
-      on_bytes: as of `ingest`.
+      on_bytes: as in `ingest`.
     """
 
     is_over: Event
@@ -99,11 +99,11 @@ class _Reading(NamedTuple):
 
 
 class Ingested(NamedTuple):
-    """What an import has done.
+    """Result of an import.
 
     Attributes:
       digest: of the version.
-      num_bytes: of all its files, by the way they came.
+      num_bytes: of all its files, by how they got into the store.
     """
 
     digest: str
@@ -113,21 +113,21 @@ class Ingested(NamedTuple):
 def source_file(
     path: Path, name: str, media_type: str, root: Path, dtype: str | None = None
 ) -> SourceFile:
-    """Return a file of a model's directory, if it may become a layer.
+    """Return a file of a model's directory, after checking that it may become a layer.
 
     Args:
       path: as found; a symbolic link within `root` is followed.
       name: of the layer.
       media_type: of the layer.
-      root: what it must be in, resolved.
-      dtype: of a file of weights.
+      root: resolved folder that must contain it.
+      dtype: of a weights file.
 
     Raises:
-      StoreError: it is a link out of the directory, no plain file, or its name has no form of one.
+      StoreError: it is a link out of the directory, not a plain file, or has an invalid name.
     """
     if not FILE_NAME.fullmatch(name):
         raise StoreError(
-            f"{path}: {name!r} is no file name of a model; allowed: letters, digits and . _ -, "
+            f"{path}: {name!r} is not a valid file name; allowed: letters, digits and . _ -, "
             "up to 128; rename it"
         )
     with explained(path):
@@ -135,23 +135,23 @@ def source_file(
         found = real.stat()
     if not real.is_relative_to(root):
         raise StoreError(
-            f"{path} is a link to {real}, outside of {root}: what it means depends on this "
+            f"{path} is a link to {real}, outside of {root}: its target depends on this "
             f"machine; copy the directory with `cp -rL {root} COPY` and import the copy"
         )
     if not stat.S_ISREG(found.st_mode):
-        raise StoreError(f"{path} is no plain file; remove it from the directory")
+        raise StoreError(f"{path} is not a plain file; remove it from the directory")
     return SourceFile(real, name, media_type, found, dtype)
 
 
 def directory_files(
     directory: Path, weights: Mapping[str, str]
 ) -> tuple[list[SourceFile], list[str]]:
-    """Return the files of a model's directory that are part of a version, and the names of others,
-    hidden ones left out.
+    """Return the files of a model's directory that belong to a version, and the names of the others
+    (without hidden ones).
 
     Args:
       directory: a Hugging Face directory.
-      weights: names of its files of weights, each with its dtype.
+      weights: names of its weights files, each with its dtype.
 
     Raises:
       StoreError: a file may not be imported.
@@ -185,26 +185,26 @@ def ingest(
     may_link: bool = False,
     on_bytes: Callable[[int], None] | None = None,
 ) -> Ingested:
-    """Make a version of some files; equal files make the same one.
+    """Create a version from files; equal files give the same version.
 
     Args:
       writer: of the store.
-      name: of the model that it becomes a version of.
+      name: of the model.
       files: of the model.
       facts: for its config.
-      sampling: what its sampling file is to say; None leaves the model's own.
-      engine: settings that change what it answers.
-      may_link: share the file with its directory where it cannot be cloned.
-      on_bytes: told in some thread of each number of bytes that have been read or need not be.
+      sampling: content of its sampling file; None keeps the model's own.
+      engine: settings that change its answers.
+      may_link: hard-link a file that cannot be cloned.
+      on_bytes: called in some thread with each number of bytes that are done.
 
     Raises:
-      StoreError: a file changed meanwhile, or the store cannot be written. The store is then as it
-        was, but for blobs that no version names.
+      StoreError: a file changed during the import, or the store cannot be written. The store is
+        then unchanged, except for unnamed blobs.
     """
     if sampling is not None:
         files = [one for one in files if one.media_type != SAMPLING_TYPE]
     if len(files) + len((SAMPLING_TYPE, POLICY_TYPE, ENGINE_TYPE)) > MAX_LAYERS:
-        raise StoreError(f"the model has {len(files)} files; allowed: some {MAX_LAYERS}")
+        raise StoreError(f"the model has {len(files)} files; allowed: about {MAX_LAYERS}")
     placed = _place_all(writer, files, on_bytes or _ignore, may_link=may_link)
     layers = [layer for layer, _ in placed]
     documents: list[tuple[str, str | None, bytes]] = [
@@ -222,7 +222,7 @@ def ingest(
     manifest = manifest_document(config, layers)
     writer.put(config)
     digest = writer.put(manifest)
-    read_manifest(manifest, digest)  # what is written can be read
+    read_manifest(manifest, digest)  # check that it can be read
     entry = StoreEntry(name, digest, len(manifest))
     writer.set_entries({*writer.store.entries(), entry})
     num_bytes = dict.fromkeys(Way, 0)
@@ -232,7 +232,7 @@ def ingest(
 
 
 def _ignore(_: int) -> None:
-    """Take no notice of progress."""
+    """Ignore progress."""
 
 
 def _place_all(
@@ -242,10 +242,10 @@ def _place_all(
     *,
     may_link: bool,
 ) -> list[tuple[Descriptor, Way]]:
-    """Bring files into the store, some at once; the first failure ends all."""
+    """Bring files into the store, several at once; the first failure stops all."""
     reading = _Reading(Event(), on_bytes)
     num_threads = min(MAX_THREADS, os.cpu_count() or 1)
-    # The largest begin first, so that no thread is left with one at the end.
+    # Largest first, so that no thread is left with a large file at the end.
     order = sorted(range(len(files)), key=lambda number: -files[number].found.st_size)
     with ThreadPoolExecutor(num_threads, thread_name_prefix="ingest") as threads:
         futures = {
@@ -256,7 +256,7 @@ def _place_all(
         }
         try:
             for ended in wait(futures.values(), return_when=FIRST_EXCEPTION).done:
-                ended.result()  # of those that failed before others were told to stop
+                ended.result()  # raises the first failure
             return [futures[number].result() for number in range(len(files))]
         except BaseException:
             reading.is_over.set()
@@ -267,7 +267,7 @@ def _place_all(
 def _place(
     writer: Writer, source: SourceFile, number: int, reading: _Reading, *, may_link: bool
 ) -> tuple[Descriptor, Way]:
-    """Bring one file into the store, unless it is there."""
+    """Bring one file into the store, unless it is already there."""
     temporary = writer.store.tmp / f"file-{number}"
     receipts = writer.store.receipts
     with explained(writer.store.root), source.path.open("rb", buffering=0) as file:
@@ -298,7 +298,7 @@ def _place(
 
 
 def _bring(source: int, file: SourceFile, temporary: Path, *, may_link: bool) -> Way:
-    """Clone or link a file; say that it must be copied where neither can be."""
+    """Clone or link a file; return that it must be copied if neither is possible."""
     with temporary.open("wb") as target:
         try:
             fcntl.ioctl(target.fileno(), _FICLONE, source)
@@ -342,7 +342,7 @@ def _hash(source: int, path: Path, reading: _Reading) -> str:
 
 
 def _pieces(source: int, path: Path, reading: _Reading) -> Iterator[memoryview]:
-    """Yield a file's bytes; each piece is good until the next."""
+    """Yield a file's bytes; each piece is valid until the next."""
     piece = bytearray(PIECE_BYTES)
     while True:
         if reading.is_over.is_set():
@@ -356,10 +356,10 @@ def _pieces(source: int, path: Path, reading: _Reading) -> Iterator[memoryview]:
 
 
 def _require_same(source: SourceFile, now: os.stat_result) -> None:
-    """Refuse a file that has been written since it was looked at."""
+    """Raise an error if a file has been written since it was first seen."""
 
     def state(found: os.stat_result) -> tuple[int, ...]:
-        # Without ctime: links to the file, of this import or another one, change that too.
+        # Without ctime: creating links to the file, here or in another import, changes it too.
         return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
     if state(now) != state(source.found):
@@ -370,7 +370,7 @@ def _require_same(source: SourceFile, now: os.stat_result) -> None:
 
 
 def _is_kept(writer: Writer, digest: str) -> bool:
-    """Return whether a blob is there and has not changed since it was written."""
+    """Return whether a blob exists and has not changed since it was written."""
     try:
         found = writer.store.require_sound(writer.store.blob_path(digest))
     except StoreError:

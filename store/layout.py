@@ -1,7 +1,7 @@
-"""The store on disk: `oci-layout`, `index.json`, `blobs/sha256/…`, and the lock of its writers.
+"""The store on disk: `oci-layout`, `index.json`, `blobs/sha256/…`, and the writers' lock.
 
-Whatever is there under its own name is whole: a file is written under `tmp/`, synced, renamed, and
-its folder is synced. What a killed writer has left in `tmp/` is removed by the next one.
+Every file under its final name is complete: it is written under `tmp/`, synced and renamed, and its
+folder is synced. The next writer removes what a killed one has left in `tmp/`.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ LOCK_FILE: Final = "lock"
 _LAYOUT: Final = {"imageLayoutVersion": "1.0.0"}
 _INDEX_TYPE: Final = "application/vnd.oci.image.index.v1+json"
 NAME: Final = "vnd.triolet.name"
-"""Annotation of a manifest in the index: the model that it is a version of."""
+"""Annotation of a manifest in the index: the model's name."""
 SUBJECT: Final = "vnd.triolet.subject"
-"""Annotation of an artefact's manifest in the index: the version that it is about."""
+"""Annotation of an artefact's manifest in the index: the version that it belongs to."""
 BLOB_MODE: Final = 0o444
 """A blob never changes."""
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 LOCK_TIMEOUT_S: Final = 900.0
-"""For another writer: an import of 200 GB takes some ten minutes on two cores."""
+"""Seconds to wait for another writer: an import of 200 GB takes about ten minutes on two cores."""
 LOCK_POLL_S: Final = 0.05
-"""How often a lock that is held is asked for: a person does not notice less, and it costs nothing
-beside an import."""
+"""Interval at which a held lock is tried: not noticeable for people, and negligible next to an
+import."""
 MAX_INDEX_BYTES: Final = 64 << 20
 """Some 200,000 versions."""
 _NO_ROOM: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -77,13 +77,13 @@ class StoreEntry(NamedTuple):
 
 
 class Referrer(NamedTuple):
-    """An artefact about a version in the index (referrers.py).
+    """An artefact that belongs to a version in the index (referrers.py).
 
     Attributes:
       subject: digest of the version.
       digest: of its own manifest.
       size: of that manifest.
-      artifact_type: what it says.
+      artifact_type: kind of artefact.
     """
 
     subject: str
@@ -93,7 +93,7 @@ class Referrer(NamedTuple):
 
 
 class _Named(Descriptor, frozen=True, rename="camel"):
-    """A manifest as the index names it."""
+    """An entry of the index."""
 
     artifact_type: str = ""
 
@@ -104,15 +104,15 @@ class _Index(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def default_store() -> Path:
-    """Return where the store of this user is."""
+    """Return this user's default store."""
     return data_home() / "triolet" / "models"
 
 
 class ModelStore:
-    """A store, for as many readers as there are and one writer at a time.
+    """A store, for any number of readers and one writer at a time.
 
     Args:
-      root: its folder; `writing` makes it.
+      root: its folder; `writing` creates it.
     """
 
     def __init__(self, root: Path) -> None:
@@ -121,43 +121,45 @@ class ModelStore:
 
     @property
     def is_there(self) -> bool:
-        """Whether the folder holds a store."""
+        """Return whether the folder contains a store."""
         return (self.root / LAYOUT_FILE).is_file()
 
     def require(self) -> ModelStore:
         """Return itself.
 
         Raises:
-          StoreError: the folder holds no store.
+          StoreError: the folder contains no store.
         """
         if not self.is_there:
             raise StoreError(
-                f"{self.root} holds no model store; `triolet model import DIR --name NAME` makes "
-                "it, or name another one with --store"
+                f"{self.root} contains no model store; `triolet model import DIR --name NAME` "
+                "creates "
+                "one, or name another one with --store"
             )
         return self
 
     @property
     def blobs(self) -> Path:
-        """Where blobs are."""
+        """Folder of the blobs."""
         return self.root / "blobs" / "sha256"
 
     @property
     def tmp(self) -> Path:
-        """Where the writer writes what has no name yet."""
+        """Folder for files that are being written."""
         return self.root / "tmp"
 
     def blob_path(self, digest: str) -> Path:
-        """Return where a blob is, whether it is there or not."""
+        """Return the path of a blob, whether it exists or not."""
         if not DIGEST.fullmatch(digest):
             raise StoreError(
-                f"{digest!r} is no digest; allowed: sha256: and 64 digits 0-9 a-f; no path is made "
+                f"{digest!r} is not a digest; allowed: sha256: and 64 digits 0-9 a-f; no path is "
+                "made "
                 "of anything else"
             )
         return self.blobs / digest.removeprefix("sha256:")
 
     def entries(self) -> tuple[StoreEntry, ...]:
-        """Return every version, sorted by name and digest; none where there is no store.
+        """Return every version, sorted by name and digest; empty if there is no store.
 
         Raises:
           StoreError: the index is broken.
@@ -165,7 +167,7 @@ class ModelStore:
         return self._index()[0]
 
     def referrers(self, subject: str | None = None) -> tuple[Referrer, ...]:
-        """Return the artefacts about a version, or all.
+        """Return the artefacts of a version, or all.
 
         Raises:
           StoreError: the index is broken.
@@ -205,7 +207,7 @@ class ModelStore:
         """Return a version's manifest, checked.
 
         Raises:
-          StoreError: it is missing, damaged, or names a path.
+          StoreError: it is missing, damaged, or contains an unsafe path.
         """
         return read_manifest(self.read(digest, MAX_MANIFEST_BYTES), digest)
 
@@ -229,10 +231,10 @@ class ModelStore:
         return content
 
     def require_sound(self, path: Path) -> os.stat_result:
-        """Return the state of a blob's file that only its owner may write.
+        """Check that only the owner may write a blob's file, and return its state.
 
         Raises:
-          StoreError: it is missing, no file, or others may write it.
+          StoreError: it is missing, not a file, or others may write it.
         """
         try:
             found = path.lstat()
@@ -241,10 +243,12 @@ class ModelStore:
                 f"blob {path} is missing; import the model again from its directory"
             ) from None
         if not stat.S_ISREG(found.st_mode):
-            raise StoreError(f"blob {path} is no plain file; remove it and import the model again")
+            raise StoreError(
+                f"blob {path} is not a plain file; remove it and import the model again"
+            )
         if found.st_mode & _OTHERS_WRITE:
             raise StoreError(
-                f"blob {path} has mode {stat.S_IMODE(found.st_mode):04o}, so that others may "
+                f"blob {path} has mode {stat.S_IMODE(found.st_mode):04o}, so others may "
                 f"change it; expected {BLOB_MODE:04o}: `chmod go-w {path}`, then `triolet model "
                 "verify`"
             )
@@ -252,13 +256,13 @@ class ModelStore:
 
     @contextmanager
     def writing(self, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[Writer]:
-        """Be the only writer; make the store if there is none.
+        """Hold the writers' lock; create the store if there is none.
 
         Args:
-          timeout_s: for another writer.
+          timeout_s: longest wait for another writer.
 
         Raises:
-          StoreError: another one writes for longer, or the folder cannot be written.
+          StoreError: another process writes for longer, or the folder cannot be written.
         """
         with explained(self.root):
             for folder in (self.blobs, self.tmp, self.receipts.folder):
@@ -286,7 +290,7 @@ class ModelStore:
             os.close(descriptor)
 
     def write_whole(self, name: str, content: bytes) -> None:
-        """Replace a file of the root; for its writer."""
+        """Replace a file in the root; called by the writer."""
         temporary = self.tmp / name
         with temporary.open("wb") as file:
             file.write(content)
@@ -297,7 +301,7 @@ class ModelStore:
 
 
 class Writer:
-    """What may change the store while its process holds the lock; made by `ModelStore.writing`."""
+    """Changes the store while its process holds the lock; created by `ModelStore.writing`."""
 
     def __init__(self, store: ModelStore) -> None:
         self.store = store
@@ -311,19 +315,17 @@ class Writer:
         for one in self.store.entries():
             if one.digest == digest:
                 return one.size
-        raise StoreError(
-            f"{digest} has just been removed; `triolet model list` shows what there is"
-        )
+        raise StoreError(f"{digest} has just been removed; see `triolet model list`")
 
     def put(self, content: bytes) -> str:
-        """Keep a small blob and return its digest.
+        """Store a small blob and return its digest.
 
         Raises:
           StoreError: it cannot be written.
         """
         digest = digest_of(content)
-        with suppress(StoreError):  # missing or damaged: it is written
-            # One that is there keeps its inode, which may be locked by a process that serves it.
+        with suppress(StoreError):  # missing or damaged: write it
+            # An existing blob keeps its inode, which a serving process may have locked.
             self.store.read(digest, len(content))
             return digest
         temporary = self.store.tmp / digest.removeprefix("sha256:")
@@ -335,15 +337,15 @@ class Writer:
         return digest
 
     def keep(self, temporary: Path, digest: str, *, is_own: bool = True) -> None:
-        """Give a file that is whole its name: sync it, rename it, and, unless others know the file
-        by another name and may write it, make it read-only and write its receipt."""
+        """Move a complete file to its final name: sync it, rename it, and make it read-only with a
+        receipt, unless the file has other names under which it may be written."""
         path = self.store.blob_path(digest)
         sync_file(temporary)
         temporary.rename(path)
-        # POSIX: a rename of one hard link over another of the same file does nothing.
+        # POSIX: renaming one hard link over another of the same file does nothing.
         temporary.unlink(missing_ok=True)
         if is_own:
-            # Not before it has its name: what a killed pull leaves must be writable for the next.
+            # Only after the rename: what a killed pull leaves must be writable for the next one.
             path.chmod(BLOB_MODE)
             self.store.receipts.write(path.lstat(), digest)
 
@@ -354,7 +356,8 @@ class Writer:
 
         Args:
           entries: all versions.
-          referrers: all artefacts, None for those that there are; those about no version go.
+          referrers: all artefacts, None for the present ones; those of removed versions are
+            dropped.
 
         Raises:
           StoreError: it cannot be written.
@@ -392,7 +395,7 @@ class Writer:
 
 @contextmanager
 def explained(place: Path) -> Iterator[None]:
-    """Say of an error of the operating system what it happened to and what to do.
+    """Turn an error of the operating system into one that names the place and the remedy.
 
     Raises:
       StoreError: instead of an OSError.
@@ -404,13 +407,13 @@ def explained(place: Path) -> Iterator[None]:
         if error.errno in _NO_ROOM:
             free = shutil.disk_usage(_existing(place)).free
             remedy = (
-                f"{free} bytes are free there: make room (`triolet model gc` removes what nothing "
-                "names), or give --store on another disk; no version was changed"
+                f"{free} bytes are free there: make room (`triolet model gc` removes unnamed "
+                "blobs), or give --store on another disk; no version was changed"
             )
         elif error.errno in _NO_RIGHT:
             remedy = "let this user read and write it, or give another --store"
         else:
-            remedy = "see that the disk is well, and try again"
+            remedy = "check the disk, and try again"
         where = error.filename if isinstance(error.filename, str) else place
         raise StoreError(f"{where}: {reason}; {remedy}") from error
 
@@ -420,12 +423,12 @@ def take_lock(descriptor: int, kind: int, timeout_s: float, complaint: Callable[
 
     Args:
       descriptor: of the file.
-      kind: of lock, as `flock` has it.
-      timeout_s: for another process that has it.
-      complaint: says what took too long.
+      kind: of lock, as in `flock`.
+      timeout_s: longest wait for another process.
+      complaint: returns the error's message.
 
     Raises:
-      StoreError: another process has it for longer.
+      StoreError: another process holds it for longer.
     """
     deadline = time.monotonic() + timeout_s
     while True:
@@ -440,7 +443,7 @@ def take_lock(descriptor: int, kind: int, timeout_s: float, complaint: Callable[
 
 
 def sync_file(path: Path) -> None:
-    """Have a file's content on disk."""
+    """Flush a file's content to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -449,7 +452,7 @@ def sync_file(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Have a folder's names on disk."""
+    """Flush a folder's entries to disk."""
     sync_file(path)
 
 

@@ -1,7 +1,7 @@
-"""What a version consists of: an OCI manifest with ModelPack's media types, and its config.
+"""The content of a version: an OCI manifest with ModelPack's media types, and its config.
 
 Equal files give equal bytes: keys are sorted, layers have a fixed order, and nothing depends on
-the machine, the place or the time. The digest of the bytes is the version.
+machine, place or time. The digest of the bytes identifies the version.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WEIGHT_TYPE: Final = "application/vnd.cncf.model.weight.v1.raw"
 WEIGHT_CONFIG_TYPE: Final = "application/vnd.cncf.model.weight.config.v1.raw"
 DOC_TYPE: Final = "application/vnd.cncf.model.doc.v1.raw"
 TEMPLATE_TYPE: Final = "application/vnd.triolet.template.v1.raw"
-"""Raw, as ModelPack calls files that are kept as they are: a template is Jinja, not JSON."""
+"""Raw, ModelPack's word for files kept as they are: a template is Jinja, not JSON."""
 SAMPLING_TYPE: Final = "application/vnd.triolet.sampling.v1+json"
 POLICY_TYPE: Final = "application/vnd.triolet.policy.v1+json"
 ENGINE_TYPE: Final = "application/vnd.triolet.engine.v1+json"
@@ -37,31 +37,31 @@ ORDER: Final = (
     ENGINE_TYPE,
     DOC_TYPE,
 )
-"""Of layers; those of one type are sorted by file name."""
+"""Order of layers; those of one type are sorted by file name."""
 FILE_PATH: Final = "org.cncf.model.filepath"
 DTYPE: Final = "vnd.triolet.dtype"
-"""What most numbers of a file of weights are stored in."""
+"""Data type of most numbers in a weights file."""
 TEMPLATE_FILES: Final = frozenset({"chat_template.jinja", "chat_template.json"})
 SAMPLING_FILE: Final = "generation_config.json"
 EMPTY_DOCUMENT: Final = b"{}"
-"""What OCI has artefacts without a config name as theirs."""
+"""OCI's config of artefacts without one."""
 EMPTY_POLICY: Final = EMPTY_DOCUMENT
-"""The pack of no rules."""
+"""The empty rule pack."""
 MAX_MANIFEST_BYTES: Final = 4 << 20
-"""What OCI registries accept at least: 4 MiB."""
+"""Minimum that OCI registries must accept: 4 MiB."""
 MAX_LAYERS: Final = 4096
 """A model of several terabytes has some hundreds of shards."""
 MAX_DOCUMENT_BYTES: Final = 16 << 20
-"""Of a config or an own layer, which are read whole; a chat template is some kilobytes."""
+"""Size of a config or a small layer, which are read whole; a chat template has a few kilobytes."""
 FILE_NAME: Final = re.compile(r"(?:[0-9]{1,3}_[A-Za-z]{1,32}/)?[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-"""A file of the directory, or of a numbered folder in it, which embedding models have."""
+"""A file of the directory, or of a numbered subfolder, as embedding models have."""
 
 Digest: TypeAlias = Annotated[str, msgspec.Meta(pattern=f"^{DIGEST.pattern}$", max_length=71)]
 Size: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Descriptor(msgspec.Struct, frozen=True, rename="camel"):
-    """A blob as a manifest names it."""
+    """A blob's entry in a manifest."""
 
     media_type: str
     digest: Digest
@@ -70,12 +70,12 @@ class Descriptor(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def file_name(self) -> str | None:
-        """The file of the model that this blob is, if it is one."""
+        """Name of this blob's file in the model, if it has one."""
         return self.annotations.get(FILE_PATH)
 
 
 class Manifest(msgspec.Struct, frozen=True, rename="camel"):
-    """What a version consists of."""
+    """The parsed manifest of a version."""
 
     schema_version: int
     media_type: str
@@ -85,7 +85,7 @@ class Manifest(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def blobs(self) -> tuple[Descriptor, ...]:
-        """Everything that it names."""
+        """Config and layers."""
         return (self.config, *self.layers)
 
     def layer(self, media_type: str) -> Descriptor | None:
@@ -94,12 +94,12 @@ class Manifest(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Facts(NamedTuple):
-    """What a version's config says of the model.
+    """Facts about the model in a version's config.
 
     Attributes:
-      architecture: as config.json names it.
+      architecture: as in config.json.
       form: safetensors or gguf.
-      precision: what most numbers are stored in.
+      precision: data type of most numbers.
       num_parameters: numbers in all tensors.
     """
 
@@ -110,19 +110,19 @@ class Facts(NamedTuple):
 
 
 def canonical(document: Any) -> bytes:  # noqa: ANN401 (JSON)
-    """Return the one form of a JSON document."""
+    """Return the canonical form of a JSON document."""
     text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return text.encode()
 
 
 def digest_of(content: bytes) -> str:
-    """Return a blob's name."""
+    """Return a blob's digest."""
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
 def media_type_of(name: str) -> str | None:
-    """Return the media type of a file of a model's directory that is no file of weights; None for
-    files that no part of Triolet reads."""
+    """Return the media type of a file in a model's directory that is not a weights file; None for
+    files that Triolet does not use."""
     own = name.rpartition("/")[2]
     if name in TEMPLATE_FILES:
         return TEMPLATE_TYPE
@@ -138,7 +138,7 @@ def media_type_of(name: str) -> str | None:
 def file_layer(
     media_type: str, name: str | None, digest: str, size: int, dtype: str | None = None
 ) -> Descriptor:
-    """Return a layer; the manifest orders layers."""
+    """Return a layer for a file."""
     annotations = {FILE_PATH: name, DTYPE: dtype}
     kept = {key: value for key, value in annotations.items() if value is not None}
     return Descriptor(media_type, digest, size, kept)
@@ -150,7 +150,7 @@ def in_order(layers: list[Descriptor]) -> list[Descriptor]:
 
 
 def config_document(facts: Facts, layers: list[Descriptor]) -> bytes:
-    """Return the bytes of a version's config, in ModelPack's form."""
+    """Return the bytes of a version's config, in ModelPack's format."""
     return canonical(
         {
             "descriptor": {},
@@ -180,7 +180,7 @@ def manifest_document(config: bytes, layers: list[Descriptor]) -> bytes:
 
 
 def read_manifest(content: bytes, digest: str, remedy: str = "import the model again") -> Manifest:
-    """Return a manifest once all that it names is safe to make a path of.
+    """Parse a manifest, and check that all names in it are safe to use in paths.
 
     Args:
       content: its bytes.
@@ -188,7 +188,7 @@ def read_manifest(content: bytes, digest: str, remedy: str = "import the model a
       remedy: for the error.
 
     Raises:
-      StoreError: it is no manifest of a model, or names a path.
+      StoreError: it is not a model's manifest, or contains an unsafe path.
     """
     try:
         manifest = msgspec.json.decode(content, type=Manifest)
@@ -206,7 +206,7 @@ def read_manifest(content: bytes, digest: str, remedy: str = "import the model a
         if not FILE_NAME.fullmatch(name) or name in seen:
             raise StoreError(
                 f"manifest {digest} names the file {name!r}, expected a plain file name, once; "
-                "it is not used: get the manifest from a source that you trust"
+                "it was rejected: get the manifest from a source that you trust"
             )
         seen.add(name)
     return manifest
@@ -224,7 +224,7 @@ def _plain(descriptor: Descriptor) -> dict[str, Any]:
 
 
 def _param_size(count: int) -> str:
-    """Return a number of parameters with one digit after the point: 2.4M."""
+    """Format a number of parameters with one decimal: 2.4M."""
     for letter, unit in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("K", 10**3)):
         if count >= unit:
             return f"{count / unit:.1f}{letter}"

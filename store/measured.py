@@ -1,7 +1,7 @@
-"""What a machine has found out about a version: golden tokens and capacity, kept beside it.
+"""Measurements of a version on a machine: golden tokens and capacity, stored with the version.
 
-Golden tokens are the first greedy tokens of some prompts. Everything that their bits depend on
-beside the version is in the key, so a worker with the same key has to compute the same tokens.
+Golden tokens are the first greedy tokens of some prompts. Their key contains everything besides the
+version that their bits depend on, so workers with the same key must compute the same tokens.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ if TYPE_CHECKING:
     from .layout import Referrer, Writer
 
 ANY_HOST: Final = "any"
-"""Host class of golden tokens: where their bits depend on the machine, the arithmetic names it."""
+"""Host class of golden tokens: `arithmetic` already names what depends on the machine."""
 MAX_PROMPTS: Final = 8
-"""Each start of a worker computes all of them."""
+"""Prompts: each start of a worker computes all of them."""
 MAX_PROMPT_TOKENS: Final = 64
 MAX_GOLDEN_TOKENS: Final = 16
-"""Of one prompt."""
+"""Tokens of one prompt."""
 _Word: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[!-~]{1,200}\Z")]
-"""Shown on terminals, and may come from a registry."""
+"""Length of texts, which are shown on terminals and may come from a registry."""
 _TokenId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 _Number: TypeAlias = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
 
 
 class MeasurementKey(msgspec.Struct, frozen=True):
-    """What a measurement holds for, beside the version.
+    """What a measurement applies to, besides the version.
 
     Attributes:
-      backend: that computes.
-      dtype: that is computed in.
-      arithmetic: kernels, and what of the machine their bits depend on.
+      backend: compute backend.
+      dtype: data type of the computation.
+      arithmetic: kernels, and the machine features that their bits depend on.
       host: class of machines, or ANY_HOST.
     """
 
@@ -68,7 +68,7 @@ class MeasurementKey(msgspec.Struct, frozen=True):
 
 
 class GoldenPrompt(msgspec.Struct, frozen=True):
-    """A prompt and what follows.
+    """A prompt and its continuation.
 
     Attributes:
       token_ids: of the prompt.
@@ -87,7 +87,7 @@ class Golden(msgspec.Struct, frozen=True):
     """Golden tokens of a version.
 
     Attributes:
-      key: what they hold for.
+      key: what they apply to.
       prompts: with their tokens.
     """
 
@@ -96,17 +96,17 @@ class Golden(msgspec.Struct, frozen=True):
 
 
 class MeasuredCapacity(msgspec.Struct, frozen=True):
-    """How fast one worker was on an idle machine.
+    """Speed of one worker on an idle machine.
 
     A decode step takes `step_s + row_s * rows + kv_token_s * tokens in the KV of all rows`.
 
     Attributes:
-      key: what it holds for; the host is a class of machines with a number of threads.
+      key: what it applies to; the host is a class of machines with a number of threads.
       prefill_tokens_per_s: of a full step.
-      step_s: of any decode step.
-      row_s: of each row more.
-      kv_token_s: of each token that a row attends to.
-      load_s: from the start of the load to the first step, with the files in the page cache.
+      step_s: fixed time of a decode step.
+      row_s: additional time per row.
+      kv_token_s: additional time per token that a row attends to.
+      load_s: from the start of loading to the first step, with the files in the page cache.
     """
 
     key: MeasurementKey
@@ -118,12 +118,12 @@ class MeasuredCapacity(msgspec.Struct, frozen=True):
 
 
 class KeptMeasurement(NamedTuple):
-    """A measurement that a store has.
+    """A measurement in a store.
 
     Attributes:
-      referrer: as the index names it.
-      said: what it says.
-      path: of the file that says it.
+      referrer: its entry in the index.
+      said: its content.
+      path: of its file.
     """
 
     referrer: Referrer
@@ -135,7 +135,7 @@ def as_artefact(said: Golden | MeasuredCapacity, digest: str, size: int) -> tupl
     """Return the type and the artefact of a measurement.
 
     Args:
-      said: what was measured.
+      said: the measurement.
       digest: of the version's manifest.
       size: of that manifest.
     """
@@ -144,19 +144,19 @@ def as_artefact(said: Golden | MeasuredCapacity, digest: str, size: int) -> tupl
 
 
 def read_measured(found: Artefact, artifact_type: str, digest: str) -> Golden | MeasuredCapacity:
-    """Return what an artefact says.
+    """Parse the measurement in an artefact.
 
     Args:
       found: the artefact.
       artifact_type: GOLDEN_TYPE or CAPACITY_TYPE.
-      digest: of the version that it should be about.
+      digest: of the version that it should belong to.
 
     Raises:
-      ReferrerFault: it is damaged, or about another version.
+      ReferrerFault: it is damaged, or belongs to another version.
     """
     layer = layer_of(found.manifest, artifact_type, digest)
     if digest_of(found.layer) != layer.digest:
-        raise ReferrerFault("its layer is another one than its manifest says")
+        raise ReferrerFault("its layer does not match its manifest")
     kind: type[Golden | MeasuredCapacity] = (
         Golden if artifact_type == GOLDEN_TYPE else MeasuredCapacity
     )
@@ -167,7 +167,7 @@ def read_measured(found: Artefact, artifact_type: str, digest: str) -> Golden | 
 
 
 def measured_of(store: ModelStore, digest: str, artifact_type: str) -> list[KeptMeasurement | str]:
-    """Return the measurements of a type about a version; a sentence for each that is damaged."""
+    """Return a version's measurements of a type; for each damaged one, a sentence that says so."""
     found: list[KeptMeasurement | str] = []
     for one in referrers_of(store, digest, artifact_type):
         try:
@@ -182,7 +182,8 @@ def measured_of(store: ModelStore, digest: str, artifact_type: str) -> list[Kept
 def keep_measured(
     writer: Writer, digest: str, measured: list[Golden | MeasuredCapacity]
 ) -> list[str]:
-    """Keep measurements beside their version; those with an equal key, and damaged ones, go.
+    """Store measurements with their version; they replace those with the same key, and damaged
+    ones.
 
     Args:
       writer: of the store.
@@ -193,7 +194,7 @@ def keep_measured(
       The digests of their artefacts.
 
     Raises:
-      StoreError: the version has been removed, or nothing can be written.
+      StoreError: the version has been removed, or the store cannot be written.
     """
     store, size = writer.store, writer.require_size(digest)
     new = [as_artefact(said, digest, size) for said in measured]
@@ -211,11 +212,11 @@ def keep_measured(
 def without_known(
     store: ModelStore, digest: str, artefacts: Sequence[tuple[str, Artefact]]
 ) -> list[tuple[str, Artefact]]:
-    """Return artefacts from elsewhere without measurements for keys that the store has some for:
-    what was measured or came first here stays.
+    """Leave out artefacts from elsewhere whose keys the store already has measurements for: local
+    and earlier measurements stay.
 
     Args:
-      store: that is to keep them.
+      store: that will hold them.
       digest: of the version.
       artefacts: valid ones, each with its type.
     """
@@ -239,8 +240,8 @@ def without_known(
 def contradicted(
     store: ModelStore, digest: str, artefacts: Sequence[tuple[str, Artefact]]
 ) -> list[str]:
-    """Return a sentence for each artefact from elsewhere with other golden tokens than the store
-    has for the same key: one of the machines that made them computes wrongly.
+    """Return a sentence for each artefact from elsewhere whose golden tokens differ from the
+    store's for the same key: one of the two machines computes wrongly.
 
     Args:
       store: that has the version.
@@ -258,15 +259,15 @@ def contradicted(
             notes.append(
                 f"golden tokens {one.digest} there differ from those here for {said.key} "
                 f"({here[said.key].path}), which stay: `triolet model probe` on a machine that is "
-                "known to be sound says which are right"
+                "known to work correctly shows which are right"
             )
     return notes
 
 
 def golden_for(root: Path, digest: str, key: MeasurementKey) -> tuple[Golden, Path] | None:
-    """Return the golden tokens that a worker has to compute and the file that says so; None if
-    there are none for its key. Those of the version come first, then those of other versions of its
-    model with the same compute digest.
+    """Return the golden tokens that a worker must reproduce, and their file; None if there are none
+    for its key. Those of the version take precedence over those of other versions of its model with
+    the same compute digest.
 
     Args:
       root: of the store that has the version.
@@ -274,7 +275,7 @@ def golden_for(root: Path, digest: str, key: MeasurementKey) -> tuple[Golden, Pa
       key: of the worker.
 
     Raises:
-      ModelError: some of the version are damaged, so that it is not known what they are for.
+      ModelError: some of the version's are damaged, so their keys are unknown.
     """
     store = ModelStore(root)
     for version in (digest, *_computing_alike(store, digest)):
@@ -284,17 +285,17 @@ def golden_for(root: Path, digest: str, key: MeasurementKey) -> tuple[Golden, Pa
                     return one.said, one.path
             elif version == digest:
                 raise ModelError(
-                    f"{one}; what the model should say is not known: `triolet model probe` "
-                    "measures it again, if the model is sound"
+                    f"{one}; the expected tokens are unknown: `triolet model probe` "
+                    "measures them again, if the model is intact"
                 )
     return None
 
 
 def _computing_alike(store: ModelStore, digest: str) -> list[str]:
-    """Return the other versions of a model that have golden tokens and the same compute digest.
+    """Return the model's other versions with golden tokens and the same compute digest.
 
-    Versions under other names do not count: unsigned golden tokens from a registry may be beside
-    them, and this model may take only signed versions.
+    Versions under other names do not count: they may have unsigned golden tokens from a registry,
+    while this model may require signatures.
 
     Raises:
       StoreError: the index or the version's manifest is broken.
@@ -308,7 +309,7 @@ def _computing_alike(store: ModelStore, digest: str) -> list[str]:
     own = compute_digest(store, store.manifest(digest))
     found: list[str] = []
     for other in sorted(others):
-        # Damage to another version keeps no worker of this one from starting.
+        # Damage to another version does not keep workers of this one from starting.
         with suppress(StoreError):
             if compute_digest(store, store.manifest(other)) == own:
                 found.append(other)

@@ -1,7 +1,7 @@
-"""The folder of packed weights: where it is, and which of its files may be removed.
+"""The folder of packed weights: its location, and the removal of unused files.
 
 `engine/snapshots` writes and maps them; `triolet model gc` removes them. A process locks each file
-that it maps, for as long as the mapping lasts.
+for as long as it maps it.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from triolet.home import cache_home, expanded
 PACKED: Final = ".packed"
 UNFINISHED: Final = ".unfinished"
 OWN_STEM: Final = re.compile(r"[0-9a-f]{32}")
-"""Of each file that is written there. An operator may name a folder that holds other things."""
+"""Suffix of each file that is written there. An operator may name a folder with other files."""
 
 
 class CollectedSnapshots(NamedTuple):
-    """What was removed.
+    """Result of a collection.
 
     Attributes:
-      num_files: how many.
-      num_bytes: of these.
-      num_in_use: that processes have mapped; they stay.
+      num_files: removed files.
+      num_bytes: their size.
+      num_in_use: files that processes have mapped; they stay.
     """
 
     num_files: int = 0
@@ -36,25 +36,25 @@ class CollectedSnapshots(NamedTuple):
 
 
 def packed_folder(named: str | None) -> Path:
-    """Return the folder of `worker.engine.snapshots.folder`, or this user's.
+    """Return the folder in `worker.engine.snapshots.folder`, or this user's default.
 
     Raises:
-      ConfigError: none is named, and this user has no home.
+      ConfigError: none is named, and this user has no home directory.
     """
     return cache_home() / "triolet" / "packed" if named is None else expanded(Path(named))
 
 
 def hold(fd: int) -> None:
-    """Keep a file from being removed. A mapping of `fd` holds the lock too, until it ends.
+    """Protect a file from removal. A mapping of `fd` keeps the lock too, until it ends.
 
-    A file that is being removed at this moment gets no lock, and can be mapped all the same.
+    A file that is just being removed gets no lock, but can be mapped all the same.
     """
     with suppress(BlockingIOError):
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 def is_locked_by_us(fd: int, path: Path) -> bool:
-    """Lock a file and return whether it is ours and still has its name."""
+    """Lock a file; return whether it is ours and still has its name."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -65,9 +65,9 @@ def is_locked_by_us(fd: int, path: Path) -> bool:
 
 
 def remove_unless_held(path: Path) -> bool:
-    """Remove a file unless a process writes it or has it mapped; return whether it is gone."""
+    """Remove a file unless a process writes or maps it; return whether it is gone."""
     try:
-        # For writing: NFS locks nothing else alone.
+        # Opened for writing, because NFS locks only such files exclusively.
         fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return True

@@ -1,7 +1,7 @@
-"""Blobs that a pull has brought in part: kept across interruptions, and moved into the store whole.
+"""Unfinished downloads of blobs: kept across interruptions, and moved into the store when complete.
 
-A pull holds a shared lock on the folder, so that a collection leaves it alone; the blob that is
-being written is locked by its own file, so that two pulls do not write the same one.
+A pull holds a shared lock on the folder, so that a collection leaves it alone. Each blob's file is
+locked while it is written, so that two pulls do not write the same one.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ FOLDER: Final = "partial"
 LOCK_FILE: Final = "lock"
 SUFFIX: Final = ".part"
 _MODE: Final = 0o600
-"""Until it is a blob: a pull that was killed at any moment before that finds it writable."""
+"""Mode until it becomes a blob, so that the next pull can write it after a kill at any moment."""
 
 
 class Partials:
-    """The blobs of a store that pulls have begun.
+    """The unfinished downloads of a store.
 
     Args:
-      store: that they are for.
+      store: that they belong to.
     """
 
     def __init__(self, store: ModelStore) -> None:
@@ -38,17 +38,17 @@ class Partials:
         self.folder = store.root / FOLDER
 
     def path(self, digest: str) -> Path:
-        """Return where the bytes of a blob are, whether there are any or not."""
+        """Return the path of a blob's unfinished file, whether it exists or not."""
         return self.folder / f"{self._store.blob_path(digest).name}{SUFFIX}"
 
     def size(self, digest: str) -> int:
-        """Return how many bytes of a blob have come."""
+        """Return how many bytes of a blob have arrived."""
         path = self.path(digest)
         return path.stat().st_size if path.exists() else 0
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Keep what has come from being collected; make the folder if there is none.
+        """Protect unfinished downloads from collection; create the folder if there is none.
 
         Raises:
           StoreError: the folder cannot be written, or a collection takes too long.
@@ -64,7 +64,7 @@ class Partials:
 
     @contextmanager
     def opened(self, digest: str) -> Iterator[IO[bytes]]:
-        """Give the file of a blob to this thread alone, with what has come so far.
+        """Open a blob's file exclusively, with the bytes that have arrived so far.
 
         Raises:
           StoreError: it cannot be written, or another pull has been writing it for too long.
@@ -78,7 +78,7 @@ class Partials:
                 yield file
 
     def keep(self, writer: Writer, digest: str) -> None:
-        """Make a blob of a file that is whole and checked.
+        """Turn a complete and checked file into a blob.
 
         Raises:
           OSError: it cannot be moved.
@@ -86,7 +86,7 @@ class Partials:
         writer.keep(self.path(digest), digest)
 
     def collect(self) -> tuple[int, int]:
-        """Remove all of them unless a pull runs; return how many, and their bytes.
+        """Remove all of them unless a pull runs; return their number and bytes.
 
         Raises:
           OSError: one cannot be removed.
@@ -111,7 +111,7 @@ class Partials:
 
 def _lock(descriptor: int, kind: int, holder: str) -> None:
     complaint = (
-        f"{holder} has taken {LOCK_TIMEOUT_S:g} s; wait for it, or end it, and pull again: what "
-        "has come is kept"
+        f"{holder} has taken {LOCK_TIMEOUT_S:g} s; wait for it, or end it, and pull again: the "
+        "bytes that have arrived are kept"
     )
     take_lock(descriptor, kind, LOCK_TIMEOUT_S, lambda: complaint)

@@ -1,5 +1,5 @@
-"""Receipts: which digest a file had, and the state of its inode then, so that it need not be read
-again. A lost receipt costs time and nothing else."""
+"""Receipts record a file's digest with the state of its inode, so that an unchanged file need not
+be read again. A lost receipt only costs time."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_RECEIPT_BYTES: Final = 1024
-"""Of five numbers and a digest."""
+"""Size of a receipt: five numbers and a digest."""
 SETTLED_NS: Final = 2_000_000_000
-"""An inode that changed within this time before it was read gets no receipt: a write just after the
+"""An inode that changed less than this before it was read gets no receipt: a write just after the
 read could leave the same times. The coarsest file systems count in steps of 2 s."""
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """A file's inode when its content had a digest.
+    """State of a file's inode when its digest was computed.
 
     Attributes:
-      ctime_ns: no program can set it: a write in place changes it, and restoring mtime does too.
+      ctime_ns: no program can set it: writing in place changes it, and so does restoring mtime.
     """
 
     dev: int
@@ -39,10 +39,10 @@ class Receipt(msgspec.Struct, frozen=True):
 
 
 class Receipts:
-    """The receipts of a store, one small file an inode.
+    """The receipts of a store, one small file per inode.
 
     Args:
-      folder: that holds them.
+      folder: of the receipts.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -56,20 +56,20 @@ class Receipts:
         return receipt.digest
 
     def write(self, found: os.stat_result, digest: str) -> None:
-        """Note what a file's content is.
+        """Record a file's digest.
 
         Raises:
           OSError: it cannot be written.
         """
         path = self._path(found)
         temporary = path.with_suffix(f".{os.getpid()}")
-        with suppress(FileNotFoundError):  # a collection has just removed it
-            # Not synced: one that is torn by a power cut is none.
+        with suppress(FileNotFoundError):  # a collection has just removed the folder
+            # Not synced: a receipt torn by a power cut counts as missing.
             temporary.write_bytes(msgspec.json.encode(receipt_of(found, digest)))
             temporary.rename(path)
 
     def write_settled(self, found: os.stat_result, digest: str, read_at_ns: int) -> None:
-        """Note what a file's content is that others may write, if a later write would show.
+        """Record the digest of a file that others may write, if a later write would be noticed.
 
         Args:
           found: its state, before and after it was read.
@@ -84,12 +84,12 @@ class Receipts:
             self.write(found, digest)
 
     def drop(self, found: os.stat_result) -> None:
-        """Forget a file that is not what its receipt says."""
+        """Drop the receipt of a file whose content does not match it."""
         if self._may_write:
             self._path(found).unlink(missing_ok=True)
 
     def keep_only(self, digests: Collection[str]) -> None:
-        """Remove the receipts of all other content, and what a killed process has left."""
+        """Remove the receipts of all other content, and leftovers of killed processes."""
         for path in sorted(self.folder.iterdir()):
             receipt = _read(path)
             if path.suffix != ".json" or receipt is None or receipt.digest not in digests:
@@ -108,16 +108,16 @@ def _read(path: Path) -> Receipt | None:
         with path.open("rb") as file:
             return msgspec.json.decode(file.read(MAX_RECEIPT_BYTES), type=Receipt)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return None  # missing or torn, which is the same: the file is read
+        return None  # missing or torn: the file is read
 
 
 def now_ns() -> int:
-    """Return the time that inodes are stamped with, in nanoseconds since 1970."""
+    """Return the clock that stamps inodes, in nanoseconds since 1970."""
     return time.time_ns()
 
 
 def receipt_of(found: os.stat_result, digest: str) -> Receipt:
-    """Return what a receipt would say now."""
+    """Return the receipt for a file's present state."""
     return Receipt(
         found.st_dev,
         found.st_ino,

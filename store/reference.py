@@ -1,4 +1,4 @@
-"""How a version of a model is named: `chat`, `chat@stable`, `chat:v1`, `chat@sha256:…`."""
+"""Parse references to model versions: `chat`, `chat@stable`, `chat:v1`, `chat@sha256:…`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from triolet.errors import StoreError
 
 DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 _NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?")
-"""A part of a repository's name in an OCI registry, so that a name can be pushed as it is."""
+"""A part of a repository's name in an OCI registry, so that it can be pushed unchanged."""
 _TAG: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 """As in OCI registries."""
 _ALIAS: Final = re.compile(r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?")
@@ -42,11 +42,11 @@ class Pointer(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """A version, as it is named.
+    """A parsed reference to a version.
 
     Attributes:
       name: of the model.
-      pointer: the tag or alias that is named, if any.
+      pointer: the tag or alias, if one is named.
       digest: of the manifest, if it is named.
     """
 
@@ -61,10 +61,10 @@ class Reference(NamedTuple):
 
 
 def parse_reference(text: str) -> Reference:
-    """Return what a reference names.
+    """Parse a reference.
 
     Raises:
-      StoreError: it has no form of a reference.
+      StoreError: its form is invalid.
     """
     name, at, behind = text.partition("@")
     if at:
@@ -73,7 +73,7 @@ def parse_reference(text: str) -> Reference:
             return Reference(name, digest=behind)
         if behind.startswith("sha256:"):
             raise StoreError(
-                f"{text!r} names no digest: allowed are sha256: and 64 digits 0-9 a-f; "
+                f"{text!r} has an invalid digest; allowed: sha256: and 64 digits 0-9 a-f; "
                 "`triolet model list` shows digests"
             )
         return Reference(name, alias_of(name, behind))
@@ -92,14 +92,15 @@ def is_reference(text: str) -> bool:
 
 
 def require_name(name: str) -> str:
-    """Return a model's name.
+    """Check and return a model's name.
 
     Raises:
-      StoreError: it is none; no path is made of it.
+      StoreError: it is not a valid name; no path is made of it.
     """
     if not _NAME.fullmatch(name):
         raise StoreError(
-            f"{name!r} is no model name; allowed: 1 to 63 of a-z 0-9 . _ - with a letter or digit "
+            f"{name!r} is not a model name; allowed: 1 to 63 of a-z 0-9 . _ - with a letter or "
+            "digit "
             f"at both ends; a reference is {FORMS}"
         )
     return name
@@ -109,11 +110,12 @@ def tag_of(name: str, tag: str) -> Pointer:
     """Return a tag of a model.
 
     Raises:
-      StoreError: it has no form of a tag.
+      StoreError: its form is invalid.
     """
     if not _TAG.fullmatch(tag):
         raise StoreError(
-            f"{tag!r} is no tag; allowed: 1 to 128 of A-Z a-z 0-9 . _ - that begin with no . or -"
+            f"{tag!r} is not a tag; allowed: 1 to 128 of A-Z a-z 0-9 . _ - not beginning with . or "
+            "-"
         )
     return Pointer(name, PointerKind.TAG, tag)
 
@@ -122,11 +124,12 @@ def alias_of(name: str, alias: str) -> Pointer:
     """Return an alias of a model.
 
     Raises:
-      StoreError: it has no form of an alias.
+      StoreError: its form is invalid.
     """
     if not _ALIAS.fullmatch(alias):
         raise StoreError(
-            f"{alias!r} is no alias; allowed: 1 to 63 of a-z 0-9 - that begin with a letter and "
-            "end in no -, such as stable"
+            f"{alias!r} is not an alias; allowed: 1 to 63 of a-z 0-9 -, beginning with a letter "
+            "and "
+            "not ending with -, such as stable"
         )
     return Pointer(name, PointerKind.ALIAS, alias)

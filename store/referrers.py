@@ -1,7 +1,7 @@
-"""What is said of a version beside it: OCI artefacts with its manifest as their `subject`.
+"""Artefacts attached to a version: OCI artefacts with its manifest as their `subject`.
 
-Each has the empty config and one layer. Signatures (signatures.py) and measurements of machines
-(measured.py) are kept, sent and removed in the same way; they go with their version.
+Each has the empty config and one layer. Signatures (signatures.py) and measurements (measured.py)
+are stored, sent and removed in the same way; they are removed with their version.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ LAYER_TYPES: Final = {
     GOLDEN_TYPE: GOLDEN_TYPE,
     CAPACITY_TYPE: CAPACITY_TYPE,
 }
-"""Of each type of artefact, the type of its layer."""
+"""Type of the layer, by type of artefact."""
 WORDS: Final = {
     SIGNATURE_TYPE: "signature",
     GOLDEN_TYPE: "golden tokens",
     CAPACITY_TYPE: "capacity",
 }
-"""What people call each type."""
+"""Names of the types for people."""
 MAX_PART_BYTES: Final = 16 << 10
-"""Of an artefact's manifest or of its layer; ours have less than a kilobyte each."""
+"""Size of an artefact's manifest or layer; ours have less than a kilobyte each."""
 MAX_REFERRERS: Final = 64
-"""Of one type and one version that are looked at: signers of a release, kinds of machines."""
+"""Artefacts of one type and version that are read: signers of a release, kinds of machines."""
 
 
 class ReferrerFault(ValueError):
-    """Bytes that are not what they should say of a version; says why."""
+    """An artefact does not match its version; the message says why."""
 
 
 class Artefact(NamedTuple):
-    """An artefact as it is kept and sent.
+    """An artefact as stored and sent.
 
     Attributes:
       manifest: of the artefact.
@@ -61,7 +61,7 @@ class Artefact(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """Of the manifest."""
+        """Digest of the manifest."""
         return digest_of(self.manifest)
 
 
@@ -73,11 +73,11 @@ class _Artefact(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def artefact(artifact_type: str, layer: bytes, digest: str, size: int) -> Artefact:
-    """Return an artefact about a version.
+    """Create an artefact for a version.
 
     Args:
       artifact_type: one of LAYER_TYPES.
-      layer: what it says.
+      layer: its content.
       digest: of the version's manifest.
       size: of that manifest.
     """
@@ -99,15 +99,15 @@ def artefact(artifact_type: str, layer: bytes, digest: str, size: int) -> Artefa
 
 
 def layer_of(manifest: bytes, artifact_type: str, digest: str) -> Descriptor:
-    """Return the layer of an artefact about a version.
+    """Return the layer of a version's artefact.
 
     Args:
       manifest: of the artefact.
-      artifact_type: that it should have.
+      artifact_type: expected type.
       digest: of the version.
 
     Raises:
-      ReferrerFault: it is no such artefact, or one of another version.
+      ReferrerFault: it is not such an artefact, or belongs to another version.
     """
     try:
         found = msgspec.json.decode(manifest, type=_Artefact)
@@ -117,7 +117,7 @@ def layer_of(manifest: bytes, artifact_type: str, digest: str) -> Descriptor:
     if (found.artifact_type, layer.media_type) != (artifact_type, LAYER_TYPES[artifact_type]):
         raise ReferrerFault(f"it is {found.artifact_type!r} with a {layer.media_type!r}")
     if found.config.digest != digest_of(EMPTY_DOCUMENT):
-        raise ReferrerFault("it has a config, which such artefacts have not")
+        raise ReferrerFault("it has a config, but such artefacts have none")
     if found.subject.digest != digest:
         raise ReferrerFault(f"its subject is {found.subject.digest}, another version")
     if layer.size > MAX_PART_BYTES:
@@ -126,16 +126,16 @@ def layer_of(manifest: bytes, artifact_type: str, digest: str) -> Descriptor:
 
 
 def referrers_of(store: ModelStore, digest: str, artifact_type: str) -> list[Referrer]:
-    """Return the artefacts of a type about a version, as the index names them."""
+    """Return a version's artefacts of a type, as listed in the index."""
     found = [one for one in store.referrers(digest) if one.artifact_type == artifact_type]
     return found[:MAX_REFERRERS]
 
 
 def read_artefact(store: ModelStore, named: Referrer) -> Artefact:
-    """Return an artefact of a type that is known.
+    """Read an artefact of a known type.
 
     Raises:
-      ReferrerFault: it is not what the index says of it.
+      ReferrerFault: it does not match its entry in the index.
       StoreError: a part is missing or damaged.
     """
     manifest = store.read(named.digest, MAX_PART_BYTES)
@@ -144,7 +144,7 @@ def read_artefact(store: ModelStore, named: Referrer) -> Artefact:
 
 
 def artefacts_of(store: ModelStore, digest: str, artifact_type: str) -> list[Artefact | str]:
-    """Return the artefacts of a type about a version; a sentence for each that is damaged."""
+    """Return a version's artefacts of a type; for each damaged one, a sentence that says so."""
     found: list[Artefact | str] = []
     for one in referrers_of(store, digest, artifact_type):
         try:
@@ -160,16 +160,16 @@ def keep_artefacts(
     artefacts: Collection[tuple[str, Artefact]],
     replaced: Collection[str] = (),
 ) -> None:
-    """Keep artefacts beside their version, which is in the index.
+    """Store artefacts with their version, which is in the index.
 
     Args:
       writer: of the store.
       digest: of the version.
       artefacts: each with its type.
-      replaced: digests of those that go.
+      replaced: digests of artefacts to remove.
 
     Raises:
-      StoreError: they cannot be written, or are more than a version may have.
+      StoreError: they cannot be written, or a version may not have so many.
     """
     store = writer.store
     for _, one in artefacts:
@@ -181,15 +181,15 @@ def keep_artefacts(
         same = sum((one.subject, one.artifact_type) == (digest, kind) for one in here | new)
         if same > MAX_REFERRERS:
             raise StoreError(
-                f"{digest} has {MAX_REFERRERS} artefacts {kind}, the most that are looked at; "
+                f"{digest} has {MAX_REFERRERS} artefacts {kind}, the most that are read; "
                 "remove the version with `triolet model rm` and import it again without them"
             )
     writer.set_entries(store.entries(), here | new)
 
 
 def blobs_of_referrers(store: ModelStore) -> set[str]:
-    """Return the blobs of all artefacts in the index, whatever their types; a damaged one has its
-    manifest alone."""
+    """Return the blobs of all artefacts in the index, of any type; for a damaged one, only its
+    manifest."""
     found = set()
     for one in store.referrers():
         found |= {one.digest, digest_of(EMPTY_DOCUMENT)}

@@ -1,8 +1,8 @@
-"""Signatures of versions: Ed25519 over a statement that names the manifest's digest.
+"""Sign versions and check signatures: Ed25519 over a statement with the manifest's digest.
 
 A signature is an OCI artefact with the version's manifest as its `subject`; its one layer is a DSSE
-envelope around an in-toto statement. The id of a key is the public key, so that whatever names an
-id can be checked by it alone. The same key and version always give the same bytes.
+envelope around an in-toto statement. The id of a key is the public key itself, so a signature can
+be checked with the id alone. The same key and version always give the same bytes.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE: Final = "urn:triolet:model-version:v1"
 KEY_ID: Final = re.compile(r"ed25519:[0-9a-f]{64}")
 MAX_KEY_BYTES: Final = 16 << 10
-"""Of a file with a private key, which has a hundred bytes."""
+"""Size of a private key file, which has about a hundred bytes."""
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
 class Signed(NamedTuple):
-    """What is known of a version's signatures.
+    """The signatures of a version.
 
     Attributes:
       keys: ids of keys with a valid signature, sorted.
-      faults: why others are not valid, a sentence each.
+      faults: why others are invalid, one sentence each.
     """
 
     keys: tuple[str, ...]
@@ -87,24 +87,24 @@ class _Envelope(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def require_key_id(text: str) -> str:
-    """Return the id of a key.
+    """Check and return the id of a key.
 
     Raises:
-      StoreError: it is none.
+      StoreError: it is not a valid id.
     """
     if not KEY_ID.fullmatch(text):
         raise StoreError(
-            f"{text!r} is no id of a key; allowed: ed25519: and 64 digits 0-9 a-f, as `triolet "
+            f"{text!r} is not a key id; allowed: ed25519: and 64 digits 0-9 a-f, as `triolet "
             "model key FILE` prints it"
         )
     return text
 
 
 def make_key(path: Path) -> None:
-    """Write a new private key in PEM form, for this user alone.
+    """Write a new private key in PEM format, readable only by this user.
 
     Raises:
-      StoreError: the file is there, or cannot be written.
+      StoreError: the file exists, or cannot be written.
     """
     pem = Ed25519PrivateKey.generate().private_bytes(
         Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
@@ -118,7 +118,7 @@ def make_key(path: Path) -> None:
 
 
 def read_key(path: Path) -> Ed25519PrivateKey:
-    """Return a private key.
+    """Read a private key.
 
     Raises:
       StoreError: it is missing, others may read it, or it is of another kind.
@@ -133,37 +133,35 @@ def read_key(path: Path) -> Ed25519PrivateKey:
         ) from None
     if mode & _OTHERS:
         raise StoreError(
-            f"{path} has mode {mode:04o}, so that others may sign with it; `chmod 600 {path}`, and "
-            "make a new key if somebody may have read it"
+            f"{path} has mode {mode:04o}, so others may sign with it; `chmod 600 {path}`, and "
+            "make a new key if others may have read it"
         )
     try:
         key = load_pem_private_key(content, None)
     except (ValueError, TypeError) as error:
-        # A TypeError: it is encrypted.
+        # TypeError: it is encrypted.
         raise StoreError(
-            f"{path} holds no private key in PEM form without a passphrase: {error}; make one by "
+            f"{path} is not a private key in PEM form without a passphrase: {error}; make one with "
             "`triolet model key FILE` or `openssl genpkey -algorithm ed25519`"
         ) from None
     if not isinstance(key, Ed25519PrivateKey):
-        raise StoreError(
-            f"{path} holds a key of another kind than Ed25519; make one by `triolet model key FILE`"
-        )
+        raise StoreError(f"{path} is not an Ed25519 key; make one with `triolet model key FILE`")
     return key
 
 
 def key_id(key: Ed25519PrivateKey) -> str:
-    """Return the id of a private key: the public one."""
+    """Return the id of a private key: its public key."""
     public = key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
     return f"ed25519:{public.hex()}"
 
 
 def signature(digest: str, size: int, key: Ed25519PrivateKey) -> Artefact:
-    """Return the signature of a version.
+    """Sign a version.
 
     Args:
       digest: of its manifest.
       size: of its manifest.
-      key: that signs.
+      key: private key.
     """
     payload = canonical(
         {
@@ -185,20 +183,20 @@ def signature(digest: str, size: int, key: Ed25519PrivateKey) -> Artefact:
 
 
 def signed_bytes(payload_type: str, payload: bytes) -> bytes:
-    """Return what DSSE signs for a payload (its pre-authentication encoding)."""
+    """Return the bytes that DSSE signs for a payload (pre-authentication encoding)."""
     kind = payload_type.encode()
     return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
 
 
 def signer(found: Artefact, digest: str) -> str:
-    """Return the id of the key that has signed a version.
+    """Return the id of the key that signed a version.
 
     Raises:
-      ReferrerFault: the signature is not valid, or of another version.
+      ReferrerFault: the signature is invalid, or belongs to another version.
     """
     layer = layer_of(found.manifest, SIGNATURE_TYPE, digest)
     if digest_of(found.layer) != layer.digest:
-        raise ReferrerFault("its envelope is another one than its manifest says")
+        raise ReferrerFault("its envelope does not match its manifest")
     try:
         envelope = msgspec.json.decode(found.layer, type=_Envelope)
         (given,) = envelope.signatures
@@ -208,7 +206,7 @@ def signer(found: Artefact, digest: str) -> str:
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ReferrerFault(f"its envelope cannot be read: {error}") from None
     if not KEY_ID.fullmatch(given.keyid):
-        raise ReferrerFault("its key is none of Ed25519, or is not named")
+        raise ReferrerFault("its key is not Ed25519, or is not named")
     public = bytes.fromhex(given.keyid.removeprefix("ed25519:"))
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(
@@ -226,7 +224,7 @@ def signer(found: Artefact, digest: str) -> str:
 
 
 def signatures_of(store: ModelStore, digest: str) -> Signed:
-    """Check all signatures of a version that a store has."""
+    """Check all signatures of a version in a store."""
     keys, faults = set(), []
     for one in artefacts_of(store, digest, SIGNATURE_TYPE):
         if isinstance(one, str):
@@ -240,10 +238,10 @@ def signatures_of(store: ModelStore, digest: str) -> Signed:
 
 
 def sign(writer: Writer, digest: str, key: Ed25519PrivateKey) -> None:
-    """Sign a version that a store has.
+    """Sign a version in a store.
 
     Raises:
-      StoreError: it has been removed, or nothing can be written.
+      StoreError: it has been removed, or the store cannot be written.
     """
     size = writer.require_size(digest)
     keep_artefacts(writer, digest, [(SIGNATURE_TYPE, signature(digest, size, key))])

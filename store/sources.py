@@ -1,4 +1,4 @@
-"""From which registry a version can be had again, and when it was last used: a small file each."""
+"""Registry location and last use of each version, in one small file each."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 FOLDER: Final = "sources"
 MAX_SOURCE_BYTES: Final = 4096
-"""Of two names, a digest, and a place in a registry."""
+"""Size of a file: two names, a digest, and a location."""
 MAX_EVICTED: Final = 1000
-"""Evicted versions of which the place is remembered: names that people may still ask for."""
+"""Evicted versions with a remembered location: people may still ask for them."""
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -32,8 +32,8 @@ class Source(msgspec.Struct, frozen=True):
       name: of the model here.
       digest: of the version.
       location: in the registry, by digest.
-      tag: that it had here when it was pulled or pushed; empty for none.
-      is_insecure: the registry was asked without TLS.
+      tag: its tag here when it was pulled or pushed; empty for none.
+      is_insecure: the registry was used without TLS.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Source(msgspec.Struct, frozen=True):
 
     @property
     def command(self) -> str:
-        """What brings the version back."""
+        """The command that pulls the version again."""
         tag = f" --tag {self.tag}" if self.tag else ""
         insecure = " --insecure" if self.is_insecure else ""
         return f"triolet model pull {self.location} --name {self.name}{tag}{insecure}"
@@ -54,7 +54,7 @@ class Used(NamedTuple):
     """A source and its last use.
 
     Attributes:
-      source: which.
+      source: the source.
       at_ns: when the version was last pulled, pushed or served, in nanoseconds since 1970.
     """
 
@@ -63,10 +63,10 @@ class Used(NamedTuple):
 
 
 class Sources:
-    """The sources of a store. They need no lock: each file is replaced whole.
+    """The sources of a store. They need no lock: each file is replaced as a whole.
 
     Args:
-      store: whose versions they are of.
+      store: with the versions.
     """
 
     def __init__(self, store: ModelStore) -> None:
@@ -74,7 +74,7 @@ class Sources:
         self.folder = store.root / FOLDER
 
     def note(self, source: Source) -> None:
-        """Note where a version is, and that it is used now. A tag that was noted stays.
+        """Record where a version is, and that it is used now. An earlier tag stays.
 
         Raises:
           StoreError: it cannot be written.
@@ -86,18 +86,19 @@ class Sources:
         temporary = path.with_suffix(f".{os.getpid()}")
         with explained(self._store.root):
             self.folder.mkdir(exist_ok=True)
-            # Not synced: one that is torn by a power cut is none, and its version is not evicted.
+            # Not synced: a file torn by a power cut counts as missing, and its version is not
+            # evicted.
             temporary.write_bytes(msgspec.json.encode(source))
             temporary.rename(path)
 
     def touch(self, name: str, digest: str) -> None:
-        """Note that a version is used now, if it has a source."""
+        """Record that a version is used now, if it has a source."""
         # Another user's file keeps its time; the version then counts as used when it was pulled.
         with suppress(FileNotFoundError, PermissionError):
             os.utime(self._path(name, digest))
 
     def drop(self, name: str, digest: str) -> None:
-        """Forget where a version is.
+        """Remove the source of a version.
 
         Raises:
           StoreError: it cannot be removed.
@@ -106,7 +107,7 @@ class Sources:
             self._path(name, digest).unlink(missing_ok=True)
 
     def all(self) -> list[Used]:
-        """Return all sources, the one that was used longest ago first."""
+        """Return all sources, least recently used first."""
         found = []
         with explained(self._store.root):
             paths = list(self.folder.glob("*.json")) if self.folder.is_dir() else []
@@ -117,12 +118,12 @@ class Sources:
         return sorted(found, key=lambda one: (one.at_ns, one.source.digest, one.source.name))
 
     def evicted(self) -> list[Source]:
-        """Return the sources of versions that the store does not have any more."""
+        """Return the sources of versions that are no longer in the store."""
         here = {(entry.name, entry.digest) for entry in self._store.entries()}
         return [one for one, _ in self.all() if (one.name, one.digest) not in here]
 
     def evicted_as(self, reference: Reference) -> Source | None:
-        """Return the evicted version that a reference may mean, the last one that was used."""
+        """Return the evicted version that a reference may name; if several, the last one used."""
         for one in reversed(self.evicted()):
             if one.name != reference.name or reference.digest not in (None, one.digest):
                 continue
@@ -139,4 +140,4 @@ def _read(path: Path) -> Source | None:
         with path.open("rb") as file:
             return msgspec.json.decode(file.read(MAX_SOURCE_BYTES), type=Source)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return None  # missing or torn, which is the same: the version is not evicted
+        return None  # missing or torn: the version is not evicted

@@ -1,4 +1,4 @@
-"""Whether blobs are what their names say: read in whole, or believed by their receipts."""
+"""Check blobs against their digests, by reading them or by their receipts."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class Verified(NamedTuple):
-    """What a look at a store found.
+    """Result of a verification.
 
     Attributes:
-      num_versions: that were looked at.
-      num_blobs: that they name, each once.
+      num_versions: versions checked.
+      num_blobs: their blobs, each once.
       num_bytes: of these.
       faults: what is wrong, one sentence each with its remedy.
-      signed: ids of the keys that have signed a version, by its name and digest.
+      signed: ids of the keys that signed a version, by its name and digest.
     """
 
     num_versions: int
@@ -39,12 +39,12 @@ class Verified(NamedTuple):
 
 
 def verify(store: ModelStore, entries: Iterable[StoreEntry]) -> Verified:
-    """Read every byte of some versions, whatever receipts say; replace receipts by what was found.
+    """Read every byte of some versions, regardless of receipts, and update the receipts.
 
     Raises:
       StoreError: the store cannot be read at all.
     """
-    # Its libraries take longer to import than a start needs to verify by receipts.
+    # Imported late: its libraries take longer to import than verifying by receipts.
     from .measured import measured_of
     from .referrers import CAPACITY_TYPE, GOLDEN_TYPE
     from .signatures import signatures_of
@@ -81,13 +81,13 @@ def verify(store: ModelStore, entries: Iterable[StoreEntry]) -> Verified:
 
 
 def require_whole(store: ModelStore, version: str, blobs: Iterable[Descriptor]) -> None:
-    """Require that blobs are what a version needs; those that have not changed since they were
-    last read are not read again.
+    """Check that a version's blobs are intact. Blobs unchanged since they were last read are not
+    read again.
 
     Args:
       store: that has them.
       version: for the error.
-      blobs: which.
+      blobs: to check.
 
     Raises:
       StoreError: one is missing or differs.
@@ -100,7 +100,7 @@ def require_whole(store: ModelStore, version: str, blobs: Iterable[Descriptor]) 
 
 
 def is_whole(store: ModelStore, blob: Descriptor) -> bool:
-    """Return whether a store has a blob, and nothing is wrong with it."""
+    """Return whether a store has an intact blob."""
     try:
         return _unknown_fault(store, blob, "") is None
     except StoreError:
@@ -108,7 +108,7 @@ def is_whole(store: ModelStore, blob: Descriptor) -> bool:
 
 
 def _unknown_fault(store: ModelStore, blob: Descriptor, version: str) -> str | None:
-    """Say what is wrong with a blob; one that has not changed since it was read is not read again.
+    """Return what is wrong with a blob, if anything; it is not read again if it has not changed.
 
     Raises:
       StoreError: it is missing, or others may write it.
@@ -124,7 +124,7 @@ def _num_threads() -> int:
 
 
 def _fault(store: ModelStore, blob: Descriptor, version: str) -> str | None:
-    """Read a blob and say what is wrong with it, if anything."""
+    """Read a blob and return what is wrong with it, if anything."""
     path = store.blob_path(blob.digest)
     what = blob.file_name or blob.media_type
     remedy = "import the model again from a good copy, which replaces the blob, or `triolet model "

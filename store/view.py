@@ -1,7 +1,7 @@
-"""A version as a folder: links into blobs under the names of files, which loaders of models read.
+"""Views of versions: folders of links to blobs under their file names, for model loaders.
 
-A view follows from the manifest alone, so processes that make it at once make the same. While a
-version is served, a shared lock on its manifest keeps `gc` from its blobs.
+A view follows from the manifest alone, so concurrent processes create the same one. While a version
+is served, a shared lock on its manifest protects its blobs from `gc`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 VIEWS: Final = "views"
 COLLECTION_S: Final = 30.0
-"""For a collection that is removing a version: it unlinks some hundred files."""
+"""Seconds to wait for a collection that removes a version: it unlinks a few hundred files."""
 
 
 @contextmanager
 def opened(store: ModelStore, digest: str) -> Iterator[tuple[Path, Manifest]]:
-    """Keep a version from being removed, and give the folder of its files, all checked.
+    """Protect a version from removal, and yield the folder of its files, all checked.
 
     Args:
       store: that has it.
@@ -44,15 +44,15 @@ def opened(store: ModelStore, digest: str) -> Iterator[tuple[Path, Manifest]]:
             descriptor = os.open(store.blob_path(digest), os.O_RDONLY)
         except FileNotFoundError:
             raise StoreError(
-                f"{store.root} has no version {digest} any more; import the model again"
+                f"{store.root} no longer has version {digest}; import the model again"
             ) from None
     try:
         complaint = (
-            f"`triolet model gc` has been at work in {store.root} for {COLLECTION_S:g} s; wait for "
+            f"`triolet model gc` has been running in {store.root} for {COLLECTION_S:g} s; wait for "
             "it, and try again"
         )
         take_lock(descriptor, fcntl.LOCK_SH, COLLECTION_S, lambda: complaint)
-        manifest = store.manifest(digest)  # after the lock: it may just have been removed
+        manifest = store.manifest(digest)  # only after locking: it may just have been removed
         require_whole(store, digest, manifest.blobs)
         with explained(store.root):
             view = _written(store, digest, manifest)
@@ -62,7 +62,7 @@ def opened(store: ModelStore, digest: str) -> Iterator[tuple[Path, Manifest]]:
 
 
 def _written(store: ModelStore, digest: str, manifest: Manifest) -> Path:
-    """Make each link that is not there yet, and return the folder."""
+    """Create missing links, and return the folder."""
     view = store.root / VIEWS / digest.removeprefix("sha256:")
     for layer in manifest.layers:
         if layer.file_name is None:
@@ -73,6 +73,6 @@ def _written(store: ModelStore, digest: str, manifest: Manifest) -> Path:
         if link.is_symlink() and os.readlink(link) == target:
             continue
         link.unlink(missing_ok=True)
-        with suppress(FileExistsError):  # another process has just made it
+        with suppress(FileExistsError):  # another process has just created it
             link.symlink_to(target)
     return view

@@ -1,1 +1,1 @@
-"""How processes speak: frames, leases, windows, liveness; ZeroMQ on Trio and its in-memory twin."""
+"""Communication between processes: frames, leases, windows, liveness, and ZeroMQ links on Trio."""

@@ -1,7 +1,6 @@
-"""Where a link may be bound or connected: where only this user can reach it, or with keys.
+"""Parse link addresses (`ipc://path`, `tcp://host:port`) and check that they are safe to use.
 
-Knows the forms `ipc://path` and `tcp://host:port` and what makes each of them safe; opens nothing
-but a probe that finds out whether somebody already listens on an ipc path.
+An ipc socket must lie in a directory that only this user can reach; a tcp port needs CURVE keys.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Final, TypeAlias
 from triolet.errors import ConfigError
 
 MAX_IPC_PATH_BYTES: Final = 107
-"""`sun_path` has 108 bytes, and the last is a NUL."""
+"""`sun_path` has 108 bytes; the last one is a NUL."""
 
 _TCP = re.compile(r"tcp://(?P<host>\[[\w:.%]+\]|[\w.-]+|\*):(?P<port>\d{1,5}|\*)", re.ASCII)
 _FORMS = "allowed: ipc:///directory/name, tcp://host:port"
@@ -25,7 +24,7 @@ _FORMS = "allowed: ipc:///directory/name, tcp://host:port"
 
 @dataclass(frozen=True, slots=True)
 class IpcAddress:
-    """A socket in a directory of this host."""
+    """A Unix socket path on this host."""
 
     path: Path
 
@@ -33,7 +32,7 @@ class IpcAddress:
         return f"ipc://{self.path}"
 
     def require_private_directory(self) -> None:
-        """Raise a ConfigError unless only this user can reach the directory."""
+        """Raise a ConfigError if other users can reach the directory."""
         directory = self.path.parent
         remedy = f"create it with: mkdir -p -m 700 {directory}"
         try:
@@ -44,7 +43,7 @@ class IpcAddress:
             raise ConfigError(f"{self}: {directory} is not a directory; {remedy}")
         if found.st_uid != os.geteuid():
             raise ConfigError(
-                f"{self}: {directory} belongs to user {found.st_uid}, not to this one "
+                f"{self}: {directory} belongs to user {found.st_uid}, not to user "
                 f"({os.geteuid()}); use a directory of your own"
             )
         mode = stat.S_IMODE(found.st_mode)
@@ -57,7 +56,7 @@ class IpcAddress:
     def require_unused(self) -> None:
         """Raise a ConfigError if a process listens there.
 
-        libzmq would unlink the path and take its place without a word.
+        libzmq would otherwise unlink the path and silently take over the address.
         """
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.setblocking(False)
@@ -72,7 +71,7 @@ class IpcAddress:
 
 @dataclass(frozen=True, slots=True)
 class TcpAddress:
-    """A port of a host. Port 0 is any free one."""
+    """A TCP port. Port 0 means any free port."""
 
     host: str
     port: int
@@ -87,14 +86,14 @@ class TcpAddress:
 
 Address: TypeAlias = IpcAddress | TcpAddress
 ANY_INTERFACE: Final = frozenset({"0.0.0.0", "::", "[::]", "*"})
-"""Where one may listen, but nobody can be told to connect."""
+"""Hosts that a process can listen on but no peer can connect to."""
 
 
 def parse_address(address: str) -> Address:
-    """Return what an address means.
+    """Parse an address.
 
     Raises:
-      ConfigError: of another form, or an ipc path that is too long.
+      ConfigError: the form is unknown, or an ipc path is too long.
     """
     if address.startswith("ipc://"):
         path = address.removeprefix("ipc://")
@@ -117,21 +116,21 @@ def parse_address(address: str) -> Address:
 
 
 def require_dialable(address: str) -> None:
-    """See that others can be told to connect there.
+    """Check that peers can connect to an address.
 
     Raises:
-      ConfigError: it is of another form, or stands for more than one place.
+      ConfigError: the form is unknown, or the address names more than one host or port.
     """
     place = parse_address(address)
     if isinstance(place, TcpAddress) and (place.port == 0 or place.host in ANY_INTERFACE):
         raise ConfigError(
-            f"address {address!r} cannot be dialled; allowed: one host and one port, as others "
-            "reach them"
+            f"cannot connect to {address!r}; allowed: one host and one port at which processes "
+            "reach it"
         )
 
 
 def address_in_use(address: str) -> ConfigError:
-    """Return the error for a place that is taken."""
+    """Return the error for an address that is in use."""
     return ConfigError(
         f"address {address} is in use by another process; stop that process or choose another "
         "address"
@@ -139,9 +138,9 @@ def address_in_use(address: str) -> ConfigError:
 
 
 def keys_needed(address: str) -> ConfigError:
-    """Return the error for a tcp address without keys, which every user of its host can reach."""
+    """Return the error for a tcp address without keys, which every user of the host could reach."""
     return ConfigError(
-        f"{address} can be reached by other users, and there are no CURVE keys; make them with "
+        f"other users can reach {address}, and there are no CURVE keys; make them with "
         "`triolet keys make DIR` and set curve_dir of every process to DIR, or use ipc:// in a "
         "directory of mode 0700"
     )

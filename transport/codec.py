@@ -1,13 +1,13 @@
-"""Frames to bytes and back, and the gate of a link, which drops what is no frame.
+"""Encode frames as msgpack, decode them against their schema, and shut out senders of bad frames.
 
-A frame is a msgpack array `[tag, field, ...]` in one message part; KV bytes ride in a second part
-beside it, never inside. The parser is driven by the schema: it stops at the first byte that does
-not fit, before anything is built from it, so that no frame costs more memory than it has bytes.
-(Parsing first and checking after turned 16 MiB of nested empty arrays into 1.1 GiB.) Anything that
-is no frame is a RemoteProtocolError. No class name and no pickle ever travels.
+A frame is a msgpack array `[tag, field, ...]` in one message part; KV bytes travel in a second part
+beside it. The parser follows the schema and stops at the first byte that does not fit, before it
+builds anything, so no frame costs more memory than it has bytes. (Parsing first and checking
+afterwards turned 16 MiB of nested empty arrays into 1.1 GiB.) Invalid input raises
+RemoteProtocolError. Class names and pickles never travel.
 
-Written by msgpack, read by msgspec: two implementations that must agree keep the form honest, and a
-peer in another language needs nothing but msgpack.
+msgpack writes and msgspec reads: two implementations that must agree keep the format honest, and a
+peer in another language needs only msgpack.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _NUM_OPTIONAL: Final[Mapping[type[AnyFrame], int]] = {
     KvManifest: 1,
     Embed: 1,
 }
-"""Frames with last fields that are left out where they are empty: on most links they always are,
-and a peer of a release without them understands the frame."""
+"""Frames whose trailing fields are left out when empty, as they are on most links. Peers of a
+release without these fields still understand the frame."""
 _DECODER: msgspec.msgpack.Decoder[AnyFrame] = msgspec.msgpack.Decoder(AnyFrame)
 
 
@@ -44,7 +44,7 @@ def encode(frame: AnyFrame) -> bytes:
     """Return the wire form of a frame.
 
     Raises:
-      LocalProtocolError: a field does not fit into msgpack: a bug of ours.
+      LocalProtocolError: a field does not fit into msgpack, which is a bug on our side.
     """
     try:
         fields = msgspec.to_builtins(frame, builtin_types=(bytes,))
@@ -63,13 +63,13 @@ def decode(data: bytes | memoryview, max_bytes: int) -> AnyFrame:
 
     Args:
       data: one message part.
-      max_bytes: the most that a frame may have on this socket.
+      max_bytes: largest frame allowed on this socket.
 
     Raises:
       RemoteProtocolError: too long, not msgpack, an unknown tag, a wrong or missing field.
     """
     if len(data) > max_bytes:
-        raise RemoteProtocolError(f"frame of {len(data)} bytes; at most {max_bytes} are allowed")
+        raise RemoteProtocolError(f"frame of {len(data)} bytes; allowed: at most {max_bytes}")
     try:
         return _DECODER.decode(data)
     except (ValueError, RecursionError, msgspec.MsgspecError) as error:
@@ -77,10 +77,10 @@ def decode(data: bytes | memoryview, max_bytes: int) -> AnyFrame:
 
 
 def encode_message(frame: AnyFrame, payload: bytes | memoryview | None) -> list[bytes | memoryview]:
-    """Return the message parts of a frame and the KV bytes that belong to it.
+    """Return the message parts of a frame and its KV bytes.
 
     Raises:
-      LocalProtocolError: a payload where none belongs, or none where one does.
+      LocalProtocolError: the payload is missing, or the frame takes none.
     """
     _check_payload(frame, payload, LocalProtocolError)
     return [encode(frame)] if payload is None else [encode(frame), payload]
@@ -89,13 +89,13 @@ def encode_message(frame: AnyFrame, payload: bytes | memoryview | None) -> list[
 def decode_message(
     parts: Sequence[bytes | memoryview], max_bytes: int
 ) -> tuple[AnyFrame, memoryview | None]:
-    """Return frame and payload of received message parts.
+    """Return the frame and payload of received message parts.
 
     Raises:
-      RemoteProtocolError: not one frame with the payload that belongs to it.
+      RemoteProtocolError: the parts are not one frame with its payload.
     """
     if not 1 <= len(parts) <= 2:
-        raise RemoteProtocolError(f"a message has a frame and at most a payload, not {len(parts)}")
+        raise RemoteProtocolError(f"a message has one or two parts, not {len(parts)}")
     frame = decode(parts[0], max_bytes)
     payload = memoryview(parts[1]) if len(parts) == 2 else None
     _check_payload(frame, payload, RemoteProtocolError)
@@ -116,20 +116,20 @@ def _check_payload(
 log = structlog.get_logger()
 
 MAX_REMEMBERED_SENDERS: Final = 1024
-"""Senders of bad frames that are remembered; beyond, the one that began first is forgotten. Routing
-ids cost a peer nothing, so this memory needs a bound."""
+"""Senders of bad frames to remember; beyond this, the oldest entry is forgotten. Routing ids cost a
+peer nothing, so this memory needs a bound."""
 
 
 class FrameGate:
-    """The entrance of one link.
+    """Parses the frames of one link and shuts out senders of bad ones.
 
     Args:
-      max_frame_bytes: the most that a frame may have.
-      before_blame: called before a bad frame is held against its sender, who may be new.
+      max_frame_bytes: largest frame allowed.
+      before_blame: called before a bad frame counts against its sender, which may be new.
 
     Attributes:
-      received_frames: those that could be parsed.
-      bad_frames: those that were dropped, with refused HELLOs and all from senders shut out.
+      received_frames: frames that could be parsed.
+      bad_frames: dropped frames, including refused HELLOs and everything from senders shut out.
     """
 
     def __init__(
@@ -142,10 +142,10 @@ class FrameGate:
         self._bad_by_sender: dict[bytes, int] = {}
 
     def admit(self, sender: bytes, parts: Sequence[bytes | memoryview]) -> LinkMessage | None:
-        """Return the message that the parts hold, or None if they are dropped.
+        """Return the message, or None if it is dropped.
 
         Args:
-          sender: the id of the connection that they came on.
+          sender: id of the connection.
           parts: of the message.
         """
         if self.is_shut_out(sender):
@@ -157,22 +157,22 @@ class FrameGate:
             if self._before_blame is not None:
                 self._before_blame()
             self.blame(sender)
-            # At most `MAX_BAD_FRAMES` lines a sender: what comes after is not parsed any more.
+            # At most `MAX_BAD_FRAMES` lines per sender: later frames are not parsed.
             log.warning("bad_frame", sender=shown_identity(sender), error=str(error))
             return None
         self.received_frames += 1
         return LinkMessage(sender, frame, payload)
 
     def is_shut_out(self, sender: bytes) -> bool:
-        """Whether this sender has sent `MAX_BAD_FRAMES` bad ones."""
+        """Return whether this sender has sent `MAX_BAD_FRAMES` bad frames."""
         return self._bad_by_sender.get(sender, 0) >= MAX_BAD_FRAMES
 
     def forgive(self, sender: bytes) -> None:
-        """Forget the sender's bad frames: a new process may stand behind the same name."""
+        """Forget the sender's bad frames: a new process may have taken the name."""
         self._bad_by_sender.pop(sender, None)
 
     def blame(self, sender: bytes) -> None:
-        """Count a frame that was dropped against its sender."""
+        """Count a dropped frame against its sender."""
         self.bad_frames += 1
         if sender not in self._bad_by_sender and (
             len(self._bad_by_sender) >= MAX_REMEMBERED_SENDERS

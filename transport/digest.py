@@ -1,7 +1,7 @@
-"""What travels with each KV chunk so that its receiver may trust it.
+"""Digests and MACs of KV chunks.
 
-The digest finds what memory and wires flip. What an enemy forges CURVE finds, or, where KV travels
-without it, the MAC: by a key that only the attempt's server, prefill and decode worker know.
+The digest detects bit flips in memory and on the wire. Forgery is prevented by CURVE or, where KV
+travels without it, by a MAC whose key only the attempt's server, prefill and decode worker know.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ F = TypeVar("F", KvChunk, KvManifest)
 
 
 class RunningDigest:
-    """`payload_digest` of pieces that follow one another, each while it is still in the cache."""
+    """`payload_digest` of consecutive pieces, each hashed while it is still in the CPU cache."""
 
     def __init__(self) -> None:
         self._hash = xxhash.xxh3_128()
@@ -36,7 +36,7 @@ class RunningDigest:
         self._hash.update(piece)
 
     def digest(self) -> bytes:
-        """Return the digest of all pieces together."""
+        """Return the digest of all pieces."""
         return self._hash.digest()
 
 
@@ -46,35 +46,35 @@ def payload_digest(payload: bytes | memoryview) -> bytes:
 
 
 def kv_key(secret: bytes, attempt: AttemptKey) -> bytes:
-    """Return the key of one attempt's KV; it tells nothing of any other attempt's.
+    """Return the MAC key of one attempt's KV. It reveals nothing about other attempts' keys.
 
     Args:
-      secret: of the server, 32 random bytes.
-      attempt: that the KV is of.
+      secret: 32 random bytes of the server.
+      attempt: the attempt that owns the KV.
     """
     name = attempt.request_id + attempt.attempt.to_bytes(8, "big")
     return blake2b(name, key=secret, digest_size=KV_KEY_BYTES).digest()
 
 
 def sealed(frame: F, key: bytes, payload: bytes | memoryview = b"") -> F:
-    """Return the frame with its MAC: of where its bytes belong, for whom, and of the bytes."""
+    """Return the frame with its MAC, which covers the frame's fields and the payload."""
     return msgspec.structs.replace(frame, mac=_mac(frame, key, payload))
 
 
 def is_authentic(
     frame: KvChunk | KvManifest, key: bytes, payload: bytes | memoryview = b""
 ) -> bool:
-    """Return whether this very frame and payload were sealed with the key."""
+    """Return whether exactly this frame and payload were sealed with the key."""
     return bool(key) and hmac.compare_digest(frame.mac, _mac(frame, key, payload))
 
 
 def _mac(frame: KvChunk | KvManifest, key: bytes, payload: bytes | memoryview) -> bytes:
     bare = msgspec.structs.replace(frame, mac=b"")
     if isinstance(bare, KvChunk):
-        # Where the sender's memory is shared, `shared` says how the bytes came, not what they are.
+        # `shared` says how the bytes travelled, not what they are.
         bare = msgspec.structs.replace(bare, shared=None)
     head = encode(bare)
-    # Twice as fast as keyed BLAKE2b where the CPU has instructions for SHA-256.
+    # Twice as fast as keyed BLAKE2b on CPUs with SHA-256 instructions.
     mac = hmac.new(key, len(head).to_bytes(4, "big") + head, "sha256")
     mac.update(payload)
     return mac.digest()[:MAC_BYTES]

@@ -1,7 +1,6 @@
-"""The frames: everything that one process may say to another.
+"""All frames: the messages that processes send to one another.
 
-A closed union of small records with integer tags; codec.py gives them their form on the wire. Knows
-no bytes, no sockets and no state.
+A closed union of small records with integer tags. codec.py puts them on the wire.
 """
 
 from __future__ import annotations
@@ -56,17 +55,17 @@ from .parts import TopToken as TopToken
 
 PROTOCOL_VERSION: Final = 3
 OLDEST_PROTOCOL_VERSION: Final = 3
-"""Peers that speak this version are still understood: one release back, for rolling upgrades. No
-release spoke an earlier one."""
+"""Oldest supported protocol: one release back, for rolling upgrades. No release spoke an earlier
+one."""
 
 
 def frame_name(frame: Frame) -> str:
-    """Return what the protocol calls a frame, such as KV_CHUNK."""
+    """Return the protocol's name of a frame, such as KV_CHUNK."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(frame).__name__).upper()
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Anything that is a message of its own."""
+    """Base class: one message."""
 
 
 class AttemptFrame(Frame, frozen=True, array_like=True):
@@ -81,20 +80,20 @@ class AttemptFrame(Frame, frozen=True, array_like=True):
 
 
 class Hello(Frame, frozen=True, array_like=True, tag=1):
-    """Connecting side -> bound side, first frame of every link.
+    """Connecting side -> bound side: first frame of every link.
 
-    `fingerprint` is empty from a server, which computes nothing.
+    `fingerprint` is empty for a server, which computes nothing.
     """
 
     peer: Peer
     version: Count
     oldest_version: Count
     fingerprint: Text = ""
-    ring: SharedRing | None = None  # prefill -> decode: read chunks there, if it is your host
+    ring: SharedRing | None = None  # prefill -> decode: read chunks there, if on the same host
 
 
 class Welcome(Frame, frozen=True, array_like=True, tag=2):
-    """Bound side -> connecting side: the agreed version, who I am and what I have."""
+    """Bound side -> connecting side: the agreed version, and what this process is and has."""
 
     peer: Peer
     version: Count
@@ -104,14 +103,15 @@ class Welcome(Frame, frozen=True, array_like=True, tag=2):
     shares_ring: bool = False  # the ring of the Hello is mapped here: chunks need no payload
     labels: Annotated[dict[Name, Label], msgspec.Meta(max_length=16)] = msgspec.field(
         default_factory=dict
-    )  # of a worker; who does not know a name ignores it
+    )  # of a worker; unknown names are ignored
 
 
 class Goodbye(Frame, frozen=True, array_like=True, tag=3):
-    """Either way: this link ends now, and why: another fingerprint, an old version, a new epoch.
+    """Either way: this link ends now, with the reason: another fingerprint, an old version, a new
+    epoch.
 
-    `is_farewell`: said to those that it knew by a process that leaves, or that gives up this life
-    without having died. To whom a life is a stranger its last one may have died.
+    `is_farewell` is sent to known peers by a process that leaves or takes a new epoch without
+    having crashed. For a peer that did not know this epoch, the previous one may have crashed.
     """
 
     reason: Text
@@ -119,8 +119,8 @@ class Goodbye(Frame, frozen=True, array_like=True, tag=3):
 
 
 class WorkerHeartbeat(Frame, frozen=True, array_like=True, tag=4):
-    """Worker -> server. `progress` rises with every device step; with work pending and no rise the
-    device thread is wedged although this thread answers."""
+    """Worker -> server. `progress` rises with every device step. If work is pending and it does not
+    rise, the device thread is stuck although this thread still answers."""
 
     epoch: Count
     progress: Count
@@ -132,20 +132,20 @@ class WorkerHeartbeat(Frame, frozen=True, array_like=True, tag=4):
 
 
 class ServerHeartbeat(Frame, frozen=True, array_like=True, tag=5):
-    """Server -> worker: every attempt that this server still wants there. It renews their leases;
-    what it does not name is released."""
+    """Server -> worker: every attempt that this server still wants there. Renews their leases;
+    attempts that are missing are released."""
 
     epoch: Count
     live: Annotated[tuple[AttemptRow, ...], msgspec.Meta(max_length=MAX_ROWS)] = ()
 
 
 class Reserve(AttemptFrame, frozen=True, array_like=True, tag=6):
-    """Server -> decode: hold blocks for this prompt.
+    """Server -> decode: reserve blocks for this prompt.
 
-    `replay` are completion tokens that the client already has: they are computed again, never
-    sampled and never sent again. If no more than `local_tokens` of the prompt have no KV there,
-    decode computes them itself, and no prefill worker is asked. With `fork_of` the prompt is that
-    of another attempt of this server there, whose KV it shares as soon as that has it.
+    `replay` holds completion tokens that the client already has: they are recomputed, but not
+    sampled or sent again. If at most `local_tokens` of the prompt lack KV there, decode computes
+    them itself and no prefill worker is used. With `fork_of`, the prompt is that of another attempt
+    of this server there, and its KV is shared once it is complete.
     """
 
     prompt: PackedTokens
@@ -159,22 +159,22 @@ class Reserve(AttemptFrame, frozen=True, array_like=True, tag=6):
     local_tokens: Count = 0
     fork_of: AttemptRow | None = None
     tenant: Tenant = b""
-    cache_share: Share = 1.0  # of the prefix cache, beside other tenants'
-    weight: Weight = 1.0  # of what its tenant holds beside others of the same class
-    kv_key: KvKey = b""  # of the MAC of chunks and manifest, where KV is not encrypted
+    cache_share: Share = 1.0  # share of the prefix cache
+    weight: Weight = 1.0  # of its tenant within the class
+    kv_key: KvKey = b""  # for MACs, where KV is not encrypted
     adapter: AdapterField = b""
 
     @property
     def cache_key(self) -> bytes:
-        """Under what KV of the prompt is found again."""
+        """The key under which the prompt's KV is cached."""
         return cache_key(self.salt, self.adapter)
 
 
 class Grant(AttemptFrame, frozen=True, array_like=True, tag=7):
-    """Decode -> server: the lease. Its first `held_blocks` hold the prompt's KV already.
+    """Decode -> server: a lease is granted. Its first `held_blocks` already hold the prompt's KV.
 
-    `is_local`: decode computes the rest of the prompt itself, so that its first token is a row of
-    TOKENS.
+    With `is_local`, decode computes the rest of the prompt itself, and its first token arrives in a
+    TOKENS frame.
     """
 
     epoch: Count
@@ -183,7 +183,7 @@ class Grant(AttemptFrame, frozen=True, array_like=True, tag=7):
 
 
 class Refuse(AttemptFrame, frozen=True, array_like=True, tag=8):
-    """Decode -> server: no lease."""
+    """Decode -> server: no lease is granted."""
 
     reason: RefuseReason
     retry_after_s: Seconds = 0.0
@@ -212,7 +212,7 @@ class Prefill(AttemptFrame, frozen=True, array_like=True, tag=9):
 
 
 class FirstToken(AttemptFrame, frozen=True, array_like=True, tag=10):
-    """Prefill -> server: position 0, straight, without waiting for the KV to arrive."""
+    """Prefill -> server: position 0, sent without waiting for the KV to arrive."""
 
     row: TokenRow
     cached_tokens: Count
@@ -223,30 +223,30 @@ class FirstToken(AttemptFrame, frozen=True, array_like=True, tag=10):
 class KvChunk(AttemptFrame, frozen=True, array_like=True, tag=11):
     """Prefill -> decode: whole blocks in sequence order, in a payload part or where `shared` says.
 
-    `target_epoch` fences: a chunk meant for another life of the receiver is dropped and counted.
+    A chunk whose `target_epoch` is not the receiver's is dropped and counted.
     """
 
     target_epoch: Count
     index: Count
-    first_block: Count  # block of the sequence, not of the pool
+    first_block: Count  # index in the sequence, not in the pool
     num_blocks: Count
     digest: Digest
     shared: SharedRange | None = None
-    mac: Mac = b""  # of everything here but `shared`, and the bytes
+    mac: Mac = b""  # of all fields except `shared`, and the bytes
 
 
 class KvManifest(AttemptFrame, frozen=True, array_like=True, tag=12):
-    """Prefill -> decode: all chunks of the attempt are sent; this many there were."""
+    """Prefill -> decode: all chunks of the attempt are sent; this is their number."""
 
     target_epoch: Count
     num_chunks: Count
     num_tokens: Count
     first: TokenRow
-    mac: Mac = b""  # of everything here
+    mac: Mac = b""  # of all other fields
 
 
 class KvCredit(AttemptFrame, frozen=True, array_like=True, tag=13):
-    """Decode -> prefill: chunk `index` was taken (copied, or dropped as stale); its `num_bytes` of
+    """Decode -> prefill: chunk `index` was taken (copied, or dropped as stale); `num_bytes` of the
     window are free again."""
 
     index: Count
@@ -254,17 +254,17 @@ class KvCredit(AttemptFrame, frozen=True, array_like=True, tag=13):
 
 
 class KvResend(AttemptFrame, frozen=True, array_like=True, tag=14):
-    """Decode -> prefill: these chunks came with a wrong digest or not at all."""
+    """Decode -> prefill: these chunks are missing or arrived with a wrong digest."""
 
     indices: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_ROWS)]
 
 
 class KvDone(AttemptFrame, frozen=True, array_like=True, tag=15):
-    """Decode -> prefill: everything arrived, or nothing more is wanted; forget the attempt."""
+    """Decode -> prefill: everything arrived or nothing more is wanted; forget the attempt."""
 
 
 class Tokens(Frame, frozen=True, array_like=True, tag=16):
-    """Decode -> server: the new tokens of one step, of all this server's sequences."""
+    """Decode -> server: the new tokens of one step, for all sequences of this server."""
 
     step: Count
     rows: Annotated[tuple[TokenRow, ...], msgspec.Meta(max_length=MAX_TOKEN_ROWS)]
@@ -285,9 +285,9 @@ class End(AttemptFrame, frozen=True, array_like=True, tag=18):
 class Ended(AttemptFrame, frozen=True, array_like=True, tag=19):
     """Worker -> server: the attempt is over here and its blocks are free.
 
-    `num_tokens` completion tokens exist (positions 0 … num_tokens - 1), replayed ones included. Of
-    an attempt that ended because a device step raised, `failed_step` says which, and `failed_rows`
-    how many attempts it computed.
+    `num_tokens` counts completion tokens (positions 0 … num_tokens - 1), replayed ones included. If
+    the attempt ended because a device step raised, `failed_step` is that step and `failed_rows` the
+    number of attempts in it.
     """
 
     reason: EndReason
@@ -299,19 +299,19 @@ class Ended(AttemptFrame, frozen=True, array_like=True, tag=19):
 
 
 class Drain(Frame, frozen=True, array_like=True, tag=20):
-    """Control plane -> worker: take nothing new, leave when empty or after `deadline_s`."""
+    """Control plane -> worker: accept no new work; exit when empty or after `deadline_s`."""
 
     deadline_s: Seconds
 
 
 class Audit(Frame, frozen=True, array_like=True, tag=21):
-    """Server, or whoever else has said HELLO on control -> worker: give an account of yourself."""
+    """Server, or another control client -> worker: report your account."""
 
-    serial: Count  # comes back in the answer
+    serial: Count  # echoed in the answer
 
 
 class Audited(Frame, frozen=True, array_like=True, tag=22):
-    """Worker -> who asked: everything that was said before, on this link, is in it."""
+    """Worker -> client: the account; it covers every frame that was sent earlier on this link."""
 
     serial: Count
     account: WorkerAudit
@@ -320,7 +320,7 @@ class Audited(Frame, frozen=True, array_like=True, tag=22):
 class Embed(AttemptFrame, frozen=True, array_like=True, tag=23):
     """Server -> prefill: compute this input and answer with one vector; no KV travels.
 
-    The lease is one of prefill's like any other: renewed, ended and accounted for in the same way.
+    The lease is renewed, ended and accounted for like any other lease of a prefill worker.
     """
 
     prompt: PackedTokens

@@ -1,8 +1,9 @@
-"""Which connection speaks for which peer: the one with the peer's last HELLO, under the same key.
+"""Admit frames to a link: match connections with peers, and shut out senders of bad frames.
 
-A bound side gives each connection an id of its own, so no connection can take another's. A peer's
-name is claimed by HELLO. A name belongs to the key that claimed it first, and a key may act in its
-roles only. Where links carry no keys, the directory of mode 0700 is the guard.
+A bound side gives each connection its own id, so no connection can pose as another. A peer claims
+its name in HELLO; the connection of its latest HELLO speaks for it. A name belongs to the key that
+claimed it first, and a key may act only in its roles. Where links carry no keys, the directory with
+mode 0700 is the protection.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ if TYPE_CHECKING:
 
 
 STRANGER: Final = b"?"
-"""Begins what a connection is called before its HELLO; no peer's name begins so."""
+"""Prefix of a connection's name before its HELLO; no peer's name starts with it."""
 MAX_NAMES: Final = 2048
-"""Names that one key may have claimed; beyond, its oldest is forgotten, and no other key's. Twice
-`max_peers`: a peer that restarts has a new name."""
+"""Names that one key may claim; beyond this, the key's oldest name is forgotten. Twice `max_peers`,
+because a restarted peer has a new name."""
 
 
 class Credential(NamedTuple):
-    """What the handshake of a connection has proved.
+    """What a connection's handshake proved.
 
     Attributes:
       key: public key of the other side; empty where links carry no keys.
-      roles: in which it may say HELLO.
+      roles: roles that it may claim in HELLO.
     """
 
     key: str
@@ -46,7 +47,7 @@ class Credential(NamedTuple):
 
     @classmethod
     def parse(cls, user_id: bytes) -> Self:
-        """Return what `user_id` says; empty where links carry no keys."""
+        """Parse a `user_id`; an empty one means that links carry no keys."""
         if not user_id:
             return cls("", frozenset(Role))
         key, _, roles = user_id.decode().partition(" ")
@@ -54,7 +55,7 @@ class Credential(NamedTuple):
 
     @property
     def user_id(self) -> bytes:
-        """The same in one word, as ZeroMQ carries it beside each message."""
+        """The credential as one word, which ZeroMQ attaches to each message."""
         return f"{self.key} {','.join(sorted(self.roles))}".encode()
 
 
@@ -72,20 +73,20 @@ class PeerNames:
         self._names_of_key: dict[str, dict[bytes, None]] = {}
 
     def sender(self, connection: bytes) -> bytes:
-        """Return the name of a connection's sender."""
+        """Return the name of the peer on a connection."""
         return self._name_of.get(connection) or STRANGER + connection
 
     def connection(self, sender: bytes) -> bytes | None:
-        """Return the connection that leads to a sender, None if none does."""
+        """Return the connection of a sender, or None."""
         if sender.startswith(STRANGER):
             return sender.removeprefix(STRANGER)
         claim = self._claims.get(sender)
         return None if claim is None else claim.connection
 
     def claim(self, connection: bytes, peer: PeerId, credential: Credential) -> str:
-        """Take in a HELLO; return why it counts for nothing, or an empty text if it does count.
+        """Process a HELLO. Return why it is refused, or an empty text if it is accepted.
 
-        Another connection of the same key loses the name.
+        The name moves here from any other connection of the same key.
         """
         name = peer.identity()
         held = self._claims.get(name)
@@ -120,10 +121,10 @@ log = structlog.get_logger()
 
 
 class BoundGate:
-    """The entrance of a bound side, where peers are known by name.
+    """The gate of a bound side, where peers are known by name.
 
     Args:
-      max_frame_bytes: the most that a frame may have.
+      max_frame_bytes: largest frame allowed.
       answer: sends a frame over a connection.
     """
 
@@ -136,13 +137,12 @@ class BoundGate:
     def admit(
         self, connection: bytes, parts: Sequence[bytes | memoryview], user_id: bytes = b""
     ) -> LinkMessage | None:
-        """Return the message that the parts hold, with its sender's name, or None if they are
-        dropped.
+        """Return the message with its sender's name, or None if it is dropped.
 
         Args:
-          connection: over which they came.
+          connection: the connection that it came on.
           parts: of the message.
-          user_id: what the connection's handshake has proved, see `Credential`.
+          user_id: what the connection's handshake proved, see `Credential`.
         """
         message = self.frames.admit(connection, parts)
         if message is None:
@@ -159,7 +159,7 @@ class BoundGate:
     def _refuse(self, connection: bytes, peer: PeerId, objection: str) -> None:
         self.frames.blame(connection)
         self._answer(connection, goodbye(objection))
-        # One line for a peer that is refused again and again for the same reason.
+        # One line for a peer that is refused repeatedly for the same reason.
         if self._refused.pop(peer.identity(), None) != objection:
             log.warning("hello_refused", name=peer.name, role=peer.role, reason=objection)
         if len(self._refused) >= MAX_REMEMBERED_SENDERS:
@@ -167,7 +167,7 @@ class BoundGate:
         self._refused[peer.identity()] = objection
 
     def connection_of(self, sender: bytes) -> bytes:
-        """Return the connection over which to send to a sender.
+        """Return the connection of a sender.
 
         Raises:
           PeerGone: there is none, or it was cut off.
@@ -176,7 +176,7 @@ class BoundGate:
         if connection is None:
             raise PeerGone(f"{shown_identity(sender)} is not connected")
         if self.frames.is_shut_out(connection):
-            raise PeerGone(f"{shown_identity(sender)} was cut off: it sent what is no frame")
+            raise PeerGone(f"{shown_identity(sender)} was cut off: it sent invalid frames")
         return connection
 
     def statistics(self, sent_frames: int) -> LinkStatistics:

@@ -1,6 +1,6 @@
-"""HELLO and its answer: may these two processes work together, and in which version.
+"""HELLO and its answer: decide whether two processes may work together, and in which version.
 
-Decides, sends nothing. Every refusal is a GOODBYE whose reason an operator can act on.
+No I/O. Every refusal is a GOODBYE with a reason that an operator can act on.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from .frames import SharedRing
 
 _VERSIONED: Final = re.compile(r"(sha256:[0-9a-f]{64})/.*", re.DOTALL)
-"""A fingerprint that names a compute digest, and behind it what a worker computes with."""
+"""Pattern of a fingerprint that starts with a compute digest."""
 _WITHOUT_MODEL: Final = (Role.SERVER, Role.OPERATOR)
 
 
 def make_hello(me: PeerId, fingerprint: str = "", ring: SharedRing | None = None) -> Hello:
-    """Return our HELLO; servers and operators compute nothing and have no fingerprint."""
+    """Return our HELLO. Servers and operators compute nothing and have no fingerprint."""
     return Hello(Peer.of(me), PROTOCOL_VERSION, OLDEST_PROTOCOL_VERSION, fingerprint, ring)
 
 
@@ -49,16 +49,16 @@ def answer_hello(
     kv_address: str = "",
     labels: Mapping[str, str] | None = None,
 ) -> Welcome | Goodbye:
-    """Return what the bound side answers.
+    """Return the bound side's answer.
 
     Args:
-      hello: what came.
-      me: who is asked.
-      expected: the roles that may connect here.
-      fingerprint: of the model that is loaded here.
-      capacity: goes into the WELCOME.
-      kv_address: where KV is taken; goes into the WELCOME.
-      labels: of the worker; go into the WELCOME.
+      hello: the frame received.
+      me: this process.
+      expected: roles that may connect here.
+      fingerprint: of the model loaded here.
+      capacity: for the WELCOME.
+      kv_address: where this process receives KV; for the WELCOME.
+      labels: of the worker; for the WELCOME.
     """
     peer = hello.peer.peer_id
     if peer.role not in expected:
@@ -76,17 +76,17 @@ def answer_hello(
 def check_welcome(
     welcome: Welcome, *, me: PeerId, expected: Role, fingerprint: str = ""
 ) -> Goodbye | None:
-    """Return why the connecting side cannot work with who answered, or None if it can.
+    """Return a GOODBYE if the connecting side cannot work with the peer that answered, else None.
 
     Args:
-      welcome: what came.
-      me: who connected.
-      expected: the role that should be bound there.
-      fingerprint: of our own model; empty in a server, which works with any.
+      welcome: the frame received.
+      me: this process.
+      expected: role of the peer that should be bound there.
+      fingerprint: of our model; empty in a server, which works with any.
     """
     peer = welcome.peer.peer_id
     if peer.role is not expected:
-        return goodbye(f"{me} connected to {peer}, a {peer.role}; a {expected} was expected there")
+        return goodbye(f"{me} connected to {peer}, a {peer.role}; expected a {expected} there")
     if agree_version(welcome.version, welcome.version) is None:
         return goodbye(_versions_apart(peer, welcome.version, welcome.version, me))
     if fingerprint and _are_apart(welcome.fingerprint, fingerprint):
@@ -95,17 +95,18 @@ def check_welcome(
 
 
 def versioned(fingerprint: str, compute_digest: str) -> str:
-    """Return a fingerprint that begins with a compute digest; as it is for a model in no store.
+    """Return a fingerprint prefixed with a compute digest, or as it is for a model outside the
+    store.
 
     Args:
-      fingerprint: of what a worker computes with.
-      compute_digest: sha256:… of the model's version, which pins its tokenizer too.
+      fingerprint: of everything that a worker computes with.
+      compute_digest: sha256:… of the model's version; it covers the tokenizer too.
     """
     return f"{compute_digest}/{fingerprint}" if compute_digest else fingerprint
 
 
 def version_of(fingerprint: str) -> str:
-    """Return the compute digest that a fingerprint names; empty if it names none."""
+    """Return the compute digest in a fingerprint; empty if there is none."""
     found = _VERSIONED.fullmatch(fingerprint)
     return found[1] if found else ""
 
@@ -119,16 +120,16 @@ def check_version(
     takes_unversioned: bool,
     adapters: Collection[str] = ("",),
 ) -> Goodbye | None:
-    """Return why a server cannot use a worker for one of its models, or None if it can.
+    """Return a GOODBYE if a server cannot use a worker for a model, else None.
 
     Args:
       welcome: of the worker.
       me: the server.
       model: its name, for the reason.
-      compute_digest: of its version; empty for a directory that is in no store.
-      takes_unversioned: whether no version on one side goes with any on the other. So it is where
-        one model is served: in a rolling restart a worker may be of a release that named none.
-      adapters: how the fingerprint of a worker may end, by its set of adapters; nothing where the
+      compute_digest: of its version; empty for a directory outside the store.
+      takes_unversioned: accept a side without a version. True where one model is served: during a
+        rolling restart a worker may be of a release that sent no version.
+      adapters: possible endings of the worker's fingerprint, one per set of adapters; empty if the
         model has none.
     """
     if mark_of(welcome.fingerprint) not in adapters:
@@ -140,26 +141,26 @@ def check_version(
     if theirs == compute_digest or (takes_unversioned and not (theirs and compute_digest)):
         return None
     return goodbye(
-        f"{welcome.peer.peer_id} has {theirs or 'a model that is in no store'} and {me} reaches it "
-        f"as a worker of {model}, which is {compute_digest or 'in no store'}: the addresses of two "
-        "models are mixed up, or the worker was started with another version"
+        f"{welcome.peer.peer_id} has {theirs or 'a model outside the store'}, but {me} uses it "
+        f"as a worker of {model}, which is {compute_digest or 'outside the store'}: the addresses "
+        "of two models are mixed up, or the worker was started with another version"
     )
 
 
 def _are_apart(theirs: str, ours: str) -> bool:
-    """Return whether KV of one worker means nothing to another. Their adapters may differ, as they
-    do while a fleet loads one: a worker refuses what names an adapter that it lacks."""
+    """Return whether two workers' KV is incompatible. Their adapters may differ, as they do while a
+    fleet loads one: a worker refuses requests for an adapter that it lacks."""
     return without_mark(theirs) != without_mark(ours)
 
 
 def agree_version(their_oldest: int, their_newest: int) -> int | None:
-    """Return the newest version that both sides speak, or None."""
+    """Return the newest version that both sides support, or None."""
     version = min(their_newest, PROTOCOL_VERSION)
     return version if version >= max(their_oldest, OLDEST_PROTOCOL_VERSION) else None
 
 
 def goodbye(reason: str, *, is_farewell: bool = False) -> Goodbye:
-    """Return a GOODBYE whose reason fits on the wire."""
+    """Return a GOODBYE with a reason that fits on the wire."""
     return Goodbye(reason[:MAX_TEXT], is_farewell)
 
 
@@ -172,6 +173,6 @@ def _versions_apart(peer: PeerId, oldest: int, newest: int, me: PeerId) -> str:
 
 def _models_apart(peer: PeerId, theirs: str, me: PeerId, ours: str) -> str:
     return (
-        f"{peer} has model {theirs or '(none)'} and {me} has {ours}: KV of one means nothing to "
-        "the other; start both with the same model directory, dtype, weights, block size, backend"
+        f"{peer} has model {theirs or '(none)'} and {me} has {ours}: their KV is incompatible; "
+        "start both with the same model directory, dtype, weights, block size and backend"
     )

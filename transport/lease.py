@@ -1,14 +1,13 @@
-"""Who may hold blocks here, in which state, until when. The heart of the ownership rule.
+"""Leases: which attempt may hold blocks on a worker, in which state, and until when.
 
 A lease belongs to one attempt of one request and to the server that asked for it. It lives while
-that server names it in its heartbeats, and ends by one path, `LeaseTable.release`, whatever the
-reason: finish, cancel, deadline, silence, a newer attempt. Knows neither blocks nor frames: the
-caller frees what hangs on the lease that `release` returns. The clock is the caller's.
+that server names it in heartbeats, and always ends through `LeaseTable.release`: on finish, cancel,
+deadline, silence or a newer attempt. The caller frees the blocks of the lease that `release`
+returns, and supplies the clock.
 
-Attempts of a request only ever replace one another, so a request has at most one lease here, and
-the end of attempt n is the end of every attempt up to n. One number per request is therefore the
-whole tombstone: an END that overtakes its RESERVE wins, and a late RESERVE of an older attempt
-finds its request further on.
+Attempts of a request replace one another, so a request has at most one lease here, and the end of
+attempt n ends every attempt up to n. One number per request is therefore the whole tombstone: an
+END that overtakes its RESERVE wins, and a late RESERVE of an older attempt is recognised.
 
     decode    RESERVED ──first chunk──▶ FILLING ──complete──▶ READY ──start──▶ RUNNING ⇄ PAUSED
               RESERVED ──start──▶ COMPUTING ──complete──▶ READY, where it computes the prompt itself
@@ -34,23 +33,23 @@ if TYPE_CHECKING:
 
 
 class LeaseState(Enum):
-    """Where an attempt is on this worker."""
+    """State of an attempt on this worker."""
 
     RESERVED = "reserved"  # blocks are held (decode), the prompt waits (prefill)
     FILLING = "filling"  # decode: KV is arriving
     COMPUTING = "computing"  # decode: it computes the prompt itself
     READY = "ready"  # decode: all KV is here, no row yet
     RUNNING = "running"  # in the device's batch
-    PAUSED = "paused"  # decode: out of token credit; keeps its blocks, loses its row
+    PAUSED = "paused"  # decode: out of token credit; keeps its blocks but not its row
     SHIPPING = "shipping"  # prefill: computed, KV is on its way
     RELEASED = "released"
 
 
 class LeaseEvent(Enum):
-    """What moves it on."""
+    """Events that change the state."""
 
     FIRST_CHUNK = "first_chunk"
-    COMPLETE = "complete"  # decode: every chunk and the manifest are here, or all is computed
+    COMPLETE = "complete"  # decode: all chunks and the manifest arrived, or all is computed
     START = "start"  # it is in a step for the first time
     COMPUTED = "computed"  # prefill: the last prompt token is computed
     PAUSE = "pause"
@@ -63,7 +62,7 @@ Transitions: TypeAlias = "Mapping[LeaseState, Mapping[LeaseEvent, LeaseState]]"
 _S, _E = LeaseState, LeaseEvent
 
 DECODE_TRANSITIONS: Final[Transitions] = {
-    # COMPLETE without a chunk: every block was held already.
+    # COMPLETE without a chunk: every block was already held.
     _S.RESERVED: {
         _E.FIRST_CHUNK: _S.FILLING,
         _E.COMPLETE: _S.READY,
@@ -86,7 +85,7 @@ PREFILL_TRANSITIONS: Final[Transitions] = {
 
 
 class Standing(Enum):
-    """What this worker knows of an attempt."""
+    """How an attempt stands on this worker."""
 
     NEW = "new"
     LIVE = "live"
@@ -99,11 +98,11 @@ class Lease:
 
     Attributes:
       key: the attempt.
-      owner: the life of the server that wants it; only that one can renew it.
-      granted_at: when it began.
-      expires_at: when it ends unless it is renewed.
+      owner: server process and epoch that asked for it; only that one can renew it.
+      granted_at: start time.
+      expires_at: when it ends unless renewed.
       deadline: when it ends in any case.
-      state: where it is.
+      state: current state.
     """
 
     key: AttemptKey
@@ -127,7 +126,7 @@ class LeaseTable:
 
     Args:
       transitions: DECODE_TRANSITIONS or PREFILL_TRANSITIONS.
-      config: `lease_ttl_s`, `tombstone_s` and `max_tombstones` count here.
+      config: uses `lease_ttl_s`, `tombstone_s` and `max_tombstones`.
     """
 
     def __init__(self, transitions: Transitions, config: LinkConfig) -> None:
@@ -141,7 +140,7 @@ class LeaseTable:
 
     @property
     def num_tombstones(self) -> int:
-        """Requests of which it is remembered that they ended."""
+        """Number of ended requests that are remembered."""
         return len(self._tombstones)
 
     def get(self, key: AttemptKey) -> Lease | None:
@@ -150,11 +149,12 @@ class LeaseTable:
         return lease if lease is not None and lease.key == key else None
 
     def is_live(self, key: AttemptKey) -> bool:
-        """Whether this attempt holds a lease. What names no live lease is dropped."""
+        """Return whether this attempt holds a lease. Frames for attempts without one are
+        dropped."""
         return self.get(key) is not None
 
     def standing(self, key: AttemptKey) -> Standing:
-        """Return what is known of an attempt: ask before granting anything."""
+        """Return how an attempt stands. Check before granting a lease."""
         if self.is_live(key):
             return Standing.LIVE
         lease = self._live.get(key.request_id)
@@ -169,7 +169,7 @@ class LeaseTable:
         return lease.key if lease is not None and lease.key.attempt < key.attempt else None
 
     def reserve(self, key: AttemptKey, owner: PeerId, now: float, remaining_s: float) -> Lease:
-        """Grant a lease; the same one again if it lives already.
+        """Grant a lease, or return the existing one.
 
         Raises:
           LeaseError: the attempt is over, or an older one still holds its lease.
@@ -187,16 +187,17 @@ class LeaseTable:
         return lease
 
     def step(self, key: AttemptKey, event: LeaseEvent) -> LeaseState:
-        """Move a lease on; return its new state. END is not for here: see `release`.
+        """Apply an event to a lease and return its new state. END is not allowed here: see
+        `release`.
 
         Raises:
-          LeaseError: no such lease, or no such step from its state. Nothing has changed.
+          LeaseError: there is no such lease, or no such transition. Nothing changes.
         """
         lease = self.get(key)
         if lease is None:
             raise LeaseError(f"attempt {key} holds no lease")
         if event is LeaseEvent.END:
-            raise LeaseError(f"attempt {key} can only be ended by release")
+            raise LeaseError(f"attempt {key} can be ended only by release")
         following = self._transitions[lease.state].get(event)
         if following is None:
             raise LeaseError(f"attempt {key}: no {event.value} in state {lease.state.value}")
@@ -204,11 +205,11 @@ class LeaseTable:
         return following
 
     def release(self, key: AttemptKey, now: float) -> Lease | None:
-        """End an attempt and all older ones of its request, whether or not they ever began.
+        """End an attempt and all older ones of its request, even if they never began.
 
         Returns:
-          The lease that this ended, for the caller to free what hangs on it (its key may be an
-          older attempt's); None if there was none, also when asked again.
+          The ended lease (possibly of an older attempt), whose blocks the caller frees; None if
+          there was none, and on every further call.
         """
         self._bury(key, now)
         lease = self._live.get(key.request_id)
@@ -219,13 +220,13 @@ class LeaseTable:
         return lease
 
     def renew(self, server: PeerId, named: Iterable[AttemptKey], now: float) -> list[AttemptKey]:
-        """Prolong the leases that their own server names.
+        """Prolong the leases that their server names.
 
-        What it does not name is not prolonged and so expires: a heartbeat that was overtaken by a
-        RESERVE must not end what it could not know of.
+        Leases that it does not name simply expire: a heartbeat that was sent before a RESERVE but
+        arrives after it must not end that lease.
 
         Returns:
-          Attempts that it names and that hold no lease of this server here; it should be told.
+          Named attempts that hold no lease of this server here; the server should be told.
         """
         unknown = []
         for key in named:
@@ -237,12 +238,12 @@ class LeaseTable:
         return unknown
 
     def excuse(self, absence_s: float) -> None:
-        """Prolong every lease by time in which this worker did not listen for renewals."""
+        """Prolong every lease by time in which this worker did not read renewals."""
         for lease in self._live.values():
             lease.expires_at += absence_s
 
     def expired(self, now: float) -> list[tuple[AttemptKey, EndReason]]:
-        """Return what must be released now, and why. Also forgets old tombstones."""
+        """Return the leases to release now, with reasons. Also drop old tombstones."""
         while self._tombstones:
             request_id, tombstone = next(iter(self._tombstones.items()))
             if tombstone.forget_at > now:
@@ -255,11 +256,11 @@ class LeaseTable:
         ]
 
     def leases(self) -> tuple[Lease, ...]:
-        """Return all live leases, the oldest first."""
+        """Return all live leases, oldest first."""
         return tuple(self._live.values())
 
     def owned_by(self, server: PeerId) -> list[AttemptKey]:
-        """Return the attempts of one life of one server."""
+        """Return the attempts of one epoch of a server."""
         return [lease.key for lease in self._live.values() if lease.owner == server]
 
     def count(self, state: LeaseState) -> int:

@@ -1,8 +1,8 @@
-"""What a link can do, whether ZeroMQ or memory carries it. Knows no sockets.
+"""Interfaces of links: Listener (bound side, many peers), Connection (connecting side) and Network.
 
-A Listener is the bound side (many peers), a Connection the connecting side (one peer). Both hand
-out frames that are already parsed; what cannot be parsed is dropped, counted, and after
-`MAX_BAD_FRAMES` the sender is cut off: nothing more of it is read, and sending to it is PeerGone.
+zmq_network.py implements them with sockets, memory_network.py in memory. Both hand out parsed
+frames. Frames that cannot be parsed are dropped and counted; after `MAX_BAD_FRAMES` the sender is
+cut off: nothing more is read from it, and sending to it raises PeerGone.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
     from .frames import AnyFrame
 
 MAX_BAD_FRAMES = 3
-"""One bad frame may be a bit flip; three are an enemy or another program."""
+"""One bad frame may be a bit flip; three mean an attack or another program."""
 
 
 class PeerGone(TrioletError):
-    """No such peer on this listener: it never said anything, or its pipe is closed."""
+    """This listener has no such peer: it never sent anything, or its pipe is closed."""
 
 
 class PeerBusy(TrioletError):
-    """The peer's pipe is full: it has stopped reading. ROUTER pipes never become 'writable', so
-    this is never waited for; the caller treats the peer as failing."""
+    """The peer's pipe is full: it has stopped reading. ROUTER pipes never become writable, so
+    callers do not wait; they treat the peer as failing."""
 
 
 class Hold(Protocol):
-    """A network's claim on the payload of a frame that it was handed."""
+    """The network's claim on a payload that it was handed."""
 
     @property
     def done(self) -> bool:
-        """Whether the network reads the payload no more, so that it may change."""
+        """Return whether the network no longer reads the payload, so that it may change."""
         ...
 
 
@@ -42,10 +42,11 @@ class LinkMessage(NamedTuple):
     """One received frame.
 
     Attributes:
-      sender: name of the peer, as its HELLO said it (PeerId.identity), or a name for its connection
-        before that; empty on a Connection.
-      frame: what it says.
-      payload: KV bytes beside it, or None. The buffer is not aligned: copy, never view as a tensor.
+      sender: name of the peer from its HELLO (PeerId.identity), or before that a name of its
+        connection; empty on a Connection.
+      frame: the frame.
+      payload: its KV bytes, or None. The buffer is not aligned: copy it, never view it as a
+        tensor.
     """
 
     sender: bytes
@@ -66,17 +67,18 @@ class Listener(Protocol):
 
     @property
     def address(self) -> str:
-        """What peers connect to; the port is filled in where the config said any."""
+        """The address for peers, with the actual port."""
         ...
 
     async def receive_many(self, max_messages: int = 256) -> Sequence[LinkMessage]:
-        """Wait for one message, then take what else is there. Cancellation loses nothing."""
+        """Wait for one message, then return all that are there. Cancellation loses nothing."""
         ...
 
     def send_nowait(
         self, to: bytes, frame: AnyFrame, payload: bytes | memoryview | None = None
     ) -> None:
-        """Hand a frame to the peer's pipe. The payload is not copied: it must not change any more.
+        """Hand a frame to the peer's pipe. The payload is not copied and must not change
+        afterwards.
 
         Raises:
           PeerGone: no such peer.
@@ -89,33 +91,35 @@ class Listener(Protocol):
         ...
 
     def close(self) -> None:
-        """Close. Idempotent; receivers get ClosedResourceError. What is unsent may be lost."""
+        """Close the link. Idempotent; receivers get ClosedResourceError. Unsent frames may be
+        lost."""
         ...
 
 
 class Connection(Protocol):
-    """The connecting side. It reconnects by itself; a new life of the peer says so in WELCOME.
+    """The connecting side. It reconnects by itself; WELCOME shows whether the peer has restarted.
 
-    Frames that were under way to a peer whose connection broke are dropped, never delivered to its
-    next life. A peer that was cut off for bad frames is PeerGone until it connects anew. The bound
-    side knows each connection anew: after a reconnect HELLO comes first again.
+    Frames under way when a connection breaks are dropped and never reach a restarted peer. A peer
+    that was cut off for bad frames is PeerGone until it reconnects. To the bound side each
+    reconnect is a new connection: send HELLO again first.
     """
 
     @property
     def trouble(self) -> str:
-        """Why there is no connection, for people; empty if there is one or nothing is known."""
+        """Why there is no connection, for messages; empty if there is one or the reason is
+        unknown."""
         ...
 
     async def send(self, frame: AnyFrame, payload: bytes | memoryview | None = None) -> None:
         """Wait until connected and until the pipe has room, then hand the frame over.
 
-        The way to say HELLO: `send_nowait` would find no peer yet. Give it a deadline. Cancelled
-        means not sent.
+        Use this for HELLO: `send_nowait` would find no peer yet. Give it a deadline. If cancelled,
+        the frame was not sent.
         """
         ...
 
     async def receive_many(self, max_messages: int = 256) -> Sequence[LinkMessage]:
-        """Wait for one message, then take what else is there. Cancellation loses nothing."""
+        """Wait for one message, then return all that are there. Cancellation loses nothing."""
         ...
 
     def send_nowait(
@@ -124,7 +128,7 @@ class Connection(Protocol):
         """Hand a frame to the pipe. The payload is not copied.
 
         Returns:
-          The claim on the payload: it must not change before that is done. None where nothing is
+          The claim on the payload, which must not change before it is done; None if nothing is
           claimed.
 
         Raises:
@@ -134,10 +138,10 @@ class Connection(Protocol):
         ...
 
     async def wait_broken(self) -> None:
-        """Return once the connection has broken since this was last called, or since it was made.
+        """Return once the connection has broken since the last call, or since it was made.
 
-        For one task. What was sent just before may be lost; a peer that is frozen or cut off breaks
-        nothing.
+        For one task only. Frames sent just before may be lost. A frozen or cut-off peer does not
+        count as a break.
         """
         ...
 
@@ -146,7 +150,7 @@ class Connection(Protocol):
         ...
 
     def close(self) -> None:
-        """Close. Idempotent; every task that waits gets ClosedResourceError. What is unsent may be
+        """Close the link. Idempotent; waiting tasks get ClosedResourceError. Unsent frames may be
         lost."""
         ...
 
@@ -155,14 +159,14 @@ class Network(Protocol):
     """Makes links. ZmqNetwork in production; MemoryNetwork in tests and simulations."""
 
     def listen(self, address: str, *, hwm: int, max_frame_bytes: int) -> Listener:
-        """Bind. Raises ConfigError naming address and remedy if that is not possible."""
+        """Bind. Raises ConfigError with the address and a remedy if that fails."""
         ...
 
     def connect(
         self, address: str, identity: bytes, *, hwm: int, max_frame_bytes: int
     ) -> Connection:
-        """Connect (and keep connecting). `identity` (PeerId.identity) names the link, to
-        people and to the faults of a test; the bound side believes HELLO only."""
+        """Connect and keep connecting. `identity` (PeerId.identity) names the link in messages and
+        test faults; the bound side trusts only HELLO."""
         ...
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""Whether a peer lives, and whether we ourselves have been away.
+"""Decide whether a peer is alive, and notice when this process itself stood still.
 
-Judges by what the peer says and by its silence; sends nothing, and the clock is the caller's.
-ZeroMQ's own pings would be answered by its I/O thread while everything behind it may be stuck, so a
-peer has to show progress: with work pending and a counter that stands still it is as good as dead.
+No I/O; the caller supplies the clock. ZeroMQ's I/O thread would answer its own pings even if
+everything behind it is stuck, so a peer must show progress: with pending work and an unchanged
+counter it counts as dead.
 
     CONNECTING ──greeted──▶ ALIVE ⇄ SUSPECT          (quiet, heard)
          └────────────────────┴────────┴──silent, wedged, lost──▶ DEAD ──greeted──▶ ALIVE
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from triolet.config import LinkConfig
 
 QUIET_INTERVALS: Final = 2.0
-"""Heartbeats that may be late before a peer gets no new work."""
+"""Late heartbeats before a peer gets no new work."""
 
 WEDGED_STEPS: Final = 10.0
-"""Steps of the length that a worker announced before standing still means stuck: the machine may be
-busy, and a step grows with its context."""
+"""A peer is stuck after this many times its announced step length without progress: the machine may
+be busy, and steps get longer with their context."""
 
 
 class PeerState(Enum):
-    """What we hold of a peer."""
+    """State of a peer, as seen from here."""
 
     CONNECTING = "connecting"  # it has not answered our HELLO yet
     ALIVE = "alive"
@@ -39,13 +39,13 @@ class PeerState(Enum):
 
 
 class PeerEvent(Enum):
-    """What changes our mind."""
+    """Events that change the state."""
 
     GREETED = "greeted"  # HELLO or WELCOME
     HEARD = "heard"  # any other frame
     QUIET = "quiet"  # heartbeats are late
     SILENT = "silent"  # nothing for `peer_timeout_s` (`hello_timeout_s` while connecting)
-    WEDGED = "wedged"  # it answers, but has work and does none
+    WEDGED = "wedged"  # it answers, but makes no progress on its work
     LOST = "lost"  # GOODBYE, or the link says that the peer is gone
 
 
@@ -68,22 +68,22 @@ TRANSITIONS: Final[Mapping[PeerState, Mapping[PeerEvent, PeerState]]] = {
         _E.WEDGED: _S.DEAD,
         _E.LOST: _S.DEAD,
     },
-    # Only a new greeting revives: whoever was given up has lost what it had from us.
+    # Only a new greeting revives a dead peer: it has lost the work that we gave it.
     _S.DEAD: {_E.GREETED: _S.ALIVE},
 }
 
 
 class PeerMonitor:
-    """What is known of the process at the other end of one link.
+    """State machine for the process at the other end of one link.
 
     Args:
       config: intervals and timeouts.
       now: the time at which connecting began.
 
     Attributes:
-      state: as of the last call.
-      reason: what brought about the present state; for logs and metrics.
-      epoch: the life that was greeted last.
+      state: after the last call.
+      reason: the event that led to the present state; for logs and metrics.
+      epoch: of the process that was greeted last.
     """
 
     def __init__(self, config: LinkConfig, now: float) -> None:
@@ -100,19 +100,20 @@ class PeerMonitor:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it is still in the step for which it was given up, greeted again or not."""
+        """Return whether it is still in the step for which it was given up, even if greeted
+        again."""
         return self._has_work and self._wedged_at == (self.epoch, self._progress)
 
     def greeted(self, epoch: int, now: float, step_s: float = 0.0) -> bool:
-        """Take in HELLO or WELCOME.
+        """Process a HELLO or WELCOME.
 
         Args:
-          epoch: of the life that answered.
-          now: the time.
-          step_s: how long its device steps take, as it says itself.
+          epoch: of the process that answered.
+          now: current time.
+          step_s: length of its device steps, as announced.
 
         Returns:
-          Whether an earlier life of this peer is over: all that it had is lost.
+          Whether an earlier epoch of this peer is over, so that its work is lost.
         """
         is_another_life = self.epoch is not None and self.epoch != epoch
         self.epoch = epoch
@@ -127,11 +128,11 @@ class PeerMonitor:
     def heartbeat(
         self, epoch: int, now: float, *, progress: int = 0, has_work: bool = False
     ) -> bool:
-        """Take in a heartbeat; servers have no progress to show.
+        """Process a heartbeat; servers have no progress to show.
 
         Returns:
-          False if it is from another life than the one greeted, or from a peer given up: it counts
-          for nothing, and the peer has to be greeted again.
+          False if it is from another epoch than the one greeted, or from a dead peer: it is
+            ignored, and the peer must be greeted again.
         """
         if epoch != self.epoch or self.state not in (PeerState.ALIVE, PeerState.SUSPECT):
             return False
@@ -143,7 +144,7 @@ class PeerMonitor:
         return True
 
     def heard(self, now: float) -> bool:
-        """Take in any other frame of the greeted life; return whether there is one."""
+        """Process any other frame of the greeted epoch; return whether one is greeted."""
         is_greeted = self.state in (PeerState.ALIVE, PeerState.SUSPECT)
         if is_greeted:
             self._heard_at = now
@@ -151,22 +152,22 @@ class PeerMonitor:
         return is_greeted
 
     def excuse(self, absence_s: float) -> None:
-        """Take back time in which we did not listen: what the peer said meanwhile is still to be
-        read, and what it did not say nobody knows."""
+        """Do not count time in which we did not listen: the peer's messages from then are still
+        unread."""
         self._heard_at += absence_s
         self._progressed_at += absence_s
 
     def silence_s(self, now: float) -> float:
-        """Return how long ago it was heard last."""
+        """Return the seconds since it was last heard."""
         return now - self._heard_at
 
     def lost(self) -> None:
-        """Take in that the link or the peer itself says that it is gone. Idempotent."""
+        """Mark the peer as gone, as reported by the link or the peer. Idempotent."""
         if self.state is not PeerState.DEAD:
             self._apply(PeerEvent.LOST)
 
     def check(self, now: float) -> PeerState:
-        """Judge silence and progress; return the state. To be called at every sweep."""
+        """Judge silence and progress, and return the state. Call this at every sweep."""
         silence_s = self.silence_s(now)
         if self.state is PeerState.CONNECTING:
             if silence_s > self._config.hello_timeout_s:
@@ -186,7 +187,7 @@ class PeerMonitor:
 
     @property
     def due_at(self) -> float:
-        """When `check` may change its mind, unless the peer is heard before."""
+        """Return when `check` may next change the state if the peer stays silent."""
         config = self._config
         match self.state:
             case PeerState.DEAD:
@@ -202,7 +203,7 @@ class PeerMonitor:
         return min(due, self._progressed_at + self._progress_timeout_s) if is_judged else due
 
     def _is_wedged(self, now: float) -> bool:
-        """Return whether it stands still; the standstill for which it was given up counts once."""
+        """Return whether it makes no progress; one standstill counts only once."""
         is_judged = self._has_work and not self.is_stuck
         return is_judged and now - self._progressed_at > self._progress_timeout_s
 
@@ -224,29 +225,28 @@ def next_state(state: PeerState, event: PeerEvent) -> PeerState:
 
 
 class SelfFence:
-    """Notices that this process itself stood still: stopped, swapped out, starved of its CPU.
+    """Notices that this process itself stood still: stopped, swapped out or starved of CPU.
 
-    Longer than its leases last: whoever gave us work has taken it elsewhere by then. A worker that
-    finds itself fenced drops everything and takes a new epoch, before it looks at any frame. A
-    server drops every attempt, for its workers have given up its leases.
+    Longer than its leases: its peers have given up on it. A worker then drops everything and takes
+    a new epoch before it reads any frame; a server drops every attempt, because its workers have
+    released the leases.
 
-    Shorter: nothing is lost, but whoever judges the silence of others must not count the time in
-    which he did not listen (`absence_s`).
+    Shorter: nothing is lost, but the time (`absence_s`) must not count as silence of other peers.
 
     Args:
       config: of the links.
-      now: the time of the start.
-      limit_s: the longest standstill that loses nothing.
+      now: start time.
+      limit_s: longest standstill that loses nothing.
 
     Attributes:
-      absence_s: how long it stood still before the last beat; 0 if it did not.
+      absence_s: length of the standstill before the last beat; 0 if there was none.
     """
 
     def __init__(self, config: LinkConfig, now: float, limit_s: float) -> None:
         self.absence_s = 0.0
         self._limit_s = limit_s
-        # A gap up to here does not mislead: a peer's last heartbeat and it together are shorter
-        # than the silence of the dead.
+        # A gap up to this is harmless: with a peer's last heartbeat it is still shorter than the
+        # silence that makes a peer dead.
         self._tolerated_s = config.heartbeat_interval_s
         self._beat_at = now
 

@@ -1,8 +1,7 @@
-"""The in-memory twin of zmq_network.py: the same links without sockets, with seeded misfortune.
+"""In-memory links with the interface of zmq_network.py, for tests and simulations.
 
-Frames are really encoded and parsed. With Trio's MockClock hours pass in seconds, and a seed always
-tells the same story. Knows how links come and go; what happens to a frame on its way is
-memory_pipe.py's.
+Frames are really encoded and parsed. With Trio's MockClock hours pass in seconds, and the same seed
+gives the same run. memory_pipe.py holds the pipes and their faults (delay, loss, corruption).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from .memory_pipe import Alarm, LinkName
 
 _BOUND_SIDE = b""
-"""What a connection calls its one peer."""
+"""A connection's name for its one peer."""
 
 
 class MemoryNetwork:
@@ -40,7 +39,7 @@ class MemoryNetwork:
       faults: what the network does.
 
     Attributes:
-      conditions: faults, to be exchanged at any time, and counts of those that happened.
+      conditions: the faults, replaceable at any time, and counts of those that happened.
     """
 
     def __init__(self, seed: int = 0, faults: Faults | None = None) -> None:
@@ -52,10 +51,10 @@ class MemoryNetwork:
         self._last_pipes: dict[tuple[LinkName, str], Pipe] = {}
 
     def listen(self, address: str, *, hwm: int, max_frame_bytes: int) -> MemoryListener:
-        """Bind; whoever waits for this address is connected at once.
+        """Bind; connections that wait for this address connect at once.
 
         Raises:
-          ConfigError: somebody is bound there.
+          ConfigError: the address is in use.
         """
         if address in self._listeners:
             raise address_in_use(address)
@@ -71,7 +70,7 @@ class MemoryNetwork:
     def connect(
         self, address: str, identity: bytes, *, hwm: int, max_frame_bytes: int
     ) -> MemoryConnection:
-        """Connect, now or when somebody is bound there.
+        """Connect, now or as soon as the address is bound.
 
         Raises:
           ConfigError: the identity is empty.
@@ -93,11 +92,11 @@ class MemoryNetwork:
         return connection
 
     def cut(self, address: str, identity: bytes) -> None:
-        """Let every frame of this link vanish from now on, unnoticed by both sides."""
+        """Silently drop every frame of this link from now on, in both directions."""
         self.conditions.cut.add((address, identity))
 
     def heal(self, address: str, identity: bytes) -> None:
-        """Undo `cut`. What vanished stays lost."""
+        """Undo `cut`. Dropped frames stay lost."""
         self.conditions.cut.discard((address, identity))
 
     def close(self) -> None:
@@ -109,7 +108,7 @@ class MemoryNetwork:
 
     def _attach(self, connection: MemoryConnection, listener: MemoryListener) -> None:
         link = (connection.address, connection.identity)
-        # As with sockets, both sides' marks add up.
+        # As with sockets, the high-water marks of both sides add up.
         capacity = connection.hwm + listener.hwm
         up = self._pipe(link, "up", capacity, listener.inbox)
         down = self._pipe(link, "down", capacity, connection.inbox)
@@ -165,7 +164,7 @@ class MemoryListener:
         return self._address
 
     async def receive_many(self, max_messages: int = 256) -> Sequence[LinkMessage]:
-        """Wait for one message, then take what else is there."""
+        """Wait for one message, then return all that are there."""
         return await _receive_good(self.inbox, self._gate.admit, max_messages)
 
     def send_nowait(
@@ -187,19 +186,19 @@ class MemoryListener:
         return self._gate.statistics(self._sent_frames)
 
     def close(self) -> None:
-        """Drop everything unsent and close."""
+        """Close the link and drop everything unsent."""
         if not self.inbox.is_closed:
             self.inbox.is_closed = True
             self.inbox.wake()
             self._on_close(self)
 
     def attach(self, number: bytes, incoming: Pipe, outgoing: Pipe) -> None:
-        """Take in a connection."""
+        """Add a connection."""
         self.inbox.pipes[number] = incoming
         self._outgoing[number] = outgoing
 
     def detach(self, number: bytes) -> None:
-        """Forget a connection and what it had under way."""
+        """Remove a connection and drop its frames under way."""
         self.inbox.pipes.pop(number, None)
         self._outgoing.pop(number, None)
 
@@ -215,10 +214,10 @@ class MemoryConnection:
     Attributes:
       address: of the bound side.
       identity: of the connecting side.
-      hwm: frames that its pipes take.
-      inbox: where what comes waits.
-      number: what the bound side calls this connection, or its last one; None before the first.
-      trouble: nothing keeps two ends in memory apart.
+      hwm: frames that its pipes hold.
+      inbox: where incoming messages wait.
+      number: the bound side's name of the present or last connection; None before the first.
+      trouble: always empty: nothing keeps two ends in memory apart.
     """
 
     trouble = ""
@@ -245,7 +244,7 @@ class MemoryConnection:
         self._sent_frames = 0
 
     async def receive_many(self, max_messages: int = 256) -> Sequence[LinkMessage]:
-        """Wait for one message, then take what else is there."""
+        """Wait for one message, then return all that are there."""
         return await _receive_good(self.inbox, self._gate.admit, max_messages)
 
     async def send(self, frame: AnyFrame, payload: bytes | memoryview | None = None) -> None:
@@ -264,7 +263,7 @@ class MemoryConnection:
                 return
 
     def send_nowait(self, frame: AnyFrame, payload: bytes | memoryview | None = None) -> None:
-        """Hand a frame to the pipe, which keeps a copy of the payload: nothing is claimed."""
+        """Hand a frame to the pipe, which copies the payload: nothing is claimed."""
         self.send_parts_nowait(encode_message(frame, payload))
         self._sent_frames += 1
 
@@ -275,7 +274,7 @@ class MemoryConnection:
         self._broken = trio.Event()
 
     def send_parts_nowait(self, parts: Sequence[bytes | memoryview]) -> None:
-        """Hand over anything, also what is no frame: as an enemy would."""
+        """Send any parts, even an invalid frame, as an attacker would."""
         self.inbox.require_open()
         if self._outgoing is None or self._gate.is_shut_out(_BOUND_SIDE):
             raise PeerGone(f"{self.address} is not connected, or was cut off")
@@ -288,7 +287,7 @@ class MemoryConnection:
         return LinkStatistics(self._sent_frames, self._gate.received_frames, self._gate.bad_frames)
 
     def close(self) -> None:
-        """Drop everything unsent and close."""
+        """Close the link and drop everything unsent."""
         if not self.inbox.is_closed:
             self.inbox.is_closed = True
             self.inbox.wake()
@@ -297,7 +296,7 @@ class MemoryConnection:
             self._on_close(self)
 
     def attach(self, number: bytes, outgoing: Pipe, incoming: Pipe) -> None:
-        """Be connected to whoever is bound now."""
+        """Connect to the present bound side."""
         self.number = number
         self._outgoing = outgoing
         self.inbox.pipes[_BOUND_SIDE] = incoming
@@ -305,7 +304,7 @@ class MemoryConnection:
         self._attached.unpark_all()
 
     def detach(self) -> None:
-        """Lose the peer and everything under way to and from it."""
+        """Lose the peer and all frames under way in both directions."""
         self.inbox.pipes.clear()
         if self._outgoing is not None:
             outgoing, self._outgoing = self._outgoing, None
@@ -322,7 +321,7 @@ async def _receive_good(
     admit: Callable[[bytes, Sequence[bytes | memoryview]], LinkMessage | None],
     max_messages: int,
 ) -> Sequence[LinkMessage]:
-    """Return at least one message that a gate let in."""
+    """Return at least one message that passed the gate."""
     while True:
         messages = [
             message

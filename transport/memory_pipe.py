@@ -1,8 +1,8 @@
-"""Pipes in memory, and what may happen to a frame on its way.
+"""In-memory pipes of message parts, and the faults that may hit a message on its way.
 
-Delay, loss, duplication, reordering and corruption are drawn per pipe from the seed, so that what
-one link suffers does not depend on the others. There are no tasks here: a frame lies in its pipe
-until it is due and its receiver looks. Knows message parts only, no frames.
+Delay, loss, duplication, reordering and corruption are drawn per pipe from the seed, so links do
+not influence one another. There are no tasks: a message stays in its pipe until it is due and its
+receiver looks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 LinkName: TypeAlias = tuple[str, bytes]
-"""Address of the bound side and identity of the connecting one."""
+"""Address of the bound side and identity of the connecting side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +27,12 @@ class Faults:
     """What a network does to frames. Each share is a probability per frame.
 
     Attributes:
-      min_delay_s: the fastest a frame can be.
-      max_delay_s: the slowest, but for the reordered. Delay alone never reorders: a pipe is a pipe.
+      min_delay_s: shortest delay.
+      max_delay_s: longest delay, except for reordered frames. Delay alone never reorders.
       loss: share that never arrives.
       duplication: share that arrives twice, the second time out of order.
       reorder: share that is overtaken by others.
-      reorder_s: how much later, at most, an overtaken or doubled frame comes.
+      reorder_s: longest extra delay of an overtaken or duplicated frame.
       corruption: share of payloads that arrive with one byte changed.
     """
 
@@ -47,7 +47,7 @@ class Faults:
 
 @dataclass(slots=True)
 class FaultCounts:
-    """What was done so far, so that a test can prove that its fault happened."""
+    """Counts of faults that happened, so that a test can prove that its fault occurred."""
 
     lost: int = 0
     duplicated: int = 0
@@ -58,29 +58,29 @@ class FaultCounts:
 
 
 class Alarm(Protocol):
-    """Where the receivers of one inbox wait for what comes next."""
+    """Where the receivers of one inbox wait for the next message."""
 
     async def wait(self, due: float) -> None:
-        """Wait until then, or until something is expected sooner; `due` lies ahead."""
+        """Wait until `due` (in the future), or until something is expected sooner."""
         ...
 
     def expect(self, due: float) -> None:
-        """End all waits by then."""
+        """End all waits at `due` at the latest."""
         ...
 
     def ring(self) -> None:
-        """End all waits."""
+        """End all waits now."""
         ...
 
 
 class ScopeAlarm:
-    """An alarm for any clock. See Alarm."""
+    """An alarm that works with any clock. See Alarm."""
 
     def __init__(self) -> None:
         self._waiting: list[trio.CancelScope] = []
 
     async def wait(self, due: float) -> None:
-        """Wait until then, or until something is expected sooner."""
+        """Wait until `due`, or until something is expected sooner."""
         with trio.CancelScope(deadline=due) as scope:
             self._waiting.append(scope)
             try:
@@ -89,26 +89,26 @@ class ScopeAlarm:
                 self._waiting.remove(scope)
 
     def expect(self, due: float) -> None:
-        """End all waits by then."""
+        """End all waits at `due` at the latest."""
         for scope in self._waiting:
             scope.deadline = min(scope.deadline, due)
 
     def ring(self) -> None:
-        """End all waits."""
+        """End all waits now."""
         for scope in self._waiting:
             scope.cancel()
 
 
 class Conditions:
-    """What all pipes of one network share.
+    """State shared by all pipes of one network.
 
     Attributes:
       seed: decides every fault.
-      faults: what happens to frames from now on; may be exchanged at any time.
-      counts: what happened.
-      cut: links whose frames vanish, both ways.
-      outlives_links: frames under way when a link breaks reach the next link of that name. No real
-        link does this; a receiver that trusts epochs instead of links bears it all the same.
+      faults: what happens to frames from now on; replaceable at any time.
+      counts: faults that happened.
+      cut: links whose frames are dropped, in both directions.
+      outlives_links: deliver frames under way when a link breaks to the next link of that name. No
+        real link does this; a receiver that checks epochs tolerates it all the same.
     """
 
     def __init__(self, seed: int, faults: Faults) -> None:
@@ -120,27 +120,28 @@ class Conditions:
         self._order = 0
 
     def next_order(self) -> int:
-        """Return a rising number: the order of frames that are due at the same time."""
+        """Return a rising number that orders frames due at the same time."""
         self._order += 1
         return self._order
 
     def is_cut(self, link: LinkName, direction: str) -> bool:
-        """Return whether what is sent now vanishes; `direction` is "up" (from the connecting side)
-        or "down". A simulator has its own partitions."""
+        """Return whether a frame sent now is dropped; `direction` is "up" (from the connecting
+        side) or "down". A simulator overrides this with its own partitions."""
         del direction
         return link in self.cut
 
     def make_alarm(self) -> Alarm:
-        """Return where the receivers of one link wait; whoever has a clock of its own knows a
-        shorter way."""
+        """Return the alarm for the receivers of one link; a simulator with its own clock overrides
+        this."""
         return ScopeAlarm()
 
     def on_put(self, link: LinkName, direction: str, parts: Sequence[bytes | memoryview]) -> None:
-        """Told of every message before anything happens to it, for whoever keeps a trace."""
+        """Called with every message before any fault; a simulator overrides this to keep a
+        trace."""
 
 
 class Parcel(NamedTuple):
-    """A message under way. Sorts by arrival."""
+    """A message under way. Sorts by arrival time."""
 
     due: float
     order: int
@@ -148,10 +149,10 @@ class Parcel(NamedTuple):
 
 
 class Pipe:
-    """One direction of one link: messages on their way, in the order in which they will arrive.
+    """One direction of one link: messages on their way, in order of arrival.
 
     Attributes:
-      room: where those wait for whom the pipe is too full.
+      room: where senders wait while the pipe is full.
     """
 
     def __init__(
@@ -172,11 +173,11 @@ class Pipe:
         return len(self._parcels) >= self._capacity
 
     def peek(self) -> Parcel | None:
-        """Return what arrives next."""
+        """Return the next message to arrive."""
         return self._parcels[0] if self._parcels else None
 
     def inherit(self, older: Pipe) -> None:
-        """Take over what was still under way in a pipe that is gone."""
+        """Take over the messages under way in an older pipe."""
         now = trio.current_time()
         self._parcels = [parcel for parcel in older._parcels if parcel.due > now]
         self._conditions.counts.outlived += len(self._parcels)
@@ -184,16 +185,16 @@ class Pipe:
             self._inbox.expect(self._parcels[0].due)
 
     def pop(self) -> None:
-        """Take away what `peek` returned."""
+        """Remove what `peek` returned."""
         del self._parcels[0]
         if self.room:
             self.room.unpark_all()
 
     def put(self, parts: Sequence[bytes | memoryview]) -> None:
-        """Take a message in; what becomes of it is drawn here."""
+        """Take a message in and draw its faults."""
         faults, counts = self._conditions.faults, self._conditions.counts
         self._conditions.on_put(self._link, self._direction, parts)
-        # Every draw is made for every frame: a fault that is switched on shifts no other.
+        # Draw every fault for every frame, so that enabling one fault does not shift the others.
         draw = self._random.random
         loss, late, copy, flip, delay, extra = draw(), draw(), draw(), draw(), draw(), draw()
         if self._conditions.is_cut(self._link, self._direction):
@@ -219,7 +220,7 @@ class Pipe:
         self._inbox.expect(self._parcels[0].due)
 
     def _insert(self, due: float, parts: Sequence[bytes | memoryview]) -> None:
-        # Copies: what is under way does not change with the memory that it was sent from.
+        # Copy the parts: a message under way must not change with the sender's memory.
         parcel = Parcel(due, self._conditions.next_order(), tuple(map(bytes, parts)))
         index = len(self._parcels)
         while index > 0 and self._parcels[index - 1].due > due:
@@ -234,10 +235,10 @@ class Inbox:
       alarm: where receivers wait.
 
     Attributes:
-      pipes: by the name of who sends.
-      is_closed: nothing is taken out any more.
-      expect: lets receivers look again when something arrives, and not before.
-      wake: lets receivers look again: the link was closed.
+      pipes: by sender name.
+      is_closed: nothing more is taken out.
+      expect: makes receivers look again when something arrives.
+      wake: makes receivers look again now, because the link was closed.
     """
 
     def __init__(self, alarm: Alarm) -> None:
@@ -253,7 +254,8 @@ class Inbox:
             raise trio.ClosedResourceError("this link was closed")
 
     async def take(self, max_messages: int) -> list[tuple[bytes, Parcel]]:
-        """Wait until a parcel is due, then take what is due. Cancelled means nothing was taken."""
+        """Wait until a message is due, then return all due ones. If cancelled, nothing was
+        taken."""
         await trio.lowlevel.checkpoint_if_cancelled()
         taken = self._take_due(max_messages)
         if taken:
@@ -265,7 +267,7 @@ class Inbox:
         return taken
 
     def _next(self) -> tuple[Parcel | None, bytes]:
-        """Return what arrives next, of all pipes, so that no sender starves another."""
+        """Return the next message over all pipes, so that no sender starves another."""
         earliest, from_whom = None, b""
         for sender, pipe in self.pipes.items():
             parcel = pipe.peek()

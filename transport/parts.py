@@ -1,7 +1,4 @@
-"""What the fields of frames may hold: bounds of counts, texts, durations, packed ids.
-
-Knows types and limits; knows no frame.
-"""
+"""Field types of frames, with their limits: counts, texts, durations, packed token ids."""
 
 from __future__ import annotations
 
@@ -15,10 +12,10 @@ from triolet.ids import AttemptKey, PeerId, Role
 
 MAX_ROWS: Final = 65_536
 MAX_TOKEN_ROWS: Final = MAX_NUM_SEQS
-"""Rows of one step; with 20 alternatives each they take 8 MiB in memory."""
+"""Rows of one step; with 20 alternatives each they take 8 MiB of memory."""
 MAX_TEXT: Final = 4096
 MAX_SECONDS: Final = 1e9
-"""Thirty years: keeps infinity out."""
+"""Thirty years: excludes infinity."""
 MAX_TOKENS_ON_WIRE: Final = 4 * 1024 * 1024
 """Token ids per frame; ids travel packed, 4 bytes each."""
 
@@ -27,27 +24,28 @@ Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 Name: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 Label: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,63}\Z")]
-"""Of a worker: where it runs, what it costs."""
+"""Of a worker: zone, host, price and so on."""
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)]
 RowSeconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 Rate: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 PackedTokens: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=4 * MAX_TOKENS_ON_WIRE)]
 Salt: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=16)]
-"""Whose prefix cache: KV is found again under the same salt only. Empty for everybody's."""
+"""Prefix-cache partition: KV is found only under the same salt. Empty for the shared cache."""
 AdapterField: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=32)]
-"""Digest of the LoRA adapter that computes a sequence. Empty for the base alone."""
+"""Digest of the LoRA adapter of a sequence. Empty for the base model."""
 Tenant: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=8)]
-"""For whom KV is kept: a digest of the tenant's name. Empty where there are no tenants."""
+"""Whose KV it is: a digest of the tenant's name. Empty where there are no tenants."""
 Share: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=1)]
-"""Of some room; no keeper's is nothing."""
+"""Share of a cache; never zero."""
 Weight: TypeAlias = Annotated[float, msgspec.Meta(gt=0)]
-"""Of one tenant beside others."""
+"""Of one tenant relative to others."""
 Vector: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=4 * 65_536)]
-"""Numbers as little-endian fp32; far more than any model's hidden states have."""
+"""Numbers as little-endian fp32; the limit is far above any model's hidden size."""
 KvKey: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=32)]
-"""With which an attempt's chunks are authenticated. Empty from a server that knows of none."""
+"""Key for MACs of an attempt's chunks. Empty from a server that does not support them."""
 Mac: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=16)]
-"""Of a frame and its payload, by the attempt's `KvKey`. Empty where the link has keys itself."""
+"""MAC of a frame and its payload by the attempt's `KvKey`. Empty where the link has its own
+keys."""
 Digest: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 
 
@@ -56,10 +54,10 @@ class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class CacheLoad(Part, frozen=True, array_like=True):
-    """What a worker's prefix cache has done. Only rises within one life, but for the last two."""
+    """Prefix-cache counters of a worker. All but the last two only rise within one epoch."""
 
-    queried_tokens: Count = 0  # of the prompts that began there
-    hit_tokens: Count = 0  # of these, whose KV was there
+    queried_tokens: Count = 0  # of prompts that began there
+    hit_tokens: Count = 0  # of these, found in the cache
     evicted_blocks: Count = 0
     spilled_blocks: Count = 0  # evicted to host memory
     restored_blocks: Count = 0  # and brought back from it
@@ -68,7 +66,7 @@ class CacheLoad(Part, frozen=True, array_like=True):
 
 
 class Load(Part, frozen=True, array_like=True):
-    """What a worker is doing; with every heartbeat. Counters only rise within one epoch."""
+    """A worker's load, sent with every heartbeat. Counters only rise within one epoch."""
 
     free_blocks: Count = 0
     cached_blocks: Count = 0
@@ -80,29 +78,29 @@ class Load(Part, frozen=True, array_like=True):
     steps: Count = 0
     computed_tokens: Count = 0
     kv_bytes: Count = 0  # sent by prefill, received into the pool by decode
-    stale_frames: Count = 0  # not acted upon, for any reason
+    stale_frames: Count = 0  # ignored, for any reason
     bad_digests: Count = 0
     preemptions: Count = 0
     dropped: Annotated[dict[Name, Count], msgspec.Meta(max_length=16)] = msgspec.field(
         default_factory=dict
     )  # the same, by reason
-    speculative_rows: Count = 0  # that carried guesses; decode
+    speculative_rows: Count = 0  # rows with guesses; decode
     speculative_proposed: Count = 0  # guesses
-    speculative_accepted: Count = 0  # of these, were the token that was chosen
+    speculative_accepted: Count = 0  # of these, equal to the chosen token
     cache: CacheLoad = CacheLoad()
-    step_s: Seconds = 0.0  # of the usual step; decode's without prompt tokens
-    prompt_tokens_per_s: Rate = 0.0  # what a second of computing yields
-    local_tokens: Count = 0  # decode: prompt tokens that it has still to compute itself
-    local_prompts: Count = 0  # decode: prompts that it has computed itself
-    chunk_tokens: Count = 0  # decode: prompt tokens that its next step may hold
-    kv_shared_bytes: Count = 0  # of `kv_bytes`, those that decode reads in prefill's memory
-    borrowed_steps: Count = 0  # of `steps`, those that used cores that others could spare
-    busy_s: Seconds = 0.0  # that the device was in steps
+    step_s: Seconds = 0.0  # usual step; for decode without prompt tokens
+    prompt_tokens_per_s: Rate = 0.0  # per second of computing
+    local_tokens: Count = 0  # decode: prompt tokens still to compute locally
+    local_prompts: Count = 0  # decode: prompts computed locally
+    chunk_tokens: Count = 0  # decode: prompt tokens that fit its next step
+    kv_shared_bytes: Count = 0  # part of `kv_bytes` read from prefill's memory
+    borrowed_steps: Count = 0  # part of `steps` run on borrowed cores
+    busy_s: Seconds = 0.0  # time that the device spent in steps
     busy_row_s: RowSeconds = 0.0  # the same, each step times its rows
 
 
 class EndReason(StrEnum):
-    """Why an attempt ended. The first three are the model's own ends, all others are ours."""
+    """Why an attempt ended. The first three are decided by the model, all others by the system."""
 
     STOP = "stop"  # end-of-sequence or stop token
     LENGTH = "length"
@@ -112,15 +110,15 @@ class EndReason(StrEnum):
     DEADLINE = "deadline"
     DRAIN = "drain"
     PREEMPTED = "preempted"  # blocks ran out; the server begins a new attempt
-    FORSAKEN = "forsaken"  # decode only: the attempt whose prompt it was to share ended first
+    FORSAKEN = "forsaken"  # decode only: the attempt that it forks ended first
     SUPERSEDED = "superseded"  # a newer attempt of the same request exists
     LEASE_EXPIRED = "lease_expired"  # its server fell silent or no longer names it
     PEER_LOST = "peer_lost"  # the other worker of the pair
     HANDED_OVER = "handed_over"  # prefill only: decode has all of the KV; a success
     EMBEDDED = "embedded"  # prefill only: the vector was sent; a success
-    UNWANTED = "unwanted"  # prefill only: decode has ended it, and says itself why
+    UNWANTED = "unwanted"  # prefill only: decode ended it and reports why
     STUCK = "stuck"  # its grammar leaves no token
-    TOO_COSTLY = "too_costly"  # its grammar takes too long to follow
+    TOO_COSTLY = "too_costly"  # its grammar takes too long to evaluate
     UNKNOWN = "unknown"  # the worker has no such attempt
     ERROR = "error"
 
@@ -133,11 +131,11 @@ class RefuseReason(StrEnum):
     DRAINING = "draining"
     TOO_LONG = "too_long"
     ENDED = "ended"  # a tombstone: the END overtook its RESERVE
-    NO_FORK = "no_fork"  # the attempt whose prompt it was to share is not here
+    NO_FORK = "no_fork"  # the attempt to fork is not here
 
 
 class Peer(Part, frozen=True, array_like=True):
-    """A process, as it names itself."""
+    """A process, as it identifies itself."""
 
     role: Role
     name: Name
@@ -153,7 +151,7 @@ class Peer(Part, frozen=True, array_like=True):
 
 
 class Capacity(Part, frozen=True, array_like=True):
-    """What a worker has in all; fixed for its life."""
+    """A worker's total capacity; fixed for the life of the process."""
 
     num_blocks: Count
     block_size: Annotated[int, msgspec.Meta(ge=1)]
@@ -162,11 +160,11 @@ class Capacity(Part, frozen=True, array_like=True):
     max_model_len: Count
     max_waiting_tokens: Count = 0
     kv_window_bytes: Count = 0
-    step_s: Seconds = 0.0  # what a full step takes; the server is at least this patient
+    step_s: Seconds = 0.0  # length of a full step; a server waits at least this long
 
 
 class KvTarget(Part, frozen=True, array_like=True):
-    """Where the KV of an attempt goes: one life of one decode worker."""
+    """Where the KV of an attempt goes: one decode worker in one epoch."""
 
     peer: Peer
     address: Text
@@ -195,9 +193,9 @@ class TokenRow(Part, frozen=True, array_like=True):
 
 
 class CreditRow(Part, frozen=True, array_like=True):
-    """Positions below `allowed` may be produced; those below `received` have arrived. Absolute, so
-    that a doubled frame and a reordered one (the largest wins) do no harm. One that allows nothing
-    new asks for everything after `received` once more."""
+    """Positions below `allowed` may be generated; those below `received` have arrived. The numbers
+    are absolute, so duplicated and reordered frames do no harm (the largest wins). A row that
+    allows nothing new requests everything after `received` again."""
 
     request_id: RequestIdField
     attempt: Count
@@ -221,8 +219,8 @@ class AttemptRow(Part, frozen=True, array_like=True):
 
 
 class SharedRing(Part, frozen=True, array_like=True):
-    """A sender's ring, as another process of its host finds it: descriptor `fd` of process `pid`.
-    `token` is in it, which proves that both mean the same memory."""
+    """Where another process on this host finds a sender's ring: descriptor `fd` of process `pid`.
+    The ring holds `token`, which proves that both mean the same memory."""
 
     pid: Annotated[int, msgspec.Meta(ge=1)]
     fd: Count
@@ -231,7 +229,7 @@ class SharedRing(Part, frozen=True, array_like=True):
 
 
 class SharedRange(Part, frozen=True, array_like=True):
-    """Where in the sender's ring a chunk's bytes are, instead of a payload."""
+    """Where a chunk's bytes are in the sender's ring, instead of a payload."""
 
     offset: Count
     num_bytes: Count

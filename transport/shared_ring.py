@@ -1,11 +1,9 @@
-"""Host memory of one process that others on the same host may read: no name, no file, no leftovers.
+"""Ring buffers of KV chunks that other processes of the same user on this host can read.
 
-Knows the kernel's anonymous files; knows no frames beyond the offer and the range. The memory is a
-sealed memfd: it cannot shrink under a reader's feet, nobody but its maker can write to it, nothing
-in a file system stands for it, and it is gone with the last process that maps it, however that
-ends. Whether two processes see the same host is not concluded from addresses: the reader opens what
-the offer names, which the kernel allows to the same user only, and looks whether the token of the
-offer is in it.
+The memory is a sealed memfd: it cannot shrink while it is read, only its owner can write to it, it
+has no name in a file system, and it disappears with the last process that maps it. Addresses do not
+tell whether two processes share a host: the reader opens what the offer names, which the kernel
+allows only to the same user, and checks that the offer's token is in it.
 """
 
 from __future__ import annotations
@@ -26,17 +24,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
 HEADER_BYTES: Final = mmap.PAGESIZE
-"""The token's page; the ring begins behind it, on a page of its own."""
+"""Page for the token; the ring begins on the page after it."""
 TOKEN_BYTES: Final = 16
 _NAME: Final = "triolet-kv"
 _SHOWN_NAME: Final = f"/memfd:{_NAME}"
-"""What the kernel calls such a file."""
+"""The kernel's name for such a file."""
 _F_SEAL_FUTURE_WRITE: Final = 0x10
-"""Of Linux 5.1; Python has no name for it yet."""
+"""Since Linux 5.1; Python has no name for it yet."""
 
 
 class NotSharedError(TrioletError):
-    """An offer leads nowhere here; says why, for people."""
+    """An offer cannot be used here; the message says why."""
 
 
 class RingMemory(Protocol):
@@ -44,53 +42,53 @@ class RingMemory(Protocol):
 
     Attributes:
       memory: the ring.
-      offer: what tells others how to find it; None if nobody is to.
+      offer: tells others how to find it; None if it is private.
     """
 
     memory: memoryview
     offer: SharedRing | None
 
     def close(self) -> None:
-        """Let nobody find it any more; who has it keeps it until it lets go."""
+        """Stop offering the ring; processes that have mapped it keep it until they close it."""
 
 
 class FoundRing(Protocol):
-    """Another process's ring."""
+    """Another process's ring, mapped here."""
 
     @property
     def memory(self) -> memoryview:
-        """The ring, for reading; to be released by the caller."""
+        """The ring, for reading; the caller releases it."""
         ...
 
     @property
     def is_orphaned(self) -> bool:
-        """Whether its owner is dead."""
+        """Return whether its owner is dead."""
         ...
 
     def close(self) -> None:
-        """Let go of it."""
+        """Unmap it."""
 
 
 class PrivateRing:
-    """Memory that nobody else reads. See OwnRing."""
+    """Memory that no other process reads. See OwnRing."""
 
     def __init__(self, num_bytes: int) -> None:
         self.memory = memoryview(bytearray(num_bytes))
         self.offer: SharedRing | None = None
 
     def close(self) -> None:
-        """Do nothing: there is nothing to be found."""
+        """Do nothing: the ring is not offered."""
 
 
 class OwnRing:
-    """Memory that this process writes.
+    """Ring memory that this process writes.
 
     Args:
-      num_bytes: of the ring.
+      num_bytes: size of the ring.
 
     Attributes:
       memory: the ring.
-      offer: what tells others how to find it.
+      offer: tells others how to find it.
 
     Raises:
       OSError: this system has no such memory.
@@ -104,7 +102,7 @@ class OwnRing:
             os.ftruncate(self._fd, HEADER_BYTES + num_bytes)
             fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
             mapping = mmap.mmap(self._fd, HEADER_BYTES + num_bytes)
-            with suppress(OSError):  # an older kernel, where readers are trusted not to write
+            with suppress(OSError):  # older kernels: readers are trusted not to write
                 fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
         except OSError:
             os.close(self._fd)
@@ -115,16 +113,16 @@ class OwnRing:
         self.offer: SharedRing | None = SharedRing(os.getpid(), self._fd, num_bytes, token)
 
     def close(self) -> None:
-        """Let nobody find it any more; who has it mapped keeps it until it lets go."""
+        """Stop offering the ring; processes that have mapped it keep it until they close it."""
         os.close(self._fd)
 
 
 class PeerRings:
-    """The rings of others that are mapped here, by who offered them.
+    """Rings of other processes that are mapped here, by sender.
 
     Args:
-      max_range_bytes: the most that is read at once.
-      find: maps what an offer names; raises NotSharedError.
+      max_range_bytes: most bytes read at once.
+      find: maps an offered ring; raises NotSharedError.
     """
 
     def __init__(
@@ -139,22 +137,22 @@ class PeerRings:
         return len(self._found)
 
     def attach(self, sender: bytes, offer: SharedRing) -> None:
-        """Map a ring, in the place of what the sender offered before.
+        """Map a ring; it replaces the sender's earlier one.
 
         Raises:
-          NotSharedError: it is not there, or is not the one that is meant.
+          NotSharedError: the ring is not there, or is not the offered one.
         """
         self.detach(sender)
         self._found[sender] = self._find(offer)
 
     def detach(self, sender: bytes) -> None:
-        """Let go of a sender's ring. Idempotent."""
+        """Unmap a sender's ring. Idempotent."""
         found = self._found.pop(sender, None)
         if found is not None:
             found.close()
 
     def keep_only(self, senders: Collection[bytes]) -> None:
-        """Let go of the rings of everybody else, and of the dead."""
+        """Unmap the rings of all other senders and of dead owners."""
         for sender, found in tuple(self._found.items()):
             if sender not in senders or found.is_orphaned:
                 self.detach(sender)
@@ -162,8 +160,8 @@ class PeerRings:
     def read(self, sender: bytes, where: SharedRange) -> memoryview | None:
         """Copy bytes out of a sender's ring.
 
-        A copy, because the owner may write there again at any time: what is judged and what is used
-        have to be the same bytes.
+        The owner may overwrite them at any time, and the checked bytes must be the bytes that are
+        used.
 
         Returns:
           The bytes, valid until the next call; None if there is no such ring or range.
@@ -181,17 +179,17 @@ class PeerRings:
         return copy
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Unmap all rings."""
         for sender in tuple(self._found):
             self.detach(sender)
 
 
 class _MappedRing:
-    """A ring that the kernel has mapped here. See FoundRing.
+    """A mapped memfd of another process. See FoundRing.
 
     Args:
-      mapping: read-only, with the token's page.
-      owner_fd: readable when its owner is dead.
+      mapping: read-only, including the token's page.
+      owner_fd: becomes readable when its owner is dead.
     """
 
     def __init__(self, mapping: mmap.mmap, owner_fd: int) -> None:
@@ -202,22 +200,22 @@ class _MappedRing:
 
     @property
     def memory(self) -> memoryview:
-        """The ring, for reading; to be released by the caller."""
+        """The ring, for reading; the caller releases it."""
         return memoryview(self._mapping)[HEADER_BYTES:]
 
     @property
     def is_orphaned(self) -> bool:
-        """Whether its owner is dead."""
+        """Return whether its owner is dead."""
         return bool(self._owner.poll(0))
 
     def close(self) -> None:
-        """Let go of it."""
+        """Unmap it."""
         self._mapping.close()
         os.close(self._owner_fd)
 
 
 def find_ring(offer: SharedRing) -> FoundRing:
-    """Map what an offer names, if it is sealed memory of that size with that token.
+    """Map the offered ring, if it is sealed memory of that size with that token.
 
     Raises:
       NotSharedError: it is not.
@@ -225,17 +223,17 @@ def find_ring(offer: SharedRing) -> FoundRing:
     link = f"/proc/{offer.pid}/fd/{offer.fd}"
     fds = []
     try:
-        # Looked at first: an offer may name anything, and to open some things changes them.
+        # Check first: an offer may name anything, and opening some files has side effects.
         if not os.readlink(link).startswith(_SHOWN_NAME):
-            raise NotSharedError(f"{link} is no such memory here: another host or container")
-        # Opened for itself, so that no more than reading is possible here.
+            raise NotSharedError(f"{link} is not shared memory here: another host or container")
+        # Open the file separately, for reading only.
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
         fds.append(os.open(link, flags))
         size_bytes = HEADER_BYTES + offer.num_bytes
-        # Without this seal its owner could cut it off under our reads.
+        # Without this seal the owner could truncate it while we read.
         is_sealed = fcntl.fcntl(fds[0], fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
         if not is_sealed or os.fstat(fds[0]).st_size != size_bytes:
-            raise NotSharedError(f"{link} is not sealed or has another size: not what is meant")
+            raise NotSharedError(f"{link} is not sealed or has another size: wrong memory")
         owner_fd = os.pidfd_open(offer.pid)
         fds.append(owner_fd)
         mapping = mmap.mmap(fds[0], size_bytes, prot=mmap.PROT_READ)

@@ -1,7 +1,7 @@
-"""Token ids on the wire: four little-endian bytes each, whatever the machine.
+"""Pack and unpack token ids: four little-endian bytes each, on every machine.
 
-A list of small msgpack integers would cost an object per token on both sides; a prompt of 100k
-tokens is one copy here.
+A list of small msgpack integers would cost one object per token on both sides; this way a prompt of
+100k tokens is one copy.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def unpack_tokens(data: bytes) -> tuple[int, ...]:
     """Return the ids that `pack_tokens` packed.
 
     Raises:
-      RemoteProtocolError: the length is no multiple of four.
+      RemoteProtocolError: the length is not a multiple of four.
     """
     if len(data) % _ITEM_BYTES:
         raise RemoteProtocolError(f"packed token ids of {len(data)} bytes: not a multiple of 4")

@@ -1,7 +1,7 @@
-"""Flow-control windows: how much may be under way before the other side has to say yes.
+"""Flow-control windows: counters that bound what may be under way unacknowledged. No I/O.
 
-Small counters without I/O. ByteWindow bounds KV bytes between prefill and decode, TokenWindow how
-far a stream may run ahead of its reader.
+ByteWindow bounds KV bytes between prefill and decode; TokenWindow bounds how far a stream may run
+ahead of its reader.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from triolet.errors import LocalProtocolError, RemoteProtocolError
 class ByteWindow:
     """Bytes under way to one receiver.
 
-    The sender keeps one to know what it may send; a receiver may keep its twin to catch a sender
-    that takes more than it was given. What is larger than the whole window may go when nothing else
-    is under way: one block of a large model must not wait for ever.
+    The sender uses it to know what it may send; a receiver may keep a twin to catch a sender that
+    exceeds its window. A message larger than the whole window may go when nothing else is under
+    way: otherwise one block of a large model would wait forever.
     """
 
     def __init__(self, size_bytes: int) -> None:
@@ -25,25 +25,25 @@ class ByteWindow:
 
     @property
     def size_bytes(self) -> int:
-        """What may be under way in all."""
+        """Size of the whole window."""
         return self._size_bytes
 
     @property
     def used_bytes(self) -> int:
-        """Sent and not yet given back."""
+        """Bytes sent and not yet given back."""
         return self._used_bytes
 
     @property
     def available_bytes(self) -> int:
-        """What may still be sent; 0 also while one oversized message is under way."""
+        """Bytes that may be sent now; 0 while an oversized message is under way."""
         return max(0, self._size_bytes - self._used_bytes)
 
     def has_room(self, num_bytes: int) -> bool:
-        """Return whether `try_consume` would take that much."""
+        """Return whether `try_consume` would succeed."""
         return not self._used_bytes or self._used_bytes + num_bytes <= self._size_bytes
 
     def try_consume(self, num_bytes: int) -> bool:
-        """Take room for a message if there is room.
+        """Reserve room for a message if there is enough.
 
         Raises:
           LocalProtocolError: a negative size.
@@ -59,7 +59,7 @@ class ByteWindow:
         """Give room back.
 
         Raises:
-          RemoteProtocolError: more than is under way. Nothing has changed.
+          RemoteProtocolError: the amount is more than is under way. Nothing changes.
         """
         if not 0 <= num_bytes <= self._used_bytes:
             raise RemoteProtocolError(
@@ -69,25 +69,25 @@ class ByteWindow:
 
 
 class TokenWindow:
-    """How many completion tokens a stream may have. Absolute and only ever rising, so that a lost,
-    repeated or reordered grant does no harm."""
+    """How many completion tokens a stream may have. Absolute and only rising, so a lost, repeated
+    or reordered grant does no harm."""
 
     def __init__(self, allowed: int) -> None:
         if allowed < 0:
-            raise RemoteProtocolError(f"a stream cannot be allowed {allowed} tokens")
+            raise RemoteProtocolError(f"a stream cannot be granted {allowed} tokens")
         self._allowed = allowed
 
     @property
     def allowed(self) -> int:
-        """Positions below this one may be produced."""
+        """Positions below this may be generated."""
         return self._allowed
 
     def grant(self, allowed: int) -> bool:
-        """Take in a grant; return whether it raised the bound."""
+        """Apply a grant; return whether it raised the limit."""
         is_raised = allowed > self._allowed
         self._allowed = max(self._allowed, allowed)
         return is_raised
 
     def may_produce(self, position: int) -> bool:
-        """Whether the token at this completion position may be produced now."""
+        """Return whether the token at this completion position may be generated now."""
         return position < self._allowed

@@ -1,13 +1,13 @@
-"""Keys for tcp links: our own, and those that may connect, by role.
+"""CURVE keys for tcp links: this process's key pair, and the keys of other processes by role.
 
-A key directory holds `key.secret` and `key.public` of this process and, under `authorized/`, the
-public keys that may connect: in any role, or under `authorized/<role>/` in that one only.
-ZeroMQ asks about each newcomer (ZAP); without that answer CURVE accepts any key. Its answer's user
-id says which key a connection has proved to have, and its roles.
+A key directory holds this process's `key.secret` and `key.public` and, under `authorized/`, the
+public keys that may connect in any role; those under `authorized/<role>/` may connect in that role
+only. ZeroMQ asks about each new connection (ZAP); without an answer CURVE accepts any key. The
+answer's user id says which key the connection proved, and its roles.
 
-To connect, the key of the bound side must be known beforehand. It is looked for as
-`bound/<host>_<port>.public`, then `bound/<host>.public`, then both under `authorized/`, then it is
-our own: a fleet may share one key directory.
+The connecting side must know the key of the bound side. It tries `bound/<host>_<port>.public`,
+`bound/<host>.public`, both names under `authorized/`, and last its own key: a fleet may share one
+key directory.
 """
 
 from __future__ import annotations
@@ -39,35 +39,35 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 CONNECTING_ROLES: Final = (Role.SERVER, Role.PREFILL, Role.OPERATOR)
-"""Decode workers are connected to, and connect to no process."""
+"""Roles that may connect. Decode workers only accept connections."""
 SHOWN_CHARACTERS: Final = 8
-"""Of a public key: enough to tell a fleet's keys apart."""
+"""Shown characters of a public key: enough to tell a fleet's keys apart."""
 BOUND_EVENTS: Final = int(
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_MONITOR_STOPPED
 )
-"""Of a bound socket. Refused keys are known from ZAP."""
+"""Monitored events of a bound socket. Refused keys are reported by ZAP."""
 REPEAT_S: Final = 30.0
-"""Between two lines about the same trouble."""
+"""Seconds between two log lines about the same trouble."""
 MAX_NEW: Final = 16
-"""Bound sockets with monitors that the thread has not taken over yet; a process has two in all."""
+"""Bound sockets whose monitors the thread has not taken over yet; a process has two in all."""
 MAX_TROUBLES: Final = 256
-"""That are remembered; beyond, the one that was told first is forgotten and may be told again."""
+"""Troubles to remember; beyond this, the oldest is forgotten and may be logged again."""
 _Z85_KEY_BYTES: Final = 40
 _Z85_CHARACTERS: Final = frozenset(z85.Z85CHARS)
 _ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
 _NEWS_ENDPOINT: Final = "inproc://curve.news"
 _ZAP_VERSION: Final = b"1.0"
 _CURVE_REQUEST_PARTS: Final = 7
-"""Version, request, domain, address, identity, mechanism, and CURVE's one credential: the key."""
+"""Version, request, domain, address, identity, mechanism, and CURVE's one credential, the key."""
 
 
 def make_keys(directory: Path) -> bytes:
-    """Write a new key pair and empty places for others' keys; return the public key.
+    """Write a new key pair and empty folders for others' keys; return the public key.
 
     Raises:
-      ConfigError: there are keys already, or the directory cannot be written.
+      ConfigError: keys exist already, or the directory cannot be written.
     """
     public, secret = zmq.curve_keypair()
     try:
@@ -81,7 +81,7 @@ def make_keys(directory: Path) -> bytes:
         (directory / "key.public").write_bytes(public + b"\n")
     except FileExistsError as error:
         raise ConfigError(
-            f"key directory {directory} has keys already; remove key.secret to make new ones"
+            f"key directory {directory} already has keys; remove key.secret to make new ones"
         ) from error
     except OSError as error:
         raise ConfigError(f"cannot write keys to {directory}: {error}") from error
@@ -90,7 +90,7 @@ def make_keys(directory: Path) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class KeyDirectory:
-    """The keys of one process, read from its directory."""
+    """The keys of one process, in its directory."""
 
     path: Path
     public: bytes
@@ -98,10 +98,10 @@ class KeyDirectory:
 
     @classmethod
     def load(cls, path: Path) -> KeyDirectory:
-        """Read the own pair.
+        """Read this process's key pair.
 
         Raises:
-          ConfigError: a file is missing, is no key, or the secret is readable by others.
+          ConfigError: a file is missing or invalid, or others can read the secret.
         """
         secret_path = path / "key.secret"
         secret, public = _read_key(secret_path), _read_key(path / "key.public")
@@ -115,12 +115,12 @@ class KeyDirectory:
 
     @property
     def shown(self) -> str:
-        """Our public key, for people."""
+        """Our public key, shortened for messages."""
         return shown_key(self.public)
 
     def roles_of(self, public: bytes) -> frozenset[Role]:
-        """Return the roles in which a key may connect; none for a stranger's. Read
-        anew each time: no restart to let in or to revoke."""
+        """Return the roles in which a key may connect; empty for an unknown key. Files are read
+        each time, so that admitting and revoking keys needs no restart."""
         if public == self.public or self._holds(self._authorized, public):
             return frozenset(CONNECTING_ROLES)
         named = (r for r in CONNECTING_ROLES if self._holds(self._authorized / r.value, public))
@@ -131,7 +131,7 @@ class KeyDirectory:
         return _read_key(self.source_of(address))
 
     def source_of(self, address: TcpAddress) -> Path:
-        """Return the file that says so."""
+        """Return the file that holds this key."""
         host = address.host.strip("[]")
         for folder in (self.path / "bound", self._authorized):
             for name in (f"{host}_{address.port}.public", f"{host}.public"):
@@ -140,7 +140,7 @@ class KeyDirectory:
         return self.path / "key.public"
 
     def bound_file(self, address: TcpAddress) -> Path:
-        """Return where its key belongs, if it is not our own."""
+        """Return the file in which to put its key, if it is not our own."""
         return self.path / "bound" / f"{address.host.strip('[]')}_{address.port}.public"
 
     @property
@@ -150,7 +150,7 @@ class KeyDirectory:
     @staticmethod
     def _holds(folder: Path, public: bytes) -> bool:
         for path in sorted(folder.glob("*.public")):
-            # A broken file lets no key in, and keeps no other key out.
+            # An invalid file admits no key and does not affect other keys.
             with suppress(ConfigError):
                 if _read_key(path) == public:
                     return True
@@ -158,7 +158,7 @@ class KeyDirectory:
 
 
 def shown_key(public: bytes) -> str:
-    """Return the beginning of a public key, for people."""
+    """Return the first characters of a public key, for messages."""
     return f"{public[:SHOWN_CHARACTERS].decode(errors='replace')}…"
 
 
@@ -170,20 +170,21 @@ def _read_key(path: Path) -> bytes:
             f"cannot read the key {path}: {error}; `triolet keys make DIR` writes a new directory"
         ) from error
     if len(key) != _Z85_KEY_BYTES:
-        raise ConfigError(f"{path} is no CURVE key: {len(key)} characters instead of 40")
+        raise ConfigError(f"{path} is not a CURVE key: {len(key)} characters instead of 40")
     if not _Z85_CHARACTERS.issuperset(key):
-        raise ConfigError(f"{path} is no CURVE key: it has characters that are not Z85")
+        raise ConfigError(f"{path} is not a CURVE key: it has characters outside Z85")
     return key
 
 
 class Repeats:
-    """Says whether a line is due, so that a peer cannot fill the log."""
+    """Decides whether to log a repeated trouble, so that a peer cannot flood the log."""
 
     def __init__(self) -> None:
         self._told: dict[str, tuple[float, int]] = {}
 
     def due(self, trouble: str) -> int | None:
-        """Return how often this was kept back since it was told last; None to keep it back."""
+        """Return how often it was suppressed since it was last logged, or None to suppress it
+        now."""
         now = time.monotonic()
         told_at, num_kept = self._told.pop(trouble, (-REPEAT_S, 0))
         is_due = now - told_at >= REPEAT_S
@@ -194,9 +195,9 @@ class Repeats:
 
 
 class CurveGuard:
-    """Answers for a context which keys may connect, and logs which could not, in its own thread.
+    """Decides in its own thread which keys may connect to a context, and logs those that may not.
 
-    A thread, because libzmq asks while Trio may be busy, and the answer needs files. It ends with
+    libzmq asks while Trio may be busy, and the answer reads files; hence the thread. It ends with
     the context.
     """
 
@@ -215,13 +216,13 @@ class CurveGuard:
         threading.Thread(target=self._run, args=(zap, news), name="curve", daemon=True).start()
 
     def watch(self, bound: zmq.Socket[bytes]) -> None:
-        """Log what fails to connect to a bound socket, until its monitor is disabled."""
+        """Log failed connections to a bound socket until its monitor is disabled."""
         address = bound.getsockopt_string(zmq.LAST_ENDPOINT)
         self._new_monitors.put((bound.get_monitor_socket(BOUND_EVENTS), address))
         self._wake.send(b"", zmq.NOBLOCK)
 
     def close(self) -> None:
-        """Let the context end. Idempotent."""
+        """Let the context terminate. Idempotent."""
         self._wake.close(0)
 
     def _run(self, zap: zmq.Socket[bytes], news: zmq.Socket[bytes]) -> None:
@@ -250,27 +251,27 @@ class CurveGuard:
                 socket.close(0)
 
     def _hear(self, monitor: zmq.Socket[bytes]) -> bool:
-        """Log what a monitor says; return whether there will be more."""
+        """Log a monitor's event; return whether more will follow."""
         said = parse_monitor_message(monitor.recv_multipart())
         if said["event"] == zmq.EVENT_MONITOR_STOPPED:
             return False
         address = self._monitors[monitor]
-        sides = "curve_dir belongs to every process, link.wire.plaintext to both sides of a KV link"
+        sides = "set curve_dir for every process, link.wire.plaintext on both sides of a KV link"
         if said["event"] == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-            # Whichever side sees first that only one has keys hangs up; so does a port's probe.
+            # The side that first notices a missing key hangs up; a port probe looks the same.
             reason = (
-                "a connection ended in its handshake; unless that was a probe of the port, the "
-                f"log of the other side says why: {sides}"
+                "a connection ended during its handshake; unless it was a probe of the port, see "
+                f"the log of the other side: {sides}"
             )
         elif said["value"] == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
             reason = (
-                "a process connects with keys where none are used, or without where they are: "
+                "a process connects with keys where none are used, or without keys where they are: "
                 f"{sides}"
             )
         else:
             reason = (
-                "a process expects another key here; it needs this one's, "
-                f"{self._keys.path}/key.public ({self._keys.shown}), under bound/ of its directory"
+                "a process expects another key here; copy this process's key, "
+                f"{self._keys.path}/key.public ({self._keys.shown}), to bound/ in its key directory"
             )
         self._tell("handshake_refused", address, reason)
         return True
@@ -285,7 +286,7 @@ class CurveGuard:
                 user_id = Credential(key.decode(), roles).user_id
                 return [_ZAP_VERSION, request_id, b"200", b"OK", user_id, b""]
             reason = (
-                f"the key {shown_key(key)} is not authorised; to let its process in, copy its "
+                f"the key {shown_key(key)} is not authorised; to admit its process, copy its "
                 f"key.public to {self._keys.path}/authorized/NAME.public"
             )
             self._tell("key_refused", request[3].decode(errors="replace"), reason)

@@ -1,8 +1,9 @@
-"""Where ZeroMQ puts what arrives: memory of the C heap that stays there when a message is done.
+"""Tell glibc to keep freed memory of received ZeroMQ messages instead of returning it to the
+kernel.
 
-Knows glibc's allocator; knows no messages. Each received part is allocated by libzmq and freed once
-it is copied out. As the heap is set up such memory may go back to the kernel each time, and the
-next message of a few MiB then touches fresh pages, which costs as much as copying it.
+libzmq allocates each received part and frees it once it is copied. By default such memory may go
+back to the kernel each time; the next message of a few MiB then touches fresh pages, which costs as
+much as copying it.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from triolet.units import MIB
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _MOST_MMAP_THRESHOLD: Final = 32 * MIB
-"""What glibc takes: half of a heap that is not the main thread's."""
+"""glibc's limit: half of a heap that is not the main thread's."""
 
 
 def keep_received_memory(num_bytes: int) -> bool:
-    """Let the heap keep up to so much free memory for what is received next, in this process.
+    """Let this process's heap keep up to `num_bytes` of free memory.
 
     Returns:
-      Whether that could be done: not without glibc, where messages arrive all the same.
+      Whether it worked: without glibc it does not, and messages arrive all the same.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    # Either one switches off glibc's own adjustment of both, so both are set.
+    # Setting either one disables glibc's automatic adjustment of both, so set both.
     is_kept = mallopt(_M_TRIM_THRESHOLD, min(num_bytes, 2**31 - 1))
     return bool(is_kept and mallopt(_M_MMAP_THRESHOLD, _MOST_MMAP_THRESHOLD))

@@ -1,5 +1,5 @@
-"""Links over ZeroMQ: the listener, the connection, and what its handshakes report when a peer
-cannot be reached or has the wrong key. The same interface without sockets is memory_network.py.
+"""Links over ZeroMQ: listener, connection, and a log of handshakes that explains why a peer cannot
+be reached. memory_network.py has the same interface without sockets.
 """
 
 from __future__ import annotations
@@ -42,22 +42,23 @@ WATCHED_EVENTS: Final = int(
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_DISCONNECTED
 )
-"""Of a connection."""
+"""Monitored events of a connection."""
 
 
 class HandshakeLog:
     """The handshakes of one connection.
 
     Args:
-      place: where it leads.
+      place: address of the bound side.
       keys: ours; None where the link carries none.
       identity: of the connecting side.
 
     Attributes:
-      address: the same place, for people.
-      is_connected: whether the last handshake succeeded and the connection holds.
-      num_breaks: connections that were there and are no more.
-      trouble: why there is none, and what to do; empty if there is one or nothing is known.
+      address: the same address as text.
+      is_connected: whether the last handshake succeeded and the connection still holds.
+      num_breaks: connections that were lost.
+      trouble: why there is no connection, and what to do; empty if there is one or the reason is
+        unknown.
     """
 
     def __init__(self, place: Address, keys: KeyDirectory | None, identity: bytes) -> None:
@@ -71,7 +72,7 @@ class HandshakeLog:
         self._repeats = Repeats()
 
     def note(self, event: int, value: int) -> None:
-        """Take in what a monitor said."""
+        """Process a monitor event."""
         self.num_breaks += self.is_connected
         self.is_connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
         if self.is_connected:
@@ -91,8 +92,8 @@ class HandshakeLog:
     def _explain(self, event: int, value: int) -> str:
         if self._keys is None:
             return (
-                "expects keys, and this side has none for it: link.wire.plaintext belongs to both "
-                "sides of a KV link, or to neither"
+                "expects keys, and this side has none for it: set link.wire.plaintext on both "
+                "sides of a KV link, or on neither"
             )
         assert isinstance(self._place, TcpAddress), "only tcp links carry keys"
         ours, source = self._keys, self._keys.source_of(self._place)
@@ -104,21 +105,21 @@ class HandshakeLog:
         if value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH and (
             event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
         ):
-            return "has no keys: start it with curve_dir; link.wire.plaintext belongs to both sides"
+            return "has no keys: start it with curve_dir; set link.wire.plaintext on both sides"
         return (
-            f"ends the handshake: it may have another key than {source}, or none. Copy the "
-            f"key.public of that process to {ours.bound_file(self._place)}, and see its log"
+            f"ends the handshake: it may have a key other than {source}, or none. Copy the "
+            f"key.public of that process to {ours.bound_file(self._place)}, and check its log"
         )
 
 
 MAX_SOCKETS: Final = 16_384
-"""A connection takes three of them (its own, and two for its monitor); ZeroMQ's default of 1023
-would end at 341 workers."""
+"""A connection takes three sockets (its own and two for its monitor); ZeroMQ's default of 1023 is
+exhausted at 341 workers."""
 
 USES_PER_LOOK: Final = 64
-"""A connection that is lost and made again says so in two events, of which a thousand may wait."""
+"""Monitor events that may wait. A lost and remade connection produces two."""
 _BOUND_SIDE: Final = b""
-"""What a connection calls its one peer."""
+"""A connection's name for its one peer."""
 
 
 class ZmqNetwork:
@@ -127,9 +128,9 @@ class ZmqNetwork:
     Args:
       config: bounds and deadlines.
       curve_dir: key directory; every tcp link is authenticated and encrypted with its keys.
-      is_plain: tcp links are neither. For KV inside a trusted network, where each chunk has a MAC.
+      is_plain: tcp links have neither. For KV in a trusted network, where each chunk has a MAC.
 
-    Raises:
+      Raises:
       ConfigError: the key directory cannot be used.
     """
 
@@ -148,15 +149,15 @@ class ZmqNetwork:
         """Bind.
 
         Raises:
-          ConfigError: the address is malformed, unsafe, taken, or not of this host.
+          ConfigError: the address is malformed, unsafe, in use, or not of this host.
         """
         place = parse_address(address)
         raw = self._new_socket(zmq.ROUTER, place, hwm, max_frame_bytes)
         keys = self._keys_for(place)
         try:
             raw.set(zmq.ROUTER_MANDATORY, 1)
-            # The id of a connection comes first and takes a place; with CURVE and one place in all
-            # nothing else ever comes.
+            # The connection's id arrives first and takes a slot; with CURVE and only one slot,
+            # nothing else would ever arrive.
             raw.set(zmq.RCVHWM, hwm + 1)
             if isinstance(place, IpcAddress):
                 place.require_unused()
@@ -177,14 +178,14 @@ class ZmqNetwork:
     def connect(
         self, address: str, identity: bytes, *, hwm: int, max_frame_bytes: int
     ) -> ZmqConnection:
-        """Connect, now or whenever somebody is bound there, and again after each loss.
+        """Connect, now or once the address is bound, and reconnect after each loss.
 
         Raises:
           ConfigError: the address is malformed or unsafe.
         """
         place = parse_address(address)
         raw = self._new_socket(zmq.DEALER, place, hwm, max_frame_bytes)
-        # Without it a message waits for a peer that is gone and reaches its next life.
+        # Without this, a message waits for a lost peer and reaches it after its restart.
         raw.set(zmq.IMMEDIATE, 1)
         keys = self._keys_for(place)
         if isinstance(place, TcpAddress) and keys is not None:
@@ -205,7 +206,7 @@ class ZmqNetwork:
             link.close()
         if self._guard is not None:
             self._guard.close()
-        # Waits for what was just sent to reach the kernel: not longer than the sockets linger.
+        # Wait until sent messages have reached the kernel, at most as long as the sockets linger.
         self._context.term()
 
     def _new_socket(
@@ -223,8 +224,8 @@ class ZmqNetwork:
         raw.set(zmq.HANDSHAKE_IVL, round(self._config.handshake_s * 1000))
         if isinstance(place, IpcAddress):
             raw.set(zmq.RECONNECT_IVL, round(self._config.local_reconnect_s * 1000))
-        # ZeroMQ's own heartbeats stay off: where a connection breaks whose input waits for us to
-        # read, or that another one has taken over, their timer aborts the process (libzmq 4.3.5).
+        # ZeroMQ's own heartbeats stay off: if a connection breaks while its input waits for us, or
+        # after another one has taken it over, their timer aborts the process (libzmq 4.3.5).
         if isinstance(place, TcpAddress):
             raw.set(zmq.IPV6, place.is_ipv6)
             raw.set(zmq.TCP_MAXRT, round(self._config.dead_host_s * 1000))
@@ -239,7 +240,7 @@ class ZmqNetwork:
         return raw
 
     def _keys_for(self, place: IpcAddress | TcpAddress) -> KeyDirectory | None:
-        """Return the keys of a link to there, None where it carries none."""
+        """Return the keys for a link to this address, or None if it carries none."""
         is_plain = self._is_plain or isinstance(place, IpcAddress)
         return None if is_plain else self._keys
 
@@ -251,7 +252,7 @@ def _bind(raw: zmq.Socket[bytes], address: str) -> None:
         if error.errno == zmq.EADDRINUSE:
             raise address_in_use(address) from error
         raise ConfigError(
-            f"cannot bind {address}: {error}; give an address of this host that is free"
+            f"cannot bind {address}: {error}; give a free address of this host"
         ) from error
 
 
@@ -277,11 +278,11 @@ class ZmqListener:
 
     @property
     def address(self) -> str:
-        """What peers connect to."""
+        """The address for peers."""
         return self._address
 
     async def receive_many(self, max_messages: int = 256) -> Sequence[LinkMessage]:
-        """Wait for one message, then take what else is there."""
+        """Wait for one message, then return all that are there."""
         while True:
             received = await self._socket.receive_many(max_messages)
             messages = [m for parts in received if (m := self._admit(parts)) is not None]
@@ -306,7 +307,7 @@ class ZmqListener:
         return self._gate.statistics(self._sent_frames)
 
     def close(self) -> None:
-        """Drop everything unsent and close."""
+        """Close the link and drop everything unsent."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -322,7 +323,7 @@ class ZmqListener:
         return self._gate.admit(bytes(connection), rest)
 
     def _refuse(self, connection: bytes, frame: Goodbye) -> None:
-        with suppress(trio.WouldBlock, trio.BrokenResourceError):  # it has left, or reads nothing
+        with suppress(trio.WouldBlock, trio.BrokenResourceError):  # it has left or does not read
             self._socket.send_nowait([connection, *encode_message(frame, None)])
 
 
@@ -352,12 +353,12 @@ class ZmqConnection:
 
     @property
     def trouble(self) -> str:
-        """Why there is no connection, as far as the handshake said."""
+        """Why there is no connection, as far as the handshake shows it."""
         self._note_events()
         return self._handshakes.trouble
 
     async def receive_many(self, max_messages: int = 256) -> Sequence[LinkMessage]:
-        """Wait for one message, then take what else is there."""
+        """Wait for one message, then return all that are there."""
         while True:
             received = await self._socket.receive_many(max_messages)
             self._note_events_at_times()
@@ -401,8 +402,8 @@ class ZmqConnection:
         while self._handshakes.num_breaks == self._told_breaks:
             if self._is_closed:
                 raise trio.ClosedResourceError("this connection was closed")
-            # The descriptor is edge-triggered: another task that reads the monitor takes the edge,
-            # and wakes this one in its place.
+            # The descriptor is edge-triggered: another task that reads the monitor takes the edge
+            # and wakes this one instead.
             self._is_watched = True
             try:
                 with suppress(trio.ClosedResourceError):
@@ -417,13 +418,13 @@ class ZmqConnection:
         return LinkStatistics(self._sent_frames, self._gate.received_frames, self._gate.bad_frames)
 
     def close(self) -> None:
-        """Drop everything unsent and close."""
+        """Close the link and drop everything unsent."""
         if self._is_closed:
             return
         self._is_closed = True
         self._wake_watcher()
-        # In this order: without a reader the monitor would block the I/O thread, and a monitor left
-        # open keeps the context from ending.
+        # In this order: without a reader the monitor would block the I/O thread, and an open
+        # monitor keeps the context from terminating.
         self._raw.disable_monitor()
         self._monitor.close(0)
         self._socket.close()
@@ -431,20 +432,20 @@ class ZmqConnection:
 
     def _require_trust(self) -> None:
         if self._gate.is_shut_out(_BOUND_SIDE):
-            raise PeerGone(f"{self._address} was cut off: it sent what is no frame")
+            raise PeerGone(f"{self._address} was cut off: it sent invalid frames")
 
     def _note_events_at_times(self) -> None:
-        """Take in what ZeroMQ says before much of it can wait, or where it may end a punishment. To
-        ask costs several times what a frame does."""
+        """Read monitor events before many can queue up, or when a cut-off may have ended. Each
+        check costs several times as much as a frame."""
         self._uses += 1
         if self._uses % USES_PER_LOOK == 0 or self._gate.is_shut_out(_BOUND_SIDE):
             self._note_events()
 
     def _note_events(self) -> None:
-        """Take in what ZeroMQ says about the connection since the last look."""
+        """Read the monitor's events since the last call."""
         if self._is_closed:
             return
-        # Asked first: a look that finds nothing costs a third of a read that fails.
+        # Check first: this costs a third of a failing read.
         while int(self._monitor.get(zmq.EVENTS)) & zmq.POLLIN:
             said = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
             self._handshakes.note(said["event"], said["value"])

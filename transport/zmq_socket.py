@@ -1,17 +1,15 @@
-"""One ZeroMQ socket that Trio tasks may wait on, and be cancelled on, without loss.
+"""One ZeroMQ socket that Trio tasks can wait on, and be cancelled on, without losing messages.
 
-Knows how libzmq signals; knows no frames and no peers. What it is built on:
-
-- The socket's file descriptor is edge-triggered, and the edge is shared by both directions. Any
-  call on the socket, even asking for its state, may take the edge that another task waits for.
-- So one task at a time, the leader, waits for the descriptor; the others park. After each
-  operation the state is read again and whoever can go on is woken. When the leader leaves, for
-  whatever reason, all who are parked look for themselves and one of them leads.
-- Asking costs a system call, and more than taking a message does; a failing call costs twice that.
-  So the state is remembered for as long as nothing was done with the socket since: what comes later
+- The socket's file descriptor is edge-triggered, and both directions share the edge. Any call on
+  the socket, even reading its state, may take the edge that another task waits for.
+- So one task at a time, the leader, waits for the descriptor; the others park. After each operation
+  the state is read again and every task that can proceed is woken. When the leader leaves, all
+  parked tasks check for themselves, and one of them becomes the leader.
+- Reading the state is a system call and costs more than receiving a message; a failing call costs
+  twice that. So the state is remembered until the next operation on the socket: any later change
   makes the descriptor readable.
-- Messages are taken, and handed over, after the last checkpoint of a call: cancelled means that
-  nothing happened, and several receivers see messages in their order.
+- Messages are received and sent after the last checkpoint of a call: if cancelled, nothing
+  happened, and several receivers see messages in order.
 """
 
 from __future__ import annotations
@@ -33,22 +31,21 @@ if TYPE_CHECKING:
 READABLE: Final = int(zmq.POLLIN)
 WRITABLE: Final = int(zmq.POLLOUT)
 MAX_PARTS: Final = 4
-"""Parts of a message that are kept: routing id, frame, payload, and one more that shows that there
-were too many."""
+"""Message parts that are kept: routing id, frame, payload, and one more to detect too many."""
 
 
 MIN_SHARED_BYTES: Final = 64 * KIB
-"""Below it a part is copied: sharing costs a message to another thread, which frees it."""
+"""Smaller parts are copied: sharing costs a message to another thread, which frees the memory."""
 
 
 class ZmqSocket:
     """A pyzmq socket inside Trio. Any number of tasks may send and receive at once.
 
     Args:
-      raw: the socket; owned from now on, and used by nobody else.
-      copied_parts: leading parts of a message that are small: copied into bytes. What follows is
-        handed out as a view on ZeroMQ's own buffer.
-      has_user_ids: each message is to begin with one part more, what ZAP called its sender.
+      raw: the socket, owned by this object.
+      copied_parts: leading parts of a message that are small and copied into bytes. Later parts
+        are views on ZeroMQ's own buffer.
+      has_user_ids: prefix each message with ZAP's user id of its sender.
     """
 
     def __init__(
@@ -65,7 +62,7 @@ class ZmqSocket:
         self._is_closed = False
 
     async def receive_many(self, max_messages: int) -> list[list[bytes | memoryview]]:
-        """Wait for one message, then take what else is there; a message is a list of parts.
+        """Wait for one message, then return all that are there; a message is a list of parts.
 
         Raises:
           trio.ClosedResourceError: `close` was called.
@@ -80,7 +77,7 @@ class ZmqSocket:
         return messages
 
     async def send(self, parts: Sequence[bytes | memoryview]) -> None:
-        """Wait until the pipe takes the message. Cancelled means not sent.
+        """Wait until the pipe takes the message. If cancelled, it was not sent.
 
         Raises:
           trio.ClosedResourceError: `close` was called.
@@ -95,15 +92,14 @@ class ZmqSocket:
                 return
 
     def send_nowait(self, parts: Sequence[bytes | memoryview]) -> Hold | None:
-        """Hand over all parts or none. Large ones are not copied.
+        """Send all parts or none. Large ones are not copied.
 
         Returns:
           Whether libzmq still reads the last part; None if it was copied.
 
         Raises:
-          trio.WouldBlock: no pipe, or it is full.
-          trio.BrokenResourceError: a ROUTER has no such peer.
-          trio.ClosedResourceError: `close` was called.
+          trio.WouldBlock: there is no pipe, or it is full. trio.BrokenResourceError: a ROUTER has
+          no such peer. trio.ClosedResourceError: `close` was called.
         """
         self._check_open()
         *first, last = parts
@@ -115,8 +111,8 @@ class ZmqSocket:
                 return None
             return self._raw.send(last, zmq.NOBLOCK, copy=False, track=True)
         except zmq.Again:
-            # Can come at the first part only, or when the pipe breaks between two parts; libzmq
-            # then takes back what it had of the message.
+            # Only possible at the first part, or if the pipe breaks between two parts; libzmq then
+            # discards the parts that it already has.
             raise trio.WouldBlock from None
         except zmq.ZMQError as error:
             if error.errno == zmq.EHOSTUNREACH:
@@ -126,12 +122,12 @@ class ZmqSocket:
             self._touched()
 
     def close(self) -> None:
-        """Close. Idempotent; whoever waits gets ClosedResourceError. What is unsent may still leave
-        for as long as the socket was told to linger."""
+        """Close the socket. Idempotent; waiting tasks get ClosedResourceError. Unsent messages may
+        still leave while the socket lingers."""
         if self._is_closed:
             return
         self._is_closed = True
-        # The leader must have left the descriptor before it is closed.
+        # The leader must leave the descriptor before it is closed.
         self._wake_leader()
         self._unpark_all()
         self._raw.close()
@@ -146,7 +142,7 @@ class ZmqSocket:
         with suppress(zmq.Again):  # that was all of them
             messages.append(self._take_one())
             self._touched()
-            # Most come alone, and then asking is cheaper than failing.
+            # Most messages come alone; then checking is cheaper than failing.
             if max_messages == 1 or not self._look() & READABLE:
                 return messages
             while len(messages) < max_messages:
@@ -155,7 +151,7 @@ class ZmqSocket:
         return messages
 
     def _take_one(self) -> list[bytes | memoryview]:
-        """Return one message. All its parts are there once the first is: libzmq is atomic."""
+        """Return one message. libzmq delivers all its parts at once."""
         raw = self._raw
         parts: list[bytes | memoryview]
         if self._has_user_ids:
@@ -185,7 +181,7 @@ class ZmqSocket:
                 await self._lead(event)
 
     async def _lead(self, event: int) -> None:
-        """Wait for the descriptor, or until another task saw that `event` holds."""
+        """Wait for the descriptor, or until another task has seen `event`."""
         self._has_leader, self._leader_event = True, event
         try:
             with suppress(trio.ClosedResourceError):  # so `_wake_leader` wakes
@@ -196,20 +192,20 @@ class ZmqSocket:
             self._unpark_all()
 
     def _look(self) -> int:
-        """Return what the socket is ready for. Others whose edge this takes are woken."""
+        """Return what the socket is ready for. Wakes other tasks whose edge this takes."""
         if self._state is None:
             self._state = int(self._raw.get(zmq.EVENTS))
             self._wake_ready(self._state)
         return self._state
 
     def _touched(self) -> None:
-        """Note that something was done with the socket, which may have taken an edge."""
+        """Note that an operation on the socket may have taken an edge."""
         self._state = None
         if self._has_leader:  # without one nobody waits
             self._look()
 
     def _wake_ready(self, events: int) -> None:
-        """Wake whoever can go on."""
+        """Wake every task that can proceed."""
         if events & self._leader_event:
             self._wake_leader()
         for event, lot in self._parked.items():
@@ -217,8 +213,8 @@ class ZmqSocket:
                 lot.unpark_all()
 
     def _wake_leader(self) -> None:
-        """Let the leader, if there is one, look for itself. This is how Trio calls somebody back
-        from a descriptor; a cancel scope around each wait would cost more than the wait."""
+        """Make the leader, if any, check for itself. Trio can call a task back from a descriptor
+        this way; a cancel scope around each wait would cost more than the wait."""
         if self._has_leader:
             self._leader_event = 0
             trio.lowlevel.notify_closing(self._fd)

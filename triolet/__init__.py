@@ -1,1 +1,2 @@
-"""The ground floor: config, errors, ids, sampling parameters. Imports nothing of the product."""
+"""Common ground of all folders: config, errors, ids, sampling parameters. Imports no other
+folder."""

@@ -1,4 +1,4 @@
-"""What names an adapter on the wire, in fingerprints and in caches of KV."""
+"""How LoRA adapters are identified on the wire, in fingerprints and in KV caches."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ if TYPE_CHECKING:
 
 SHA256: Final = "sha256:"
 CACHE_KEY_BYTES: Final = 32
-"""More than a salt has, so that no salt is the key of an adapter."""
+"""Longer than a salt, so that no salt equals an adapter's key."""
 _MARK: Final = ":adapters="
 
 
 def digest_bytes(digest: str) -> bytes:
-    """Return a digest as frames and rows carry it; no bytes for no adapter."""
+    """Return a digest as bytes for frames and rows; empty for no adapter."""
     return bytes.fromhex(digest.removeprefix(SHA256))
 
 
 def adapters_mark(digests: Iterable[bytes]) -> str:
-    """Return the end of the fingerprint of a worker with these adapters; empty for none.
+    """Return the suffix of a worker's fingerprint for its adapters; empty without adapters.
 
-    Equal sets have equal marks, whatever the adapters are called.
+    Equal sets have equal suffixes, whatever the adapters are called.
     """
     listed = sorted(set(digests))
     return f"{_MARK}{sha256(b''.join(listed)).hexdigest()}" if listed else ""
 
 
 def mark_of(fingerprint: str) -> str:
-    """Return that end of a fingerprint; empty if it names no adapters."""
+    """Return the adapter suffix of a fingerprint; empty if there is none."""
     before, mark, rest = fingerprint.rpartition(_MARK)
     return f"{mark}{rest}" if before else ""
 
 
 def without_mark(fingerprint: str) -> str:
-    """Return a fingerprint without that end: what two workers need in common to exchange KV of
-    sequences whose adapter both have, or that have none."""
+    """Return a fingerprint without its adapter suffix. Two workers with equal ones can exchange KV
+    of sequences without an adapter, or with one that both have."""
     return fingerprint.removesuffix(mark_of(fingerprint))
 
 
 def cache_key(salt: bytes, adapter: bytes) -> bytes:
-    """Return under what KV of a prompt is found again: the salt itself without an adapter.
+    """Return the key under which a prompt's KV is cached: the salt itself without an adapter.
 
     Args:
       salt: of the request.
-      adapter: digest of its adapter; empty for the base alone.
+      adapter: digest of its adapter; empty for the base model.
     """
     if not adapter:
         return salt

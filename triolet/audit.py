@@ -1,11 +1,10 @@
-"""What a process says of itself when it is audited, and what a server gathers of its fleet.
+"""Data of an audit: the account that each process gives, and what a server gathers of its fleet.
 
-Plain frozen data whose form on the wire (maps by field name, in the AUDITED frame) is also its form
-as JSON. Knows what is counted; whether it adds up is judged in invariants.py. The log of what
-administrators do is another thing: ops/audit.
+Plain frozen data; the AUDITED frame and JSON share one form (maps by field name). invariants.py
+checks that the numbers add up. The log of administrative actions is separate: ops/audit.
 
-Every field serves a check or tells an operator where to look. Ids are text, as logs show them;
-times are durations, so that no clock is compared with another process's.
+Every field serves a check or tells an operator where to look. Ids are text, as in logs; times are
+durations, so that no clock is compared with another process's.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MAX_SECONDS = 1e9
-"""Thirty years: keeps infinity and NaN out."""
+"""Thirty years: excludes infinity and NaN."""
 MAX_WORDS = 64
-"""Kinds of ends, of drops, of error codes: there are few, and they are known."""
+"""Kinds of ends, drops and error codes: a small known set."""
 MAX_AUDIT_LEASES = 4096
-"""Leases that a worker lists when it is audited, the oldest first: a megabyte, and a leaked one is
-always among them. It says how many there are in all."""
+"""Leases that a worker lists in an audit, oldest first: a megabyte, and a leaked lease is always
+among them. The total number is reported separately."""
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=4096)]
@@ -36,14 +35,14 @@ Counts: TypeAlias = Annotated[dict[Id, Count], msgspec.Meta(max_length=MAX_WORDS
 
 
 class ProcessFacts(msgspec.Struct, frozen=True):
-    """What the operating system and Trio say of a process; None where they do not say.
+    """What the operating system and Trio report about a process; None where unknown.
 
     Attributes:
       pid: process id.
-      open_fds: open files, sockets among them.
+      open_fds: open files, including sockets.
       threads: of the whole process.
       tasks: Trio tasks alive.
-      rss_bytes: memory that it occupies.
+      rss_bytes: resident memory.
     """
 
     pid: Count | None = None
@@ -57,12 +56,12 @@ class PoolAudit(msgspec.Struct, frozen=True):
     """The blocks of one worker (I1).
 
     Attributes:
-      total_blocks: that can be leased.
-      free_blocks: hold nothing.
-      leased_blocks: some lease names them.
-      cached_blocks: no lease names them, but their KV is kept.
-      references: blocks of all leases, a shared one counted once for each.
-      verdict: what the ledger found wrong block by block; empty if nothing.
+      total_blocks: blocks that can be leased.
+      free_blocks: blocks without content.
+      leased_blocks: blocks in at least one lease.
+      cached_blocks: blocks in no lease whose KV is kept.
+      references: blocks of all leases; a shared block counts once per lease.
+      verdict: errors that the ledger found block by block; empty if none.
       spoiled_blocks: free blocks that were written after they were freed (I8); None where freed
         blocks are not poisoned.
     """
@@ -81,14 +80,14 @@ class LeaseAudit(msgspec.Struct, frozen=True):
 
     Attributes:
       attempt: request id and attempt number.
-      server: name and epoch of the life that asked for it.
+      server: name and epoch of the server that asked for it.
       state: of the lease.
-      num_blocks: that it holds.
+      num_blocks: blocks held.
       age_s: since it was granted.
       renewed_ago_s: since its server last named it.
       remaining_s: until its deadline.
       num_tokens: completion tokens that exist.
-      allowed: positions below this may be produced; None on prefill.
+      allowed: positions below this may be generated; None on prefill.
     """
 
     attempt: Id
@@ -106,11 +105,11 @@ class WindowsAudit(msgspec.Struct, frozen=True):
     """KV on its way out of a prefill worker; all zero on decode.
 
     Attributes:
-      kv_under_way_bytes: sent and not answered.
-      kv_granted_bytes: what all receivers together let be under way.
+      kv_under_way_bytes: sent and not acknowledged.
+      kv_granted_bytes: sum of the windows of all receivers.
       ring_bytes: exported and not taken.
-      ring_size_bytes: the most that may be.
-      verdict: what the counts and their contents disagree on; empty if nothing.
+      ring_size_bytes: size of the ring.
+      verdict: disagreements between the counters and their contents; empty if none.
     """
 
     kv_under_way_bytes: Count = 0
@@ -121,40 +120,40 @@ class WindowsAudit(msgspec.Struct, frozen=True):
 
 
 class WorkerAudit(msgspec.Struct, frozen=True):
-    """One life of one worker, between two of its decisions.
+    """One epoch of one worker, between two of its decisions.
 
     Attributes:
       role: prefill or decode.
       name: in the fleet.
-      epoch: of this life, as logs show it.
-      lease_ttl_s: how long a lease lives without being named.
-      is_draining: nothing new is taken.
+      epoch: as shown in logs.
+      lease_ttl_s: how long a lease lives without renewal.
+      is_draining: accepts no new work.
       pool: blocks.
-      leases: the oldest first, at most MAX_AUDIT_LEASES of them.
-      num_leases: how many there are; more than are listed if the list was cut.
-      verdict: what leases, attempts and blocks disagree on; empty if nothing.
-      leaving: attempts that ended while the running step computes them.
-      leaving_blocks: what these hold until it returns.
-      granted: leases granted since the process began.
-      ended: leases that ended since then, by reason.
-      late_rows: attempts' parts of steps that returned after the attempt had ended.
+      leases: oldest first, at most MAX_AUDIT_LEASES.
+      num_leases: total number, also if the list was cut.
+      verdict: disagreements between leases, attempts and blocks; empty if none.
+      leaving: ended attempts that the running step still computes.
+      leaving_blocks: blocks that these hold until the step returns.
+      granted: leases granted since the process started.
+      ended: leases ended since then, by reason.
+      late_rows: rows of steps that returned after their attempt had ended.
       tombstones: ended requests that are remembered.
-      max_tombstones: the most that are.
+      max_tombstones: their limit.
       rows: sequences in the running step.
       running: leases that may have a row.
       paused: leases that wait for their reader.
-      max_num_seqs: rows that a decode step has at most.
+      max_num_seqs: most rows of a decode step.
       windows: KV under way.
       steps: device steps.
-      computed_tokens: tokens that they computed.
+      computed_tokens: tokens computed in them.
       kv_bytes: sent by prefill, received by decode.
-      dropped: frames that were not acted upon, by reason.
-      bad_digests: chunks that came damaged.
+      dropped: frames ignored, by reason.
+      bad_digests: damaged chunks.
       preemptions: attempts that lost their blocks to others.
-      process: of the operating system.
+      process: facts from the operating system.
       draft_pool: blocks of the draft model, if there is one.
-      prompt_tokens: those of `computed_tokens` that decode computed of prompts.
-      late_tokens: what `late_rows` had computed, prompts' tokens not counted.
+      prompt_tokens: part of `computed_tokens`: prompt tokens that decode computed.
+      late_tokens: tokens computed in `late_rows`, without prompt tokens.
     """
 
     role: Role
@@ -191,7 +190,7 @@ class WorkerAudit(msgspec.Struct, frozen=True):
 
     @property
     def is_cut(self) -> bool:
-        """Whether there are more leases than are listed."""
+        """Return whether there are more leases than are listed."""
         return self.num_leases > len(self.leases)
 
 
@@ -200,9 +199,9 @@ class AttemptAudit(msgspec.Struct, frozen=True):
 
     Attributes:
       attempt: request id and attempt number.
-      is_asked: the worker was told of it; it is named in heartbeats.
+      is_asked: the worker was told of it, and heartbeats name it.
       is_granted: decode has leased blocks for it.
-      is_wanted: a request in flight has it as its present attempt, on this worker.
+      is_wanted: it is the present attempt of a request in flight, on this worker.
     """
 
     attempt: Id
@@ -212,11 +211,11 @@ class AttemptAudit(msgspec.Struct, frozen=True):
 
 
 class Doubt(msgspec.Struct, frozen=True):
-    """Something that may be a race, and is none if it lasts.
+    """A disagreement that may be a race and counts as an error only if it lasts.
 
     Attributes:
-      attempt: which.
-      for_s: since the first audit that saw it so.
+      attempt: the attempt concerned.
+      for_s: since the first audit that saw it.
     """
 
     attempt: Id
@@ -224,23 +223,23 @@ class Doubt(msgspec.Struct, frozen=True):
 
 
 class WorkerView(msgspec.Struct, frozen=True):
-    """One worker as the server sees it, with the worker's own words.
+    """One worker as the server sees it, with the worker's own account.
 
     Attributes:
       role: prefill or decode.
-      address: where it is reached.
-      name: its own, or its address while it has not answered.
+      address: of its control socket.
+      name: its name, or its address until it has answered.
       state: connecting, alive, suspect, draining or dead.
-      epoch: of the life that was greeted; empty if none was.
+      epoch: of the last greeting; empty if there was none.
       silence: why there is no audit; empty if there is one.
-      audit: what it said.
+      audit: its account.
       before: attempts that the server counted there when it asked.
-      after: the same when the answer came.
-      unknown: leases that this server's present life should have and does not know.
-      missing: attempts that the server counts there and the worker has no lease for.
-      available_blocks: what the server believes to be free there; the next heartbeat corrects it.
-      token_credit: prompt tokens that the worker lets this server have under way; prefill.
-      row_credit: sequences that it lets it have under way; decode.
+      after: the same when the answer arrived.
+      unknown: leases of this server's present epoch that the server does not know.
+      missing: attempts that the server counts there but that have no lease there.
+      available_blocks: the server's estimate of free blocks there; the next heartbeat corrects it.
+      token_credit: prompt tokens that this server may have under way there; prefill.
+      row_credit: sequences that this server may have under way there; decode.
     """
 
     role: Role
@@ -260,22 +259,22 @@ class WorkerView(msgspec.Struct, frozen=True):
 
 
 class ServerAudit(msgspec.Struct, frozen=True):
-    """The server's own accounts.
+    """The server's own account.
 
     Attributes:
       name: in the fleet.
-      epoch: of this life.
+      epoch: of this server process.
       received: requests submitted.
-      accepted: of these, will get a terminal event.
-      rejected: of these, were refused at once; by error code.
-      ended: terminal events given out; by outcome.
+      accepted: requests that get a terminal event.
+      rejected: requests refused at once, by error code.
+      ended: terminal events sent, by outcome.
       in_flight: requests without a terminal event.
-      waiting: of these, those in the line.
-      running: of these, those with an attempt.
-      overdue_s: by how much the most overdue request has outlived its deadline; negative if none.
+      waiting: those of them in the queue.
+      running: those of them with an attempt.
+      overdue_s: time since the deadline of the most overdue request; negative if none is overdue.
       connections: of clients.
-      is_draining: nothing new is taken.
-      process: of the operating system.
+      is_draining: accepts no new work.
+      process: facts from the operating system.
     """
 
     name: str
@@ -294,13 +293,13 @@ class ServerAudit(msgspec.Struct, frozen=True):
 
 
 class FleetAudit(msgspec.Struct, frozen=True):
-    """A server and all its workers, as near to one moment as can be had.
+    """A server and all its workers, as close to one moment as possible.
 
     Attributes:
-      grace_s: what is in doubt for no longer is no violation: the life of a lease.
-      server: its accounts, taken last.
+      grace_s: lifetime of a lease; doubts that last no longer are not violations.
+      server: its account, taken last.
       workers: in the order of the configuration.
-      siblings: what the other servers on its port say of themselves and of the same workers.
+      siblings: accounts of the other servers on its port, with their view of the same workers.
     """
 
     grace_s: float
@@ -310,25 +309,25 @@ class FleetAudit(msgspec.Struct, frozen=True):
 
     @property
     def answered(self) -> tuple[WorkerAudit, ...]:
-        """What the workers said that answered."""
+        """The accounts of the workers that answered."""
         return tuple(view.audit for view in self.workers if view.audit is not None)
 
     def to_json(self) -> bytes:
-        """Return the document that `from_json` reads."""
+        """Return a JSON document for `from_json`."""
         return msgspec.json.encode(self)
 
     @classmethod
     def from_json(cls, document: bytes | str) -> FleetAudit:
-        """Return the audit in a document; fields that it does not know are ignored.
+        """Parse a document; unknown fields are ignored.
 
         Raises:
-          ValueError: it is none.
+          ValueError: it is not an audit.
         """
         return msgspec.json.decode(document, type=cls)
 
 
 def whole_audit(name: str, audits: Sequence[FleetAudit]) -> FleetAudit:
-    """Return one audit of a server that serves several models, each with workers of its own.
+    """Merge the audits of a server that serves several models, each with its own workers.
 
     Args:
       name: of the server.

@@ -1,7 +1,7 @@
-"""What servers and `triolet control` say to one another: lines of JSON over a Unix socket.
+"""Messages between servers and `triolet control`: lines of JSON over a Unix socket.
 
-A server says what its models do, each second and at once when a request needs one that is not
-there. Control tells the states of all models at once and after each change.
+A server reports the activity of its models every second, and at once when a request needs a model
+that is not loaded. Control sends the states of all models on connecting and after each change.
 """
 
 from __future__ import annotations
@@ -12,47 +12,46 @@ from typing import Final, TypeAlias, TypeVar
 import msgspec
 
 MAX_LINE_BYTES: Final = 1024 * 1024
-"""Of one line: a thousand models with names of 200 bytes, and six rows of versions of each."""
+"""Bytes of one line: a thousand models with names of 200 bytes and six versions each."""
 
 
 CONTROL_SOCKET: Final = "control.sock"
-"""In the fleet's own folder: where servers reach control."""
+"""In the fleet's own folder: the socket for servers."""
 ADMIN_SOCKET: Final = "admin.sock"
-"""In the same folder: HTTP for commands."""
+"""In the same folder: the HTTP socket for commands."""
 
 
 class ModelState(StrEnum):
-    """How far a model is on the way to requests. Its files are there in every state but ABSENT."""
+    """State of a model. Its files are on disk in every state except ABSENT."""
 
     ABSENT = "absent"
     """Its directory is gone."""
     STAGED = "staged"
-    """On disk; nothing of it is in memory on purpose."""
+    """On disk, not loaded."""
     LOADING = "loading"
-    """Its worker processes start."""
+    """Its worker processes are starting."""
     WARM = "warm"
-    """Its workers are ready; no server has met them yet."""
+    """Its workers are ready, but no server has met them yet."""
     SERVING = "serving"
-    """Servers give requests to its workers."""
+    """Servers send requests to its workers."""
     SLEEPING = "sleeping"
     """Its workers have ended; its files stay in the page cache."""
     DRAINING = "draining"
-    """Its workers finish what they run, and end."""
+    """Its workers finish their requests, then end."""
 
 
 class ModelActivity(msgspec.Struct, frozen=True):
-    """What a server does with one model.
+    """A server's activity with one model.
 
     Attributes:
       name: of the model.
       in_flight: requests that run or wait.
       queued: those of them that wait.
-      last_used_s_ago: since the last request came or ended; None if there was none.
+      last_used_s_ago: since the last request arrived or ended; None if there was none.
       is_ready: whether requests could begin now: the server has met its workers.
-      adapters: digests of the LoRA adapters that requests may name, and of those that some request
-        still has.
-      version: digest of the model, or its directory where that is in no store: a server may still
-        have another model of this name.
+      adapters: digests of the LoRA adapters that requests may name or still use.
+      version: digest of the model, or its directory outside the store: a server may still have
+        another model of this name.
     """
 
     name: str
@@ -65,12 +64,12 @@ class ModelActivity(msgspec.Struct, frozen=True):
 
 
 class Activity(msgspec.Struct, frozen=True, tag_field="say", tag="activity"):
-    """What a server does with each of its models.
+    """A server's activity with all its models.
 
     Attributes:
       server: its name.
-      models: each of them.
-      refused: why models that it is to have cannot be added there, by name.
+      models: all of them.
+      refused: reasons by name of models that this server could not add.
     """
 
     server: str
@@ -79,7 +78,7 @@ class Activity(msgspec.Struct, frozen=True, tag_field="say", tag="activity"):
 
 
 class Wake(msgspec.Struct, frozen=True, tag_field="say", tag="wake"):
-    """A request waits for a model that is not serving."""
+    """A request waits for a model that has no workers."""
 
     model: str
 
@@ -89,12 +88,12 @@ class ModelNews(msgspec.Struct, frozen=True):
 
     Attributes:
       name: of the model.
-      digest: of its version; empty where it is not in the store.
-      state: now.
-      predicted_ready_s: from now until it serves, if it were woken now; None where it cannot be.
-      bytes: memory that its workers take, or would.
-      worker_seconds: how long worker processes of each of its versions have run together, by
-        digest; those of versions long gone as one row.
+      digest: of its version; empty for a model outside the store.
+      state: present state.
+      predicted_ready_s: time until it serves if woken now; None if it cannot be woken.
+      bytes: memory that its workers take or would take.
+      worker_seconds: total running time of the worker processes of each version, by digest; old
+        versions share one row.
     """
 
     name: str
@@ -131,34 +130,34 @@ def encode_line(message: Said | Models) -> bytes:
 
 
 def decode_said(line: bytes) -> Said:
-    """Return what a server says.
+    """Parse a message of a server.
 
     Raises:
-      msgspec.MsgspecError: it is nothing of the kind.
+      msgspec.MsgspecError: it is not a valid message.
     """
     return _decoded(_SAID, line)
 
 
 def decode_told(line: bytes) -> Models:
-    """Return what control tells.
+    """Parse a message of control.
 
     Raises:
-      msgspec.MsgspecError: it is nothing of the kind.
+      msgspec.MsgspecError: it is not a valid message.
     """
     return _decoded(_TOLD, line)
 
 
 class LineBuffer:
-    """Cuts a stream of bytes into lines."""
+    """Splits a stream of bytes into lines."""
 
     def __init__(self) -> None:
         self._unfinished = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the lines that are whole now.
+        """Return the lines that are now complete.
 
         Raises:
-          msgspec.DecodeError: a line is longer than any message.
+          msgspec.DecodeError: a line exceeds MAX_LINE_BYTES.
         """
         *lines, self._unfinished = (self._unfinished + data).split(b"\n")
         if len(self._unfinished) > MAX_LINE_BYTES:

@@ -1,7 +1,8 @@
-"""The command `triolet`: checks that its packages are Triolet's own, then runs the command line.
+"""Entry point of the command `triolet`: check that its packages are Triolet's own, then run the
+CLI.
 
-Names such as `server` and `ops` are common: a folder on PYTHONPATH or another distribution may
-bring packages of the same names, and Python imports the first that it finds.
+Names such as `server` and `ops` are common: a folder on PYTHONPATH or another distribution may have
+packages of the same name, and Python imports the first that it finds.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ if TYPE_CHECKING:
 PACKAGES: Final = (
     "transport", "store", "engine", "worker", "prefill", "decode", "server", "simulation", "ops",
 )  # fmt: skip
-"""Every top-level package that is installed beside `triolet`."""
+"""Every top-level package that is installed with `triolet`."""
 HOME: Final = Path(__file__).resolve().parents[1]
-"""The folder of these packages: an environment's site-packages, or a checkout."""
+"""The folder of these packages: site-packages, or a checkout."""
 EXIT_BAD_INPUT: Final = 2
-"""As in ops/exit_codes.py, which may not be imported before the check."""
+"""As in ops/exit_codes.py, which must not be imported before the check."""
 
 
 def main() -> int:
-    """Run the command line; return 2 where Python would import packages of others for it."""
+    """Run the command line; return 2 if Python would import other packages of the same names."""
     complaint = next(complaints(HOME), None)
     if complaint is not None:
         sys.stderr.write(f"triolet: {complaint}\n")
@@ -38,7 +39,7 @@ def main() -> int:
 
 
 def complaints(home: Path) -> Iterator[str]:
-    """Yield what is wrong with each package that is not Triolet's own.
+    """Yield a message for each package that is not Triolet's own.
 
     Args:
       home: the folder that the packages were installed into.
@@ -67,7 +68,7 @@ def complaints(home: Path) -> Iterator[str]:
 
 
 def _found(name: str) -> Path | None:
-    """Return the file, or of a package without one the folder, that `import name` would load."""
+    """Return the file that `import name` would load, or the folder of a namespace package."""
     spec = importlib.util.find_spec(name)
     if spec is None:
         return None
@@ -81,11 +82,10 @@ def _digest(file: Path) -> str:
 
 
 def _installed_digests(home: Path) -> dict[str, set[str]]:
-    """Return the digests of each package's __init__.py as installers recorded them; nothing of a
-    checkout, which has no such record.
+    """Return the recorded digests of each package's __init__.py; empty for a checkout.
 
-    `pip install --upgrade --target` leaves the records of earlier releases beside the newest, and
-    nothing tells which of them the files are of: each of their digests is Triolet's own.
+    `pip install --upgrade --target` leaves the records of earlier releases, and nothing tells which
+    release the files belong to, so the digests of all of them count.
     """
     digests: dict[str, set[str]] = {}
     for record in home.glob("triolet-*.dist-info/RECORD"):
@@ -99,7 +99,7 @@ def _installed_digests(home: Path) -> dict[str, set[str]]:
 
 
 def _owners(name: str) -> list[str]:
-    """Return the other installed distributions that bring a package."""
+    """Return the other installed distributions that have a package of this name."""
     from importlib.metadata import packages_distributions
 
     owners = set(packages_distributions().get(name, ())) - {"triolet"}

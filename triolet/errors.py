@@ -1,6 +1,6 @@
-"""Every error that Triolet raises itself. Foreign ones are mapped where their library is used.
+"""Every error that Triolet raises itself, with the HTTP status and code of request errors.
 
-Knows the HTTP status and code that an error of a request ends in; does not know HTTP.
+Exceptions of libraries are converted in the file that uses the library.
 """
 
 from __future__ import annotations
@@ -10,39 +10,39 @@ from typing import Any
 
 
 class TrioletError(Exception):
-    """Anything that Triolet raises on purpose."""
+    """Base class of all errors that Triolet raises on purpose."""
 
 
 def said_by(error: BaseException) -> str:
-    """Return what an error says, for logs and messages. One that says nothing is called by its kind
-    in words, such as `read timeout`: names of classes are for tracebacks."""
+    """Return an error's message for logs. An empty message is replaced by the kind of the error in
+    words, such as `read timeout`: class names are for tracebacks."""
     words = re.findall(r"[A-Z]+(?![a-z])|[A-Z][a-z]+", type(error).__name__)
     return str(error) or " ".join(words).lower()
 
 
 class ConfigError(TrioletError):
-    """A setting that cannot work. The text names the field, its value and what is allowed."""
+    """A setting is invalid. The message names the field, its value and what is allowed."""
 
 
 class SettingError(ConfigError, ValueError):
-    """A field of a config type has a value that it may not have. A ValueError, so that msgspec says
-    which object of a document it is in."""
+    """A field of a config type has an invalid value. A ValueError, so that msgspec adds the path to
+    the object."""
 
 
 class ModelError(ConfigError):
-    """A model directory that is missing, broken or of an unsupported kind."""
+    """A model directory is missing, broken or of an unsupported kind."""
 
 
 class AuditLogError(TrioletError):
-    """The log of administrative events takes no entry, or is damaged. The text says what to do."""
+    """The audit log cannot be written or is damaged. The message says what to do."""
 
 
 class StoreError(ConfigError):
-    """The model store cannot do what was asked. The text names the file and the remedy."""
+    """The model store cannot do what was asked. The message names the file and the remedy."""
 
 
 class RegistryFailed(TrioletError):
-    """A registry refused, lied or was lost. The text says which, what, and what to do."""
+    """A registry refused, lied or was lost. The message says which one, what, and what to do."""
 
 
 class ProtocolError(TrioletError):
@@ -50,7 +50,7 @@ class ProtocolError(TrioletError):
 
 
 class LocalProtocolError(ProtocolError):
-    """We were about to break the protocol: a bug of ours."""
+    """We were about to break the protocol: a bug on our side."""
 
 
 class RemoteProtocolError(ProtocolError):
@@ -58,29 +58,29 @@ class RemoteProtocolError(ProtocolError):
 
 
 class CapacityError(TrioletError):
-    """No free blocks, no room in a queue, no live peer. Caught inside, never shown as it is."""
+    """No free blocks, no room in a queue, no live peer. Handled inside, never shown to clients."""
 
 
 class LeaseError(TrioletError):
-    """A block or an attempt that the caller does not own."""
+    """The caller does not own the block or attempt."""
 
 
 class DeviceWedged(TrioletError):
-    """A device step did not return in time. Its thread still writes the pool: leave the process."""
+    """A device step did not return in time. Its thread still writes the pool: exit the process."""
 
 
 class RequestError(TrioletError):
-    """A request that ends in an error its client is told of.
+    """A request that ends in an error reported to the client.
 
     Attributes:
       status: HTTP status.
       code: stable word for programs, such as `context_length_exceeded`.
       param: the request field at fault, or None.
       retry_after_s: seconds after which a retry makes sense, or None.
-      is_spread: clients that are told so come at different times as it is; nothing is to be added.
-      is_crowded_out: there was no room for it beside what was here before. It may come again as
-        often as it likes: nothing is wrong, with it or with the server.
-      is_of_queue: the queue refused it, and has counted it by its code.
+      is_spread: the retry time already differs between clients; add no jitter.
+      is_crowded_out: refused only because other requests take the room. Retries are welcome:
+        nothing is wrong with the request or the server.
+      is_of_queue: refused by the queue, which has counted it by its code.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class RequestError(TrioletError):
 
     @property
     def told(self) -> str:
-        """The message, behind the name of the field at fault where it does not hold it."""
+        """The message, prefixed with the field at fault unless it already names it."""
         param = self.param
         if not param or re.search(rf"(?<!\w){re.escape(param)}(?!\w)", self.message):
             return self.message
@@ -115,7 +115,8 @@ class RequestError(TrioletError):
 
     @property
     def said(self) -> dict[str, Any]:
-        """What it was made from: `RequestError(**said)` says the same, and holds nothing."""
+        """The constructor's arguments: `RequestError(**said)` makes an equal error without a
+        traceback."""
         return {
             "message": self.message,
             "status": self.status,
@@ -131,24 +132,25 @@ class RequestError(TrioletError):
 def invalid_request(
     message: str, param: str | None = None, code: str = "invalid_request_error"
 ) -> RequestError:
-    """Return the error for input that can never work: 400, no retry."""
+    """Return the error for input that is always invalid: 400, no retry."""
     return RequestError(message, status=400, code=code, param=param)
 
 
 def overloaded(message: str, retry_after_s: float) -> RequestError:
-    """Return the error for load beyond what this process can bear: 503, retry later."""
+    """Return the error for more load than this process can take: 503, retry later."""
     return RequestError(message, status=503, code="overloaded", retry_after_s=retry_after_s)
 
 
 def too_many_waiting(message: str, retry_after_s: float) -> RequestError:
-    """Return the error for a client that has as much under way as it may: 429, retry later."""
+    """Return the error for a client at its limit of requests under way: 429, retry later."""
     return RequestError(
         message, status=429, code="rate_limit_exceeded", retry_after_s=retry_after_s
     )
 
 
 def crowded_out(message: str, retry_after_s: float, *, is_spread: bool = False) -> RequestError:
-    """Return the same error for who is refused because of what waits or runs already."""
+    """Return the same error for a request that is refused only because others wait or run
+    already."""
     return RequestError(
         message,
         status=503,
@@ -160,14 +162,14 @@ def crowded_out(message: str, retry_after_s: float, *, is_spread: bool = False) 
 
 
 def no_worker(message: str, retry_after_s: float = 2.0) -> RequestError:
-    """Return the error for a request that no live worker could take or finish: 503."""
+    """Return the error for a request that no live worker can take or finish: 503."""
     return RequestError(message, status=503, code="no_worker", retry_after_s=retry_after_s)
 
 
 def draining() -> RequestError:
-    """Return the error for a request that arrives while this server shuts down: 503."""
+    """Return the error for a request during this server's shutdown: 503."""
     return RequestError(
-        "this server is shutting down; send the request again and another one will take it",
+        "this server is shutting down; send the request again to reach another one",
         status=503,
         code="draining",
         retry_after_s=1.0,
@@ -175,9 +177,9 @@ def draining() -> RequestError:
 
 
 def model_removed(name: str) -> RequestError:
-    """Return the error for a request whose model was removed meanwhile: 404."""
+    """Return the error for a request whose model was removed in the meantime: 404."""
     return RequestError(
-        f"model {name} was removed from this server; GET /v1/models lists those that there are",
+        f"model {name} was removed from this server; GET /v1/models lists the available models",
         status=404,
         code="model_not_found",
         param="model",
@@ -190,9 +192,9 @@ def deadline_exceeded(message: str) -> RequestError:
 
 
 def server_error() -> RequestError:
-    """Return the error for a bug of ours: 500, with no internals in the text."""
+    """Return the error for a bug on our side: 500, without internals in the message."""
     return RequestError(
-        "the server failed on this request; the request id finds it in the server's log",
+        "the server failed on this request; look for the request id in the server's log",
         status=500,
         code="server_error",
     )

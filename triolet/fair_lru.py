@@ -1,10 +1,9 @@
-"""Which of the things that are kept has to go next, where several keepers share the room.
+"""Weighted fair LRU: choose what to evict next when several keepers share the room.
 
-Knows names, weights and shares; does not know what is kept, nor when room runs out. Whoever holds
-most for its share gives way first, and of what it holds the least recently used. So room that
-nobody else wants may be borrowed, and comes back as soon as somebody does: who holds less than its
-part, which is its share over the sum of the shares of all that hold something, loses nothing to the
-others. With one keeper it is plain LRU.
+The keeper that holds most relative to its share loses its least recently used item first. Unused
+room may be borrowed and is given back on demand: a keeper below its part (its share over the sum of
+the shares of all keepers that hold something) loses nothing to others. With one keeper it is plain
+LRU. This file holds names, weights and shares, not the items themselves.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ if TYPE_CHECKING:
 K = TypeVar("K", bound="Hashable")
 
 MIN_STALE: Final = 64
-"""Outdated entries of the heap that are not worth building it anew."""
+"""Outdated heap entries that do not justify rebuilding the heap."""
 
 
 class Keeper(NamedTuple):
-    """For whom something is kept.
+    """The owner of kept items.
 
     Attributes:
       tenant: its name, or a digest of it; empty where there are no tenants.
@@ -39,13 +38,13 @@ ANYBODY: Final = Keeper()
 
 @dataclass(slots=True, eq=False)
 class _Held(Generic[K]):
-    """What one keeper has.
+    """The items of one keeper.
 
     Attributes:
       share: of the room.
-      weights: by name, the least recently used first.
-      weight: of all of them.
-      listed: its load in the heap; never below its load. None if it is not there.
+      weights: by name, least recently used first.
+      weight: sum of the weights.
+      listed: its load in the heap, never below its load; None if it is not in the heap.
     """
 
     share: float
@@ -55,16 +54,16 @@ class _Held(Generic[K]):
 
     @property
     def load(self) -> float:
-        """What it holds for its share."""
+        """Weight held relative to the share."""
         return self.weight / self.share
 
 
 class FairLru(Generic[K]):
-    """Names of what is kept, ordered for whoever needs room. Each name has one keeper."""
+    """Names of kept items in order of eviction. Each name has one keeper."""
 
     def __init__(self) -> None:
         self._held: dict[bytes, _Held[K]] = {}
-        # The greatest load first. An entry that is not what its keeper has listed is outdated.
+        # Largest load first. An entry that differs from its keeper's `listed` is outdated.
         self._heap: list[tuple[float, bytes]] = []
         self._grown: set[bytes] = set()
         self._count = 0
@@ -77,16 +76,16 @@ class FairLru(Generic[K]):
 
     @property
     def num_tenants(self) -> int:
-        """Keepers that hold something."""
+        """Number of keepers that hold something."""
         return len(self._held)
 
     def names_of(self, tenant: bytes) -> list[K]:
-        """Return what a tenant holds, the least recently used first."""
+        """Return a tenant's names, least recently used first."""
         held = self._held.get(tenant)
         return [] if held is None else list(held.weights)
 
     def held_by(self, tenant: bytes) -> int:
-        """Return the weight of what a tenant holds."""
+        """Return the total weight of a tenant's items."""
         held = self._held.get(tenant)
         return 0 if held is None else held.weight
 
@@ -94,9 +93,9 @@ class FairLru(Generic[K]):
         """Add names as the most recently used ones, in this order.
 
         Args:
-          names: none of them is here.
-          keeper: whose they are; its share counts from now on.
-          weight: of each of them, above 0.
+          names: names that are not present yet.
+          keeper: their owner; its share applies from now on.
+          weight: of each name, above 0.
         """
         held = self._held.get(keeper.tenant)
         if held is None:
@@ -112,7 +111,7 @@ class FairLru(Generic[K]):
             del self._held[keeper.tenant]
 
     def remove(self, names: Iterable[K], tenant: bytes) -> None:
-        """Take names of one tenant out, all of which are here."""
+        """Remove names of one tenant, all of which are present."""
         held = self._held[tenant]
         weights = held.weights
         num_before = len(weights)
@@ -122,15 +121,15 @@ class FairLru(Generic[K]):
             del self._held[tenant]
 
     def touch(self, name: K, tenant: bytes) -> None:
-        """Make a name that is here the most recently used one of its keeper."""
+        """Mark a name as the most recently used one of its keeper."""
         weights = self._held[tenant].weights
         weights[name] = weights.pop(name)
 
     def pop(self) -> K:
-        """Take out what has to go next.
+        """Remove and return the name to evict next.
 
         Raises:
-          KeyError: nothing is here.
+          KeyError: nothing is kept.
         """
         if not self._held:
             raise KeyError("nothing is kept")
@@ -145,14 +144,14 @@ class FairLru(Generic[K]):
         return name
 
     def check_invariants(self) -> None:
-        """Assert that every sum is that of its parts."""
+        """Assert that every sum equals the sum of its parts."""
         assert self._count == sum(len(held.weights) for held in self._held.values()), "lost count"
         for held in self._held.values():
-            assert held.weights, "a keeper of nothing is remembered"
+            assert held.weights, "a keeper without items is remembered"
             assert held.weight == sum(held.weights.values()), "a keeper's weight is wrong"
 
     def _heaviest(self) -> bytes:
-        """Return whose turn it is among several, each of which holds something."""
+        """Return the keeper to evict from, among several that hold something."""
         self._list_grown()
         while True:
             negative, tenant = self._heap[0]
@@ -166,7 +165,7 @@ class FairLru(Generic[K]):
                 return tenant
 
     def _list_grown(self) -> None:
-        """Note the loads of those that hold more than the heap knows."""
+        """Update the heap for keepers whose load has grown."""
         for tenant in self._grown:
             held = self._held.get(tenant)
             if held is not None and (held.listed is None or held.load > held.listed):

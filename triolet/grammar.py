@@ -1,8 +1,7 @@
-"""From a grammar to what says which tokens may come next: the one home of llguidance.
+"""Compile grammars with llguidance into matchers that say which tokens may come next.
 
-Knows the library, its bounds and a model's tokenizer; knows no requests, no threads and no tensors.
-A client's grammar is compiled by the server first, in a process that may be killed, and by workers
-only then, with the same bounds, so that both see the same.
+The only file that uses llguidance. The server compiles a client's grammar first, in a process that
+may be killed; workers compile it later with the same bounds, so both get the same result.
 """
 
 from __future__ import annotations
@@ -30,24 +29,24 @@ LIMITS: Final = LLParserLimits(
     max_grammar_size=100_000,
     verbose_errors=False,
 )
-"""What one grammar may cost, in the library's units, which count work alone: a sequence ends at the
-same token on every worker.
+"""What one grammar may cost, in the library's units. These count work, not time: a sequence ends at
+the same token on every worker.
 
-`step_max_items`: a row of n items costs up to n² comparisons, so time is not linear in it. 50,000
-let an ambiguous grammar of 80 bytes take 0.8 s for one mask; 5,000 end it after some 10 tokens, at
-2 ms. Measured needs, four walks of 60 tokens each: random schemas (loadtest/schemas.py) 100 with a
-vocabulary of 2,048 tokens and 200 with one of 65,000; recursive ones, SQL and Python statements up
-to 2,000; `anyOf` of 150 objects 5,000; only objects of more than 100 optional properties more.
+`step_max_items`: a row of n items costs up to n² comparisons, so time is not linear in it. With
+50,000 an ambiguous grammar of 80 bytes took 0.8 s for one mask; 5,000 end it after about 10 tokens,
+at 2 ms. Measured needs, four walks of 60 tokens each: random schemas (loadtest/schemas.py) 100 with
+a vocabulary of 2,048 tokens and 200 with one of 65,000; recursive ones, SQL and Python statements
+up to 2,000; `anyOf` of 150 objects 5,000; only objects of more than 100 optional properties more.
 `step_lexer_fuel`: real formats and patterns take up to 50,000."""
 PARAMETERS_OF_JSON: Final = "x-guidance"
 
 
 class GrammarError(Exception):
-    """A grammar that cannot be used, and why."""
+    """A grammar cannot be used; the message says why."""
 
 
 class GrammarTooCostly(GrammarError):
-    """A grammar that takes too long to compile or to follow."""
+    """A grammar takes too long to compile or to evaluate."""
 
 
 def build_tokenizer(
@@ -56,12 +55,12 @@ def build_tokenizer(
     """Return a model's vocabulary in the form that matchers need. Takes up to a second.
 
     Args:
-      tokenizer_json: what the file of that name holds.
-      eos_token_ids: the model's end tokens, which come where a grammar may end.
+      tokenizer_json: content of that file.
+      eos_token_ids: the model's end tokens, allowed where a grammar may end.
       vocab_size: of the model, if it has more ids than its tokenizer.
 
     Raises:
-      GrammarError: it is of a kind that the library does not know.
+      GrammarError: the library does not support this kind of tokenizer.
     """
     try:
         return LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=list(eos_token_ids))
@@ -70,11 +69,11 @@ def build_tokenizer(
 
 
 class Follower:
-    """Moves a matcher past one token while other threads of the process run.
+    """Advances a matcher by one token without blocking the other threads of the process.
 
-    `try_consume_tokens` holds the interpreter's lock as long as it takes, in a costly place as long
-    as a mask: up to 10 ms. The library releases the lock only when it moves several matchers at
-    once, so one that has already failed, which costs nothing, goes along.
+    `try_consume_tokens` holds the interpreter's lock, in a costly place as long as a mask takes: up
+    to 10 ms. The library releases the lock only when it advances several matchers at once, so we
+    add one that has already failed, which costs nothing.
     """
 
     def __init__(self, tokenizer: LLTokenizer) -> None:
@@ -82,15 +81,15 @@ class Follower:
         self._failed = LLMatcher(tokenizer, "", log_level=0)
 
     def follow(self, matcher: LLMatcher, token_id: int) -> None:
-        """Move past a token that the matcher's last mask allows."""
+        """Advance past a token that the matcher's last mask allows."""
         self._executor.consume_token_par([(matcher, token_id), (self._failed, token_id)])
 
 
 def compile_grammar(tokenizer: LLTokenizer, grammar: Grammar) -> LLMatcher:
-    """Return a matcher that stands before the first token.
+    """Compile a grammar into a matcher before its first token.
 
     Raises:
-      GrammarError: says what is wrong with it, in one line.
+      GrammarError: the grammar is invalid; the message says why in one line.
     """
     try:
         source = _source(grammar)
@@ -107,8 +106,8 @@ def _source(grammar: Grammar) -> str:
         case GrammarKind.JSON_SCHEMA:
             schema = json.loads(grammar.text)
             if isinstance(schema, dict):
-                # How JSON is written is not the client's to say: `lenient` would make of what is
-                # not understood what is not heeded.
+                # Clients do not decide how JSON is written, and `lenient` would silently ignore
+                # what the library does not support.
                 schema.pop(PARAMETERS_OF_JSON, None)
             else:
                 schema = {"allOf": [schema]}

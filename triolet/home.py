@@ -1,4 +1,4 @@
-"""Where this user's own files are (XDG base directories), and what to do where there is no home."""
+"""The user's folders for cache, data and state (XDG base directories)."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from .errors import ConfigError
 
 
 def cache_home() -> Path:
-    """Return where the user's programs keep what can be made again.
+    """Return the folder for files that can be made again.
 
     Raises:
-      ConfigError: this user has no home directory, and no variable says where.
+      ConfigError: this user has no home directory, and no variable names the folder.
     """
     return _home("XDG_CACHE_HOME", ".cache")
 
 
 def data_home() -> Path:
-    """Return where the user's programs keep their data.
+    """Return the folder for the user's data.
 
     Raises:
-      ConfigError: as of `cache_home`.
+      ConfigError: as in `cache_home`.
     """
     return _home("XDG_DATA_HOME", ".local/share")
 
 
 def state_home() -> Path:
-    """Return where the user's programs keep what shall outlive them.
+    """Return the folder for state that outlives a process.
 
     Raises:
-      ConfigError: as of `cache_home`.
+      ConfigError: as in `cache_home`.
     """
     return _home("XDG_STATE_HOME", ".local/state")
 
 
 def _home(variable: str, default: str) -> Path:
     named = os.environ.get(variable, "")
-    # The specification has relative paths ignored.
+    # The specification says to ignore relative paths.
     if os.path.isabs(named):
         return Path(named)
     try:
@@ -50,15 +50,15 @@ def _home(variable: str, default: str) -> Path:
 
 
 def expanded(path: Path) -> Path:
-    """Return a path with a leading ~ or ~USER replaced.
+    """Expand a leading ~ or ~USER.
 
     Raises:
-      ConfigError: there is no such user, or no home directory.
+      ConfigError: there is no such user or home directory.
     """
     try:
         return path.expanduser()
     except RuntimeError:
         raise ConfigError(
-            f"{path} begins with {path.parts[0]}, which has no home directory here; write the path "
-            "out"
+            f"{path} begins with {path.parts[0]}, which has no home directory here; write the full "
+            "path"
         ) from None

@@ -1,7 +1,4 @@
-"""Who is who: requests, attempts, processes. Ids are random and never reused.
-
-Knows how ids are made and shown; knows nothing of what they name.
-"""
+"""Ids of requests, attempts and processes: random and never reused."""
 
 from __future__ import annotations
 
@@ -16,19 +13,20 @@ SECRET_BYTES = 32
 
 
 class Role(StrEnum):
-    """What a process is in the fleet."""
+    """A process's part in the fleet."""
 
     SERVER = "server"
     PREFILL = "prefill"
     DECODE = "decode"
     CONTROL = "control"
-    """Decides which models of a fleet are resident; has no links to workers."""
+    """Decides which models of a fleet are loaded; has no links to workers."""
     OPERATOR = "operator"
-    """A command of a person or a supervisor: asks workers to drain, and has no requests."""
+    """A command of a person or a supervisor: asks workers to drain, and sends no requests."""
 
 
 class AttemptKey(NamedTuple):
-    """One try at one request. Death of a worker, preemption or drain begins the next attempt.
+    """One try at a request. After the death of a worker, a preemption or a drain the next one
+    begins.
 
     Attributes:
       request_id: 16 random bytes.
@@ -43,18 +41,18 @@ class AttemptKey(NamedTuple):
 
 
 LIVES: Final = 256
-"""Of one process, from one epoch that a peer knows to the next one that it hears of."""
+"""Most epochs of one process between two that a peer hears of."""
 _IDENTITY: Final = re.compile(rb"[a-z]+:([!-~]{1,255}):([0-9a-f]{16})")
 """What `PeerId.identity` returns."""
 
 
 class PeerId(NamedTuple):
-    """One life of one process: a restarted worker has another epoch and is another peer.
+    """One epoch of one process: a restarted worker has another epoch and is another peer.
 
     Attributes:
-      role: what it is.
-      name: its name in the fleet, such as `decode-0`.
-      epoch: random bits drawn at the start of its process, and one more with each further life.
+      role: of the process.
+      name: in the fleet, such as `decode-0`.
+      epoch: random bits drawn when the process starts, plus one for each further epoch.
     """
 
     role: Role
@@ -65,17 +63,17 @@ class PeerId(NamedTuple):
         return f"{self.name}@{shown_epoch(self.epoch)}"
 
     def identity(self) -> bytes:
-        """Return what a bound side calls this peer: two lives never share a name."""
+        """Return the peer's name on links: two epochs never share a name."""
         return f"{self.role}:{self.name}:{self.epoch:016x}".encode()
 
     def is_process_of(self, earlier: PeerId) -> bool:
-        """Return whether this is the process of an earlier life, in that life or in a later one."""
+        """Return whether this is the process of an earlier epoch, in that epoch or a later one."""
         return self.epoch - earlier.epoch in range(LIVES)
 
 
 def shown_identity(identity: bytes) -> str:
-    """Return how logs and messages call the peer of an identity; one that is no peer's, as any
-    program may send it, in hexadecimal digits."""
+    """Return the peer's name for logs and messages. Identities that are not a peer's, which any
+    program may send, are shown in hexadecimal."""
     found = _IDENTITY.fullmatch(identity)
     if found is None:
         return identity.hex()
@@ -83,8 +81,7 @@ def shown_identity(identity: bytes) -> str:
 
 
 def shown_epoch(epoch: int) -> str:
-    """Return what logs and audits tell a life apart by: a digest, for the epoch itself is told to
-    the peers of a process only."""
+    """Return a digest of the epoch for logs and audits; only peers may see the epoch itself."""
     return blake2b(epoch.to_bytes(8, "big"), digest_size=8).hexdigest()
 
 
@@ -94,10 +91,10 @@ def new_request_id() -> bytes:
 
 
 def new_secret() -> bytes:
-    """Return 256 random bits, of which keys are made."""
+    """Return 256 random bits to derive keys from."""
     return secrets.token_bytes(SECRET_BYTES)
 
 
 def new_epoch() -> int:
-    """Return 63 random bits, never 0. Further lives of the process count up from there."""
+    """Return 63 random bits, never 0. Further epochs of the process count up from there."""
     return secrets.randbits(63) or 1

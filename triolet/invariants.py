@@ -1,18 +1,18 @@
-"""What must hold of a fleet at any moment, and what must be back once nothing runs.
+"""Check an audit: what must hold of a fleet at any moment, and at rest.
 
-Judges an audit; gathers nothing and knows no clock. A live fleet is never seen at one moment, so
-what may be a frame under way is no violation until it has lasted longer than a lease lives.
+No I/O and no clock. A live fleet is never seen at one exact moment, so a disagreement that may be a
+frame under way counts as a violation only if it lasts longer than a lease.
 
-    I1  every block is free, leased or cached; references are what leases name
-    I2  no lease without a live request of a live server
-    I3  every lease that was granted lives or has ended once
-    I6  an attempt that ended costs at most the step that computed it
-    I7  windows and rows keep their bounds; at rest everything is back
-    I8  nobody writes into a freed block (where freed blocks are poisoned)
-    I9  received == accepted + rejected; accepted == ended + in flight
-    I10 no request outlives its deadline
+        I1  every block is free, leased or cached; references equal the blocks that leases name
+        I2  no lease without a live request of a live server
+        I3  every granted lease is alive or has ended once
+        I6  an attempt that ended costs at most the step that computed it
+        I7  windows and rows stay within their bounds; at rest everything has been given back
+        I8  no process writes into a freed block (where freed blocks are poisoned)
+        I9  received == accepted + rejected; accepted == ended + in flight
+        I10 no request outlives its deadline
 
-Tokens and terminal events (I4, I5) are seen by clients and checked where clients are.
+Tokens and terminal events (I4, I5) are checked in clients.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 
 class Violation(msgspec.Struct, frozen=True):
-    """Something that cannot be, and is.
+    """A broken invariant.
 
     Attributes:
       invariant: its number, such as `I2`.
-      where: the process, by name.
+      where: name of the process.
       what: what was seen, in numbers and names.
-      meaning: what follows from it.
+      meaning: its consequence.
       remedy: what an operator should do.
     """
 
@@ -55,7 +55,7 @@ _RESTART = f"restart this worker: its requests continue elsewhere; before that {
 
 
 def check_invariants(audit: FleetAudit) -> list[Violation]:
-    """Return everything that is wrong with a fleet, whatever it is doing."""
+    """Return everything that is wrong with a running fleet."""
     found = list(_accounts(audit.server, audit.grace_s))
     for view in audit.workers:
         found += _named_for_nobody(view)
@@ -63,12 +63,12 @@ def check_invariants(audit: FleetAudit) -> list[Violation]:
             continue
         found += _blocks(view.audit)
         found += _lease_times(view.audit, audit.grace_s)
-        # A lease of which the server knows nothing any more lives until it runs out.
+        # A lease that the server has forgotten lives until it expires.
         found += _lasting_doubts(view, view.audit.lease_ttl_s + audit.grace_s)
         found += _lease_ends(view.audit)
         found += _bounds(view.audit)
     for sibling in audit.siblings:
-        # Its workers are the same; what it believes of them is its own.
+        # Its workers are the same; only its own counters differ.
         found += _accounts(sibling.server, sibling.grace_s)
         for view in sibling.workers:
             found += _named_for_nobody(view)
@@ -78,12 +78,12 @@ def check_invariants(audit: FleetAudit) -> list[Violation]:
 
 
 def check_at_rest(audit: FleetAudit, before: FleetAudit | None = None) -> list[Violation]:
-    """Return everything that is not back although nothing should run any more.
+    """Return everything that was not given back although nothing should be running.
 
     Args:
-      audit: of a fleet whose clients have all left, some lease lives ago.
-      before: of the same lives of the same processes at an earlier rest; what grew since is a leak.
-        Both with the same number of client connections.
+      audit: of a fleet whose clients left several lease lifetimes ago.
+      before: of the same processes and epochs at an earlier rest; what has grown since is a leak.
+        Both need the same number of client connections.
     """
     found = check_invariants(audit)
     server = audit.server
@@ -111,7 +111,7 @@ def _accounts(server: ServerAudit, grace_s: float) -> Iterator[Violation]:
             "I9",
             server.name,
             f"{server.received} requests received, {server.accepted} accepted, {rejected} rejected",
-            "a request got no answer, or two",
+            "a request got no answer, or two answers",
             _REPORT,
         )
     if server.accepted != ended + server.in_flight:
@@ -128,7 +128,7 @@ def _accounts(server: ServerAudit, grace_s: float) -> Iterator[Violation]:
             server.name,
             f"{server.in_flight} requests in flight, {server.waiting} wait, "
             f"{server.running} have an attempt",
-            "a request neither waits nor runs: nothing will ever come of it",
+            "a request neither waits nor runs and will never end",
             _REPORT,
         )
     if server.overdue_s > grace_s:
@@ -136,8 +136,8 @@ def _accounts(server: ServerAudit, grace_s: float) -> Iterator[Violation]:
             "I10",
             server.name,
             f"a request is {server.overdue_s:.1f} s past its deadline",
-            "its client waits for an end that does not come",
-            "restart this server if it goes on; workers free what it held within seconds",
+            "its client waits in vain",
+            "restart this server if this persists; workers free its blocks within seconds",
         )
 
 
@@ -147,9 +147,9 @@ def _named_for_nobody(view: WorkerView) -> Iterator[Violation]:
             yield Violation(
                 "I2",
                 view.name,
-                f"the server counts attempt {attempt.attempt} there, and no request has it",
-                "its lease is renewed for ever and its blocks never come back",
-                "restart the server: the lease runs out by itself when nobody names it",
+                f"the server counts attempt {attempt.attempt} there, but it belongs to no request",
+                "its lease is renewed forever and its blocks are never freed",
+                "restart the server: the lease then expires by itself",
             )
 
 
@@ -162,14 +162,14 @@ def _blocks(worker: WorkerAudit) -> Iterator[Violation]:
             worker.name,
             f"{pool.free_blocks} blocks free, {pool.leased_blocks} leased and "
             f"{pool.cached_blocks} cached make {counted}, not {pool.total_blocks}",
-            "blocks are lost, or two owners believe that they hold one",
+            "blocks are lost, or a block has two owners",
             _RESTART,
         )
     if pool.verdict:
         yield Violation(
             "I1",
             worker.name,
-            f"the ledger says: {pool.verdict}",
+            f"the ledger reports: {pool.verdict}",
             "one request's KV may be overwritten by another's",
             _RESTART,
         )
@@ -179,7 +179,7 @@ def _blocks(worker: WorkerAudit) -> Iterator[Violation]:
             worker.name,
             f"{pool.leased_blocks} blocks are leased and all leases together name "
             f"{pool.references}",
-            "blocks are leased to nobody and never come back",
+            "blocks without an owner are never freed",
             _RESTART,
         )
     held = sum(lease.num_blocks for lease in worker.leases) + worker.leaving_blocks
@@ -188,7 +188,7 @@ def _blocks(worker: WorkerAudit) -> Iterator[Violation]:
             "I1",
             worker.name,
             f"attempts hold {held} blocks and the ledger counts {pool.references}",
-            "blocks belong to an attempt that is not there any more",
+            "blocks belong to an attempt that has ended",
             _RESTART,
         )
     if pool.spoiled_blocks:
@@ -196,7 +196,7 @@ def _blocks(worker: WorkerAudit) -> Iterator[Violation]:
             "I8",
             worker.name,
             f"{pool.spoiled_blocks} free blocks were written after they were freed",
-            "KV arrives or is computed for an attempt that does not own the block any more",
+            "KV is written for an attempt that no longer owns the block",
             _RESTART,
         )
 
@@ -209,7 +209,7 @@ def _lease_times(worker: WorkerAudit, grace_s: float) -> Iterator[Violation]:
                 worker.name,
                 f"{_described(lease)} was last named by {lease.server} "
                 f"{lease.renewed_ago_s:.1f} s ago",
-                f"it should have run out after {worker.lease_ttl_s:g} s",
+                f"it should have expired after {worker.lease_ttl_s:g} s",
                 _RESTART,
             )
         if lease.remaining_s < -grace_s:
@@ -217,7 +217,7 @@ def _lease_times(worker: WorkerAudit, grace_s: float) -> Iterator[Violation]:
                 "I2",
                 worker.name,
                 f"{_described(lease)} is {-lease.remaining_s:.1f} s past its deadline",
-                "its request has ended long ago",
+                "its request ended long ago",
                 _RESTART,
             )
         if lease.allowed is not None and lease.num_tokens > max(lease.allowed, 1):
@@ -226,7 +226,7 @@ def _lease_times(worker: WorkerAudit, grace_s: float) -> Iterator[Violation]:
                 worker.name,
                 f"{_described(lease)} has {lease.num_tokens} tokens and was allowed "
                 f"{lease.allowed}",
-                "it runs ahead of a reader who did not ask for more",
+                "it runs ahead of its reader",
                 _REPORT,
             )
 
@@ -249,7 +249,7 @@ def _lasting_doubts(view: WorkerView, patience_s: float) -> Iterator[Violation]:
                 view.name,
                 f"the server waits for attempt {doubt.attempt}, which has had no lease there for "
                 f"{doubt.for_s:.1f} s",
-                "its client waits for tokens that nobody computes",
+                "its client waits for tokens that no worker computes",
                 "restart this worker, or wait for the request's deadline",
             )
 
@@ -278,7 +278,7 @@ def _lease_ends(worker: WorkerAudit) -> Iterator[Violation]:
             "I6",
             worker.name,
             f"{worker.late_rows} rows were computed for attempts that had ended; {ended} ended",
-            "attempts go on being computed after their end",
+            "attempts are still computed after their end",
             _RESTART,
         )
 
@@ -289,15 +289,15 @@ def _bounds(worker: WorkerAudit) -> Iterator[Violation]:
             "I7",
             worker.name,
             f"KV under way does not add up: {worker.windows.verdict}",
-            "the window shrinks or grows with each transfer, until nothing or anything goes",
+            "the window shrinks or grows with each transfer",
             _RESTART,
         )
     if worker.draft_pool is not None and worker.draft_pool.verdict:
         yield Violation(
             "I1",
             worker.name,
-            f"the draft model's ledger says: {worker.draft_pool.verdict}",
-            "guesses fail more often than they should; answers stay right",
+            f"the draft model's ledger reports: {worker.draft_pool.verdict}",
+            "guesses fail more often than they should; answers stay correct",
             _RESTART,
         )
     if worker.role is Role.DECODE and worker.rows > worker.max_num_seqs:
@@ -305,14 +305,14 @@ def _bounds(worker: WorkerAudit) -> Iterator[Violation]:
             "I7",
             worker.name,
             f"{worker.rows} sequences in one step; {worker.max_num_seqs} fit",
-            "the step is larger than what was measured",
+            "the step is larger than its limit",
             _REPORT,
         )
     if worker.tombstones > worker.max_tombstones:
         yield Violation(
             "I7",
             worker.name,
-            f"{worker.tombstones} ended requests are remembered; {worker.max_tombstones} may be",
+            f"{worker.tombstones} ended requests are remembered; limit: {worker.max_tombstones}",
             "memory grows with every request",
             _RESTART,
         )
@@ -337,9 +337,9 @@ def _still_held(view: WorkerView, worker: WorkerAudit) -> Iterator[Violation]:
         yield Violation(
             "I7",
             worker.name,
-            f"the server believes that {view.available_blocks} blocks are available, "
-            f"{available_blocks} are, at rest",
-            "requests are kept waiting for room that is there, or sent where none is",
+            f"the server counts {view.available_blocks} available blocks, but there are "
+            f"{available_blocks}, at rest",
+            "requests wait although there is room, or are sent where there is none",
             _REPORT,
         )
 
@@ -355,13 +355,13 @@ def _grown(name: str, process: ProcessFacts, before: ProcessFacts) -> Iterator[V
                 "I7",
                 name,
                 f"{now} {what}; there were {then} at rest before",
-                "something is left behind with every request",
+                "every request leaks something",
                 _REPORT,
             )
 
 
 def _left(name: str, what: str) -> Violation:
-    meaning = "something of a request is left although none runs"
+    meaning = "something of an ended request was not released"
     return Violation("I7", name, f"{what}, at rest", meaning, _REPORT)
 
 

@@ -1,4 +1,4 @@
-"""Which hosts only this machine can reach. Knows names and numbers; asks no resolver."""
+"""Recognise hosts that only this machine can reach, without a resolver."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LOOPBACK_NAMES: Final = frozenset({"localhost"})
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach what is bound to `host`."""
+    """Return whether only this machine can reach a socket bound to `host`."""
     if host.lower() in LOOPBACK_NAMES:
         return True
     try:

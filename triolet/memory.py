@@ -1,5 +1,5 @@
-"""Memory: how much this machine, or the control groups around this process, have left; and some
-that is zero."""
+"""Memory: how much this machine or this process's control groups have left; and allocation of
+zeroed memory."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _OWN_CGROUP: Final = Path("/proc/self/cgroup")
 
 
 class _Files(NamedTuple):
-    """Files of a memory group.
+    """Files of a memory control group.
 
     Attributes:
-      limit: holds the limit [bytes].
-      used: holds what is used [bytes].
-      reclaimable: pattern of the line of `memory.stat` with the pages that are given back.
+      limit: file with the limit [bytes].
+      used: file with the usage [bytes].
+      reclaimable: pattern of the line of `memory.stat` with reclaimable pages.
     """
 
     limit: str
@@ -32,7 +32,7 @@ class _Files(NamedTuple):
 
 _VERSION_2: Final = _Files("memory.max", "memory.current", r"^inactive_file (\d+)$")
 _VERSION_1: Final = _Files(
-    # Without a limit the number is about 2 ** 63, more than any machine has left.
+    # Without a limit the number is about 2 ** 63, more than any machine has.
     "memory.limit_in_bytes",
     "memory.usage_in_bytes",
     r"^total_inactive_file (\d+)$",
@@ -42,12 +42,12 @@ _VERSION_1: Final = _Files(
 def available_memory_bytes(
     meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP, own_cgroup: Path = _OWN_CGROUP
 ) -> int | None:
-    """Return what can be had without swapping, or None where that is not known.
+    """Return the bytes available without swapping, or None if unknown.
 
     Args:
       meminfo: Linux's account of the machine.
       cgroup: folder of the control groups: of version 2, or of version 1 with a folder `memory`.
-      own_cgroup: file that names the groups of this process; their parents limit it too.
+      own_cgroup: file that names this process's groups; limits of their parents apply too.
     """
     machine = _number(meminfo, r"^MemAvailable:\s*(\d+) kB")
     known = [] if machine is None else [machine * 1024]
@@ -61,13 +61,13 @@ def available_memory_bytes(
 
 
 def zeroed_memory(num_bytes: int) -> mmap.mmap:
-    """Return private memory of zeros, on large pages where the system has them.
+    """Return private zeroed memory, on large pages where the system has them.
 
-    Nothing is written: the kernel gives each page when it is first used. What walks through much of
-    it waits less for page tables where these pages are large (a tenth of the time of a step).
+    Nothing is written: the kernel provides each page on first use. With large pages, walking
+    through much of the memory waits less for page tables (saves a tenth of a step's time).
 
     Raises:
-      OSError: the system promises no more memory.
+      OSError: there is not enough memory.
     """
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -89,12 +89,12 @@ def _groups(root: Path, own: Path, pattern: str) -> Iterator[Path]:
 
 
 def _left(group: Path, files: _Files) -> int | None:
-    """Return what a control group may still take; None without a limit."""
+    """Return the bytes that a control group may still use; None without a limit."""
     limit = _number(group / files.limit, r"^(\d+)$")  # the word `max` where there is no limit
     used = _number(group / files.used, r"^(\d+)$")
     if limit is None or used is None:
         return None
-    # Pages of files that were not read lately are counted as used, and given back at need.
+    # Pages of files that were not read lately count as used but are reclaimed when needed.
     reclaimable = _number(group / "memory.stat", files.reclaimable) or 0
     return max(0, limit - used + reclaimable)
 

@@ -1,10 +1,10 @@
-"""Text from elsewhere, made safe to show: it moves no cursor and forges no line."""
+"""Make text from outside safe to print: no control characters, no forged lines."""
 
 from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    """Return the text with every control character but line feeds replaced."""
+    """Return the text with every control character except line feeds replaced."""
     return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
 
 

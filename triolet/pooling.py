@@ -1,7 +1,5 @@
-"""How the hidden states of an input become one vector; in the words of sentence-transformers.
-
-Knows names and what may be asked for; computes nothing.
-"""
+"""Options for turning an input's hidden states into one vector, named as in
+sentence-transformers."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from enum import StrEnum
 
 
 class Pooling(StrEnum):
-    """Which hidden states count."""
+    """Which hidden states are used."""
 
     LAST = "last"  # of the last token, which has seen all others in a decoder
     MEAN = "mean"  # the average of all tokens
@@ -20,12 +18,12 @@ class Pooling(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class VectorForm:
-    """What a vector is to be like.
+    """The requested form of a vector.
 
     Attributes:
-      pooling: how it comes out of the hidden states.
+      pooling: how it is computed from the hidden states.
       dimensions: how many of its numbers are wanted; 0 for all.
-      is_normalized: whether it is scaled to length 1, after it was cut.
+      is_normalized: whether it is scaled to length 1 after truncation.
     """
 
     pooling: Pooling = Pooling.LAST

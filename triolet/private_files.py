@@ -1,7 +1,7 @@
-"""Files and folders that only this user can enter or read.
+"""Create files and folders that only this user can access, and tighten existing ones.
 
-New ones are made so. Older ones that are wider are tightened, with a log line, or refused where
-this user may not do that.
+Permissions of existing files that are too wide are tightened and logged, or the file is refused if
+this user may not change them.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ FILE_MODE: Final = 0o600
 FOLDER_MODE: Final = 0o700
 _OTHERS: Final = 0o077
 _SQLITE_FILES: Final = ("", "-wal", "-shm", "-journal")
-"""Suffixes of what SQLite keeps of one database. New ones get the mode of the first."""
+"""Suffixes of SQLite's files of one database. New ones get the mode of the first."""
 
 
 def keep_private() -> None:
-    """Let whatever this process and its children make from now on, sockets too, be private."""
+    """Make everything private that this process and its children create from now on, sockets
+    too."""
     os.umask(_OTHERS)
 
 
 def make_private_folder(folder: Path) -> None:
-    """Make a folder and those above it that are missing; older ones stay as they are.
+    """Create a folder and its missing parents; existing ones stay as they are.
 
     Raises:
-      OSError: it cannot be made.
+      OSError: it cannot be created.
     """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in reversed(missing):
@@ -43,31 +44,31 @@ def make_private_folder(folder: Path) -> None:
 
 
 def make_private_database(path: Path) -> None:
-    """Make an empty file for SQLite, or tighten a database that is there.
+    """Create an empty file for SQLite, or tighten an existing database.
 
     Raises:
-      OSError: it cannot be made.
+      OSError: it cannot be created.
       ConfigError: others may read it, and this user may not change that.
     """
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE))
     except FileExistsError:
-        # By name: to open and close it would end the locks that this process may have on it.
+        # By name: opening and closing it would release this process's locks on it.
         for suffix in _SQLITE_FILES:
             tighten(path.with_name(path.name + suffix))
 
 
 def take_private_folder(folder: Path, own_names: str | tuple[str, ...]) -> None:
-    """Make a folder that is for one database or log alone, or tighten it.
+    """Create or tighten a folder for one database or log.
 
     Args:
-      folder: which.
-      own_names: how the names of its own files begin. A wide folder that holds anything else is not
-        changed: it may be one that others need to enter, such as /tmp.
+      folder: the folder.
+      own_names: prefixes of the names of its own files. A wide folder with other files is not
+        changed: other users may need it, as with /tmp.
 
     Raises:
-      OSError: it cannot be made or looked into.
-      ConfigError: it is wide and stays so.
+      OSError: it cannot be created or listed.
+      ConfigError: its permissions are too wide and stay so.
     """
     make_private_folder(folder)
     mode = stat.S_IMODE(folder.stat().st_mode)
@@ -76,17 +77,17 @@ def take_private_folder(folder: Path, own_names: str | tuple[str, ...]) -> None:
     if any(not path.name.startswith(own_names) for path in folder.iterdir()):
         raise ConfigError(
             f"{folder} has mode {mode:04o} and holds other files too: `chmod 700 {folder}`, or "
-            f"give a folder of its own, such as {folder / 'triolet'}"
+            f"use a separate folder, such as {folder / 'triolet'}"
         )
     tighten(folder)
 
 
 def tighten(path: Path) -> None:
-    """Take the rights of others from a file or a folder, if it is there and they have any.
+    """Remove other users' rights from a file or folder, if it exists and they have any.
 
     Raises:
-      OSError: it cannot be looked at.
-      ConfigError: this user may not do that.
+      OSError: it cannot be inspected.
+      ConfigError: this user may not change it.
     """
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
@@ -98,7 +99,7 @@ def tighten(path: Path) -> None:
         path.chmod(mode & ~_OTHERS)
     except PermissionError as error:
         raise ConfigError(
-            f"{path} has mode {mode:04o} and is another user's, so that others may read what "
-            "tenants have stored: let its owner take their rights away, or give another place"
+            f"{path} has mode {mode:04o} and is another user's, so others may read what "
+            "tenants have stored: ask its owner to remove their rights, or use another place"
         ) from error
     log.warning("rights_of_others_removed", path=str(path), mode=f"{mode:04o}")

@@ -1,6 +1,6 @@
-"""This process and the system below it: what Linux says of it, and how glibc keeps its memory.
+"""Facts about this process from Linux's /proc, and a setting of glibc's allocator.
 
-Linux tells all of it below /proc; elsewhere what is not known is None.
+On other systems unknown facts are None.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ _STATUS: Final = re.compile(r"^(Threads|VmRSS):\s*(\d+)", re.MULTILINE)
 KIB: Final = 1024
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
-"""As <malloc.h> names them."""
+"""Constant of <malloc.h>."""
 
 
 def process_facts(tasks: int | None, proc: Path = _PROC) -> ProcessFacts:
-    """Return the facts of now.
+    """Return the present facts.
 
     Args:
-      tasks: Trio tasks alive; the caller's event loop knows.
-      proc: where the system tells them.
+      tasks: number of live Trio tasks, which the caller's event loop knows.
+      proc: mount point of /proc.
     """
     try:
-        # One of them is the descriptor that reads the directory.
+        # One of them is the descriptor that lists the directory.
         open_fds = len(os.listdir(proc / "fd")) - 1
         status = dict(_STATUS.findall((proc / "status").read_text()))
     except OSError:
@@ -45,13 +45,13 @@ def process_facts(tasks: int | None, proc: Path = _PROC) -> ProcessFacts:
 
 
 def return_large_blocks(num_bytes: int) -> bool:
-    """Have blocks of at least so many bytes given back to the system as soon as they are freed.
+    """Make malloc return blocks of at least `num_bytes` to the system as soon as they are freed.
 
-    By default glibc moves this bound up to the largest block that was ever freed, 32 MiB at most.
-    From then on large blocks lie between small ones that live longer, and stay this process's.
+    By default glibc raises this threshold to the largest block ever freed, up to 32 MiB. From then
+    on large blocks lie between small ones that live longer, and are never returned.
 
     Returns:
-      Whether it could be done: not with another C library.
+      Whether it worked: other C libraries do not support it.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

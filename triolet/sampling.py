@@ -1,8 +1,8 @@
-"""How a token is chosen: the parameters that travel with a request, and their bounds.
+"""Sampling parameters of a request, with their bounds.
 
-Knows no tensors. Token choice depends on (seed, position, logits) only, so an attempt on another
-worker continues exactly; the seed is therefore always set here, at random if the client gave none.
-The bounds are checked where parameters come from outside: by the API, and by the frames' parser.
+The token chosen depends only on (seed, position, logits), so an attempt on another worker continues
+exactly; the seed is therefore always set here, at random if the client gave none. The API and the
+frame parser check the bounds.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS = 300
 MAX_STOP_TOKEN_IDS = 64
 MAX_MARKER_TOKENS = 16
-"""Of one marker of reasoning; the longest in use, of harmony, has six."""
+"""Of one reasoning marker; the longest in use, harmony's, has six."""
 MAX_CLOSINGS = 4
 MAX_GRAMMAR_CHARS = 64 * 1024
-"""What clients write is bounded more tightly; a request's tools make one grammar together."""
+"""Clients' grammars have a tighter limit; all tools of a request make one grammar."""
 JSON_WHITESPACE = " ?"
-"""Between the tokens of JSON that a grammar asks for, as a regular expression. What there may be
-of it costs tokens, and a completion that may be all blanks need not end."""
+"""Whitespace allowed between JSON tokens in a grammar, as a regular expression. It costs tokens,
+and a completion with unlimited blanks need not end."""
 MAX_SEED = 2**63 - 1
 MAX_TOP_K = 2**31 - 1
 MAX_FACTOR = 1e6
-"""Far above every useful temperature, penalty or bias; keeps infinity and NaN out."""
+"""Far above every useful temperature, penalty or bias; excludes infinity and NaN."""
 
 
 def new_seed() -> int:
-    """Return a seed for a request whose client gave none."""
+    """Return a random seed for a request without one."""
     return secrets.randbelow(MAX_SEED)
 
 
 class GrammarKind(StrEnum):
-    """The language that a grammar is written in."""
+    """The language of a grammar."""
 
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
@@ -49,11 +49,11 @@ class GrammarKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What a completion has to be. Compiled by triolet/grammar.py.
+    """A constraint on a completion. Compiled by triolet/grammar.py.
 
     Attributes:
-      kind: how `text` is to be read.
-      text: a JSON Schema, a regular expression for the whole completion, or Lark's notation.
+      kind: language of `text`.
+      text: a JSON Schema, a regular expression for the whole completion, or a Lark grammar.
     """
 
     kind: GrammarKind
@@ -68,16 +68,16 @@ MarkerIds = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class ReasoningTokens:
-    """Where a completion's reasoning ends and its answer begins: a function of its tokens alone.
+    """Where a completion's reasoning ends and its answer begins, as a function of its tokens alone.
 
     Attributes:
-      closings: markers; the first that occurs is the end of the reasoning.
-      forced: what ends it once the budget is spent; ends with a closing.
-      opening: the token that begins it; a completion without it in the first place is all answer.
-        None where the prompt ends within reasoning.
-      budget: most tokens of reasoning, markers not counted; None for no bound.
-      is_in_grammar: a grammar is of the whole completion, reasoning included, and there is no
-        budget then.
+      closings: markers; the first that occurs ends the reasoning.
+      forced: tokens that end it once the budget is spent; they end with a closing.
+      opening: token that begins it; a completion that does not start with it is all answer. None if
+        the prompt ends within reasoning.
+      budget: most tokens of reasoning, without markers; None for no limit.
+      is_in_grammar: the grammar covers the whole completion including reasoning, and there is no
+        budget.
     """
 
     closings: Annotated[tuple[MarkerIds, ...], msgspec.Meta(min_length=1, max_length=MAX_CLOSINGS)]
@@ -88,12 +88,12 @@ class ReasoningTokens:
 
     @property
     def first(self) -> int:
-        """Index of the first token of reasoning in a completion that has any."""
+        """Index of the first reasoning token in a completion that has any."""
         return 0 if self.opening is None else 1
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """All tokens that it names."""
+        """All token ids in the markers."""
         opening = () if self.opening is None else (self.opening,)
         return (*opening, *self.forced, *(i for closing in self.closings for i in closing))
 
@@ -102,7 +102,7 @@ class ReasoningTokens:
         return self.opening is None or (bool(token_ids) and token_ids[0] == self.opening)
 
     def closing_behind(self, token_ids: Sequence[int], begin: int = 0) -> tuple[int, int] | None:
-        """Return where the first closing begins and ends, at or behind `begin`."""
+        """Return the begin and end of the first closing at or after `begin`."""
         found = [
             place
             for closing in self.closings
@@ -111,7 +111,7 @@ class ReasoningTokens:
         return min(found, default=None)
 
     def closes(self, token_ids: Sequence[int]) -> bool:
-        """Return whether a completion's last tokens are a closing."""
+        """Return whether a completion ends with a closing."""
         return any(
             len(token_ids) >= self.first + len(closing)
             and tuple(token_ids[-len(closing) :]) == closing
@@ -119,7 +119,7 @@ class ReasoningTokens:
         )
 
     def forced_next(self, token_ids: Sequence[int]) -> int | None:
-        """Return the only token that may follow reasoning so far; None if any may.
+        """Return the only token that may follow the reasoning so far; None if any may.
 
         Args:
           token_ids: of a completion that is still within its reasoning.
@@ -132,7 +132,7 @@ class ReasoningTokens:
         return rest[num_done] if num_done < len(rest) else None
 
     def num_reasoning(self, token_ids: Sequence[int]) -> int:
-        """Return how many tokens of a completion are reasoning, markers not counted."""
+        """Return how many tokens of a completion are reasoning, without markers."""
         if not self.begins_with(token_ids):
             return 0
         closing = self.closing_behind(token_ids)
@@ -141,7 +141,7 @@ class ReasoningTokens:
         return num_tokens if self.budget is None else min(num_tokens, self.budget)
 
     def _begun_closing(self, token_ids: Sequence[int]) -> tuple[int, ...]:
-        """Return the rest of a closing that has begun with the last tokens."""
+        """Return the rest of a closing that the last tokens have begun."""
         for closing in self.closings:
             for length in range(min(len(closing) - 1, len(token_ids)), 0, -1):
                 if tuple(token_ids[-length:]) == closing[:length]:
@@ -150,7 +150,7 @@ class ReasoningTokens:
 
 
 def _place(token_ids: Sequence[int], marker: tuple[int, ...], begin: int) -> tuple[int, int] | None:
-    """Return where a marker begins and ends in these tokens for the first time."""
+    """Return the begin and end of a marker's first occurrence."""
     while True:
         try:
             begin = token_ids.index(marker[0], begin)
@@ -164,7 +164,7 @@ def _place(token_ids: Sequence[int], marker: tuple[int, ...], begin: int) -> tup
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Everything that decides the next token and the end of the sequence, but stop strings.
+    """Everything that determines the next token and the end of the sequence, except stop strings.
 
     Attributes:
       max_tokens: most completion tokens, at least 1.
@@ -180,11 +180,12 @@ class SamplingParams:
       logit_bias: (token id, bias) pairs, added to the logits.
       seed: 63 bits; with the position it keys the counter-based generator.
       stop_token_ids: end the sequence; the token itself is not shown.
-      ignore_eos: the model's own end tokens do not end the sequence.
-      logprobs: None for none, else how many alternatives to report beside the chosen token (0…20).
-      grammar: what the completion has to be; None for anything. Where it ends the sequence ends,
-        whatever `ignore_eos` says, and before `min_tokens` if nothing else may follow.
-      reasoning: what comes before the answer, which alone the grammar is for; None for nothing.
+      ignore_eos: the model's end tokens do not end the sequence.
+      logprobs: None for none, else the number of alternatives to report (0…20).
+      grammar: constraint on the completion; None for none. The sequence ends where the grammar
+      ends,
+        even with `ignore_eos`, and before `min_tokens` if nothing else may follow.
+      reasoning: what precedes the answer; the grammar applies only to the answer. None for nothing.
     """
 
     max_tokens: Annotated[int, msgspec.Meta(ge=1)] = 16
@@ -209,13 +210,13 @@ class SamplingParams:
 
     @property
     def is_constrained(self) -> bool:
-        """Whether the tokens so far decide which tokens may follow."""
+        """Whether earlier tokens restrict the next one."""
         reasoning = self.reasoning
         return self.grammar is not None or (reasoning is not None and reasoning.budget is not None)
 
     @property
     def has_penalties(self) -> bool:
-        """Whether the tokens so far change the logits."""
+        """Whether earlier tokens change the logits."""
         return (
             self.presence_penalty != 0.0
             or self.frequency_penalty != 0.0
@@ -232,7 +233,7 @@ def end_token_ids(params: SamplingParams, eos_token_ids: tuple[int, ...]) -> fro
 def first_end(params: SamplingParams) -> int:
     """Return the first completion position at which an end token ends the sequence.
 
-    Before `min_tokens` the sampler chooses none, unless a grammar leaves nothing else.
+    Before `min_tokens` the sampler chooses none, unless the grammar allows nothing else.
     """
     return params.min_tokens if params.grammar is None else 0
 
@@ -242,7 +243,7 @@ def is_end_token(
 ) -> bool:
     """Return whether this token at this completion position ends the sequence with `stop`.
 
-    The sampler chooses none too early; the check is repeated here because the server and decode
-    decide this apart from one another and must agree.
+    The sampler chooses none too early; the check is repeated because server and decode decide
+    independently and must agree.
     """
     return position >= first_end(params) and token_id in end_token_ids(params, eos_token_ids)

@@ -1,4 +1,4 @@
-"""Databases of SQLite in private folders, and their transactions."""
+"""Open SQLite databases in private folders, and run transactions."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ if TYPE_CHECKING:
 
 BUSY_POLL_S: Final = 0.01
 WRITE_AHEAD_TRIES: Final = 1000
-"""Ten seconds: other processes take milliseconds."""
+"""Ten seconds in all: other processes take milliseconds."""
 
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Change all or nothing, alone among all processes."""
+    """Run a transaction: all changes or none, exclusive among all processes."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
         connection.execute("COMMIT")
     except BaseException:
-        if connection.in_transaction:  # some errors have ended it already
+        if connection.in_transaction:  # some errors end it
             connection.execute("ROLLBACK")
         raise
 
 
 def _write_ahead(connection: sqlite3.Connection, sleep: Callable[[float], None]) -> None:
-    """Set the write-ahead log, so that readers and the writer do not wait for one another. Where
-    several processes open a new database at once, SQLite reports `busy` to all but one at once,
-    whatever their timeout: so this is tried again."""
+    """Set the write-ahead log, so that readers and the writer do not wait for one another. If
+    several processes open a new database at once, all but one get `busy` immediately, whatever
+    their timeout; therefore retry."""
     for left in reversed(range(WRITE_AHEAD_TRIES)):
         try:
             connection.execute("PRAGMA journal_mode = WAL")
@@ -47,13 +47,13 @@ def _write_ahead(connection: sqlite3.Connection, sleep: Callable[[float], None])
 
 
 class DatabaseForm(NamedTuple):
-    """What a database is.
+    """Properties of a database.
 
     Attributes:
-      what: for errors: `the usage ledger`.
-      option: that names its folder.
+      what: its name in errors, such as `the usage ledger`.
+      option: the option that names its folder.
       file_name: in the folder.
-      schema: statements, which do nothing where they were executed before.
+      schema: statements that may be executed repeatedly.
       version: of the schema, from 1.
     """
 
@@ -73,7 +73,7 @@ def open_private_database(
       form: of the database.
       directory: its folder.
       busy_s: how long a transaction waits for another process's.
-      sleep: waits so many seconds while another process creates the database.
+      sleep: waits for some seconds while another process creates the database.
 
     Raises:
       ConfigError: it cannot be used.
@@ -102,11 +102,11 @@ def require_version(connection: sqlite3.Connection, form: DatabaseForm, folder: 
     """Check that a database is new or has this schema.
 
     Raises:
-      ConfigError: another release made it.
+      ConfigError: it was made by another release.
     """
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version not in (0, form.version):
         raise ConfigError(
-            f"{form.what} in {folder} is of version {version}; this release knows {form.version}: "
+            f"{form.what} in {folder} has version {version}; this release needs {form.version}: "
             f"give another {form.option}"
         )

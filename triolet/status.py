@@ -1,7 +1,6 @@
-"""What a role process tells whoever started it: progress, ready, failed. One JSON line on stdout.
+"""Reports of a role process to its parent: progress, ready, failed. One JSON line each on stdout.
 
-Knows the lines and how to write and read them. Logs go to stderr and are no part of this; nothing
-here says when a role is ready (its main function does) nor what is done about it (ops/ does).
+Logs go to stderr. The role's main function decides when it is ready; ops/ acts on the reports.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 SUCCESSOR_SIGNAL: Final = signal.SIGUSR1
-"""Says to a server that another one accepts on its socket: leave new connections to that one."""
+"""Tells a server that a successor accepts on its socket: leave new connections to it."""
 
 
 class Progress(msgspec.Struct, frozen=True, tag_field="event", tag="progress"):
-    """One step of the way to ready.
+    """One step of a start.
 
     Attributes:
       stage: a word or two for people, such as `weights` or `warm-up`.
@@ -35,12 +34,12 @@ class Progress(msgspec.Struct, frozen=True, tag_field="event", tag="progress"):
 
 
 class GpuMemory(msgspec.Struct, frozen=True):
-    """What a process holds of a GPU's memory.
+    """GPU memory held by a process.
 
     Attributes:
-      gpu: its UUID: processes number the GPUs that they see themselves.
-      bytes: that the process holds.
-      total_bytes: that the GPU has.
+      gpu: its UUID, because processes number the GPUs that they see differently.
+      bytes: held by the process.
+      total_bytes: of the GPU.
     """
 
     gpu: str
@@ -52,15 +51,15 @@ class WorkerReady(msgspec.Struct, frozen=True, tag_field="event", tag="worker_re
     """A prefill or decode worker has loaded its model, warmed up, and listens.
 
     Attributes:
-      name: its name in the fleet.
+      name: in the fleet.
       parameters: weights in the model, tied ones counted once.
-      dtype: what it computes in.
+      dtype: data type of its computation.
       device: `cpu`, `cuda:0`, ...
       num_blocks: KV blocks that can be leased (block 0 is scratch and not counted).
       block_size: tokens per block.
       pool_bytes: memory of the whole KV pool.
       max_model_len: context length in tokens.
-      gpu_memory: None where it computes on a CPU.
+      gpu_memory: None on a CPU.
     """
 
     name: str
@@ -75,10 +74,10 @@ class WorkerReady(msgspec.Struct, frozen=True, tag_field="event", tag="worker_re
 
 
 class ServerReady(msgspec.Struct, frozen=True, tag_field="event", tag="server_ready"):
-    """The server listens; whether workers are connected is what its /health/ready says.
+    """The server listens. Its /health/ready says whether workers are connected.
 
     Attributes:
-      url: base address with the port that was really bound.
+      url: base address with the actual port.
     """
 
     url: str
@@ -95,7 +94,7 @@ class ControlReady(msgspec.Struct, frozen=True, tag_field="event", tag="control_
 
 
 class ProcessFailed(msgspec.Struct, frozen=True, tag_field="event", tag="failed"):
-    """A role ends because of its configuration or model; starting it again would not help.
+    """A role ends because of its configuration or model; restarting it would not help.
 
     Attributes:
       message: cause and remedy in one line.
@@ -110,22 +109,22 @@ _DECODER: msgspec.json.Decoder[Report] = msgspec.json.Decoder(Report)
 
 
 def report(what: Report, stream: BinaryIO | None = None) -> None:
-    """Write one line at once.
+    """Write one report immediately.
 
     Args:
-      what: the news.
+      what: the report.
       stream: where to; None is stdout.
     """
     out = sys.stdout.buffer if stream is None else stream
-    # A reader that went away is noticed by the process that watches its parent, not here; and a
-    # full disk is nobody's news.
+    # The watcher of the parent process notices a reader that has gone, and a full disk is not worth
+    # reporting here.
     with contextlib.suppress(OSError):
         out.write(msgspec.json.encode(what) + b"\n")
         out.flush()
 
 
 def parse_report(line: bytes) -> Report | None:
-    """Return the report in one line of a role's stdout, or None if the line is something else."""
+    """Parse a line of a role's stdout; return None if it is not a report."""
     try:
         return _DECODER.decode(line)
     except msgspec.DecodeError:

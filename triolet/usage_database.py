@@ -1,4 +1,4 @@
-"""The database of the usage ledger: one row for each request that ended. Servers write it
+"""The database of the usage ledger: one row for each ended request. Servers write it
 (server/tenants/usage_ledger.py), `triolet usage` reads it."""
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FIELDS: Final = {
     "day": "date(ended_at, 'unixepoch')",
     "outcome": "outcome",
 }
-"""What usage can be summed by; days are of UTC."""
+"""Fields by which usage can be summed; days are in UTC."""
 
 
 class UsageRecord(NamedTuple):
@@ -65,12 +65,12 @@ class UsageRecord(NamedTuple):
 def open_usage_database(
     directory: str, busy_s: float, sleep: Callable[[float], None]
 ) -> sqlite3.Connection:
-    """Open the database in a folder for writing; both are made if they are not there.
+    """Open the database in a folder for writing; create both if they are missing.
 
     Args:
       directory: the folder.
       busy_s: how long a transaction waits for another process's.
-      sleep: waits so many seconds while another process makes the database.
+      sleep: waits for some seconds while another process creates the database.
 
     Raises:
       ConfigError: it cannot be used.
@@ -81,7 +81,7 @@ def open_usage_database(
 def write_records(
     connection: sqlite3.Connection, records: Sequence[UsageRecord], delete_before: float
 ) -> None:
-    """Write records in one transaction, and delete as many that ended before a time: so the
+    """Write records in one transaction, and delete as many that ended before a given time. So the
     database stops growing without a pause for a large deletion.
 
     Raises:
@@ -98,8 +98,8 @@ def write_records(
 
 
 def usage_by(directory: str, fields: Sequence[str], since: float) -> list[tuple[Any, ...]]:
-    """Return sums of the records since a time: for each value of the fields (keys of FIELDS)
-    requests, prompt, cached, completion and reasoning tokens, and the price in nanos.
+    """Sum the records since a time: for each value of the fields (keys of FIELDS) the number of
+    requests, the prompt, cached, completion and reasoning tokens, and the price in nanos.
 
     Raises:
       ConfigError: there is no ledger, or it cannot be read.
@@ -107,7 +107,7 @@ def usage_by(directory: str, fields: Sequence[str], since: float) -> list[tuple[
     path = Path(directory) / FILE_NAME
     if not path.is_file():
         raise ConfigError(
-            f"{directory} has no usage ledger: give the --usage-dir that servers were started with"
+            f"{directory} has no usage ledger: give the --usage-dir with which servers were started"
         )
     keys = ", ".join(FIELDS[field] for field in fields)
     sums = "count(*), " + ", ".join(

@@ -1,4 +1,4 @@
-"""A small file that an operator or another process replaces while this one runs."""
+"""A small file that an operator or another process may replace while this process runs."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Final, NamedTuple
 from .errors import ConfigError
 
 ROOT: Final = 0
-"""Files that an administrator or a container's mount has put there are root's."""
+"""Files placed by an administrator or a container mount belong to root."""
 OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 class Stamp(NamedTuple):
-    """Figures that differ between two versions of a file. All 0 for a missing file."""
+    """Values that differ between two versions of a file. All 0 for a missing file."""
 
     inode: int = 0
     mtime_ns: int = 0
-    ctime_ns: int = 0  # changes also when the other times are copied along
+    ctime_ns: int = 0  # changes even if the other times are preserved
     size: int = 0
 
 
@@ -27,10 +27,10 @@ class WatchedFile:
     """One file.
 
     Args:
-      path: of it.
-      what: it holds, for errors.
-      max_bytes: of its content.
-      is_guarded: refuse one that another user than this one or root may have written.
+      path: of the file.
+      what: name of its content, for errors.
+      max_bytes: size limit.
+      is_guarded: refuse a file that a user other than this one or root may have written.
 
     Attributes:
       path: as given.
@@ -45,14 +45,14 @@ class WatchedFile:
         self._taken = Stamp()
 
     def read(self) -> bytes:
-        """Return its content.
+        """Return the content of the file.
 
         Raises:
           ConfigError: it cannot be read, is too long, or others may have written it.
         """
         try:
             with self.path.open("rb") as file:
-                # Of what is read, not of what may have come to this name meanwhile.
+                # Of the opened file; the name may point to another one by now.
                 status = os.fstat(file.fileno())
                 self._taken = self._seen = _stamp(status)
                 if self._is_guarded:
@@ -70,17 +70,18 @@ class WatchedFile:
         what = f"{self.path}, a file of {self._what},"
         if status.st_uid not in (os.geteuid(), ROOT):
             raise ConfigError(
-                f"{what} belongs to user {status.st_uid}, expected this one ({os.geteuid()}) or "
-                f"root: `chown {os.geteuid()} {self.path}`, once what it says is right"
+                f"{what} belongs to user {status.st_uid}, expected {os.geteuid()} or "
+                f"root: `chown {os.geteuid()} {self.path}` after checking its content"
             )
         if status.st_mode & OTHERS_WRITE:
             raise ConfigError(
-                f"{what} has mode {stat.S_IMODE(status.st_mode):04o}, so that others may have "
-                f"written it: `chmod go-w {self.path}`, once what it says is right"
+                f"{what} has mode {stat.S_IMODE(status.st_mode):04o}, so others may have "
+                f"written it: `chmod go-w {self.path}` after checking its content"
             )
 
     def has_settled(self) -> bool:
-        """Return whether the file differs from the one read, and not from the last look."""
+        """Return whether the file differs from the version read and has not changed since the last
+        check."""
         try:
             stamp = _stamp(self.path.stat())
         except OSError:
@@ -89,7 +90,8 @@ class WatchedFile:
         return is_as_seen and stamp != self._taken
 
     def note_tried(self) -> None:
-        """Take the present version as read, although it could not be: it is told of once."""
+        """Treat the present version as read although reading it failed, so that it is reported
+        once."""
         self._taken = self._seen
 
 

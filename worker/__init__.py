@@ -1,1 +1,1 @@
-"""What both roles share: the loop around a deciding core, and what a core asks of an engine."""
+"""Shared parts of prefill and decode workers: loop, attempt table, sessions, engine interface."""

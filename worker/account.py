@@ -1,7 +1,7 @@
-"""The account that a worker gives of itself when it is audited.
+"""The account that a worker gives in an audit.
 
-Only looks: nothing is swept, freed or counted by it. What disagrees is told in words, because a
-worker that found itself inconsistent must still be able to say so.
+Read-only: nothing is swept, freed or counted. Inconsistencies are reported in words, so that an
+inconsistent worker can still report them.
 """
 
 from __future__ import annotations
@@ -56,20 +56,20 @@ def worker_account(
     process: ProcessFacts | None = None,
     draft: BlockLedger | None = None,
 ) -> WorkerAudit:
-    """Return everything that a fleet's invariants are checked with.
+    """Return the worker's account for the fleet's invariants.
 
     Args:
       identity: of this worker.
-      link: how long leases live.
-      cache: what is in the blocks, and their leases.
-      attempt_table: which attempts live.
-      counters: what was done.
-      now: the time.
-      is_draining: nothing new is taken.
+      link: lifetime of leases.
+      cache: blocks and their leases.
+      attempt_table: live attempts.
+      counters: of this worker.
+      now: current time.
+      is_draining: whether it accepts no new work.
       windows: KV on its way out.
-      allowed: how far an attempt may run, where that is known here.
-      process: what the operating system says.
-      draft: the leases of a draft model's pool.
+      allowed: how far an attempt may run, where known.
+      process: facts from the operating system.
+      draft: leases of a draft model's pool.
     """
     audit = WorkerAudit(
         role=identity.me.role,
@@ -123,7 +123,7 @@ def verdict_of(check: Callable[[], object]) -> str:
 
 
 def cache_load(cache: PrefixCache) -> CacheLoad:
-    """Return what a heartbeat says of the prefix cache."""
+    """Return the prefix cache's part of a heartbeat."""
     counts = cache.counts
     return CacheLoad(
         queried_tokens=counts.queried_tokens,

@@ -1,8 +1,7 @@
-"""All attempts that hold a lease on this worker, the one way by which they end, and tombstones,
-from which a lost ENDED is answered again in the same words.
+"""All attempts with a lease on this worker, their end, and tombstones of ended ones.
 
-Open it to see when blocks are given back. Whether an attempt may begin is decided by the lease
-table (transport/lease.py).
+Open it to see when blocks are freed: every attempt ends in `AttemptTable.end`. Tombstones repeat a
+lost ENDED unchanged. The lease table (transport/lease.py) decides whether an attempt may begin.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ if TYPE_CHECKING:
 
 
 class Tombstones:
-    """How attempts ended, for a while.
+    """Remembers for a while how attempts ended.
 
     Args:
-      link: how long, and how many at most.
+      link: how long, and how many.
     """
 
     def __init__(self, link: LinkConfig) -> None:
         self._keep_s = link.tombstone_s
         self._max_words = link.max_tombstones
-        # In the order in which they were said, which is the order in which they are forgotten.
+        # In order of insertion, which is also the order of expiry.
         self._said: dict[AttemptKey, tuple[float, Ended]] = {}
 
     def say(self, ended: Ended, now: float) -> None:
-        """Remember an end; the first one of an attempt stands."""
+        """Record an end; the first one of an attempt is kept."""
         if ended.key in self._said:
             return
         if len(self._said) >= self._max_words:
@@ -48,12 +47,12 @@ class Tombstones:
         self._said[ended.key] = (now, ended)
 
     def find(self, key: AttemptKey) -> Ended | None:
-        """Return how an attempt ended, or None if it is not known to have ended."""
+        """Return how an attempt ended, or None if unknown."""
         found = self._said.get(key)
         return None if found is None else found[1]
 
     def sweep(self, now: float) -> None:
-        """Forget what is older than any frame can be under way."""
+        """Forget ends older than any frame under way."""
         while self._said:
             key = next(iter(self._said))
             if now - self._said[key][0] <= self._keep_s:
@@ -65,7 +64,7 @@ log = structlog.get_logger()
 
 
 class TableMember(Protocol):
-    """What the attempt table must know of an attempt."""
+    """What the attempt table needs of an attempt."""
 
     @property
     def key(self) -> AttemptKey:
@@ -74,12 +73,12 @@ class TableMember(Protocol):
 
     @property
     def server(self) -> PeerId:
-        """The life of the server that asked for it."""
+        """Server and epoch that asked for it."""
         ...
 
     @property
     def num_output_tokens(self) -> int:
-        """Completion tokens that exist."""
+        """Number of completion tokens."""
         ...
 
 
@@ -90,8 +89,8 @@ class FailedStep(NamedTuple):
     """A device step that raised.
 
     Attributes:
-      number: of the step, in this life.
-      num_rows: attempts that it computed.
+      number: of the step, in this epoch.
+      num_rows: attempts in it.
     """
 
     number: int = 0
@@ -102,7 +101,7 @@ NO_STEP: Final = FailedStep()
 
 
 class _Departure(NamedTuple, Generic[A]):
-    """An attempt that has ended and whose blocks are still to be given back."""
+    """An ended attempt whose blocks are still used by the running step."""
 
     attempt: A
     reason: EndReason
@@ -111,20 +110,20 @@ class _Departure(NamedTuple, Generic[A]):
 
 
 class AttemptTable(Generic[A]):
-    """All attempts that hold a lease here.
+    """All attempts with a lease here.
 
     Args:
-      ledger: of the blocks that they hold.
+      ledger: of their blocks.
       transitions: the table of this role.
       link: lifetimes of leases and tombstones.
       outbox: takes the ENDED frames.
-      on_end: told of each attempt that ends, and when, before its blocks go back.
+      on_end: called with each attempt that ends, and when, before its blocks are freed.
 
     Attributes:
-      attempts: the living ones.
-      leases: their leases; ended through `end` only.
-      granted: leases since the beginning.
-      ended: of these, those that are over; by reason.
+      attempts: live attempts.
+      leases: their leases; they end only through `end`.
+      granted: leases granted since the start.
+      ended: ended leases, by reason.
     """
 
     def __init__(
@@ -148,7 +147,7 @@ class AttemptTable(Generic[A]):
 
     @property
     def is_stepping(self) -> bool:
-        """Whether the device computes a step."""
+        """Return whether the device computes a step."""
         return bool(self._in_step)
 
     @property
@@ -158,39 +157,39 @@ class AttemptTable(Generic[A]):
 
     @property
     def leaving(self) -> list[AttemptKey]:
-        """Attempts that have ended and whose blocks the running step still uses."""
+        """Ended attempts whose blocks the running step still uses."""
         return [departure.attempt.key for departure in self._leaving]
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing lives and nothing is on its way out."""
+        """Return whether no attempt is live or leaving."""
         return not self.attempts and not self._leaving
 
     def add(self, attempt: A, now: float, remaining_s: float) -> None:
-        """Give an attempt its lease.
+        """Grant an attempt its lease.
 
         Raises:
-          LeaseError: it is over already, or an older attempt of the same request still lives.
+          LeaseError: it is already over, or an older attempt of the same request is live.
         """
         self.leases.reserve(attempt.key, attempt.server, now, remaining_s)
         self.granted += 1
         self.attempts[attempt.key] = attempt
 
     def end_older(self, key: AttemptKey, now: float) -> None:
-        """End the attempt of the same request that this one replaces, if it lives here."""
+        """End the attempt of the same request that this one replaces, if it is live here."""
         older = self.leases.superseded_by(key)
         if older is not None:
             self.end(older, EndReason.SUPERSEDED, now)
 
     def renew(self, server: PeerId, named: Iterable[AttemptKey], now: float) -> None:
-        """Prolong what a server names, and tell it of what is over here."""
+        """Prolong the leases that a server names, and tell it which of them are over."""
         for key in self.leases.renew(server, named, now):
             self.repeat_last_words(server, key)
 
     def repeat_last_words(self, server: PeerId, key: AttemptKey) -> None:
-        """Say again how an attempt ended, or that there is none."""
+        """Tell a server again how an attempt ended, or that it is unknown."""
         if any(departure.attempt.key == key for departure in self._leaving):
-            return  # its last words come when the step returns
+            return  # ENDED follows when the step returns
         ended = self._tombstones.find(key)
         if ended is None:
             ended = Ended(*key, EndReason.UNKNOWN, num_tokens=0, freed_blocks=0)
@@ -199,7 +198,8 @@ class AttemptTable(Generic[A]):
     def turn_away(
         self, server: PeerId, key: AttemptKey, reason: EndReason, now: float, message: str = ""
     ) -> None:
-        """End an attempt that cannot begin here, so that its late frames find it ended."""
+        """Record the end of an attempt that cannot begin here, so that its late frames are
+        dropped."""
         if key in self.attempts:
             self.end(key, reason, now, message)
             return
@@ -217,14 +217,15 @@ class AttemptTable(Generic[A]):
         message: str = "",
         failed: FailedStep = NO_STEP,
     ) -> None:
-        """End an attempt. Idempotent; what is inside the running step leaves when that returns.
+        """End an attempt. Idempotent. If it is in the running step, its blocks are freed after the
+        step.
 
         Args:
-          key: which.
-          reason: goes to its server.
-          now: the time.
+          key: the attempt.
+          reason: reported to its server.
+          now: current time.
           message: for people, with `ERROR`.
-          failed: the step that raised, if that is the error.
+          failed: the step that raised, if that is the cause.
         """
         if self.leases.release(key, now) is None:
             return
@@ -232,7 +233,7 @@ class AttemptTable(Generic[A]):
         self._on_end(attempt, now)
         departure = _Departure(attempt, reason, message[:MAX_TEXT], failed)
         if key in self._in_step:
-            # The device still writes into its blocks.
+            # The device still writes to its blocks.
             self._leaving.append(departure)
         else:
             self._leave(departure, now)
@@ -243,30 +244,30 @@ class AttemptTable(Generic[A]):
             self.end(key, reason, now, message)
 
     def end_expired(self, now: float) -> None:
-        """End what its server no longer wants and what ran out of time."""
+        """End attempts whose server no longer wants them or whose deadline has passed."""
         for key, reason in self.leases.expired(now):
             self.end(key, reason, now)
         self._tombstones.sweep(now)
 
     def begin_step(self, keys: Iterable[AttemptKey]) -> None:
-        """Note that the device works on the blocks of these."""
+        """Note that the device uses the blocks of these attempts."""
         assert not self._in_step, "one step at a time"
         self._in_step = frozenset(keys)
 
     def finish_step(self, now: float) -> None:
-        """The device is done: give back what ended meanwhile."""
+        """Note that the step is over, and free the blocks of attempts that ended during it."""
         self._in_step = frozenset()
         leaving, self._leaving = self._leaving, []
         for departure in leaving:
             self._leave(departure, now)
 
     def check_invariants(self) -> None:
-        """Assert that leases, attempts and blocks agree, and the ledger with itself."""
+        """Assert that leases, attempts and blocks agree, and that the ledger is consistent."""
         self._ledger.check_invariants()
         self.check_agreement()
 
     def check_agreement(self) -> None:
-        """Assert that leases, attempts and owners of blocks are the same."""
+        """Assert that leases, attempts and owners of blocks are the same set."""
         leased = {lease.key for lease in self.leases.leases()}
         assert leased == set(self.attempts), "an attempt without a lease, or the other way round"
         leaving = {departure.attempt.key for departure in self._leaving}

@@ -1,11 +1,9 @@
-"""Which chunks of which prompts the next step computes, on prefill and on decode.
+"""Choose which chunks of which prompts the next step computes, on prefill and on decode.
 
-Pure: prompts and free blocks in, chunks out. By class, in a class those within their tenants'
-shares before those beyond, then shortest remaining first, so that a short prompt is done within a
-step or two whatever else is there; but a share of every step goes to the prompt of that band that
-came first, so that a stream of short ones starves no long one, and a small one to the first of all,
-so that no band starves another. Age is order of arrival, not time: the guarantee holds at any speed
-of the device.
+Pure: prompts and free blocks in, chunks out. Order: by class; within a class tenants below their
+share first; then shortest remaining first, so that a short prompt is done within a step or two. To
+prevent starvation, a share of every step goes to the oldest prompt of the first band, and a small
+share to the oldest of all. Age is order of arrival, not time: this holds at any device speed.
 """
 
 from __future__ import annotations
@@ -23,23 +21,23 @@ if TYPE_CHECKING:
     from triolet.sampling import SamplingParams
 
 OLDEST_SHARE: Final = 4
-"""One part in this many of each step's tokens is the oldest prompt's: a long prompt takes at most
+"""The oldest prompt gets one part in this many of each step's tokens: a long prompt takes at most
 this many times as long as alone, and short ones lose a quarter of their speed beside it."""
 
 LOWER_SHARE: Final = 16
-"""The same for the oldest where more urgent classes are there: it goes on, and they hardly notice.
-"""
+"""The same for the oldest prompt while more urgent classes have work: it makes progress, and they
+hardly notice."""
 
 MAX_OVERTAKES: Final = 16
 """How many younger prompts may take blocks while the oldest waits for enough of them. After that
 none may, so that the pool drains until the oldest fits."""
 
 MAX_URGENT_OVERTAKES: Final = 256
-"""The same for those of more urgent classes than the oldest's."""
+"""The same for younger prompts of more urgent classes than the oldest's."""
 
 
 class ComputedPrompt(Protocol):
-    """What must be known of an attempt whose prompt is computed here."""
+    """What the scheduler needs of an attempt whose prompt is computed here."""
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
@@ -48,7 +46,7 @@ class ComputedPrompt(Protocol):
 
     @property
     def num_computed_tokens(self) -> int:
-        """Leading tokens whose KV is in the pool."""
+        """Number of leading tokens whose KV is in the pool."""
         ...
 
     @property
@@ -63,17 +61,17 @@ class ComputedPrompt(Protocol):
 
     @property
     def order(self) -> int:
-        """Rises with each arrival."""
+        """Increases with each arrival."""
         ...
 
     @property
     def num_needed_blocks(self) -> int:
-        """What its start takes of the blocks that are available, as things stand."""
+        """Available blocks that its start would take at present."""
         ...
 
     @property
     def is_started(self) -> bool:
-        """Whether it has its blocks."""
+        """Return whether it has its blocks."""
         ...
 
     @property
@@ -83,7 +81,7 @@ class ComputedPrompt(Protocol):
 
     @property
     def sampling(self) -> SamplingParams:
-        """How the first token is chosen."""
+        """Sampling parameters of the first token."""
         ...
 
     @property
@@ -93,12 +91,12 @@ class ComputedPrompt(Protocol):
 
     @property
     def constraint(self) -> Constraint | None:
-        """What its completion has to be."""
+        """Constraint on its completion."""
         ...
 
     @property
     def adapter(self) -> bytes:
-        """Digest of its adapter; empty for the base alone."""
+        """Digest of its adapter; empty for the base model."""
         ...
 
 
@@ -118,7 +116,7 @@ class PromptChunk(NamedTuple, Generic[P]):
 
 
 def chunk_row(chunk: PromptChunk[P]) -> StepRow:
-    """Return the row of a chunk; the last one of a prompt chooses the first token."""
+    """Return the row of a chunk; a prompt's last chunk samples the first token."""
     attempt, num_tokens = chunk
     start = attempt.num_computed_tokens
     end = start + num_tokens
@@ -157,14 +155,14 @@ class ChunkScheduler(Generic[P]):
 
         Args:
           attempts: all whose prompt is not computed yet.
-          max_tokens: the budget of the step.
+          max_tokens: token budget of the step.
           free_blocks: blocks that can be leased now; an attempt that has not started needs all of
-            its own at once (`num_needed_blocks`), so that two half-computed prompts never wait for
-            one another.
+            its blocks at once (`num_needed_blocks`), so that two half-computed prompts never wait
+            for one another.
           max_rows: most chunks.
 
         Returns:
-          At most one chunk per attempt, in all at most the budget.
+          At most one chunk per attempt, in total at most the budget.
         """
         waiting = sorted(attempts, key=_by_urgency)
         if not waiting:
@@ -174,7 +172,7 @@ class ChunkScheduler(Generic[P]):
         first = min((a for a in waiting if band_of(a.priority) == most_urgent), key=_by_age)
         admitted = self._admit(waiting, oldest, free_blocks, is_urgent=oldest is first)
         if len(admitted) > max_rows:
-            # The only row is no share of anything: it is the most urgent class's.
+            # A single row is not shared: it goes to the most urgent class.
             is_kept = max_rows > 1 or oldest is first
             keeps_oldest = is_kept and oldest in admitted[max_rows - 1 :]
             admitted = admitted[: max_rows - keeps_oldest] + [oldest] * keeps_oldest
@@ -194,8 +192,8 @@ class ChunkScheduler(Generic[P]):
         return chosen
 
     def _admit(self, waiting: list[P], oldest: P, free_blocks: int, *, is_urgent: bool) -> list[P]:
-        """Return the attempts that may have a row, most urgent first; their blocks fit together.
-        The oldest has its blocks before others if it is of the most urgent class."""
+        """Return the attempts that may have a row, most urgent first; their blocks fit together. An
+        oldest prompt of the most urgent class gets its blocks before others."""
         is_oldest_stuck = not oldest.is_started and oldest.num_needed_blocks > free_blocks
         most_overtakes = MAX_OVERTAKES if is_urgent else MAX_URGENT_OVERTAKES
         is_closed = is_oldest_stuck and self._num_overtakes >= most_overtakes

@@ -1,4 +1,4 @@
-"""What a worker has done since its epoch began. Only rises; read by heartbeats and tests."""
+"""Counters of a worker since its epoch began, for heartbeats and audits. They only rise."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from enum import StrEnum
 
 
 class Drop(StrEnum):
-    """Why a frame was not acted upon."""
+    """Why a frame was ignored."""
 
-    STALE = "stale"  # it names no live lease, or another life
-    STRANGER = "stranger"  # its sender has not said HELLO
-    FOREIGN = "foreign"  # the attempt is another server's
-    REJECTED = "rejected"  # it asks for what cannot be
-    FORGED = "forged"  # its MAC is not by the key of its attempt
+    STALE = "stale"  # it names no live lease, or another epoch
+    STRANGER = "stranger"  # its sender has sent no HELLO
+    FOREIGN = "foreign"  # the attempt belongs to another server
+    REJECTED = "rejected"  # its request is invalid
+    FORGED = "forged"  # its MAC does not match the attempt's key
     UNEXPECTED = "unexpected"  # not a frame for this listener
 
 
@@ -23,17 +23,17 @@ class Counters:
     """Named as in `transport.frames.Load`, which carries them.
 
     Attributes:
-      kv_shared_bytes: those of `kv_bytes` that went through no socket.
-      prompt_tokens: those of `computed_tokens` that decode computed of prompts.
-      borrowed_steps: those of `steps` that used others' cores.
-      late_rows: attempts' parts of steps that returned after the attempt had ended.
-      late_tokens: what these had computed, prompts' tokens not counted.
-      speculative_rows: rows that carried guesses.
-      speculative_proposed: guesses that they carried.
-      speculative_accepted: guesses that were the token that was chosen.
-      busy_s: that the device was in steps, drafts included.
+      kv_shared_bytes: part of `kv_bytes` that went through no socket.
+      prompt_tokens: part of `computed_tokens`: prompt tokens that decode computed.
+      borrowed_steps: part of `steps` that used borrowed cores.
+      late_rows: rows of steps that returned after their attempt had ended.
+      late_tokens: tokens computed in them, without prompt tokens.
+      speculative_rows: rows with guesses.
+      speculative_proposed: guesses in them.
+      speculative_accepted: guesses equal to the chosen token.
+      busy_s: time that the device spent in steps, including drafts.
       busy_row_s: the same, each step times its rows.
-      dropped: frames that were not acted upon.
+      dropped: frames ignored.
     """
 
     steps: int = 0
@@ -56,18 +56,18 @@ class Counters:
 
     @property
     def stale_frames(self) -> int:
-        """Frames that were not acted upon, whatever the reason."""
+        """Number of ignored frames, for any reason."""
         return self.dropped.total()
 
     def dropped_by_reason(self) -> dict[str, int]:
-        """Return the same by reason, in plain words."""
+        """Return the ignored frames by reason, in plain words."""
         return {reason.value: count for reason, count in self.dropped.items()}
 
     def used_device(self, elapsed_s: float, num_rows: int = 0) -> None:
-        """Count time of the device: a step with so many rows, or drafts."""
+        """Add time of the device: a step with this many rows, or drafts."""
         self.busy_s += elapsed_s
         self.busy_row_s += elapsed_s * num_rows
 
     def drop(self, reason: Drop) -> None:
-        """Count a frame that is not acted upon."""
+        """Count an ignored frame."""
         self.dropped[reason] += 1

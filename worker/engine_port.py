@@ -1,7 +1,6 @@
-"""What a worker's core asks of an engine: blocks, their bytes, and the facts that peers compare.
+"""The interface between a worker's core and its engine: blocks, their bytes, steps, fingerprint.
 
-The cores see this and nothing else of the engine, so that they run the same against the real one
-and against a fake that costs no time.
+The cores see nothing else of the engine, so they run the same with a simulated one.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class EnginePort(Protocol):
 
     @property
     def prefix_cache(self) -> PrefixCache:
-        """What is in the blocks that are kept."""
+        """The content of cached blocks."""
         ...
 
     @property
@@ -41,7 +40,7 @@ class EnginePort(Protocol):
 
     @property
     def bytes_per_block(self) -> int:
-        """Bytes of one block with all its layers, in the pool and on the wire."""
+        """Bytes of one block over all layers, in the pool and on the wire."""
         ...
 
     @property
@@ -56,12 +55,12 @@ class EnginePort(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Equal if and only if two workers may exchange KV."""
+        """Equal if and only if two workers can exchange KV."""
         ...
 
     @property
     def pace(self) -> Pace:
-        """How much a step may hold, and how long it takes."""
+        """Capacity and duration of steps."""
         ...
 
     @property
@@ -71,16 +70,16 @@ class EnginePort(Protocol):
 
     @property
     def speedup(self) -> float:
-        """How many times as many cores as its own the last step had."""
+        """Cores of the last step divided by the worker's own cores."""
         ...
 
     def rest(self) -> None:
-        """Note that there is no step to compute for now: others may use its cores."""
+        """Note that there is no work for now: others may use its cores."""
         ...
 
     def constrain(self, sampling: SamplingParams) -> Constraint | None:
-        """Return what keeps the completion of a new attempt within its grammar and its reasoning's
-        budget; None without either."""
+        """Return the constraint of a new attempt's completion (grammar, reasoning budget); None
+        without either."""
         ...
 
     def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
@@ -88,10 +87,10 @@ class EnginePort(Protocol):
         ...
 
     def check_device(self) -> None:
-        """Return when the device has run everything that was launched on it; on its thread.
+        """Return when the device has finished everything launched on it; called on its thread.
 
         Raises:
-          Exception: the device takes no more work from this process, as after an illegal access
+          Exception: the device accepts no more work from this process, as after an illegal access
             in a CUDA kernel: every later call fails, and only a new process helps.
         """
         ...
@@ -99,12 +98,12 @@ class EnginePort(Protocol):
     def export_blocks(
         self, block_ids: Sequence[int], into: memoryview | None = None
     ) -> bytes | memoryview:
-        """Copy blocks out, into as many bytes; they may be reused at once."""
+        """Copy blocks out; the blocks may be reused at once."""
         ...
 
     def pin(self, memory: memoryview) -> bool:
-        """Note that blocks will be exported into this memory again and again; return whether the
-        device can write it at full speed."""
+        """Prepare memory for repeated exports; return whether the device can write it at full
+        speed."""
         ...
 
     def unpin(self, memory: memoryview) -> None:
@@ -112,7 +111,7 @@ class EnginePort(Protocol):
         ...
 
     def copy_block(self, source: int, target: int) -> None:
-        """Overwrite a block that no running step reads with another one, bit for bit."""
+        """Copy a block bit for bit over another one that no running step reads."""
         ...
 
     def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
@@ -121,10 +120,10 @@ class EnginePort(Protocol):
 
 
 def require_adapter(engine: EnginePort, adapter: bytes, me: PeerId) -> None:
-    """Look whether an engine has an adapter that a frame names.
+    """Check that an engine has the adapter that a frame names.
 
     Raises:
-      RemoteProtocolError: it has not.
+      RemoteProtocolError: it does not.
     """
     if adapter and adapter not in engine.adapters:
         raise RemoteProtocolError(

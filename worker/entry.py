@@ -1,5 +1,5 @@
-"""The start of a worker process, the same for both roles: load the model, open the network, serve,
-and drain on a signal.
+"""Start a worker process of either role: load the model, open the network, serve, and drain on a
+signal.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def num_parameters(model: ModelConfig) -> int:
 log = structlog.get_logger()
 
 PROGRESS_UNITS: Final = 1000
-"""The share of a stage that is done is told in thousandths."""
+"""Progress of a stage is reported in thousandths."""
 
 
 class Serve(Protocol):
@@ -81,13 +81,13 @@ async def run_worker(
     *,
     task_status: trio.TaskStatus[WorkerLoop] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Load the model, serve, and drain on SIGTERM or SIGINT; a second signal ends at once.
+    """Load the model, serve, and drain on SIGTERM or SIGINT; a second signal exits at once.
 
     Raises:
-      ConfigError: the model or a setting cannot work.
+      ConfigError: the model or a setting is invalid.
     """
     settings = config.engine
-    # A thread that only feeds a GPU computes nothing itself, and must not wait for those that do.
+    # A thread that only feeds a GPU computes nothing itself and must not wait for those that do.
     niceness = settings.niceness if settings.device == "cpu" else 0
     async with DeviceThread(
         settings.max_waiting_steps, settings.threads, settings.close_timeout_s, niceness
@@ -127,8 +127,7 @@ async def run_worker(
 
 
 def find_golden(config: WorkerConfig, key: MeasurementKey) -> Expected | None:
-    """Return the golden tokens of a worker's version for what the worker computes with, if there
-    are any.
+    """Return the golden tokens that this worker must reproduce, if there are any.
 
     Raises:
       ModelError: some are damaged.
@@ -152,7 +151,7 @@ def _kv_network(config: WorkerConfig) -> ZmqNetwork:
 
 
 def _cores_of(config: WorkerConfig) -> AbstractContextManager[Cores | None]:
-    """Return the cores that steps may use, where that is more than the worker's own."""
+    """Return the cores that steps may use, if the worker can borrow some."""
     if config.lending is None or config.engine.threads is None:
         return nullcontext()
     return closing(Cores(config.lending, config.engine.threads))
@@ -172,7 +171,7 @@ async def _heed_signals(
 
 
 def report_progress(stage: str, share: float) -> None:
-    """Say how far a stage of the start is."""
+    """Report the progress of a stage of the start."""
     report(Progress(stage, round(share * PROGRESS_UNITS), PROGRESS_UNITS))
 
 

@@ -1,7 +1,7 @@
-"""Probes of one worker: `GET /health/live` and `GET /health/ready` over a socket of its own.
+"""Health probes of one worker: `GET /health/live` and `GET /health/ready` on a separate socket.
 
-A small HTTP/1.1 responder: one request for each connection, a bounded head, a deadline, and a fixed
-number of tasks that answer.
+A small HTTP/1.1 responder: one request per connection, a bounded head, a deadline, and a fixed
+number of answering tasks.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ REASONS: Final = {
 
 
 class ProbedLoop(Protocol):
-    """The worker that is asked."""
+    """The worker's state, as far as probes need it."""
 
     @property
     def is_draining(self) -> bool:
-        """Whether it takes nothing new."""
+        """Return whether it accepts no new work."""
         ...
 
     def overdue_s(self, now: float) -> float | None:
-        """Return for how long its device has been in one step, if that is longer than allowed."""
+        """Return how long its device has been in one step, if that is too long."""
         ...
 
 
 def bind_health(address: str, backlog: int) -> trio.SocketListener:
-    """Bind and listen where probes are answered.
+    """Bind and listen for probes.
 
     Args:
       address: `ipc://PATH` in a private directory, or `tcp://HOST:PORT`.
@@ -63,7 +63,7 @@ def bind_health(address: str, backlog: int) -> trio.SocketListener:
         if isinstance(place, IpcAddress):
             place.require_private_directory()
             place.require_unused()
-            place.path.unlink(missing_ok=True)  # of a worker that was killed
+            place.path.unlink(missing_ok=True)  # left by a worker that was killed
             bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             bound.bind(str(place.path))
             bound.listen(backlog)
@@ -73,7 +73,8 @@ def bind_health(address: str, backlog: int) -> trio.SocketListener:
             bound = socket.create_server((host, place.port), family=family, backlog=backlog)
     except OSError as error:
         raise ConfigError(
-            f"health_address {address} cannot be had: {error.strerror}; stop what listens there, "
+            f"health_address {address} cannot be bound: {error.strerror}; stop the process that "
+            "listens there, "
             "or choose another address"
         ) from error
     bound.setblocking(False)
@@ -83,19 +84,19 @@ def bind_health(address: str, backlog: int) -> trio.SocketListener:
 async def answer_probes(
     listener: trio.SocketListener, loop: ProbedLoop, config: HealthConfig
 ) -> None:
-    """Answer until cancelled, then close the listener."""
-    turn = trio.Lock()  # Trio lets one task wait for a socket
+    """Answer probes until cancelled, then close the listener."""
+    turn = trio.Lock()  # Trio lets only one task wait for a socket
 
     async def take() -> None:
         while True:
             try:
                 async with turn:
                     stream = await listener.accept()
-            except OSError as error:  # no descriptor is free: probes fail, the worker goes on
+            except OSError as error:  # no free descriptor: probes fail, the worker continues
                 log.warning("probe_not_accepted", error=str(error))
                 await trio.sleep(config.deadline_s)
                 continue
-            # A client that leaves, or is slow, has no answer to get.
+            # Clients that leave or are too slow get no answer.
             with trio.move_on_after(config.deadline_s), suppress(trio.BrokenResourceError):
                 async with stream:
                     head = await _read_head(stream, config.max_head_bytes)
@@ -107,7 +108,7 @@ async def answer_probes(
 
 
 async def _read_head(stream: trio.SocketStream, max_bytes: int) -> bytes:
-    """Return what came up to the end of the head, of the stream, or one byte too many."""
+    """Return the bytes up to the end of the head, the end of the stream, or one byte too many."""
     head = bytearray()
     while HEAD_END not in head and len(head) <= max_bytes:
         received = await stream.receive_some(max_bytes + 1 - len(head))
@@ -121,22 +122,22 @@ def answer(head: bytes, max_bytes: int, loop: ProbedLoop) -> bytes:
     """Return the response to a request.
 
     Args:
-      head: of it, or as much as came.
-      max_bytes: that a head may have.
-      loop: of the worker that is asked about.
+      head: of the request, or the part that arrived.
+      max_bytes: size limit of a head.
+      loop: of the worker.
     """
     words = head.partition(b"\r\n")[0].split(b" ")
     if len(head) > max_bytes:
         return _response(
-            431, {"status": "refused", "reason": f"a head has at most {max_bytes} bytes"}
+            431, {"status": "refused", "reason": f"the request head exceeds {max_bytes} bytes"}
         )
     if HEAD_END not in head or len(words) != 3 or not words[2].startswith(b"HTTP/1."):
-        return _response(400, {"status": "refused", "reason": "this is no HTTP/1.1 request"})
+        return _response(400, {"status": "refused", "reason": "this is not an HTTP/1.1 request"})
     path = words[1].partition(b"?")[0].decode("latin-1")
     if path not in (LIVE, READY):
-        return _response(404, {"status": "refused", "reason": f"there are {LIVE} and {READY}"})
+        return _response(404, {"status": "refused", "reason": f"available: {LIVE} and {READY}"})
     if words[0] != b"GET":
-        return _response(405, {"status": "refused", "reason": "only GET is answered"})
+        return _response(405, {"status": "refused", "reason": "only GET is allowed"})
     return _response(200, {"status": "live"}) if path == LIVE else _readiness(loop)
 
 
@@ -146,7 +147,7 @@ def _readiness(loop: ProbedLoop) -> bytes:
         reason = f"the device has been in one step for {overdue_s:.1f} s"
         return _response(503, {"status": "hung", "reason": reason})
     if loop.is_draining:
-        return _response(503, {"status": "draining", "reason": "the worker takes nothing new"})
+        return _response(503, {"status": "draining", "reason": "the worker accepts no new work"})
     return _response(200, {"status": "ready"})
 
 

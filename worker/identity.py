@@ -1,4 +1,4 @@
-"""This worker's identity in its present life, and what it tells a peer that says HELLO."""
+"""This worker's identity in its present epoch, and its answer to HELLO."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class Identity:
     Args:
       role: prefill or decode.
       name: in the fleet.
-      engine: its blocks and model are offered.
+      engine: source of its capacity and fingerprint.
       max_num_seqs: rows of a step.
       max_waiting_tokens: prompt tokens that may wait here; prefill only.
-      kv_window_bytes: what one sender may have under way to here; decode only.
-      kv_address: where KV is taken; decode only.
-      compute_digest: of the model's version; empty for a directory that is in no store.
+      kv_window_bytes: bytes that one sender may have under way to it; decode only.
+      kv_address: where it receives KV; decode only.
+      compute_digest: of the model's version; empty for a directory outside the store.
       labels: where it runs and what it costs.
-      draw_epoch: where its first epoch comes from; a simulator brings its own.
+      draw_epoch: returns its first epoch; replaced by a simulator.
 
     Attributes:
       me: role, name and present epoch.
-      fingerprint: of the model that is loaded, with its compute digest.
-      capacity: what there is in all.
+      fingerprint: of the loaded model, with its compute digest.
+      capacity: its total capacity.
       labels: as given.
     """
 
@@ -62,7 +62,7 @@ class Identity:
             block_size=engine.block_size,
             bytes_per_block=engine.bytes_per_block,
             max_num_seqs=max_num_seqs,
-            # A sequence that fills the pool is the longest that can be held.
+            # The longest sequence fills the whole pool.
             max_model_len=min(engine.max_model_len, total_blocks * engine.block_size),
             max_waiting_tokens=max_waiting_tokens,
             kv_window_bytes=kv_window_bytes,
@@ -70,5 +70,5 @@ class Identity:
         )
 
     def begin_new_life(self) -> None:
-        """Take a new epoch: whatever was promised under the old one is void."""
+        """Take a new epoch: all promises of the old one are void."""
         self.me = self.me._replace(epoch=self.me.epoch + 1)

@@ -1,11 +1,10 @@
-"""The engine of this worker process as its core sees it (`EnginePort`): the loaded model with its
-KV pool, and cores that idle siblings on the same machine lend.
+"""The engine of a worker process (`EnginePort`): the loaded model with its KV pool, and cores that
+idle workers on the same machine lend.
 
-For lending, each worker has two bytes of one file. It locks the first while it has work; a worker
-that borrows its cores for a step locks the second. Locks because the kernel takes them from a
-process that dies: nothing has to be given back, and no message is needed. A worker that gets work
-never waits for what is lent, but begins with its own cores, which it then shares until the
-borrower's step has returned.
+For lending, each worker has two bytes of a shared file. It locks the first one while it has work; a
+worker that borrows its cores for a step locks the second. The kernel releases the locks of a dead
+process, so nothing has to be given back and no message is needed. A worker that gets work never
+waits for lent cores: it begins with its own and shares them until the borrower's step returns.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ if TYPE_CHECKING:
 
 
 WANTED_BACK: Final = 0.5
-"""Of a step an owner does without its cores, on average, if it gets work within that step."""
+"""Average share of a step that an owner shares its cores, if it gets work during that step."""
 
 
 class Cores:
-    """The cores of one worker, and those that others can spare.
+    """The cores of one worker, and those it can borrow.
 
-    Steps come one after the other, each between `take` and `give_back`, and `rest` between steps.
+    Steps run one after the other, each between `take` and `give_back`, with `rest` between steps.
 
     Args:
       config: names the other workers.
-      own: how many cores each worker has.
+      own: number of cores of each worker.
     """
 
     def __init__(self, config: LendingConfig, own: int) -> None:
@@ -51,22 +50,21 @@ class Cores:
         self._borrowed: list[int] = []
 
     def close(self) -> None:
-        """Leave the cores to the others. Idempotent."""
+        """Leave the cores to the others for good. Idempotent."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
     def take(self) -> int:
-        """Say that this worker has work; return how many cores it may use until `give_back`."""
+        """Mark this worker as busy; return how many cores it may use until `give_back`."""
         self._is_working = self._is_working or self._try_lock(_work_of(self._place))
         if self._is_working:
             self._borrowed = [place for place in self._others if self._borrow(place)]
         return self._own * (1 + len(self._borrowed))
 
     def give_back(self) -> float:
-        """Return what was borrowed; the result is how many times as many cores as its own this
-        worker had, on average: those whose owners want them back by now it had half of the time, as
-        far as anybody knows."""
+        """Return borrowed cores. The result is the average number of cores divided by the worker's
+        own; cores whose owner has become busy are counted as available half of the time."""
         borrowed, self._borrowed = self._borrowed, []
         speedup = 1.0
         for place in borrowed:
@@ -75,13 +73,13 @@ class Cores:
         return speedup
 
     def rest(self) -> None:
-        """Say that this worker has nothing to compute for now."""
+        """Mark this worker as idle."""
         if self._is_working:
             self._is_working = False
             self._unlock(_work_of(self._place))
 
     def _borrow(self, place: int) -> bool:
-        """Take the cores of another worker, unless any worker uses them."""
+        """Borrow the cores of another worker, unless they are in use."""
         return not self._is_at_work(place) and self._try_lock(_loan_of(place))
 
     def _is_at_work(self, place: int) -> bool:
@@ -93,7 +91,7 @@ class Cores:
     def _try_lock(self, byte: int, kind: int = LOCK_EX) -> bool:
         try:
             lockf(self._file, kind | LOCK_NB, 1, byte)
-        except (BlockingIOError, PermissionError):  # POSIX leaves the choice
+        except (BlockingIOError, PermissionError):  # POSIX allows either
             return False
         return True
 
@@ -114,8 +112,8 @@ class LocalEngine:
 
     Args:
       loaded: the model.
-      cores: that its steps may use; None for those of the device's thread. Only the kernels of our
-        own compute the same bits with any number of them, so no other ones borrow.
+      cores: for its steps; None for those of the device's thread. Only our own kernels compute the
+        same bits with any number of cores, so only they borrow.
     """
 
     def __init__(self, loaded: Engine, cores: Cores | None = None) -> None:
@@ -132,7 +130,7 @@ class LocalEngine:
 
     @property
     def prefix_cache(self) -> PrefixCache:
-        """What is in the blocks that are kept."""
+        """The content of cached blocks."""
         return self._loaded.prefix_cache
 
     @property
@@ -142,7 +140,7 @@ class LocalEngine:
 
     @property
     def bytes_per_block(self) -> int:
-        """Bytes of one block with all its layers."""
+        """Bytes of one block over all layers."""
         return self._loaded.pool.bytes_per_block
 
     @property
@@ -157,7 +155,7 @@ class LocalEngine:
 
     @property
     def fingerprint(self) -> str:
-        """Equal if and only if two workers may exchange KV."""
+        """Equal if and only if two workers can exchange KV."""
         return self._loaded.fingerprint
 
     @property
@@ -167,11 +165,11 @@ class LocalEngine:
 
     @property
     def pace(self) -> Pace:
-        """How much a step may hold, and how long it takes."""
+        """Capacity and duration of steps."""
         return self._loaded.pace
 
     def constrain(self, sampling: SamplingParams) -> Constraint | None:
-        """Return what keeps a completion within its grammar and its reasoning's budget."""
+        """Return the constraint of a completion: grammar and reasoning budget."""
         return self._loaded.constraints.constraint_of(sampling)
 
     def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
@@ -185,12 +183,12 @@ class LocalEngine:
             self.speedup = self._cores.give_back()
 
     def rest(self) -> None:
-        """Leave the cores to the others."""
+        """Lend the cores to the others."""
         if self._cores is not None:
             self._cores.rest()
 
     def check_device(self) -> None:
-        """Return when the device has run everything that was launched on it."""
+        """Return when the device has finished everything launched on it."""
         self._loaded.pool.check_device()
 
     def export_blocks(self, block_ids: Sequence[int], into: memoryview | None = None) -> memoryview:
@@ -198,7 +196,7 @@ class LocalEngine:
         return self._loaded.pool.export_blocks(block_ids, into)
 
     def pin(self, memory: memoryview) -> bool:
-        """Note that blocks will be exported into this memory again and again."""
+        """Prepare memory for repeated exports."""
         return self._loaded.pool.pin(memory)
 
     def unpin(self, memory: memoryview) -> None:
@@ -206,7 +204,7 @@ class LocalEngine:
         self._loaded.pool.unpin(memory)
 
     def copy_block(self, source: int, target: int) -> None:
-        """Overwrite a block that no running step reads with another one."""
+        """Copy a block over another one that no running step reads."""
         self._loaded.pool.copy_block(source, target)
 
     def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:

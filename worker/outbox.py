@@ -1,7 +1,4 @@
-"""Frames that a core has decided to send, until the loop takes them.
-
-Knows routing ids of the two listeners; knows no sockets.
-"""
+"""Frames that a core has decided to send, until the loop sends them."""
 
 from __future__ import annotations
 
@@ -19,9 +16,9 @@ class Send(NamedTuple):
 
 
 class Outbox:
-    """Everything decided and not yet sent, in order per listener.
+    """Unsent frames, in order per listener.
 
-    Bounded by its use: the loop empties it after each call into the core.
+    Bounded by its use: the loop empties it after each call of the core.
     """
 
     def __init__(self) -> None:
@@ -37,11 +34,11 @@ class Outbox:
         self._to_senders.append(Send(sender, frame))
 
     def take_for_servers(self) -> list[Send]:
-        """Return and forget what goes over the control listener."""
+        """Remove and return the frames for the control listener."""
         taken, self._to_servers = self._to_servers, []
         return taken
 
     def take_for_senders(self) -> list[Send]:
-        """Return and forget what goes over the kv listener."""
+        """Remove and return the frames for the kv listener."""
         taken, self._to_senders = self._to_senders, []
         return taken

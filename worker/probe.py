@@ -1,4 +1,4 @@
-"""What a version computes on this machine, and how fast: golden tokens and capacity."""
+"""`triolet model probe`: measure a version's golden tokens and capacity on this machine."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from triolet.config import WorkerConfig
 
 GOLDEN_TOKENS: Final = 4
-"""Of each prompt: the check of a start computes them in one step, whose cost they hardly change."""
+"""Golden tokens per prompt: a start checks them in one step, whose cost they hardly change."""
 
 
 class Probed(NamedTuple):
-    """What was found out.
+    """Results of a probe.
 
     Attributes:
       golden: tokens.
@@ -40,14 +40,14 @@ class Probed(NamedTuple):
 
 
 def main(config: WorkerConfig, prompts: Sequence[Sequence[int]]) -> Probed:
-    """Load a model as a worker does, and find out what it computes and how fast.
+    """Load a model as a worker does, and measure its golden tokens and speed.
 
     Args:
       config: of the worker.
       prompts: token ids.
 
     Raises:
-      ConfigError: the model or a setting cannot work.
+      ConfigError: the model or a setting is invalid.
     """
     return trio.run(_probe, config, prompts)
 
@@ -62,7 +62,7 @@ async def _probe(config: WorkerConfig, prompts: Sequence[Sequence[int]]) -> Prob
 
 def _measure(config: WorkerConfig, prompts: Sequence[Sequence[int]]) -> Probed:
     settings, directory = config.engine, Path(config.model_dir)
-    # The first load reads files and packs weights; what it leaves is what later ones begin with.
+    # The first load reads files and packs weights; later ones reuse the result.
     load_engine(directory, settings, lambda stage, share: None)
     gc.collect()
     began_at = perf_counter()
@@ -81,8 +81,10 @@ def _measure(config: WorkerConfig, prompts: Sequence[Sequence[int]]) -> Probed:
         steps.check(Expected(found, "the same worker"))
     except ModelError as error:
         raise ModelError(
-            f"{config.model_dir} computes a sequence in one step otherwise than token by token, so "
-            f"it has no golden tokens here ({error}); use another backend or dtype"
+            f"{config.model_dir} gives different results when a sequence is computed in one step "
+            "and "
+            f"token by token, so it has no golden tokens here ({error}); use another backend or "
+            "dtype"
         ) from error
     rates = measure_rates(engine, settings.max_num_batched_tokens, settings.max_num_seqs)
     host = f"{host_class(engine.pool.blocks.device)},{settings.threads}-threads"

@@ -1,7 +1,7 @@
-"""How fast a worker's steps are, told to servers with every heartbeat.
+"""Estimate how fast a worker's steps are, for servers and for the size of decode's chunks.
 
-Pure arithmetic over the steps that were taken. Knows nothing of what the numbers decide: where a
-prompt is computed is the server's to say, how much of one a decode step takes is `chunk_tokens`.
+Pure arithmetic over the steps taken. Servers decide with these rates where a prompt is computed;
+`chunk_tokens` decides how much of a prompt a decode step takes.
 """
 
 from __future__ import annotations
@@ -12,34 +12,34 @@ if TYPE_CHECKING:
     from engine.pace import Pace
 
 TRUST: Final = 0.2
-"""How far one step moves what is believed: a hiccup is forgotten after some steps, a busy neighbour
-believed after some."""
+"""Weight of one step in the estimate: a hiccup is forgotten after a few steps, and a busy neighbour
+is believed after a few."""
 FORGETTING: Final = 0.01
-"""How far a step without prompts moves what is believed of prompts back to what was found out at
-the start: a worker once believed slow is asked for none, and would be believed slow for ever."""
+"""How far a step without prompts moves the prompt rate back to the one measured at the start: a
+worker considered slow gets no prompts, and would otherwise be considered slow forever."""
 MIN_TOKENS: Final = 32
-"""A step with fewer prompt tokens mostly reads weights, and says little of a rate."""
+"""Steps with fewer prompt tokens mostly read weights, and say little about the rate."""
 LEAST_SHARE: Final = 0.1
-"""A prompt's tokens took at least this share of the step that they were in: the step without them
-is known from other steps only, and may have been slower for once."""
+"""Prompt tokens count for at least this share of their step's time: the time without them is only
+known from other steps, and may have been longer."""
 
 READING_GAIN: Final = 0.5
-"""What each core more brings to a step without prompts, beside what the first one did: all read
-from one memory. Measured on two cores, 10.3 ms against 15.7."""
+"""Gain of each further core in a step without prompts, relative to the first: all read from one
+memory. Measured on two cores: 10.3 ms instead of 15.7."""
 LEAST_STEP_S: Final = 1e-6
-"""No step is faster; a clock that stood still says nothing."""
+"""No step is faster; a clock that stood still gives no information."""
 
 
 class StepRates:
     """Rates of one worker.
 
     Args:
-      pace: what was found out at the start, which holds until steps say better.
+      pace: measured at the start, used until steps give better values.
 
     Attributes:
-      prompt_tokens_per_s: prompt tokens that a second of computing yields.
-      step_s: of the usual step: decode's without prompt tokens, prefill's as they come. 0 before
-        there was any.
+      prompt_tokens_per_s: prompt tokens per second of computing.
+      step_s: usual step time: for decode without prompt tokens, for prefill as measured. 0 before
+        the first step.
     """
 
     def __init__(self, pace: Pace) -> None:
@@ -59,11 +59,11 @@ class StepRates:
         """Learn from a step.
 
         Args:
-          elapsed_s: that it took.
-          num_prompt_tokens: that it computed.
-          num_decode_rows: that it had besides.
-          speedup: how many times as many cores as its own it had: others want theirs back at any
-            time, so what is believed is what its own can do.
+          elapsed_s: duration of the step.
+          num_prompt_tokens: prompt tokens in it.
+          num_decode_rows: decode rows in it.
+          speedup: its cores divided by the worker's own. Rates are for the worker's own cores,
+            because others may want theirs back at any time.
         """
         if elapsed_s < LEAST_STEP_S:
             return
@@ -83,9 +83,9 @@ class StepRates:
     def chunk_tokens(self, num_decode_rows: int) -> int:
         """Return how many prompt tokens decode's next step may hold.
 
-        Beside running streams at most the setting's, and as many as keep the step within its
-        target; at least a block, for a prompt has to get on. Alone, a prompt is only held back by
-        the target.
+        Beside running streams at most the setting's number, and as many as keep the step within its
+        target, but at least one block, so that prompts make progress. Without streams only the
+        target limits a prompt.
         """
         pace = self._pace
         rows_s = self.step_s if num_decode_rows else 0.0

@@ -1,4 +1,4 @@
-"""What a step chose, or why it chose nothing, as servers are told of it."""
+"""Convert the result of a step's row into a frame's row, or the reason for an end."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ END_REASONS: Final[Mapping[Barred, EndReason]] = {
     Barred.STUCK: EndReason.STUCK,
     Barred.TOO_COSTLY: EndReason.TOO_COSTLY,
 }
-"""How an attempt ends that gets no token; one with a late mask does not."""
+"""End reason of an attempt that gets no token; an attempt with a late mask continues."""
 
 
 def token_row(key: AttemptKey, position: int, sampled: Sampled) -> TokenRow:
-    """Return the row that carries a chosen token."""
+    """Return the row for a chosen token."""
     return TokenRow(
         *key,
         position=position,

@@ -1,7 +1,7 @@
-"""The servers that a worker talks to: who has said HELLO, when each was last heard, and what each
-is told: heartbeats, answers to audits, drain.
+"""A worker's sessions with servers: greetings, heartbeats, audits, drain, and peers that fall
+silent.
 
-`PeerTable` is the part that any listener needs: greetings and silence of its peers.
+`PeerTable` is the part that every listener needs: greetings and silence of its peers.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ class _Known(NamedTuple):
 
 
 class PeerTable:
-    """The peers whose frames are taken.
+    """The peers whose frames are accepted.
 
     Args:
-      identity: of the worker that answers.
-      expected: the role that connects here.
-      silence_s: a peer that says nothing for this long is forgotten.
-      max_peers: at this many a new HELLO is turned away.
+      identity: of this worker.
+      expected: role that may connect here.
+      silence_s: a peer that is silent for this long is forgotten.
+      max_peers: beyond this number a new HELLO is refused.
       send: takes a routing id and a frame.
-      welcome: has the last word on a peer that may come in.
+      welcome: makes the final decision on a peer that may connect.
     """
 
     def __init__(
@@ -106,17 +106,19 @@ class PeerTable:
             if sender in self._known or len(self._known) < self._max_peers:
                 answer = self._welcome(sender, hello, answer)
             else:
-                answer = goodbye(f"{self._identity.me} knows {self._max_peers} peers already")
+                answer = goodbye(
+                    f"{self._identity.me} has reached its limit of {self._max_peers} peers"
+                )
         if isinstance(answer, Welcome):
             self._known[sender] = _Known(hello.peer.peer_id, now)
         self._send(sender, answer)
         return isinstance(answer, Welcome)
 
     def hear(self, sender: bytes, now: float) -> PeerId | None:
-        """Return the sender, or None after telling an unknown one to say HELLO first."""
+        """Return the sender; ask an unknown one for a HELLO and return None."""
         known = self._known.get(sender)
         if known is None:
-            self._send(sender, goodbye(f"{self._identity.me} does not know you: say HELLO"))
+            self._send(sender, goodbye(f"{self._identity.me} does not know you: send HELLO"))
             return None
         self._known[sender] = _Known(known.peer, now)
         return known.peer
@@ -127,18 +129,18 @@ class PeerTable:
         return None if known is None else known.peer
 
     def excuse(self, absence_s: float) -> None:
-        """Take back time in which this worker did not listen."""
+        """Do not count time in which this worker did not listen."""
         for sender, known in self._known.items():
             self._known[sender] = _Known(known.peer, known.heard_at + absence_s)
 
     def forget_silent(self, now: float) -> None:
-        """Drop peers that were not heard for too long."""
+        """Drop peers that have been silent for too long."""
         silent = [s for s, k in self._known.items() if now - k.heard_at > self._silence_s]
         for sender in silent:
             self.forget(sender)
 
     def dismiss(self, reason: str) -> None:
-        """Say GOODBYE to all and forget them."""
+        """Send GOODBYE to all peers and forget them."""
         for sender in tuple(self._known):
             self._send(sender, goodbye(reason, is_farewell=True))
             self.forget(sender)
@@ -153,22 +155,22 @@ A = TypeVar("A", bound=TableMember)
 
 
 class ServerSessions(Generic[A]):
-    """The side of a worker that servers see.
+    """A worker's sessions with its servers.
 
     Args:
-      identity: of the worker that answers.
+      identity: of this worker.
       link: lifetimes.
-      attempt_table: the attempts that hold leases.
+      attempt_table: the attempts with leases.
       outbox: takes the answers.
-      counters: of what came.
-      describe: how things stand, with the credit of one server.
-      account: everything that an audit asks for.
-      now: the time at which the worker begins.
+      counters: of received frames.
+      describe: returns a heartbeat for one server.
+      account: returns the account for an audit.
+      now: time at which the worker starts.
 
     Attributes:
-      servers: those that have said HELLO.
-      operators: commands that have; they hold no leases and have no share of the credit.
-      is_draining: nothing new is taken.
+      servers: servers that have sent HELLO.
+      operators: commands that have sent HELLO; they hold no leases and get no credit.
+      is_draining: whether it accepts no new work.
     """
 
     def __init__(
@@ -182,7 +184,7 @@ class ServerSessions(Generic[A]):
         account: Callable[[float], WorkerAudit],
         now: float,
     ) -> None:
-        # A server that is silent for longer has lost its leases here and is greeted anew.
+        # A server that is silent for longer has lost its leases here and must greet again.
         self.servers = PeerTable(
             identity,
             Role.SERVER,
@@ -211,17 +213,17 @@ class ServerSessions(Generic[A]):
 
     @property
     def has_news(self) -> bool:
-        """Whether leases have ended, and their blocks gone back, since the last heartbeat."""
+        """Return whether leases have ended and their blocks are free since the last heartbeat."""
         return self._attempt_table.ended.total() != self._num_reported
 
     @property
     def is_drained(self) -> bool:
-        """Whether the worker may leave."""
+        """Return whether the worker may leave."""
         return self.is_draining and self._attempt_table.is_empty
 
     @property
     def is_heard(self) -> bool:
-        """Whether every peer that was told of this worker's end has acknowledged it, or is gone."""
+        """Return whether every peer has acknowledged the worker's farewell, or is gone."""
         return not self._farewells
 
     def is_fenced(self, now: float) -> bool:
@@ -229,10 +231,10 @@ class ServerSessions(Generic[A]):
         return self._fence.beat(now)
 
     def excuse(self) -> float:
-        """After a shorter standstill: count it in no peer's silence; return how long it was."""
+        """Do not count a shorter standstill as silence of peers; return its length."""
         absence_s = self._fence.absence_s
         if absence_s:
-            log.warning("stood_still", seconds=round(absence_s, 3))
+            log.warning("process_paused", seconds=round(absence_s, 3))
             self._attempt_table.leases.excuse(absence_s)
             self.servers.excuse(absence_s)
         return absence_s
@@ -273,8 +275,8 @@ class ServerSessions(Generic[A]):
         return None
 
     def on_server_gone(self, sender: bytes, now: float, *, has_said_so: bool = False) -> None:
-        """End what a server has here: it left, or a frame to it was lost, and after a gap its
-        streams cannot go on exactly. If it lives it is told when it names them again."""
+        """End a server's attempts: it left, or a frame to it was lost, and its streams cannot
+        continue exactly after a gap. If it is alive, it learns this when it names them again."""
         if self._farewells:
             self._farewells.discard(sender)
         self.operators.forget(sender)
@@ -286,7 +288,7 @@ class ServerSessions(Generic[A]):
                 self._attempt_table.end(key, EndReason.LEASE_EXPIRED, now)
 
     def reject(self, server: PeerId, frame: AnyFrame, error: TrioletError, now: float) -> None:
-        """Answer a frame that cannot be acted upon."""
+        """Answer an invalid frame."""
         log.warning("frame_rejected", server=str(server), error=str(error))
         self._counters.drop(Drop.REJECTED)
         if isinstance(frame, AttemptFrame):
@@ -295,23 +297,24 @@ class ServerSessions(Generic[A]):
                 self._attempt_table.turn_away(server, frame.key, EndReason.ERROR, now, str(error))
 
     def beat(self) -> None:
-        """Tell every server and operator how things stand."""
+        """Send a heartbeat to every server and operator."""
         self._num_reported = self._attempt_table.ended.total()
         for sender, peer in (*self.servers.known(), *self.operators.known()):
             self._outbox.to_server(sender, self._describe(peer))
 
     def drain(self, now: float, deadline_s: float) -> None:
-        """Take nothing new; end what is left after `deadline_s`. The earliest deadline counts."""
+        """Accept no new work; end what is left after `deadline_s`. The earliest deadline
+        applies."""
         until = now + deadline_s
         self._drain_deadline = min(until, self._drain_deadline or until)
         if not self.is_draining:
             self.is_draining = True
             log.info("draining", deadline_s=deadline_s)
-            # At once, so that servers send nothing more that would only be turned away.
+            # Immediately, so that servers send no more requests that would only be refused.
             self.beat()
 
     def sweep(self, now: float) -> None:
-        """End what is over: expired leases, deadlines, silent servers, the drain."""
+        """End what is due: expired leases, deadlines, silent servers, the drain."""
         self._attempt_table.end_expired(now)
         self.servers.forget_silent(now)
         self.operators.forget_silent(now)
@@ -322,13 +325,13 @@ class ServerSessions(Generic[A]):
         """Drop everything: servers have given the work to other workers by now."""
         log.warning("fenced", epoch=self._identity.me.epoch)
         self._attempt_table.end_all(EndReason.LEASE_EXPIRED, now)
-        reason = "this worker stood still for longer than its leases: say HELLO again"
+        reason = "this worker stood still for longer than its leases: send HELLO again"
         self.servers.dismiss(reason)
         self.operators.dismiss(reason)
         self._identity.begin_new_life()
 
     def say_goodbye(self) -> None:
-        """Tell everybody that this worker leaves; `is_heard` says whether they know."""
+        """Tell all peers that this worker leaves; `is_heard` says whether they know."""
         known = (*self.servers.known(), *self.operators.known())
         self._farewells = {sender for sender, _ in known}
         self.servers.dismiss(SHUT_DOWN)
@@ -340,10 +343,10 @@ class ServerSessions(Generic[A]):
             self.operators.greet(sender, hello, now)
         elif self.servers.greet(sender, hello, now):
             log.info("server_greeted", server=str(peer))
-            # A server that greets again has given up everything that it had here.
+            # A server that greets again has given up all its attempts here.
             for key in self._attempt_table.leases.owned_by(peer):
                 self._attempt_table.end(key, EndReason.LEASE_EXPIRED, now)
-            # At once, so that it may dispatch without waiting for the next heartbeat.
+            # Immediately, so that it can dispatch without waiting for the next heartbeat.
             self._outbox.to_server(sender, self._describe(peer))
 
     def _obey(self, sender: bytes, frame: AnyFrame, now: float) -> None:
@@ -365,7 +368,7 @@ class ServerSessions(Generic[A]):
             if self._attempt_table.leases.standing(key) is Standing.ENDED:
                 self._attempt_table.repeat_last_words(server, key)
             else:
-                # It overtook the frame that begins the attempt, which will find it ended.
+                # It overtook the frame that begins the attempt, which will be refused.
                 self._attempt_table.turn_away(server, key, reason, now)
         elif attempt.server == server:
             self._attempt_table.end(key, reason, now)

@@ -1,4 +1,4 @@
-"""The loop around a core: frames in, steps, frames out; and what it asks of a core."""
+"""The worker's main loop: receive frames, run steps, send frames; and the interface of its core."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 
 class Stepper(Protocol):
-    """From one step to the next."""
+    """Plans steps and processes their results."""
 
     @property
     def has_work(self) -> bool:
-        """Whether an attempt here waits for a step; without one `plan` finds nothing."""
+        """Return whether an attempt waits for a step; if not, `plan` finds nothing."""
         ...
 
     def plan(self, now: float) -> list[StepRow]:
@@ -42,15 +42,15 @@ class Stepper(Protocol):
         ...
 
     def due_after(self, now: float) -> float | None:
-        """Return when there will be something to plan although nothing happens; None if never."""
+        """Return when there will be something to plan even if nothing happens; None if never."""
         ...
 
     def complete(self, results: Sequence[Sampled | None], now: float) -> None:
-        """Take in what the step has computed."""
+        """Process the results of the step."""
         ...
 
     def fail(self, message: str, now: float) -> None:
-        """Take in that the step raised."""
+        """Process the failure of the step."""
         ...
 
 
@@ -64,12 +64,12 @@ class WorkerCore(Protocol):
 
     @property
     def counters(self) -> Counters:
-        """What was done; the loop counts the device's time."""
+        """Counters of the worker; the loop adds the device's time."""
         ...
 
     @property
     def server_sessions(self) -> ServerSessions[Any]:
-        """What servers see."""
+        """Sessions with servers."""
         ...
 
     @property
@@ -78,19 +78,19 @@ class WorkerCore(Protocol):
         ...
 
     def wake(self, now: float) -> None:
-        """Called before frames are handed in, and whenever a task of the loop comes round."""
+        """Called before frames are handed in, and whenever a task of the loop runs."""
         ...
 
     def on_control(self, sender: bytes, frame: AnyFrame, now: float) -> None:
-        """Take in a frame of a server."""
+        """Process a frame of a server."""
         ...
 
     def sweep(self, now: float) -> None:
-        """End what is over."""
+        """End what is due."""
         ...
 
     def say_goodbye(self) -> None:
-        """Tell everybody that this worker leaves."""
+        """Tell all peers that this worker leaves."""
         ...
 
 
@@ -100,21 +100,21 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 EXIT_WEDGED: Final = 70
-"""Exit code of a worker whose device does not come back; BSD's "internal software error"."""
+"""Exit code of a worker whose device does not return; BSD's "internal software error"."""
 EXIT_DEVICE_LOST: Final = 71
-"""Exit code of a worker with a device that takes no more work; BSD's "system error"."""
+"""Exit code of a worker whose device accepts no more work; BSD's "system error"."""
 
 
 class Device(Protocol):
     """Where steps run."""
 
     async def run(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
-        """Run a blocking call to its end and return its result."""
+        """Run a blocking call and return its result."""
         ...
 
 
 def read_process() -> ProcessFacts:
-    """Return what the operating system and Trio say of this process."""
+    """Return facts about this process from the operating system and Trio."""
     return process_facts(trio.lowlevel.current_statistics().tasks_living)
 
 
@@ -122,16 +122,16 @@ class WorkerLoop:
     """One worker's tasks.
 
     Args:
-      core: decides.
+      core: makes the decisions.
       engine: computes steps.
-      device: where it does.
-      control: the listener for servers.
+      device: runs them.
+      control: listener for servers.
       config: intervals and bounds.
-      flush_kv: sends what the core has decided for the other side of the KV path.
-      before_step: what is to be done on the device before each step is planned, if anything.
+      flush_kv: sends the core's frames for the other side of the KV path.
+      before_step: runs on the device before each step is planned, if given.
 
     Attributes:
-      exit_process: leaves at once with a code, whatever still runs; for a device that is wedged or
+      exit_process: exits at once with a code, whatever still runs; for a device that is stuck or
         lost.
     """
 
@@ -161,7 +161,7 @@ class WorkerLoop:
     async def run(
         self, *, task_status: trio.TaskStatus[WorkerLoop] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Serve until drained. Starts with itself, so that its parent task can drain it."""
+        """Serve until drained. `nursery.start` gets this loop, so that the caller can drain it."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._receive)
             nursery.start_soon(self._step)
@@ -172,43 +172,42 @@ class WorkerLoop:
             nursery.cancel_scope.cancel()
 
     def drain(self, deadline_s: float) -> None:
-        """Take nothing new; `run` returns when everything is over or ended."""
+        """Accept no new work; `run` returns when everything has ended."""
         self._core.server_sessions.drain(trio.current_time(), deadline_s)
         self.settle(trio.current_time())
 
     @property
     def is_draining(self) -> bool:
-        """Whether it takes nothing new."""
+        """Return whether it accepts no new work."""
         return self._core.server_sessions.is_draining
 
     def overdue_s(self, now: float) -> float | None:
-        """Return for how long the device has been in one step [s], if that is longer than servers
-        are patient; None otherwise."""
+        """Return how long the device has been in one step [s], if that is longer than servers wait;
+        None otherwise."""
         patience_s = WEDGED_STEPS * self._engine.pace.step_s
         patience_s = max(self._config.link.progress_timeout_s, patience_s)
         step_s = 0.0 if self._step_began_at is None else now - self._step_began_at
         return step_s if step_s > patience_s else None
 
     def settle(self, now: float) -> None:
-        """Send what the core has decided, and let the step loop look again if an attempt waits for
-        a step: it has nothing to see in the KV of the others.
+        """Send the core's frames, and wake the step loop if an attempt waits for a step.
 
-        To be called after each call into the core.
+        Call this after each call of the core.
         """
         self._flush(now)
         if self._core.stepper.has_work:
             self._work.set()
 
     def _flush(self, now: float) -> None:
-        self._say(now)  # a first token waits for no KV
+        self._say(now)  # first tokens do not wait for KV
         self._flush_kv(now)
         self._say(now)
         if self._core.server_sessions.has_news:
             self._news.set()
 
     def _say(self, now: float) -> None:
-        # A send that fails ends attempts, whose last words are sends again; each server is
-        # forgotten at its first failure, so this ends.
+        # A failed send ends attempts, whose ENDED frames are sends again; each server is forgotten
+        # at its first failure, so this terminates.
         while sends := self._core.outbox.take_for_servers():
             for send in sends:
                 try:
@@ -245,13 +244,13 @@ class WorkerLoop:
             self._step_began_at = trio.current_time()
             try:
                 results = await self._device.run(self._engine.step, rows)
-            except DeviceWedged:  # cancelled, and the step still runs: nothing can be asked of it
+            except DeviceWedged:  # cancelled while the step still runs: the device is unusable
                 raise
             except Exception:
                 log.exception("step_failed", rows=len(rows))
                 await self._check_device()
                 self._returned(len(rows))
-                message = "the device step failed; the log line step_failed of its worker says why"
+                message = "the device step failed; see step_failed in its worker's log"
                 self._core.stepper.fail(message, trio.current_time())
             else:
                 self._returned(len(rows))
@@ -260,29 +259,29 @@ class WorkerLoop:
             self.settle(trio.current_time())
 
     def _returned(self, num_rows: int = 0) -> None:
-        """Note that the device has ended what it was asked for."""
+        """Note that the device has returned."""
         assert self._step_began_at is not None, "it was asked for something"
         self._core.counters.used_device(trio.current_time() - self._step_began_at, num_rows)
         self._step_began_at = None
 
     async def _check_device(self) -> None:
-        """Return once the device has run what a failed step left on it; leave if it never will.
+        """Check the device after a failed step; exit if it accepts no more work.
 
-        A CUDA error that the driver cannot contain fails every later call of this process. Its
-        attempts go on exactly on other workers, and the supervisor starts a new process.
+        After a CUDA error that the driver cannot contain, every later call of this process fails.
+        Its attempts continue exactly on other workers, and the supervisor starts a new process.
         """
         try:
             await self._device.run(self._engine.check_device)
         except Exception:
             log.exception(
                 "device_lost",
-                remedy="the supervisor starts a new process; if it repeats, see the driver's log",
+                remedy="the supervisor starts a new process; if it repeats, check the driver's log",
             )
             self.exit_process(EXIT_DEVICE_LOST)
             raise
 
     async def _beat(self) -> None:
-        """Send heartbeats: at their interval, and in the turn after one in which leases ended."""
+        """Send heartbeats: at their interval, and in the turn after leases have ended."""
         link = self._config.link
         while True:
             self._news = trio.Event()
@@ -307,8 +306,8 @@ class WorkerLoop:
         self._drained.set()
 
     async def _be_heard(self) -> None:
-        """Leave the control listener open until everybody has heard that this worker leaves: what
-        a connection has received and not yet read is lost with its end."""
+        """Keep the control listener open until all peers know that this worker leaves: closing a
+        connection discards what the peer has not read yet."""
         link = self._config.link
         with trio.move_on_after(link.farewell_s):
             while not self._core.server_sessions.is_heard:  # noqa: ASYNC110 (it knows no events)

@@ -1,1 +1,1 @@
-"""Benchmarks: Triolet beside its peers and beside the machine's limits, in one run."""
+"""Benchmarks: Triolet compared with other engines and with the machine's limits, in one run."""

@@ -1,8 +1,8 @@
-"""`python -m loadtest.bench.admission`: what it costs a request that somebody decides on it.
+"""`python -m loadtest.bench.admission`: the cost of admission control per request.
 
-Times the product's own way from a request's key to its place in the queue, with every mechanism
-on and with every one off, beside queues of several lengths; then what dispatch and the end of a
-request take; then refusals of a real server over HTTP. Exits with 1 if one of them takes too long.
+Times the product's own path from a request's key to its place in the queue, with every mechanism on
+and off and with queues of several lengths; then dispatch and the end of requests; then refusals of
+a real server over HTTP. Exits with 1 if one of them takes too long.
 """
 
 from __future__ import annotations
@@ -43,28 +43,28 @@ if TYPE_CHECKING:
 
 
 VIRTUAL_GAP_S: Final = 0.25
-"""Of virtual time between two requests: longer than a fleet with nothing else to do takes for one,
-so that where nobody else waits none of these wait for one another either."""
+"""Virtual time between two requests: longer than an idle fleet takes for one, so that with an empty
+queue they do not wait for one another either."""
 REAL_GAP_S: Final = 10 * MILLISECONDS
-"""The same where the time has to pass."""
+"""The same in real time."""
 CALM_S: Final = 2.0
-"""After the queue was filled: workers have what they take, and their pace is known."""
+"""After filling the queue: workers are busy and their pace is known."""
 WARM: Final = 50
-"""Requests that nobody counts."""
+"""Requests that are not counted."""
 FILL_TURN: Final = 100
-"""Of those who fill the queue come between two turns of the loop."""
+"""Requests that fill the queue between two turns of the loop."""
 OFF, ON = "off", "on"
 OK, REFUSED = 200, 503
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """One server and who comes to it.
+    """One server and its requests.
 
     Attributes:
       form: of the server.
-      others: that wait in its queue, all the time.
-      requests: that are timed.
+      others: requests that wait in its queue all the time.
+      requests: number of timed requests.
     """
 
     form: Form
@@ -73,19 +73,19 @@ class Course:
 
     @property
     def gap_s(self) -> float:
-        """Between two requests."""
+        """Time between two requests."""
         return REAL_GAP_S if self.form.is_real else VIRTUAL_GAP_S
 
 
 @dataclass(slots=True)
 class Found:
-    """What was timed, of one kind of server and one length of its queue.
+    """Measurements for one kind of server and one queue length.
 
     Attributes:
       accepted: requests that got a place.
-      refused: those that got none.
-      taken_ns: of what no single request waits for, by name.
-      statuses: of the answers that came before the end.
+      refused: requests that got none.
+      taken_ns: steps that no single request waits for, by name.
+      statuses: of the answers before the end.
     """
 
     accepted: list[Lap] = field(default_factory=list)
@@ -94,7 +94,7 @@ class Found:
     statuses: list[int] = field(default_factory=list)
 
     def add(self, stopwatch: Stopwatch, statuses: Sequence[int]) -> None:
-        """Take in a course."""
+        """Add the measurements of a course."""
         for lap in stopwatch.laps:
             (self.refused if lap.is_refused else self.accepted).append(lap)
         for name, taken in stopwatch.taken_ns.items():
@@ -103,7 +103,7 @@ class Found:
 
 
 def measure(course: Course, into: Found) -> None:
-    """Run one server to its end, and say how it did."""
+    """Run one server to its end, and add its measurements."""
     with Stopwatch().running() as stopwatch, _as_a_server_does():
         main = partial(_go, course, stopwatch, into)
         if course.form.is_real:
@@ -134,7 +134,7 @@ async def _go(course: Course, stopwatch: Stopwatch, into: Found) -> None:
 
 
 async def _come(server: RunningServer, course: Course, count: int, asking: trio.Nursery) -> None:
-    """Let some ask, one after the other, and the queue be as long as it was."""
+    """Send requests one after the other, and keep the queue at its length."""
     for _ in range(count):
         asking.start_soon(server.ask)
         await trio.sleep(course.gap_s)
@@ -144,7 +144,7 @@ async def _come(server: RunningServer, course: Course, count: int, asking: trio.
 
 @contextmanager
 def _as_a_server_does() -> Iterator[None]:
-    """Collect garbage and write the log as a server's process does; nobody reads the latter."""
+    """Collect garbage and write the log as a server process does, but discard the log."""
     before = gc.get_threshold()
     structlog.configure(
         processors=[
@@ -166,27 +166,27 @@ def _as_a_server_does() -> Iterator[None]:
 
 
 class _Nowhere(io.StringIO):
-    """Takes lines and keeps none."""
+    """Discards what is written."""
 
     def write(self, text: str, /) -> int:
-        """Forget it."""
+        """Discard it."""
         return len(text)
 
 
 def spread(taken_ns: Sequence[float]) -> dict[str, float | int]:
-    """Return how many times, their median and their 99th percentile, in microseconds."""
+    """Return the count, median and 99th percentile of times, in microseconds."""
     p50, p99 = (percentile(taken_ns or [0.0], percent) for percent in (50, 99))
     return {"times": len(taken_ns), "p50_us": p50 / 1000, "p99_us": p99 / 1000}
 
 
 def whole_row(what: str, waiting: int, server: str, laps: Sequence[Lap]) -> dict[str, Any]:
-    """Return the row of whole ways."""
+    """Return the row for whole paths."""
     whole = spread([lap.whole_ns for lap in laps])
     return {"what": what, "waiting": waiting, "mechanisms": server, **whole}
 
 
 def step_rows(waiting: int, server: str, found: Found) -> list[dict[str, Any]]:
-    """Return a row for each step of those who got a place, and for what comes after it."""
+    """Return a row for each step of accepted requests, and for what follows."""
     steps: dict[str, list[float]] = {
         step: [lap.steps[step] for lap in found.accepted if step in lap.steps]
         for step in (*STEPS, DISPATCH)
@@ -201,21 +201,21 @@ def step_rows(waiting: int, server: str, found: Found) -> list[dict[str, Any]]:
 OVERLOADED, LIMITED = 503, 429
 FLOOD: Final = "flood"
 TENANTS: Final = {OVERLOADED: "late", LIMITED: "limited"}
-"""Who is refused, and with which status."""
+"""Tenants with refused requests, and the status of their refusals."""
 PLANS: Final = {
     FLOOD: "",
     TENANTS[OVERLOADED]: 'classes = ["sheddable"]',
     TENANTS[LIMITED]: "requests_per_minute = 1",
 }
 FLOODERS: Final = 64
-"""Clients of the tenant that asks for too much: twice as many as the fleet has rows."""
+"""Clients of the tenant that exceeds its share: twice as many as the fleet has rows."""
 WARM_S: Final = 8.0
-"""Until the server knows how fast its fleet is, and its queue is as long as it lets it get."""
+"""Until the server knows the fleet's speed, and its queue is full."""
 GAP_S: Final = 0.03
-"""Between two requests that are timed, of one tenant and the other in turn: 17 refusals a second of
-each. Beyond 20 a second the server makes a tenant wait for its refusals."""
+"""Seconds between two timed requests, alternating between two tenants: 17 refusals a second of
+each. Above 20 a second the server delays a tenant's refusals."""
 LATE_S: Final = 30.0
-"""For an answer. What is not refused has to end by itself."""
+"""Timeout of an answer. Requests that are not refused must end by themselves."""
 FIRST_ID, LAST_ID = 256, 1000
 PROMPT_TOKENS, MAX_TOKENS = 100, 20
 
@@ -231,15 +231,15 @@ async def time_refusals(requests: int) -> dict[int, list[float]]:
 
 
 async def ask_too_much(url: str, requests: int, warm_s: float) -> dict[int, list[float]]:
-    """Ask a server for more than it can do, and return how many nanoseconds its refusals take.
+    """Overload a server, and return the duration of its refusals in nanoseconds.
 
     Args:
       url: of the server.
-      requests: of each kind; what is taken after all is not counted.
-      warm_s: for which there is too much before anything is timed.
+      requests: of each kind; accepted ones are not counted.
+      warm_s: time of overload before measuring.
 
     Returns:
-      By status.
+      Durations by status.
     """
     taken_ns: dict[int, list[float]] = {status: [] for status in TENANTS}
     async with (
@@ -269,7 +269,7 @@ async def _time(clients: Clients, request: bytes, into: list[float], status: int
 
 
 async def _keep_asking(clients: Clients, request: bytes) -> None:
-    """Ask again as soon as an answer is there, or when a refusal says so."""
+    """Ask again after each answer, or at the time that a refusal names."""
     while True:
         answer = await clients.ask(request)
         await trio.sleep(answer.retry_after_s or 0.0)
@@ -289,13 +289,13 @@ def _bodies(tenant: str, count: int) -> list[bytes]:
 
 WAITING: Final = (0, 1_000, 10_000)
 MOST_US: Final = 1000.0
-"""Of the whole way at the 99th percentile."""
+"""Limit for the whole path at the 99th percentile."""
 MOST_REFUSAL_MS: Final = 50.0
 ROUNDS: Final = 3
-"""Of each two servers, one after the other: what the machine does besides meets both."""
+"""Rounds of each pair of servers, in turns, so that other load on the machine affects both."""
 REAL_OFF, REAL_ON, REDIS = "off, real time", "on, real time", "on, real time, Redis"
 WITHOUT: Final = {ON: OFF, REAL_ON: REAL_OFF}
-"""With what each server that decides is compared."""
+"""The baseline of each server with admission control."""
 READING: Final = (
     "whole: from the key's check until the request has its place in the queue or its refusal, all "
     "that is in between but for parsing the body and for looking who may leave the queue; p99 is "
@@ -310,9 +310,9 @@ READING: Final = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print and write; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=1500, help="timed, of each server")
+    parser.add_argument("--requests", type=int, default=1500, help="timed requests per server")
     parser.add_argument("--waiting", type=int, nargs="*", default=WAITING, help="others in queue")
-    parser.add_argument("--refusals", type=int, default=1000, help="over HTTP, of each kind")
+    parser.add_argument("--refusals", type=int, default=1000, help="HTTP refusals of each kind")
     options = parser.parse_args(arguments)
     announce(__doc__)
     console = Console(highlight=False)
@@ -320,7 +320,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = time_paths(options.waiting, options.requests)
     time_in_real(found, options.requests)
     if not is_installed():
-        skipped["accounts in Redis"] = "there is no redis-server here"
+        skipped["accounts in Redis"] = "redis-server is not installed"
     else:
         with own_redis() as redis:
             form = Form(limits=redis.url, is_real=True)

@@ -1,5 +1,5 @@
-"""A whole server in this process, without its socket, over workers of modelled time; a stopwatch
-around the steps of a request's way into its queue. Requests come as ASGI has them.
+"""A server in this process, without its socket, over workers of modelled time, with a stopwatch
+around the steps of a request's path into the queue. Requests arrive as ASGI calls.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ if TYPE_CHECKING:
 
 KEY, PARSE, SUBMIT, DISPATCH = "key", "parse", "submit", "dispatch, at once"
 STEPS: Final = (KEY, "fields", "early", "request", "reserve", SUBMIT)
-"""In their order. `PARSE` comes after the first, `DISPATCH` within the last: whoever has come may
-have room on workers at once. Neither is a part of the way into the queue."""
+"""In order. `PARSE` follows the first, `DISPATCH` happens within the last, if workers have room at
+once. Neither counts as part of the path into the queue."""
 TAKEN, LOOKED, SETTLED, SWEPT = "dispatch, each taken", "dispatch, nobody", "settle", "sweep"
 
 
@@ -219,20 +219,20 @@ NUM_TENANTS: Final = 200
 PROMPT_TOKENS: Final = 100
 MAX_TOKENS: Final = 4
 FIRST_ID, LAST_ID = 256, 1000
-"""Ids that the model and the modelled devices know, special ones left out: no prompt begins like
-another one."""
+"""Ids known to the model and the modelled devices, without special tokens: no two prompts begin
+alike."""
 LONG_S: Final = 1e6
-"""Deadlines and promises of those who shall be taken, however many wait."""
+"""Deadlines of requests that must be accepted, however many wait."""
 QUICK: Final = StepCost(1 * MILLISECONDS, 0.01 * MILLISECONDS, 0.01 * MILLISECONDS)
-"""Of steps whose time has to pass."""
+"""Step costs for runs in real time."""
 SHORT_SLO_S: Final = 2.0
-"""Of the sheddable class: beside a queue of any length it is refused."""
+"""For the sheddable class: with any queue it is refused."""
 MAX_QUEUED: Final = 100_000
 LARGE: Final = 1e12
-"""Limits that everybody has and nobody meets."""
+"""Limits that are set but never reached."""
 TIERS: Final = ("auto", "auto", "priority", "flex")
 OTHERS: Final = ("auto", "auto", "auto", "priority")
-"""What those ask for who fill the queue: sheddable requests would be refused."""
+"""Classes of the requests that fill the queue: sheddable ones would be refused."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,16 @@
-"""`python -m loadtest.bench.cache`: what the prefix cache finds of real conversations.
+"""`python -m loadtest.bench.cache`: hit rate of the prefix cache with real conversations.
 
-Replays chats of the Mooncake trace, scaled to the small model, against a whole fleet over HTTP;
-once with the prefix cache and once without. What prefill and decode say that they have found is
-compared with the best that a cache of their pools' size could find, and every answer of one run
-with that of the other. All prompts are computed on prefill, as long ones on large models are: a
-prompt that decode computes itself is never looked for on prefill, and those are the ones of which
-most is found, so that what either role finds would say how prompts were routed. Needs the trace:
-`--trace`, or beside the repository.
+Replays chats of the Mooncake trace, scaled to the small model, against a whole fleet over HTTP,
+with and without the prefix cache. Hits of prefill and decode are compared with the best possible
+cache of the same size, and every answer with that of the other run. All prompts are computed on
+prefill, as long ones are with large models: prompts that decode computes are never looked up on
+prefill, so the hit rates would depend on routing. Needs the trace: `--trace`, or beside the
+repository.
 
-The ideal asks one request after the other, and lets a prompt's blocks give way the moment it is
-answered. What runs holds its blocks: a pool that is hardly larger than the prompts that run at once
-is no cache meanwhile, whoever manages it. Of such a pool shares of the ideal are shown and are no
-goal; `--at-once 1` compares like with like.
+The ideal cache answers one request after the other, and a prompt's blocks may be evicted as soon as
+it is answered. Real requests hold their blocks: a pool hardly larger than the concurrent prompts
+cannot cache. For such a pool the shares of the ideal are shown but are no goal; `--at-once 1`
+compares like with like.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 
 TRACE_BLOCK_TOKENS: Final = 512
 FIRST_TOKEN_ID: Final = 300
-"""Ids below may be special."""
+"""Smaller ids may be special tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +76,10 @@ def tokens_of(block_id: int, block_size: int, vocab_size: int) -> tuple[int, ...
 
 
 def read_turns(trace: Path, block_size: int, every: int) -> list[Turn]:
-    """Return the turns of one conversation in so many, in the order in which they came.
+    """Return the turns of every n-th conversation, in order of arrival.
 
-    Whole conversations are taken, so that of each turn the earlier ones are there; with fewer of
-    them in between, a smaller pool stands where a larger one stood.
+    Whole conversations are kept, so that each turn has its earlier ones; with fewer of them in
+    between, a smaller pool corresponds to a larger one.
     """
     turns = []
     with trace.open(encoding="utf-8") as lines:
@@ -102,9 +101,9 @@ def read_turns(trace: Path, block_size: int, every: int) -> list[Turn]:
 
 
 def ideal_hit_rate(turns: Iterable[Turn], num_blocks: int, block_size: int) -> float:
-    """Return which share of all prompt tokens a cache of `num_blocks` finds if one request comes
-    after the other: least recently used blocks give way, the end of a prompt before its beginning,
-    and the last token of a prompt is always computed."""
+    """Return the share of prompt tokens that a cache of `num_blocks` finds with sequential
+    requests: LRU eviction, the end of a prompt before its beginning, and the last token of a prompt
+    is always computed."""
     recent: dict[int, None] = {}
     num_queried = num_hit = 0
     for turn in turns:
@@ -139,7 +138,7 @@ TRACE: Final = ROOT.parent / "shared" / "data" / "traces" / "mooncake_conversati
 FLOOR: Final = 0.9
 BLOCK_SIZE: Final = 16
 BEAT_S: Final = 1.2
-"""After which what workers count has certainly reached their server."""
+"""Seconds after which workers' counters have certainly reached the server."""
 TIMEOUT_S: Final = 300.0
 CACHED, PLAIN = "cache", "no cache"
 
@@ -283,13 +282,13 @@ def main() -> int:
     """Measure, print, write; exit code 0 unless something broke."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trace", type=Path, default=TRACE)
-    parser.add_argument("--every", type=int, default=24, help="one conversation in so many")
-    parser.add_argument("--kv-pool", default="48MiB", help="of each worker: 1,024 blocks")
+    parser.add_argument("--every", type=int, default=24, help="use one conversation in N")
+    parser.add_argument("--kv-pool", default="48MiB", help="KV pool of each worker: 1,024 blocks")
     parser.add_argument("--host-cache", default="0", help="of each worker")
     parser.add_argument(
         "--local-prefill", default="off", help="off, auto or always: may decode compute prompts"
     )
-    parser.add_argument("--at-once", type=int, default=4, help="requests at the same time")
+    parser.add_argument("--at-once", type=int, default=4, help="concurrent requests")
     arguments = parser.parse_args()
     announce(__doc__)
     if not arguments.trace.exists():

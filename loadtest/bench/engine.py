@@ -1,8 +1,9 @@
-"""`python -m loadtest.bench.engine`: prefill and decode speed beside other engines, in one run.
+"""`python -m loadtest.bench.engine`: prefill and decode speed compared with other engines, in one
+run.
 
-Each engine is a process of its own with its own copy of the model; only one computes at a time, and
-they take turns at every measurement, so that whatever else the machine does strikes all alike.
-Medians are compared, of the same prompts for all. Prompts of one batch come all at once.
+Each engine is a separate process with its own copy of the model. Only one computes at a time, and
+they take turns at every measurement, so that other load on the machine affects all of them. Medians
+are compared, with the same prompts for all. All prompts of a batch arrive at once.
 """
 
 from __future__ import annotations
@@ -172,7 +173,7 @@ PEERS: Final = (
 
 
 class PeerLost(Exception):
-    """An engine's process has ended by itself."""
+    """An engine's process exited unexpectedly."""
 
 
 class RunningPeer(LineProcess):
@@ -250,13 +251,13 @@ class RunningPeer(LineProcess):
             raise self._lost() from None
 
     def _lost(self) -> PeerLost:
-        return PeerLost(f"it ended; {self._log.relative_to(ROOT)} says why")
+        return PeerLost(f"it exited; see {self._log.relative_to(ROOT)}")
 
 
 WARM_STEPS: Final = 2
-"""Before each burst, not counted: whoever computed last has filled the caches."""
+"""Warm-up before each burst, not counted: the previous engine has filled the caches."""
 SETTLE_S: Final = 0.1
-"""Between two engines' turns: threads that wait for more work do so in loops for a while."""
+"""Seconds between two engines' turns: idle threads spin for a while."""
 
 
 class Case(NamedTuple):
@@ -294,7 +295,7 @@ GOALS: Final = {
     ("vllm", "decode b32 at 128"): 1.0,
     ("llama.cpp", "decode b1 at 128"): 1.0,
 }
-"""How many times a peer's speed ours should be at least."""
+"""Our speed should be at least this multiple of the other engine's."""
 Seconds = dict[tuple[str, Case], list[float]]
 
 

@@ -1,7 +1,7 @@
 """`python -m loadtest.bench.engines`: install the engines that benchmarks compare with.
 
-Each lives in an environment of its own, for they want other versions of the same packages. What
-cannot be installed here leaves a note that says why, and benchmarks skip it.
+Each gets its own environment, because they need different versions of the same packages. A failed
+installation leaves a note with the reason, and benchmarks skip the engine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ENVIRONMENTS: Final = Path(__file__).parents[2] / "build" / "bench" / "peers"
 STEP_TIMEOUT_S: Final = 600.0
 _PIP: Final = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "--python")
-"""This environment's pip works on the others: none has to be installed into each."""
+"""This environment's pip, which can install into the others."""
 
 
 def python_of(name: str) -> Path:
@@ -59,7 +59,7 @@ def install(
       timeout_s: of each step.
 
     Returns:
-      Why it cannot be had; None if it is there.
+      Why it cannot be installed; None if it is installed.
     """
     complete, failed = (ENVIRONMENTS / name / file for file in ("complete", "failed"))
     wanted = "\n".join(packages)
@@ -127,11 +127,11 @@ def _run(command: list[str], timeout_s: float) -> str | None:
 
 ROOT: Final = Path(__file__).parents[2]
 INSTALL_TIMEOUT_S: Final = 3600.0
-"""llama.cpp is compiled: a quarter of an hour on two free cores."""
+"""Compiling llama.cpp takes a quarter of an hour on two free cores."""
 _TORCH: Final = ("--constraint", str(ROOT / "constraints.txt"))
 
 _OTHER_TORCH: Final = ("torchvision", "torchaudio", "torchcodec")
-"""Made for another build of torch, which breaks transformers wherever they can be imported."""
+"""Built for another version of torch; breaks transformers wherever it is installed."""
 
 
 @dataclass(frozen=True, slots=True)

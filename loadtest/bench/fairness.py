@@ -1,17 +1,17 @@
-"""How even tenants are served, on real processes.
+"""`python -m loadtest.bench.fairness`: how evenly tenants are served, on real processes.
 
-One fleet with the demo model and few rows. First a quiet tenant alone, then the same requests at
-the same moments beside another one that keeps ten times as many under way as there are rows: what
-that does to the first token. Then tenants that all want more than there is: shares by weight, and
-Jain's index where weights are equal and sizes are not. A tenant's work is the tokens of its answers
-that ended while everybody was there.
+One fleet with the demo model and few rows. First the time to first token of a quiet tenant alone,
+then with the same requests while another tenant keeps ten times as many requests under way as there
+are rows. Then tenants that all want more than there is: shares by weight, and Jain's index with
+equal weights and different sizes. A tenant's work is the tokens of answers that ended while all
+were active.
 
-Then one tenant's neighbours at the edge, with workers that compute nothing (front_source) and the
-server on a core of its own: the delay from a worker's send to the server's write of a quiet
-stream's tokens, alone and beside another tenant's 200 readers with eight choices each; and the time
-of a short chat on a new connection, alone and beside one address that takes every connection it can
-get without a key. Clients and workers share the other core; the server's writes are timed by the
-kernel's stamp of their arrival, so what these wait for is not counted.
+Then neighbours at the edge, with workers that compute nothing (front_source) and the server on its
+own core: the delay from a worker's send to the server's write for a quiet stream, alone and beside
+another tenant's 200 readers with eight choices each; and the time of a short chat on a new
+connection, alone and beside one address that takes every connection it can get without a key.
+Clients and workers share the other core; writes are timed by the kernel's receive timestamps, so
+waiting in clients does not count.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ if TYPE_CHECKING:
 ROWS: Final = 8
 QUIET_PER_S: Final = 4.0
 FLOOD: Final = 10 * ROWS
-"""Requests that the loud tenant keeps under way."""
+"""Requests that the flooding tenant keeps under way."""
 WEIGHTS: Final = {"one": 1.0, "two": 2.0, "four": 4.0}
 EVEN: Final = {"a": 8, "b": 24, "c": 64, "d": 96}
 """Completion tokens of tenants with equal weights."""
 CLIENTS: Final = 16
-"""Of each tenant that wants all it can get: more than its part of the rows."""
+"""Clients of each competing tenant: more than its part of the rows."""
 TIMEOUT_S: Final = 120.0
 SOURCES: Final = 4
-"""Decode workers of the edge's part."""
+"""Decode workers in the edge part."""
 RATE: Final = 10.0
-"""Tokens per second of each of their streams."""
+"""Tokens per second of each stream."""
 READERS: Final = 200
 CHOICES: Final = 8
 MAX_TOKENS: Final = 900
@@ -69,23 +69,24 @@ MAX_TOKENS: Final = 900
 LOUD_SEED: Final = 10_000
 QUIET_SEED: Final = 7
 UNCOUNTED: Final = 5
-"""Tokens at a stream's beginning."""
+"""Tokens at the start of a stream that are not counted."""
 OPENING_PAUSE_S: Final = 0.005
 CROWD: Final = 4096
-"""Connections of one address: as many as a server has."""
+"""Connections of one address: as many as a server allows."""
 CROWD_PER_S: Final = 1000
-"""New connections until it has them all, some four seconds later."""
+"""New connections per second until all are open, after about four seconds."""
 REOPENED_PER_S: Final = 50
-"""From then on."""
+"""New connections per second after that."""
 CHATS: Final = 300
 SO_TIMESTAMPNS: Final = 35
-"""Linux: with each read the moment at which the kernel had the bytes. Python has no name for it."""
+"""Linux: returns with each read the time at which the kernel received the bytes. Python has no name
+for it."""
 TOKENS_ALONE: Final = "a stream's tokens, alone"
 TOKENS_BESIDE: Final = "a stream's tokens, beside 200 readers with n = 8"
 CHATS_ALONE: Final = "a chat on a new connection, alone"
 CHATS_BESIDE: Final = "a chat on a new connection, beside 4,096 without a key"
 WARM_S: Final = 3.0
-"""Before anything is counted: the queue must be full."""
+"""Seconds before anything is counted: the queue must be full."""
 SHARES: Final = {"quiet": 1.0, "loud": 1.0, **WEIGHTS, **dict.fromkeys(EVEN, 1.0)}
 PLANS: Final = {name: f"weight = {weight}" for name, weight in SHARES.items()}
 
@@ -97,7 +98,7 @@ class Found:
     Attributes:
       ttft_s: of the quiet tenant, by phase.
       tokens: used by each tenant, by phase.
-      edge: rows of what neighbours at the edge cost.
+      edge: rows for neighbours at the edge.
     """
 
     ttft_s: dict[str, list[float]] = field(default_factory=dict)
@@ -135,7 +136,7 @@ class Client:
         return float("inf") if first_s is None else first_s
 
     async def keep_asking(self, max_tokens: int, seed: int, used: dict[str, int]) -> None:
-        """Ask again as soon as an answer is there, and add up its tokens."""
+        """Ask again after each answer, and add up the tokens."""
         rng = random.Random(f"{self.tenant} {seed}")
         while True:
             answer = await self.http.post(COMPLETIONS, json=body(rng, max_tokens))
@@ -203,7 +204,7 @@ async def compete(url: str, sizes: Mapping[str, int], seconds: float) -> dict[st
 
 @contextmanager
 def neighbour(target: Callable[..., None], *arguments: object) -> Iterator[None]:
-    """Run what a neighbour does in a process of its own, from when it says that it has begun."""
+    """Run a neighbour in a separate process; continue once it has begun."""
     context = multiprocessing.get_context("spawn")
     has_begun = context.Event()
     process = context.Process(target=target, args=(*arguments, has_begun), daemon=True)
@@ -239,7 +240,7 @@ def read_streams(port: int, has_begun: Event) -> None:
 
 
 def hold_connections(port: int, has_begun: Event) -> None:
-    """Take as many connections as there are, say nothing, and take those anew that are closed."""
+    """Open as many connections as possible, send nothing, and replace closed ones."""
     allow_files()
     held = deque[socket.socket]()
     while True:
@@ -281,7 +282,7 @@ def write_delays_ms(port: int, seconds: float, source: Source) -> list[float]:
 
 
 def chats_ms(port: int, count: int) -> list[float]:
-    """Return how long short chats took, each on a connection of its own from another address."""
+    """Return durations of short chats, each on a new connection from another address."""
     took = []
     for _ in range(count):
         began_at = time.monotonic()

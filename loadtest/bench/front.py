@@ -1,14 +1,15 @@
-"""`python -m loadtest.bench.front`: what a streamed token costs a server's process, beside others.
+"""`python -m loadtest.bench.front`: CPU per streamed token of server processes, compared in one
+run.
 
-Every front has the same workers, which compute nothing and run in a process of their own
-(front_source), and the same clients; it has a core for itself, on which nothing else of this runs.
-They take turns, and medians over rounds are compared. In each round a front holds idle streams
-first, then some streams, then many, each of which gets a token ten times a second. With few streams
-what a front does anyway weighs most: timers, heartbeats, and a turn for each frame.
+Every server gets the same workers, which compute nothing and run in a separate process
+(front_source), the same clients, and a core of its own. They take turns, and medians over rounds
+are compared. In each round a server first holds idle streams, then a few streams, then many, each
+with ten tokens a second. With few streams the fixed costs dominate: timers, heartbeats, and a turn
+per frame.
 
-CPU is that of the whole process, whatever it does meanwhile. Who falls behind may write several
-tokens as one event, which costs less: `tokens_per_event` says so. A token's relay delay is the time
-from its worker's send to its client's read. Memory is what the process grows by per idle stream.
+CPU is that of the whole process. A server that falls behind may write several tokens as one event,
+which costs less: see `tokens_per_event`. A token's relay delay is the time from its worker's send
+to its client's read. Memory is the growth of the process per idle stream.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ MAX_TOKENS: Final = 900
 WARM_UP_STREAMS: Final = 16
 WARM_UP_S: Final = 1.0
 BEGIN_DEADLINE_S: Final = 60.0
-"""Until every stream has its first token."""
+"""Timeout for every stream's first token."""
 CPU_CEILING: Final = 1.0
 DELAY_CEILING_MS: Final = 50.0
 IDLE_CEILING_KIB: Final = 45.0
@@ -67,9 +68,9 @@ PEER_PACKAGES: Final = (
 )
 ENVIRONMENT: Final = "front"
 SETTLE_S: Final = 0.5
-"""After it is ready: for a peer to meet the workers."""
+"""Seconds after ready, for the other server to connect to the workers."""
 PATIENT: Final = ("--set", "link.peer_timeout_s=30", "--set", "link.lease_ttl_s=60")
-"""A machine that lets the workers' process stand still for a moment ends no stream."""
+"""Long timeouts, so that a short standstill of the workers' process ends no stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +172,9 @@ class Source(LineProcess):
 
 
 CONTENT: Final = re.compile(rb'"content":\s*"([^"]*)"')
-"""Of a chunk, whichever library wrote it; the words of the benchmark need no escapes."""
+"""The text in a chunk of any server; the benchmark's words need no escapes."""
 OPENING_PAUSE_S: Final = 0.002
-"""Between two new connections, in which those that are there are read."""
+"""Seconds between two new connections, in which open ones are read."""
 
 
 def chat_request(seed: int, max_tokens: int, *, n: int = 1, key: str = "") -> bytes:
@@ -244,7 +245,7 @@ class Readers:
             self.read_for(OPENING_PAUSE_S)
 
     def read_for(self, seconds: float) -> None:
-        """Read whatever comes for so long."""
+        """Read for some seconds."""
         self.clients.read_until(time.monotonic() + seconds)
 
 

@@ -1,13 +1,12 @@
-"""`python -m loadtest.bench.front_source`: workers that compute nothing, for the benchmark of the
-front.
+"""`python -m loadtest.bench.front_source`: workers that compute nothing, for the server benchmark.
 
-They speak the real protocol over ZeroMQ, so that a server has to do all that it does for real ones:
-leases, first tokens from prefill, positions that come twice, credit, heartbeats. Each decode worker
-steps at a fixed rate, not in step with the others, and sends one frame with the next word of every
-stream that has credit; when it did is remembered, for the delays. A server that calls itself `peer`
-is a simpler one: for it the first frame begins a stream, and there is no prefill.
+They speak the real protocol over ZeroMQ, so that a server does all its usual work: leases, first
+tokens from prefill, duplicate positions, credit, heartbeats. Each decode worker steps at a fixed
+rate, not in step with the others, and sends one frame with the next word of every stream that has
+credit; send times are recorded for the delays. A server named `peer` is a simpler one: its first
+frame begins a stream, without prefill.
 
-Asked by lines of JSON: `clear`, or `dump` with a path.
+Commands are lines of JSON: `clear`, or `dump` with a path.
 """
 
 from __future__ import annotations
@@ -57,9 +56,9 @@ if TYPE_CHECKING:
     from transport.frames import AnyFrame
 
 IDLE_SEED: Final = 1_000_000
-"""Streams from this seed on get one token and then none."""
+"""Streams from this seed on get one token only."""
 WORD: Final = re.compile("\u0120[a-z]{2,12}")
-"""A space and a word: so tokens can be counted in a text."""
+"""A space and a word, so that tokens can be counted in a text."""
 PLENTY: Final = 1 << 20
 
 
@@ -101,7 +100,7 @@ class Times:
         self._written.append((seed, position))
 
     def sending(self) -> None:
-        """Take the time of what is in the frame, unless it is known."""
+        """Record the send time of the positions in the frame, unless known."""
         now = time.monotonic()
         for seed, position in self._written:
             times = self.of_stream.setdefault(seed, array("d"))
@@ -144,7 +143,7 @@ class FakeWorker:
         self._decodes: Sequence[FakeWorker] = ()
 
     def feed(self, decodes: Sequence[FakeWorker]) -> None:
-        """Tell a prefill worker whose streams begin when it is done."""
+        """Tell a prefill worker which decode workers' streams it starts."""
         self._decodes = decodes
 
     async def receive(self) -> None:
@@ -154,7 +153,7 @@ class FakeWorker:
                 self._take(message.sender, message.frame)
 
     async def beat(self) -> None:
-        """Say that it lives."""
+        """Send heartbeats."""
         while True:
             for server in tuple(self._servers):
                 self._send(server, self._heartbeat())

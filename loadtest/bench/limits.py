@@ -1,4 +1,4 @@
-"""What the machine can do at most: how fast it reads memory, and how fast it multiplies."""
+"""Measure the machine's limits: memory bandwidth and multiplications per second."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 READ_BYTES: Final = 256 * 2**20
 SLICE_BYTES: Final = 32 * 2**20
-"""Both limits are taken in pieces of about a millisecond, of which the best one counts: so a busy
-machine shows them too. A slice is read again only after all others, so no cache helps."""
+"""Both limits are measured in pieces of about a millisecond, of which the best counts, so other
+load does not matter. A slice is read again only after all others, so caches do not help."""
 SIDE: Final = 1024
-"""Of the matrices that torch multiplies."""
+"""Size of the matrices that torch multiplies."""
 REPETITIONS: Final = 8
 ROUNDS: Final = 2_000
 NAIVE: Final = (

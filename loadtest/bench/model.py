@@ -1,8 +1,7 @@
-"""`python -m loadtest.bench.model`: write a model directory with random weights, for benchmarks.
+"""`python -m loadtest.bench.model`: write a Llama-shaped model with random weights, for benchmarks.
 
-The shape is Llama's and the time of a step does not depend on what the weights are, so nothing is
-downloaded. The tokenizer is the demo model's, with words added until the vocabulary is full:
-whatever a random model says can be decoded.
+The time of a step does not depend on the weights, so nothing is downloaded. The tokenizer is the
+demo model's, filled up with words: every output of a random model can be decoded.
 """
 
 from __future__ import annotations
@@ -31,12 +30,13 @@ ROOT: Final = Path(__file__).parents[2]
 DEMO: Final = ROOT / "triolet" / "demo"
 SEED: Final = 150
 MAX_DRAWN: Final = 2**24 + 2**20 - 1
-"""Above every tensor of the 150M model, and odd, so that no two rows of a matrix are the same."""
+"""Larger than every tensor of the 150M model, and odd, so that no two rows of a matrix are
+equal."""
 FIRST_WORD, LAST_WORD = 4_200, 16_000
-"""Token ids that are whole words in every model here, behind the demo's vocabulary: a stream of one
-of them has an event per token."""
+"""Token ids of whole words in every model here, after the demo's vocabulary: a stream of one of
+them has one event per token."""
 SAID: Final = {"logit_bias": {"5000": 100}}
-"""Of a request: the answer is one word again and again, whatever the random weights would like."""
+"""Fields of a request that make the answer one repeated word, despite random weights."""
 COPIED: Final = ("tokenizer_config.json", "generation_config.json")
 
 
@@ -178,7 +178,7 @@ def _write_json(path: Path, fields: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Write one model, unless it is there."""
+    """Write one model, unless it exists."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("size", choices=sorted(SHAPES), nargs="?", default="150m")
     parser.add_argument("--output", type=Path, help="directory; build/bench/model-SIZE")
@@ -195,7 +195,7 @@ def main() -> None:
 
 
 def written_model(size: str) -> Path:
-    """Return the directory of a model of that size; writes it unless it is there."""
+    """Return the directory of a model of that size; write it unless it exists."""
     directory = model_directory(size)
     if not (directory / "tokenizer.json").exists():
         write_model(directory, SHAPES[size])

@@ -1,8 +1,8 @@
-"""What one step of the fair queue costs, with a hundred to ten thousand requests waiting.
+"""`python -m loadtest.bench.queue`: cost of one step of the fair queue with 100 to 10,000 requests.
 
-Drives server/scheduling/queue.py itself: many tenants with skewed loads in every class, and one
-tenant alone beside the sorted list that a single tenant would need. No processes, no network.
-Exits with 1 if a step at the largest size costs more than it may.
+Drives server/scheduling/queue.py directly: many tenants with skewed loads in every class, and one
+tenant alone compared with the sorted list that would suffice for it. No processes, no network.
+Exits with 1 if a step at the largest size costs too much.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SIZES: Final = (100, 1_000, 10_000)
 """A server has 1,024 places in its queue."""
 MOST_US: Final = 100.0
-"""That a step may cost on average at the largest size."""
+"""Limit for the mean of a step at the largest size."""
 REPETITIONS: Final = 5_000
 NUM_TENANTS: Final = 500
 

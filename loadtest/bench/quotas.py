@@ -1,8 +1,8 @@
-"""`python -m loadtest.bench.quotas`: one limit over two servers' accounts, and what asking costs.
+"""`python -m loadtest.bench.quotas`: one limit shared by two servers, and the cost of checking it.
 
-One process times a reservation and its settlement in either store. Then two share a redis-server
-that this program starts on loopback, and ask for more than a tenant may have for some seconds; what
-is admitted is compared with the limit. The same with two whole servers.
+One process times a reservation and its settlement in each store. Then two processes share a
+redis-server that this program starts on loopback, and request more than a tenant's limit for some
+seconds; the admitted amount is compared with the limit. The same with two whole servers.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 LIMIT: Final = 1500.0
 """Tokens per minute: a bucket that the clients empty within seconds."""
 TENANTS: Final = ("before", "meanwhile", "afterwards")
-"""One for each time, so that each begins with all that it may have."""
+"""One for each phase, so that each starts with a full bucket."""
 OPERATOR: Final = "operator"
 PATIENCE_S: Final = 60.0
 POLL_S: Final = 0.05
@@ -105,12 +105,12 @@ def _wait(is_so: Callable[[], bool], what: str) -> None:
 
 
 MOST_OFF: Final = 0.02
-"""Of the limit, either way."""
+"""Allowed deviation from the limit, as a share."""
 PER_MINUTE: Final = 1200.0
 ASKERS: Final = 4
 PAUSE_S: Final = 0.01
-"""Of each of a server's askers between two questions: together many times what is refilled, and
-more than a full bucket adds."""
+"""Seconds between two requests of each client: together many times the refill rate, and more than a
+full bucket."""
 ADMITTED: Final = "admitted: "
 
 
@@ -128,9 +128,11 @@ class Unwatched(SpendWatch):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print and write; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=20.0, help="two servers ask for so long")
-    parser.add_argument("--whole", type=float, default=8.0, help="the same of two whole servers")
-    parser.add_argument("--requests", type=int, default=3000, help="timed, of each store")
+    parser.add_argument(
+        "--seconds", type=float, default=20.0, help="duration for two servers' accounts"
+    )
+    parser.add_argument("--whole", type=float, default=8.0, help="the same for two whole servers")
+    parser.add_argument("--requests", type=int, default=3000, help="timed requests per store")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.child:
@@ -140,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     announce(__doc__)
     console = Console(highlight=False)
     if not is_installed():
-        console.print("error: there is no redis-server here", style="red")
+        console.print("error: redis-server is not installed", style="red")
         return 2
     with own_redis() as redis:
         rows = [

@@ -1,10 +1,9 @@
-"""`python -m loadtest.bench.serve`: whole servers over HTTP, side by side on one model.
+"""`python -m loadtest.bench.serve`: whole servers over HTTP, compared on one model.
 
-What a user of the API gets: tokens per second, time to the first token, gaps between tokens. First
-1, 8 and 32 streams that begin at the same moment (each round of all of them waits for the one
-before), then the arrivals and lengths of a real trace, at their moments whether or not the server
-keeps up. Servers take turns and only one is asked at a time; medians over rounds, percentiles over
-all streams. Everything shares this machine's cores, the clients too.
+Measures what an API user sees: tokens per second, time to first token, gaps between tokens. First
+1, 8 and 32 streams that begin together, round after round, then the arrivals and lengths of a real
+trace, on time whether or not the server keeps up. Servers take turns, one at a time; medians over
+rounds, percentiles over all streams. Everything shares this machine's cores, including the clients.
 """
 
 from __future__ import annotations
@@ -44,14 +43,15 @@ TRACE: Final = TRACES / "azure2023_conv.csv"
 STREAMS: Final = (1, 8, 32)
 PROMPT_TOKENS, OUTPUT_TOKENS = 128, 64
 SETTLE_S: Final = 2.0
-"""Between two servers: the threads of one that has just answered may spin for a while, waiting for
-more, on the cores of the next."""
+"""Seconds between two servers: idle threads of the previous one may spin for a while on the next
+one's cores."""
 DIVISOR: Final = 4.0
-"""Of the trace's lengths: its conversations then take the 150M model on two cores a second each."""
+"""Divisor of the trace's lengths: each conversation then takes the 150M model a second on two
+cores."""
 MAX_TOKENS: Final = 4000
 LIKE: Final = Arrival(0.0, 1, 1)
 MADE_UP: Final = Sizes(prompt=1020.0, output=129.0, spread=0.85, most=100_000)
-"""Medians and width (of the logarithm) of conversations in Azure's trace of 2023."""
+"""Medians and width (of the logarithm) of the conversations in Azure's trace of 2023."""
 WHOLE: Final = b'"finish_reason":"length"'
 FLOOR: Final = 1.0
 
@@ -96,7 +96,7 @@ SERVERS: Final = (
     Server("triolet, all cores each", ("--threads", str(CORES))),
     Server(VLLM),
 )
-"""By default prefill and decode share out the cores; with all cores each they take turns."""
+"""By default prefill and decode divide the cores; with all cores each they take turns."""
 
 
 def made_up(count: int) -> list[tuple[float, int, int]]:

@@ -1,17 +1,17 @@
-"""`python -m loadtest.bench.start`: how long clients wait for a model that is not there.
+"""`python -m loadtest.bench.start`: how long clients wait for a model that is not running.
 
-Whole fleets over HTTP, by what they have to start with: templates (processes that have done the
-imports) and snapshots (packed weights). Fleets take turns, so that a busy machine strikes all
-alike. What is measured:
+Whole fleets over HTTP, with and without templates (processes with the imports done) and snapshots
+(packed weights). Fleets take turns, so that other load on the machine affects all of them.
+Measured:
 
 - start: from `triolet serve` to ready and a first token.
-- crash: from SIGKILL of the decode worker to the first token of a request that comes then.
-- wake: from a request for a model that sleeps to its first token: no worker runs, its files are in
-  the page cache, its server keeps its text.
-- staged: the same without a snapshot of its weights: the model is here and has never run.
+- crash: from SIGKILL of the decode worker to the first token of a new request.
+- wake: from a request for a sleeping model to its first token: no worker runs, its files are in the
+  page cache, and the server has its tokenizer loaded.
+- staged: a wake without a snapshot of the weights: the model is on disk but has never run.
 
-Beside the seconds stand the processor seconds that the busiest new worker had used by then, which
-a busy machine changes little: what is left of the seconds without its neighbours, at least.
+Besides the wall-clock seconds, the CPU seconds of the busiest new worker are reported: they hardly
+depend on other load and are a lower bound for an idle machine.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ if TYPE_CHECKING:
 
 DEMO: Final = "demo"
 LARGE: Final = "large"
-"""Name of the model that sleeps: models with names have a control."""
+"""Name of the sleeping model: only fleets with named models have a control process."""
 PROMPT: Final = (10, 11, 12, 13)
-"""Ids that every model here knows."""
+"""Ids that every model here has."""
 REQUEST: Final = post(COMPLETIONS, completion(PROMPT, 4, stream=True))
 LARGE_REQUEST: Final = post(COMPLETIONS, completion(PROMPT, 2, stream=True, **SAID))
-"""To the demo model, and to one of random weights."""
+"""Requests to the demo model, and to the one with random weights."""
 WAIT_S: Final = 60.0
 STABLE_S: Final = 0.2
-"""Of `supervisor.stable_s` here: a process that was ready for so long died for the first time."""
+"""Value of `supervisor.stable_s`: after this long, a crash counts as the first one."""
 REST_S: Final = (0.7, 1.3)
-"""Between two measurements, longest and shortest by turns: at other moments between heartbeats."""
+"""Seconds between two measurements, at varying moments relative to heartbeats."""
 GOALS: Final = {"crash": 0.7, "wake": 0.3, "staged": 1.5, "start": 2.5}
-"""Seconds on two cores that nothing else uses."""
+"""Goals in seconds, on two otherwise idle cores."""
 LLAMA: Final = "llama.cpp q8"
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a fleet has to start with.
+    """What a fleet has available at its start.
 
     Attributes:
       name: in tables.
@@ -186,7 +186,7 @@ def started(options: Sequence[str], log: Path) -> Wait:
 
 
 def llama(model: Path, log: Path) -> Wait:
-    """Start llama.cpp in a process of its own, without HTTP, and wait for a first token."""
+    """Start llama.cpp in a separate process, without HTTP, and wait for a first token."""
     peer = next(peer for peer in PEERS if peer.name == LLAMA)
     command = [str(peer.python), "-m", peer.module, str(model), *peer.arguments]
     with log.open("w") as output:
@@ -198,7 +198,7 @@ def llama(model: Path, log: Path) -> Wait:
 
 
 class Measured:
-    """Seconds by what was measured and of what."""
+    """Measured seconds, by measurement and kind of fleet."""
 
     def __init__(self) -> None:
         self.waits: defaultdict[tuple[str, str], list[Wait]] = defaultdict(list)

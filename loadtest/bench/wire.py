@@ -1,9 +1,9 @@
-"""`python -m loadtest.bench.wire`: what the KV path moves beside bare sockets, and how much of a
-prompt's time is shipping.
+"""`python -m loadtest.bench.wire`: throughput of the KV path compared with bare sockets, and the
+share of a prompt's time that is spent on the transfer.
 
-Two production workers ship prompts whose KV is there already: pool, ring, ZeroMQ, digest, pool. In
-turns with them the same bytes go through a bare socket, and nowhere. Then real models compute
-prompts of 2,048 tokens, with all of their KV shipped and with hardly any.
+Two production workers transfer prompts whose KV already exists: pool, ring, ZeroMQ, digest, pool.
+In turns with them the same bytes go through a bare socket. Then real models compute prompts of
+2,048 tokens, with all of their KV transferred and with hardly any.
 """
 
 from __future__ import annotations
@@ -272,16 +272,16 @@ def _row(num_bytes: int, seconds: float) -> dict[str, Any]:
 
 PROMPT_TOKENS: Final = 2048
 PROMPTS: Final = 12
-"""Under way at once: 300 MB of the 150M model, in blocks that are all over the pool."""
+"""Prompts under way at once: 300 MB of the 150M model, in blocks all over the pool."""
 FRAMES: Final = (1 * MIB, 2 * MIB, 4 * MIB)
 KINDS: Final = ("tcp", "ipc")
 SHARED: Final = "shared memory"
 ENCRYPTED, PLAIN = "tcp, CURVE", "tcp, plaintext with MAC"
 PATHS: Final = (ENCRYPTED, PLAIN, "ipc", SHARED)
-"""Of KV between two workers. Encryption alone moves less than a bare socket can be asked for."""
+"""Paths of KV between two workers. Encryption alone is slower than a bare socket."""
 ZMQ_PATHS: Final = {"zmq tcp, spread": False, "zmq tcp, copied and digested": True}
-"""ZeroMQ without Triolet, by whether it does the KV path's work on every byte: how fast that can
-be on this machine, whoever drives it."""
+"""ZeroMQ without Triolet, with and without the KV path's work on every byte: the best possible on
+this machine."""
 FLOOR: Final = 0.8
 CEILING: Final = 0.1
 

@@ -1,12 +1,11 @@
-"""What two processes move over a bare socket, or over ZeroMQ alone: `python -m
+"""Throughput between two processes over a bare socket, or over ZeroMQ alone: `python -m
 loadtest.bench.wire_sockets`.
 
-Bare sockets: one thread each, blocking calls, frames without form, the most that this machine's
-sockets do for Python. ZeroMQ: two sockets of the kinds that workers use, one I/O thread each, a
-window in messages; no Trio, no leases, no frames with form. Asked for `work`, both of its ends also
-touch each byte as often as the KV path does: copied into a ring and digested, digested and copied
-out. What is left between that and the KV path is Triolet's own. Lines of JSON say how
-much.
+Bare sockets: one thread each, blocking calls, raw frames: the most that this machine's sockets do
+from Python. ZeroMQ: two sockets of the kinds that workers use, one I/O thread each, a window in
+messages; no Trio, no leases, no protocol. With `work`, both ends also touch each byte as often as
+the KV path does: copied into a ring and digested, digested and copied out. The remaining difference
+to the KV path is Triolet's. Commands are lines of JSON.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     Move = Callable[[dict[str, Any]], None]
 
 SOURCE_BYTES: Final = 256 * MIB
-"""Sent from, and received into, as much memory as a pool has: far more than the caches hold."""
+"""Memory to send from and receive into: as much as a pool, far more than the caches hold."""
 RING_BYTES: Final = 64 * MIB
 WINDOW: Final = 8
 ZMQ: Final = "zmq"
@@ -51,7 +50,7 @@ def frames(num_bytes: int, frame_bytes: int) -> list[int]:
 
 
 def touched(num_bytes: int) -> npt.NDArray[np.uint8]:
-    """Return memory every page of which is there."""
+    """Return memory with all pages allocated."""
     return np.resize(np.arange(1, 256, dtype=np.uint8), num_bytes)
 
 

@@ -1,7 +1,7 @@
-"""One worker of the wire's benchmark as a process: `python -m loadtest.bench.wire_worker`.
+"""One worker process of the KV path benchmark: `python -m loadtest.bench.wire_worker`.
 
-The production worker, whole, with its KV links on ZeroMQ. Its control side stays inside the process
-(`BenchServer`); what is to be done comes as lines of JSON on stdin.
+The whole production worker, with its KV links on ZeroMQ. Its control side stays inside the process
+(`BenchServer`), driven by lines of JSON on stdin.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ KV_SECRET: Final = bytes(SECRET_BYTES)
 REMAINING_S: Final = 600.0
 BEAT_S: Final = 0.5
 ONE_TOKEN: Final = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
-"""Decode's part is over once it has all KV: the first token comes with it."""
+"""One token, which arrives with the last KV: then decode is done."""
 
 
 @dataclass(slots=True)

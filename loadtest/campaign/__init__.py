@@ -1,1 +1,2 @@
-"""Campaigns against real processes: who asks what, who breaks what, what came of it."""
+"""Shared parts of campaigns against real processes: requests, faults, and the evaluation of
+answers."""

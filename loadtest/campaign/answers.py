@@ -1,8 +1,9 @@
-"""What a campaign asks, and what an answer says: text, token ids, logprobs, end and usage. Pure.
+"""Requests of campaigns, and parsers of their answers: text, token ids, logprobs, end and usage.
+Pure.
 
-Requests are drawn from a seed over surfaces, sampling, stop strings and logprobs; every answer is a
-function of its request alone. Readers take one line or message at a time and say whether it brought
-text, so that its time can be noted. A stream that merely stops is no answer.
+Requests are drawn from a seed over API surfaces, sampling, stop strings and logprobs; every answer
+is a function of its request alone. Readers take one line or message at a time and report whether it
+brought text, so that its time can be noted. A stream that stops without its end is not an answer.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ if TYPE_CHECKING:
 Surface: TypeAlias = Literal["sse", "ws", "plain"]
 
 SURFACES: dict[Surface, int] = {"sse": 6, "ws": 3, "plain": 1}
-"""Mostly streams: a pause shows in them only."""
+"""Mostly streams: only they show a pause."""
 STOP_STRINGS = (" and the", "happy", ". ", "\n\n", " said")
-"""What the demo model's stories contain sooner or later."""
+"""Strings that the demo model's stories contain sooner or later."""
 GREEDY_SHARE = 0.4
 STOP_SHARE = 0.25
 LOGPROBS_SHARE = 0.3
 TO_THE_LIMIT_SHARE = 0.5
-"""Answers that ignore the end token: longer ones, of a length known beforehand."""
+"""Share of answers that ignore the end token: longer ones, of known length."""
 PENALTY_SHARE = 0.2
 
 
@@ -42,7 +43,7 @@ class Ask:
       name: the id that the client gives it.
       surface: how it is asked.
       body: JSON of the HTTP request, or of the WebSocket message.
-      key: of the tenant who asks; empty for nobody's.
+      key: of the tenant; empty for none.
     """
 
     number: int
@@ -53,7 +54,7 @@ class Ask:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What HTTP is told of who asks."""
+        """The request's id and key as HTTP headers."""
         return {"x-request-id": self.name} | key_headers(self.key)
 
 
@@ -70,7 +71,7 @@ def draw_asks(count: int, seed: int) -> list[Ask]:
 
 
 def lengthened(ask: Ask, max_tokens: int) -> Ask:
-    """Return the same request, with an answer of exactly so many tokens."""
+    """Return the same request, with an answer of exactly `max_tokens` tokens."""
     limit = "max_output_tokens" if ask.surface == "ws" else "max_tokens"
     body: dict[str, Any] = {k: v for k, v in ask.body.items() if k != "stop"}
     return replace(ask, body=body | {limit: max_tokens, "ignore_eos": True})
@@ -125,7 +126,7 @@ class StreamFailedError(Exception):
 
     Args:
       reason: a stable word: numbers in it would split a table of failures.
-      details: whatever else is known.
+      details: further information.
     """
 
     def __init__(self, reason: str, details: str = "") -> None:
@@ -183,9 +184,9 @@ class AnswerReader(Protocol):
     """Puts an answer together.
 
     Attributes:
-      answer: the whole of it, once it has ended well.
-      token_ids: as many as have come.
-      text: as much as has come.
+      answer: the whole answer, once it has ended well.
+      token_ids: tokens received so far.
+      text: text received so far.
     """
 
     answer: Answer | None
@@ -319,7 +320,7 @@ def read_stream(
     Args:
       messages: lines or messages as they come.
       reader: puts them together.
-      note: told the time of each that brought text.
+      note: called with the time of each that brought text.
 
     Raises:
       StreamFailedError: it failed, or cannot be understood.

@@ -1,4 +1,4 @@
-"""A batch of the API whose fleet dies process by process, spread over the progress of the batch."""
+"""Run a batch of the API while its fleet is killed process by process, spread over its progress."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ ENDED: Final = frozenset({"completed", "failed", "expired", "cancelled"})
 TIMEOUT_S: Final = 60.0
 POLL_S: Final = 0.05
 WAIT_S: Final = 900.0
-"""For a batch's end, on a machine that is busy with other things too."""
+"""Seconds to wait for a batch's end, on a busy machine."""
 
 
 def draw_lines(count: int, seed: int, max_tokens: int) -> list[dict[str, Any]]:
-    """Return requests whose answers are functions of themselves, of various lengths."""
+    """Return requests of various lengths, each of which determines its answer."""
     rng, mix = Random(seed), PromptMix(seed)
     lines = []
     for number in range(count):
@@ -165,7 +165,7 @@ async def kill_supervisor(fleet: ServerProcess) -> Injected:
 
 
 REFERENCES: Final = 20
-"""Lines that are asked once more, directly, of the fleet at rest: the answers must be the same."""
+"""Lines that are requested again directly from the fleet at rest: the answers must be the same."""
 LINE_PREFIX: Final = "batch_req_"
 
 
@@ -270,7 +270,7 @@ async def _kill_everything(
     last = [name for name in names if name.startswith("prefill-")]
     victims = [*(name for name in names if name not in last), SUPERVISOR]
     rng.shuffle(victims)
-    # Without prefill the batch goes on, by decode alone: it might end before the next death.
+    # Without prefill the batch continues on decode alone and might end before the next kill.
     victims += last
     for number, victim in enumerate(victims, 1):
         due = verdict.num_lines * number // (len(victims) + 1)
@@ -306,7 +306,7 @@ async def _compare(
 
 
 def said(answer: Mapping[str, Any]) -> object:
-    """Return what an answer says, without what is its own each time it is asked."""
+    """Return an answer without the fields that differ each time, for comparison."""
     usage = answer["usage"]
     return answer["choices"], usage["prompt_tokens"], usage["completion_tokens"]
 

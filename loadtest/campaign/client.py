@@ -1,4 +1,4 @@
-"""Clients of a campaign: ask, time each piece, and ask again where the connection broke."""
+"""Clients of a campaign: send requests, time each piece, and retry where the connection broke."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from .answers import Ask
 
 ASK_TIMEOUT_S = 120.0
-"""Of one try. Far above what any recovery takes: whoever waits this long has been forgotten."""
+"""Timeout of one try. Far longer than any recovery: a client that waits this long was forgotten."""
 RETRY_DELAY_S = 0.1
 MAX_TRIES = 300
-"""A server is back within seconds; 30 s of refused connections are a failure."""
+"""A server is back within seconds; refused connections for 30 s are a failure."""
 MALFORMED = (ValueError, LookupError, TypeError)
-"""What readers raise at an answer that they do not understand."""
+"""Exceptions of readers for answers that they cannot parse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Broken:
 
 @dataclass(slots=True)
 class Story:
-    """All that happened to one request. Times are of Trio's clock.
+    """Everything that happened to one request. Times are from Trio's clock.
 
     Attributes:
       ask: the request.
@@ -83,12 +83,12 @@ async def ask_all(
     *,
     retries_broken: bool = False,
 ) -> list[Story]:
-    """Ask everything, so many at a time, and return what happened, in order.
+    """Send all requests with a fixed concurrency, and return what happened, in order.
 
     Args:
       url: of the server.
       asks: the requests.
-      clients: how many ask side by side, each one request after the other.
+      clients: number of concurrent clients, each with one request at a time.
       on_end: called with each story when it ends.
       retries_broken: whether a broken connection is tried again; else it is a failure.
     """
@@ -108,7 +108,7 @@ async def ask_all(
 
 
 async def tell(url: str, story: Story, *, retries_broken: bool) -> None:
-    """Ask once, or until the connection holds; leaves an answer or a failure in the story."""
+    """Send a request, maybe repeatedly until the connection holds; record the answer or failure."""
     for _ in range(MAX_TRIES if retries_broken else 1):
         reader: AnswerReader = READERS[story.ask.surface]()
         story.arrivals.clear()

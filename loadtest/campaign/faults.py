@@ -1,7 +1,7 @@
-"""Faults that are done to running processes, each with proof that it happened, and load meanwhile.
+"""Inject faults into running processes, each with proof that it happened, while load goes on.
 
-An injector returns only when the fault shows in the system itself (a process gone, a process
-stopped), never because a signal was sent. What is left of a fault afterwards is counted here too.
+An injector returns only when the fault shows in the system itself (a process gone or stopped),
+never because a signal was sent. Leftovers after a fault are counted here too.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 
 STOP_S = 3.0
-"""Longer than a lease lives (2 s): the process that wakes is a zombie and must fence itself."""
+"""Longer than a lease lives (2 s): the stopped process must fence itself when it continues."""
 PROOF_TIMEOUT_S = 60.0
 RESTART_TIMEOUT_S = 180.0
-"""A worker loads its model again; on a busy machine that takes a while."""
+"""A restarted worker loads its model again, which takes a while on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Injected:
     Attributes:
       fault: which.
       victim: the process's name.
-      pid: of the life that was hit.
+      pid: of the process that was hit.
       at: on Trio's clock.
       epoch_s: seconds since the epoch, for log lines.
       proof: what showed that it happened.
@@ -84,7 +84,7 @@ async def stop_and_continue(log: FleetLog, victim: str, fault: str) -> Injected:
         was_stopped = state_of(pid) == "T"
     finally:
         os.kill(pid, signal.SIGCONT)
-    assert was_stopped, "somebody else let it go on"
+    assert was_stopped, "it was continued by another process"
     await wait_until(
         lambda: bool(after(log, "fenced", epoch_s, process=victim)),
         PROOF_TIMEOUT_S,
@@ -139,7 +139,7 @@ def pick_victim(log: FleetLog, fault: str, rng: Random) -> str:
 
 
 async def inject(log: FleetLog, fault: str, rng: Random) -> Injected:
-    """Do one fault and see it through.
+    """Inject one fault and wait for its end.
 
     Raises:
       HasNotHappenedError: it did not show, or the fleet did not get whole again.
@@ -148,8 +148,8 @@ async def inject(log: FleetLog, fault: str, rng: Random) -> Injected:
 
 
 SETTLE_S = 30.0
-"""After the last answer: leases of the dead run out after 2 s and a heartbeat tells of it, if the
-machine lets them."""
+"""Seconds after the last answer: leases of dead servers expire after 2 s and a heartbeat reports
+it, later on a busy machine."""
 POLL_S = 0.1
 
 
@@ -165,7 +165,7 @@ async def blocks_when_settled(url: str) -> KvBlocks:
 
 
 async def violations_now(url: str) -> list[str]:
-    """Return what the fleet's audit objects to."""
+    """Return the violations in the fleet's audit."""
     status, body = await get(url, "/fleet/audit")
     if status != 200:
         return [f"the audit answered {status}"]
@@ -173,10 +173,10 @@ async def violations_now(url: str) -> list[str]:
 
 
 FIRST_MOMENT, LAST_MOMENT = 0.05, 0.85
-"""Faults come while this share of the requests has been answered: early enough that the rest runs
-on what the fault left behind."""
+"""Shares of answered requests between which faults occur: early enough that the rest runs after the
+fault."""
 MAX_JITTER_S = 0.5
-"""After the answer that a fault waits for, so that it does not always meet the same moment."""
+"""Random delay after the answer that a fault waits for, so that the moment varies."""
 WHOLE_TIMEOUT_S = 120.0
 
 

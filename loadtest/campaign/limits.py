@@ -1,7 +1,7 @@
-"""Takes of one or more servers all that a tenant may have of them, and compares it with its limit.
+"""Use up a tenant's limit on one or more servers, and compare the amount with the limit.
 
 The comparison does not depend on speed: a bucket is full at first and refills all the time, and a
-request is refused only where less than its cost is left.
+request is refused only if less than its cost is left.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 QUESTION: Final[dict[str, Any]] = {"prompt": "Hi", "max_tokens": 2, "ignore_eos": True}
 COST: Final = 4
-"""Tokens of the question and its answer with the demo model, which is what is reserved for it."""
+"""Tokens of the demo model's question and answer, which is the reserved amount."""
 CLIENTS: Final = 2
-"""Of each server."""
+"""Clients per server."""
 PAUSE_S: Final = 0.01
-"""After a refusal: short beside the time in which another request is refilled."""
+"""Seconds after a refusal: short compared with the refill time of a request."""
 TIMEOUT_S: Final = 60.0
 
 
@@ -39,7 +39,7 @@ class Taken:
 
     Attributes:
       tokens: used.
-      refusals: how often it was told to wait.
+      refusals: number of refusals.
       shown_limits: tokens per minute that answers named.
       sent_at: when the first request was sent.
       answered_at: when the first answer came, and the last.

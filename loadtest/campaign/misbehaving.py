@@ -1,4 +1,4 @@
-"""Clients that close early or stop reading, as bytes on sockets: no HTTP library does that."""
+"""Clients that close early or stop reading, on raw sockets: HTTP libraries do not do that."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ MAX_WAIT_S = 1.2
 """Longest time until a socket is closed; the demo model has ended most answers by then."""
 SOON_S = 0.3
 EARLY_S = 0.03
-"""Of four sockets one is closed within this time and one within SOON_S, to meet queue, prefill and
+"""Of four sockets one is closed within this time and one within SOON_S, to hit queue, prefill and
 transfer; the other two at any time."""
 CONNECT_DEADLINE_S = 60.0
 MAX_TOKENS = 400
@@ -70,7 +70,7 @@ MAX_TOKENS = 400
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """One request whose socket was closed.
+    """A request with a closed socket.
 
     Attributes:
       name: the id that the client gave it.
@@ -124,7 +124,7 @@ def _body(kind: str, rng: random.Random) -> bytes:
 
 
 async def _swallow(stream: trio.SocketStream) -> None:
-    """Read and forget, as a client that is interested would; an answer's end is waited out."""
+    """Read and discard until the end of the answer, as an interested client would."""
     while await stream.receive_some(65536):
         pass
 
@@ -145,7 +145,7 @@ async def cut_one(url: str, name: str, rng: random.Random, max_wait_s: float = M
     with trio.fail_after(CONNECT_DEADLINE_S):
         stream = await connect(url)
     try:
-        # Whoever is about to leave does not mind being left first.
+        # This client wants to leave anyway, so a break is fine.
         with suppress(trio.BrokenResourceError):
             with trio.move_on_after(CONNECT_DEADLINE_S):
                 await _begin(stream, name, kind, urlsplit(url).netloc, _body(kind, rng))
@@ -180,11 +180,11 @@ async def cut_many(
 
 
 SMALL_BUFFER_BYTES = 4096
-"""What a kernel takes for its client is no reading: with a small buffer the stall comes sooner."""
+"""Size of the kernel's receive buffer: with a small one the stall begins sooner."""
 TOP_LOGPROBS = 20
-"""The most that may be asked for: two kilobytes a token, the heaviest stream there is."""
+"""The maximum of the API: two kilobytes per token, the largest possible stream."""
 HEAD_DEADLINE_S = 60.0
-"""To a stream's first bytes, behind all the others that begin."""
+"""For a stream's first bytes, while all the others start too."""
 
 
 @dataclass(slots=True)

@@ -1,1 +1,2 @@
-"""What starts servers and workers for tests, benchmarks and campaigns, and asks them."""
+"""Start servers and workers as processes, and send requests; for tests, benchmarks and
+campaigns."""

@@ -1,4 +1,4 @@
-"""What campaigns against servers share: their command line, and how they end."""
+"""Shared by campaigns against servers: command line, tables and exit codes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def campaign_parser(name: str, description: str | None) -> argparse.ArgumentPars
         description=description,
         epilog="Options after -- go to `triolet serve`, for example: -- --threads 2 path/to/model",
     )
-    parser.add_argument("--seed", type=int, default=1, help="of all that is random (1)")
+    parser.add_argument("--seed", type=int, default=1, help="random seed (1)")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / name)
     parser.add_argument("serve", nargs="*", metavar="SERVE-OPTION", help=argparse.SUPPRESS)
     return parser
@@ -56,10 +56,10 @@ def run_campaign(
     description: str | None,
     campaign: Callable[[argparse.Namespace, Console], Sequence[str]],
 ) -> int:
-    """Say what a campaign does, run it and print what it found wrong.
+    """Announce a campaign, run it and print what it found wrong.
 
     Args:
-      options: of `campaign_parser`; the folder `out` is made.
+      options: of `campaign_parser`; the folder `out` is created.
       description: of the program.
       campaign: prints its results; returns what is wrong.
 

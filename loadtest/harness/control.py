@@ -1,4 +1,4 @@
-"""The control of a fleet that runs: which models are there, and what they hold."""
+"""Client of a running fleet's control: its models, and what they hold."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 POLL_S: Final = 0.02
 SLEEP_S: Final = 60.0
-"""For workers without requests to end, on a busy machine."""
+"""Seconds for idle workers to end, on a busy machine."""
 
 
 class Admin:

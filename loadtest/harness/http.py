@@ -1,4 +1,4 @@
-"""A GET, and a WebSocket over Trio. Answers of generations are read by `streams`."""
+"""HTTP GET, and a WebSocket client over Trio. `streams` reads generated answers."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 RECEIVE_BYTES = 65536
 TIMEOUT_S = 60.0
-"""A server that keeps its word says something within a recovery and a wait for a worker (30 s)."""
+"""A working server sends something within a recovery plus a wait for a worker (30 s)."""
 NO_CERTIFICATES: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""No server here speaks TLS, and to read the machine's certificates takes 20 ms of a core."""
+"""Servers here do not use TLS, and reading the machine's certificates takes 20 ms of a core."""
 
 
 async def get(url: str, target: str, headers: Mapping[str, str] | None = None) -> tuple[int, bytes]:
@@ -47,7 +47,7 @@ async def get(url: str, target: str, headers: Mapping[str, str] | None = None) -
 
 
 async def connect(url: str) -> trio.SocketStream:
-    """Open a connection for bytes of one's own."""
+    """Open a connection for raw bytes."""
     where = urlsplit(url)
     return await trio.open_tcp_stream(where.hostname or "", where.port or 80)
 

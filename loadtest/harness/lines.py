@@ -1,4 +1,4 @@
-"""Processes that are asked by lines of JSON on stdin, and answer on stdout."""
+"""Child processes that take lines of JSON on stdin and answer on stdout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path(__file__).parents[2]
 END_S: Final = 5.0
-"""A process that has not ended this long after it was told to is killed."""
+"""A process that has not exited this long after the request is killed."""
 
 
 class LineProcess:

@@ -1,4 +1,4 @@
-"""The samples of /metrics, and the KV blocks that they count."""
+"""Parse /metrics, and sum up its KV blocks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class KvBlocks:
 
     @property
     def is_all_free(self) -> bool:
-        """Whether no block is held by anybody; what is cached gives way at once."""
+        """Return whether no block is leased; cached ones can be evicted at once."""
         return self.leased == 0 and self.free + self.cached > 0
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Lines of progress of benchmarks and campaigns, written out at once: stdout may be a pipe."""
+"""Print progress lines of benchmarks and campaigns unbuffered: stdout may be a pipe."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What the simulated users ask: a weighted mix of short questions, stories and long prompts.
+"""Prompts of simulated users: a weighted mix of short questions, stories and long prompts.
 
-Seeded, and each prompt carries a sampling seed of its own, so that no two streams are alike and a
-run can be repeated.
+Seeded, and each prompt has its own sampling seed, so that no two streams are alike and a run can be
+repeated.
 """
 
 from __future__ import annotations

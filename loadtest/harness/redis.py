@@ -1,4 +1,4 @@
-"""A redis-server of a benchmark's own: on loopback, in a directory of its own, ended by its pid."""
+"""Run a redis-server for a benchmark: on loopback, in its own folder, stopped by its pid."""
 
 from __future__ import annotations
 

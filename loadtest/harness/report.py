@@ -1,4 +1,4 @@
-"""The machine that a benchmark ran on, and its result: table, JSON, ratios of its goals."""
+"""Reports of benchmarks: the machine, a table, JSON, and ratios with their goals."""
 
 from __future__ import annotations
 

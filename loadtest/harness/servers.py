@@ -1,4 +1,5 @@
-"""Servers and fleets as processes: started, waited for, watched by /proc and their log, ended."""
+"""Start servers and fleets as processes, wait for them, watch them by /proc and log, and end
+them."""
 
 from __future__ import annotations
 
@@ -32,21 +33,21 @@ TAKES_ALL = (
     *("--set", "server.overload.brownout.is_on=false"),
     *("--set", "server.overload.guard.is_on=false"),
 )
-"""For servers under measurement: on a slow machine overload control would refuse requests."""
+"""For servers under measurement: on a slow machine, overload control would refuse requests."""
 START_DEADLINE_S = 300.0
-"""Loading a large checkpoint takes a while, and vLLM compiles for a minute and a half at first."""
+"""Loading a large checkpoint takes a while, and vLLM first compiles for a minute and a half."""
 STOP_DEADLINE_S = 30.0
 READY_POLL_S = 0.05
 READY_TIMEOUT_S = 2.0
-"""Of one look."""
+"""Timeout of one check."""
 LAST_LINES = 15
-"""Of the log of a server that did not start."""
+"""Shown log lines of a server that did not start."""
 SCHEDULER_CLOCK = 2
-"""CPUCLOCK_SCHED: the CPU time that the scheduler counts, in nanoseconds."""
+"""CPUCLOCK_SCHED: CPU time as counted by the scheduler, in nanoseconds."""
 POLL_S = 0.02
 KIB = 1024
 WORKER_TEMPLATE = "triolet template decode.worker"
-"""How the process that workers are forked from names itself."""
+"""Process title of the template that workers are forked from."""
 
 
 class ServerDidNotStartError(Exception):
@@ -54,11 +55,11 @@ class ServerDidNotStartError(Exception):
 
 
 class ServerProcess:
-    """A server or a whole fleet as one process with its children, over as many lives as it takes.
+    """A server or a whole fleet as one process with its children, restartable on the same port.
 
     Args:
       command: program and arguments; what says the port is added.
-      log: file for the output of all lives.
+      log: file for the output of all processes.
       environment: of the process; None for this one's.
       ready_path: answers below 500 once requests are taken.
       port_words: arguments that say the port, which stands for `{}`.
@@ -97,12 +98,12 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """Of the newest life."""
+        """The pid of the newest process."""
         assert self._process is not None, "start it first"
         return self._process.pid
 
     def start(self, core: int | None = None) -> None:
-        """Begin a life, on one core or on all of them; see `wait_ready`."""
+        """Start the process, on one core or on all of them; see `wait_ready`."""
         with on_core(core), self.log.path.open("ab") as output:
             self._process = self._popen(
                 self.command,
@@ -185,7 +186,7 @@ def running_server(options: Sequence[str], log: Path) -> Iterator[str]:
 
 @contextmanager
 def on_core(core: int | None) -> Iterator[None]:
-    """Let processes that are started meanwhile have one core alone; None for no choice."""
+    """Bind processes started in this block to one core; None for no binding."""
     own = os.sched_getaffinity(0)
     if core is not None:
         os.sched_setaffinity(0, {core})
@@ -230,7 +231,7 @@ def state_of(pid: int) -> str | None:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether it runs no more; a process that nobody has waited for yet is gone too."""
+    """Return whether a process has exited; zombies count as exited."""
     return state_of(pid) in {None, "Z", "X"}
 
 
@@ -347,7 +348,7 @@ class FleetLog:
 
 
 class HasNotHappenedError(Exception):
-    """Something that had to happen did not, in time."""
+    """An expected event did not happen in time."""
 
 
 async def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:

@@ -1,4 +1,4 @@
-"""The one percentile of all figures, and its forms in tables."""
+"""Percentiles, and their format in tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Number = TypeVar("Number", int, float)
 
 
 def percentile(values: Iterable[Number], percent: float) -> Number:
-    """Return the nearest-rank percentile: the smallest value that at least so many do not exceed.
+    """Return the nearest-rank percentile: the smallest value that at least `percent` do not exceed.
 
     That is x[ceil(n * percent / 100)] of the n sorted values, counted from 1; percent 0 gives the
     smallest.

@@ -1,4 +1,4 @@
-"""Tenants of a benchmark's own servers, which live as long as it and listen on loopback."""
+"""Tenants files for benchmarks' own servers on loopback."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def key_of(tenant: str) -> str:
 
 
 def tenants_file(plans: Mapping[str, str], operator: str = "") -> str:
-    """Return a file of tenants, each with a plan of its own.
+    """Return a tenants file with one plan per tenant.
 
     Args:
       plans: what the file says of each tenant's plan.
-      operator: one tenant more, without a plan; empty for none.
+      operator: a further tenant without a plan; empty for none.
     """
     lines = [f'cache_secret = "{"0" * 64}"']
     for name in (*plans, *filter(None, [operator])):

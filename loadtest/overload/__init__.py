@@ -1,1 +1,1 @@
-"""The load lab: more than a fleet can bear, in virtual time and against real processes."""
+"""The load lab: overload a fleet, in virtual time and with real processes."""

@@ -1,10 +1,10 @@
-"""`python -m loadtest.overload`: what a fleet does with more than it can bear.
+"""`python -m loadtest.overload`: how a fleet behaves under overload.
 
-Its capacity first, by clients who ask for the next thing as soon as they have the last. Then an
-open loop: half of that to ten times as much, with and without each mechanism; a minute of three
-times as much between calm times; refused clients who come back when they are told to; tenants who
-take more than their share; real traces. In virtual time by default, in minutes; with --real against
-processes, over HTTP. Writes build/bench/overload.json (or overload-real.json) and the curves.
+First its capacity, with clients that ask again after each answer. Then an open loop: half of that
+to ten times as much, with and without each mechanism; a minute of three times as much between calm
+times; refused clients that return when they are told to; tenants that exceed their share; real
+traces. By default in virtual time, in minutes; with --real against processes, over HTTP. Writes
+build/bench/overload.json (or overload-real.json) and the curves.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 IMAGES: Final = Path(__file__).parents[2] / "docs" / "images"
 KINDS: Final = ("curve", "surge", "returns", "tenants", "trace")
 WIDTH: Final = 240
-"""Of the tables: there is a lot to say of each experiment."""
+"""Width of the tables, which have many columns."""
 REAL_LOADS: Final = (1.0, 2.0, 4.0, 10.0)
 NO_TENANTS: Final = "real processes of the lab know no tenants; make bench-fairness has them"
 PANELS: Final = (
@@ -46,7 +46,7 @@ PANELS: Final = (
     ("refused, %", "refused", 100.0, None, None),
     ("prefill never decoded, %", "wasted_prefill", 100.0, None, 2.0),
 )
-"""Title, field, factor, where the axis ends, and what is promised."""
+"""Title, field, factor, end of the axis, and goal."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,11 +54,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m loadtest.overload", description=__doc__)
     parser.add_argument("--real", action="store_true", help="against processes, over HTTP")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
-    parser.add_argument("--loads", nargs="+", type=float, help="of the capacity")
-    parser.add_argument("--mechanisms", nargs="+", choices=ALL, help="of the curve")
-    parser.add_argument("--capacity", type=float, help="requests per second, if it is known")
-    parser.add_argument("--processes", type=int, default=2, help="side by side, in virtual time")
-    parser.add_argument("--images", type=Path, help="gets the curves, too")
+    parser.add_argument("--loads", nargs="+", type=float, help="multiples of the capacity")
+    parser.add_argument("--mechanisms", nargs="+", choices=ALL, help="mechanisms of the curve")
+    parser.add_argument("--capacity", type=float, help="requests per second, if known")
+    parser.add_argument(
+        "--processes", type=int, default=2, help="concurrent simulations, in virtual time"
+    )
+    parser.add_argument("--images", type=Path, help="folder for the curves")
     options = parser.parse_args(arguments)
     announce(__doc__)
     console = Console(highlight=False, soft_wrap=True, width=WIDTH)

@@ -1,4 +1,4 @@
-"""Who comes when, and wants what: made up, or out of a real trace. An open loop's plan.
+"""Plans of open loops: the arrivals and sizes of requests, synthetic or from a real trace.
 
 Pure functions of a seed.
 """
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 SLO_S: Final = 2.0
-"""Until a first token: an order of magnitude above what it takes where nobody waits."""
+"""Time to a first token: ten times as long as without load."""
 DEADLINE_S: Final = 10.0
-"""Until the end: what is begun in time is done in time, unless rows are what is missing."""
+"""Time to the end: what starts in time ends in time, unless rows are scarce."""
 MIN_PROMPT: Final = 4
 MIN_OUTPUT: Final = 2
-"""A completion of one token is prefill's alone: nothing of it is ever decoded."""
+"""A completion of one token comes from prefill alone, without decode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Arrival:
       output_tokens: out.
       slo_s: its first token is of use until so long after `at_s`.
       deadline_s: the whole answer is of use until so long after `at_s`.
-      tenant: whose it is; empty for nobody's in particular.
+      tenant: its tenant; empty for none.
       service_class: how early it may go.
     """
 
@@ -189,9 +189,10 @@ FOLDER: Final = Path(__file__).parents[3] / "shared" / "data" / "traces"
 CLIENTS: Final = "servegen_m-small_clients_hourly.csv"
 LENGTHS: Final = "servegen_m-small_client_lengths.csv"
 SHARES: Final = (0.0, 0.1, 0.5, 0.9, 0.99, 1.0)
-"""Where ServeGen's lengths are known; the ends are drawn out of the nearest two."""
+"""Quantiles at which ServeGen's lengths are known; the ends are extrapolated from the nearest
+two."""
 MAX_CV: Final = 8.0
-"""Of a client's gaps: some are beyond 60, which in a minute is one burst or none at all."""
+"""Limit of a client's burstiness: some exceed 60, which in a minute is one burst or none."""
 
 
 class NoTraceError(Exception):
@@ -206,7 +207,7 @@ class Scale:
       rate: requests per second, on average.
       seconds: how long they last.
       like: promises of each request.
-      sizes: the medians that lengths shall have, and their bound.
+      sizes: target medians of lengths, and their bound.
     """
 
     rate: float
@@ -266,7 +267,7 @@ def clients(hour: int, scale: Scale, seed: int) -> list[Arrival]:
 
     Args:
       hour: 0 to 23.
-      scale: what all of them together shall be like.
+      scale: target of all of them together.
       seed: decides moments and lengths; a client's are its own.
 
     Raises:
@@ -356,7 +357,8 @@ def _weighted(
     kind: int,
     total: float,
 ) -> float:
-    """Return the medians' mean over requests: the longest tail shall not make all others short."""
+    """Return the mean of the medians over requests, so that a long tail does not shorten the
+    others."""
     median_at = SHARES.index(0.5)
     return sum(rate * lengths[name][kind][median_at] for name, rate, _ in present) / total
 

@@ -1,7 +1,4 @@
-"""What results are judged by: a row for each experiment, and the ratios with their floors.
-
-Pure.
-"""
+"""Judge results: a row per experiment, and the ratios with their goals. Pure."""
 
 from __future__ import annotations
 
@@ -34,15 +31,15 @@ if TYPE_CHECKING:
 
 
 GOODPUT_FLOORS: Final = {2.0: 0.85, 4.0: 0.80}
-"""Of the goodput at 1x, by load."""
+"""Share of the goodput at 1x, by load."""
 RETURNED_FLOOR: Final = 0.8
-"""Of the refused clients that come back after exactly `Retry-After`: the rest met others who came
-back by chance at once, or higher classes."""
+"""Share of refused clients that are accepted when they return after exactly `Retry-After`: the rest
+met others by chance, or higher classes."""
 DROPPED_CEILINGS: Final = {2.0: 0.02}
-"""Of those who were accepted, by load: whoever is taken on and then sent away has waited for
-nothing, as late as a refusal must never come. A prediction may err by that much."""
+"""Share of accepted requests that may be dropped, by load: they waited in vain. Prediction errors
+of this size are tolerated."""
 NORMAL_TTFT: Final = 1.5
-"""Times the median TTFT of calm times: what counts as back to normal after a surge."""
+"""Factor on the median TTFT of calm times that counts as back to normal after a surge."""
 TENANT_SPREAD: Final = 0.05
 
 

@@ -1,5 +1,5 @@
-"""Where experiments of the load lab run: in virtual time, many side by side, or on real processes
-one by one, with the same results.
+"""Run the load lab's experiments: in virtual time, several at once, or on real processes one by
+one, with results of the same form.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .virtual import Course
 
 CLIENTS: Final = 64
-"""At once, while capacity is measured: twice the rows of a fleet."""
+"""Concurrent clients while capacity is measured: twice the rows of a fleet."""
 CAPACITY_S: Final = 60.0
 REAL_CAPACITY_S: Final = 30.0
 
@@ -90,8 +90,8 @@ async def on_real_processes(
 
     Args:
       experiments: which.
-      logs: gets whatever processes write.
-      note: told what comes next.
+      logs: folder for the output of processes.
+      note: called with a line about the next experiment.
     """
     results: list[Result] = []
     ordered = sorted(experiments, key=lambda experiment: experiment.mechanisms)

@@ -1,9 +1,9 @@
 """`python -m loadtest.overload.lab_process MECHANISMS COST COMMAND …`: `triolet` in the load lab.
 
-The server's config is changed to what MECHANISMS means. COST is `computed`, or three numbers of
-seconds with commas between (modelled.py): the workers' steps then last what that formula says while
-the device thread sleeps. All else is the product: processes, sockets, frames, leases, blocks; the
-KV that travels is noise. The product itself has no such switches.
+Changes the server's config according to MECHANISMS. COST is `computed`, or three numbers of seconds
+separated by commas (modelled.py): the workers' steps then take the time of that formula while the
+device thread sleeps. Everything else is the product: processes, sockets, frames, leases, blocks;
+the transferred KV is noise. The product itself has no such switches.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ QUEUE, ADMISSION, BROWNOUT, GUARD = (
 )
 ALL: Final = (EVERYTHING, QUEUE, ADMISSION, BROWNOUT, GUARD, NOTHING)
 QUEUE_ALONE: Final = "fair queue alone"
-"""Nothing that refuses: for what is about order, and about nothing else."""
+"""No mechanism that refuses: for experiments about order alone."""
 
 SLO: Final = SloConfig(critical_s=SLO_S, default_s=SLO_S, sheddable_s=SLO_S)
 SHEDDABLE_MAX_TOKENS, DEFAULT_MAX_TOKENS, LONG_PROMPT_TOKENS = 16, 32, 200
-"""The ladder's caps, at the size of what the lab asks for: about the median of a sheddable answer,
-twice that of any other, and a prompt in fifty."""
+"""The brownout caps, scaled to the lab's requests: about the median of a sheddable answer, twice
+that of any other, and one prompt in fifty."""
 
 
 def configured(config: ServerConfig, name: str) -> ServerConfig:
     """Return a server's config with the promises of the lab and some mechanisms on.
 
     Args:
-      config: of whatever server.
+      config: of a server.
       name: one of `ALL`, or `QUEUE_ALONE`.
     """
     refusing = {ADMISSION, BROWNOUT, GUARD}

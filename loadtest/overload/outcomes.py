@@ -1,7 +1,7 @@
-"""What became of each request, and what that makes together: goodput, TTFT, refusals, waste.
+"""Results of requests, and figures over them: goodput, TTFT, refusals, waste. Pure.
 
-Pure. Every time counts from the moment at which a request was to be sent, not from when it was:
-whoever waits for a slow server before asking the next thing would measure only its good moments.
+Every time counts from the planned moment of sending, not the actual one: a client that waits for a
+slow server before its next request would measure only the server's good moments.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ IN_A_ROW: Final = 3
 
 
 class Fate(StrEnum):
-    """How a request ended, to its client."""
+    """How a request ended for its client."""
 
     WHOLE = "whole"
-    """Every token that it asked for."""
+    """Complete: every token that it requested."""
     CAPPED = "capped"
-    """Ended well, and shorter than it asked for: somebody shortens answers."""
+    """Ended well but shorter than requested: answers were shortened under load."""
     REFUSED = "refused"
     """Before any token, with an error that says when to come again."""
     DROPPED = "dropped"
-    """Taken, and given back later before anything was spent on it: it would have come too late."""
+    """Accepted, then dropped before any work on it: it would have been too late."""
     FAILED = "failed"
     """Anything else: an error, a deadline, a connection that broke."""
 
@@ -78,13 +78,13 @@ class Outcome:
 
     @property
     def was_decoded(self) -> bool:
-        """Whether the KV of its prompt was of any use to anybody."""
+        """Return whether the KV of its prompt was of any use."""
         return self.tokens >= min(2, self.arrival.output_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Everybody who came within a time.
+    """Figures of the requests that arrived within a time span.
 
     Attributes:
       offered: requests.
@@ -125,7 +125,7 @@ def figures(outcomes: Iterable[Outcome], seconds: float) -> Figures:
     failed = [outcome for outcome in listed if outcome.fate is Fate.FAILED]
     dropped = [outcome for outcome in listed if outcome.fate is Fate.DROPPED]
     taken = [o for o in listed if o.fate not in (Fate.REFUSED, Fate.DROPPED)]
-    # Whoever was kept and never saw a token waited at least until the end.
+    # A request that was kept but got no token waited at least until the end.
     first_s = [o.end_s if o.first_s is None else o.first_s for o in taken]
     over = [t / o.arrival.slo_s for t, o in zip(first_s, taken, strict=True)]
     number = max(len(listed), 1)

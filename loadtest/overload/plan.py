@@ -1,5 +1,5 @@
-"""What the lab asks of a fleet: loads with and without each mechanism, a surge, clients who come
-back, tenants who take more than their share, and real traces.
+"""The experiments of the load lab: loads with and without each mechanism, a surge, clients that
+return, tenants that exceed their share, and real traces.
 
 Pure: everything follows from the fleet's capacity and a seed.
 """
@@ -35,16 +35,16 @@ SIZES: Final = Sizes()
 LOADS: Final = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0)
 CRITICAL_SHARE: Final = 0.1
 MOST_CRITICAL: Final = 0.45
-"""Of the capacity: what was promised to the critical class is promised up to half of it."""
+"""Share of the capacity: the critical class's promise holds up to half of it."""
 BELOW: Final = ((ServiceClass.DEFAULT, 0.7), (ServiceClass.SHEDDABLE, 0.3))
-"""Everybody else."""
+"""The other classes."""
 NORMAL_LOAD: Final = 0.6
 SURGE_LOAD: Final = 3.0
 WEIGHTS: Final = {"one": 1.0, "two": 2.0, "four": 4.0}
 EQUAL_LOADS: Final = {"half": 0.5, "same": 1.0, "double": 2.0, "fourfold": 4.0}
-"""Of the capacity; each of the four is more than the quarter that it is owed."""
+"""Share of the capacity; each of the four is more than the quarter it is owed."""
 QUIET_TIMES: Final = 5
-"""As long as others: of what a tenant asks for that asks for little, the p99 is of few."""
+"""Factor on the duration: a tenant with few requests needs longer for a p99."""
 TRACES: Final = (
     "azure2023_conv.csv",
     "mooncake_conversation.jsonl",
@@ -52,7 +52,7 @@ TRACES: Final = (
 )
 SERVEGEN: Final = "servegen clients"
 HOUR: Final = 10
-"""Of ServeGen's day: most of its clients are awake."""
+"""Hour of ServeGen's day in which most of its clients are active."""
 TRACE_LOADS: Final = (1.0, 2.0)
 
 
@@ -63,13 +63,13 @@ class Experiment:
     Attributes:
       kind: what it is for.
       case: which of these.
-      mechanisms: name of what is switched on.
+      mechanisms: name of the enabled mechanisms.
       arrivals: everybody.
-      begin_s: whoever came before is not counted.
-      end_s: nor who came after.
+      begin_s: earlier arrivals are not counted.
+      end_s: later arrivals are not counted.
       load: of the capacity.
       schedulings: of tenants.
-      do_return: whoever is refused comes back when told to.
+      do_return: refused requests return when told to.
     """
 
     kind: str
@@ -106,7 +106,7 @@ class Times:
 
 
 SHORT: Final = Times(warm_s=5.0, counted_s=20.0, surge_s=60.0, calm_s=15.0)
-"""For real processes, which take as long as they take."""
+"""Shorter, for real processes."""
 
 
 def steady(capacity: float, load: float, seconds: float, seed: int) -> list[Arrival]:

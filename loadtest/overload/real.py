@@ -1,7 +1,6 @@
-"""A fleet of real processes whose capacity is a formula: one server, and paced workers.
+"""A fleet of real processes whose capacity follows a formula: one server, and paced workers.
 
-With `cost=None` the workers are the
-product's own and compute the demo model.
+With `cost=None` the workers are the product's own and compute the demo model.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ ENVIRONMENT: Final = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 KV_POOL: Final = "96MiB"
-"""1000 blocks of the demo model: rows are what decode runs out of, not blocks."""
+"""1000 blocks of the demo model: decode runs out of rows, not of blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +106,13 @@ async def audit_of(fleet: ServerProcess) -> FleetAudit:
 
 
 FIRST_ID, LAST_ID = 256, 2000
-"""Ids of the demo model that are parts of words: no prompt begins like another one."""
+"""Ids of the demo model that are parts of words: no two prompts begin alike."""
 PATIENCE_S: Final = 300.0
-"""Of clients that find out what a fleet can do."""
+"""Timeout of clients that measure a fleet's capacity."""
 GRACE_S: Final = 5.0
-"""Beyond a request's deadline: a server that has not answered by then is not waited for."""
+"""Seconds after a request's deadline until a server without an answer is given up."""
 REST_S: Final = 30.0
-"""After the last answer everything has to be back within this time."""
+"""Seconds after the last answer until everything must be released."""
 POLL_S: Final = 0.25
 OVERLOADED: Final = "overloaded"
 TIERS: Final = {
@@ -129,7 +128,7 @@ class RealLoad:
 
     Attributes:
       arrivals: in order.
-      do_return: whoever is refused comes once more, after exactly the time that it was told.
+      do_return: refused requests return once, after exactly the time in the refusal.
       seed: decides prompts.
     """
 
@@ -139,7 +138,7 @@ class RealLoad:
 
 
 async def drive(fleet: ServerProcess, load: RealLoad) -> Course:
-    """Let everybody come and go; return when the fleet is at rest."""
+    """Run all requests; return when the fleet is at rest."""
     before = await audit_of(fleet)
     numbers = random.Random(f"prompts {load.seed}")
     asked = [_request(arrival, numbers) for arrival in load.arrivals]
@@ -198,7 +197,7 @@ async def _come(
     await _ask(clients, request, outcome, due)
     if not do_return or outcome.fate is not Fate.REFUSED or outcome.retry_after_s is None:
         return
-    # Sooner than told by nobody: what a client takes to hear of it comes on top.
+    # Not sooner than told: the time to receive the refusal is added.
     await trio.sleep(outcome.retry_after_s)
     at_s = outcome.arrival.at_s + trio.current_time() - due
     outcome.again = Outcome(replace(outcome.arrival, at_s=at_s))

@@ -1,6 +1,6 @@
 """An open loop against a fleet in virtual time: every request is timed from its planned arrival.
 
-An hour of overload passes in minutes, and twice the same way. There is no HTTP and no JSON.
+An hour of overload passes in minutes, and every run is the same. There is no HTTP and no JSON.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 
 VOCABULARY: Final = 900
-"""Prompts are drawn out of so many tokens: no two begin alike."""
+"""Number of tokens that prompts are drawn from: no two begin alike."""
 AT_ONCE_S: Final = 1e-6
 """A refusal takes no virtual time."""
 KEY_BYTES: Final = 8
-"""Of a request's first id, which name it whenever it comes again, as its body does over HTTP."""
+"""Bytes of a request's first id, its key when it returns, like its body over HTTP."""
 REST_S: Final = 5 * SECONDS
-"""After the last answer nothing may be leased after this time: more than a lease's life."""
+"""After the last answer nothing may be leased after this time: longer than a lease lives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Course:
     Attributes:
       outcomes: in the order of arrivals.
       prompt_tokens: that workers computed.
-      left: what is still there although nobody is, in words.
+      left: what is left over after all clients have gone, in words.
       generator_cpu: cores that the generator took on average; 0 in virtual time.
     """
 
@@ -70,7 +70,7 @@ class VirtualLoad:
     Attributes:
       arrivals: in order.
       schedulings: of tenants with a weight or a share; others have the default's.
-      do_return: whoever is refused comes once more, after exactly the time that it was told.
+      do_return: refused requests return once, after exactly the time in the refusal.
       seed: decides prompts and the order of tasks.
     """
 
@@ -81,9 +81,9 @@ class VirtualLoad:
 
 
 def drive(shape: FleetShape, load: VirtualLoad) -> Course:
-    """Let everybody come and go in virtual time."""
+    """Run all requests in virtual time."""
     is_collecting = gc.isenabled()
-    gc.disable()  # a run makes little garbage, and looking for it costs a tenth of the time
+    gc.disable()  # a run makes little garbage, and collecting it costs a tenth of the time
     try:
         return run(_Drive(shape, load).run, load.seed)
     finally:

@@ -296,4 +296,4 @@ class FleetMetrics(Observer):
         """This process itself stood still for so long."""
         self.counters["server_pauses"].inc()
         self.counters["server_paused_seconds"].inc(seconds)
-        log.warning("stood_still", seconds=round(seconds, 3))
+        log.warning("process_paused", seconds=round(seconds, 3))

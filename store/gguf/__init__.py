@@ -1,1 +1,1 @@
-"""Model files in GGUF form: the container, and the model directory that a file's metadata means."""
+"""GGUF model files: read the container, and write an equivalent model directory."""

@@ -1,6 +1,6 @@
-"""What a GGUF file's metadata says about its model, in the words of a Hugging Face config.json.
+"""Translate a GGUF file's metadata into a Hugging Face config.json and generation_config.json.
 
-Keys of llama.cpp that would change the answers and have no such word are refused.
+Keys that would change the answers and have no counterpart there are refused.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .container import GgufFile
 
 ARCHITECTURES: Final = {
-    "llama": "LlamaForCausalLM",  # Mistral's files are of this kind too
+    "llama": "LlamaForCausalLM",  # Mistral's files use this kind too
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
@@ -36,7 +36,7 @@ _UNCOMPUTED: Final = {
     "final_logit_softcapping": 0.0,
     "attn_logit_softcapping": 0.0,
 }
-"""Keys of an architecture that the engine does not compute, with the value that changes nothing."""
+"""Keys of an architecture that the engine does not support, with the value that has no effect."""
 _SAMPLING: Final = {
     "general.sampling.temp": "temperature",
     "general.sampling.top_p": "top_p",
@@ -48,16 +48,17 @@ _END_KEYS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
 _END_TOKENS: Final = frozenset(
     {"<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>"}
 )
-"""Control tokens that end a turn wherever they are known: many files name one end token only."""
+"""Control tokens that end a turn in every model that has them: many files name only one end
+token."""
 CONTROL: Final = 3
-"""The type of a token that is written by templates, never by users."""
+"""Type of tokens that only templates write, never users."""
 
 
 def model_config(file: GgufFile) -> dict[str, Any]:
-    """Return what config.json would say.
+    """Return the content of config.json.
 
     Raises:
-      ModelError: a key is missing, or means what the engine does not compute.
+      ModelError: a key is missing, or has a value that the engine does not support.
     """
     kind = file.metadata.get("general.architecture")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
@@ -68,7 +69,7 @@ def model_config(file: GgufFile) -> dict[str, Any]:
         value = file.metadata.get(f"{kind}.{key}", harmless)
         if value != harmless:
             raise ModelError(
-                f"{file.path}: {kind}.{key} is {value!r}, which is not computed here; supported: "
+                f"{file.path}: {kind}.{key} is {value!r}, which is not supported here; allowed: "
                 f"{harmless!r}"
             )
     num_heads = _count(file, f"{kind}.attention.head_count")
@@ -106,13 +107,14 @@ def model_config(file: GgufFile) -> dict[str, Any]:
 
 
 def generation_config(file: GgufFile) -> dict[str, Any]:
-    """Return what generation_config.json would say: end tokens, and sampling where it is told."""
+    """Return the content of generation_config.json: end tokens, and sampling defaults if
+    present."""
     told = {ours: file.metadata[key] for key, ours in _SAMPLING.items() if key in file.metadata}
     return {"eos_token_id": end_token_ids(file), **told}
 
 
 def end_token_ids(file: GgufFile) -> list[int]:
-    """Return the ids that end an answer, those that the file names first.
+    """Return the ids that end an answer, those named by the file first.
 
     Raises:
       ModelError: there are none.
@@ -133,14 +135,14 @@ def end_token_ids(file: GgufFile) -> list[int]:
 
 
 def _context_length(file: GgufFile, kind: str) -> int:
-    """Return the longest sequence of the model's own answers: attention here looks back over all
-    positions, which is the same thing within a sliding window."""
+    """Return the longest sequence with correct answers: attention here always looks back over all
+    positions, which equals a sliding window only within the window."""
     length = _count(file, f"{kind}.context_length")
     return min(length, _count(file, f"{kind}.attention.sliding_window", length))
 
 
 def _rope_scaling(file: GgufFile, kind: str, head_dim: int) -> dict[str, Any] | None:
-    """Return how positions are stretched; None for not at all."""
+    """Return the rope scaling for config.json; None if there is none."""
     if ROPE_FACTORS in file.tensors:
         return {"rope_type": "divisors", "divisors": _rope_divisors(file, head_dim)}
     name = file.metadata.get(f"{kind}.rope.scaling.type", "none")
@@ -160,8 +162,8 @@ def _rope_scaling(file: GgufFile, kind: str, head_dim: int) -> dict[str, Any] | 
 
 
 def _rope_divisors(file: GgufFile, head_dim: int) -> list[float]:
-    """Return what each rotary frequency is divided by: Llama 3's stretching, as llama.cpp's
-    converter has computed it."""
+    """Return the divisor of each rotary frequency: Llama 3's rope scaling, as computed by
+    llama.cpp's converter."""
     place = file.tensors[ROPE_FACTORS]
     if place.shape != (head_dim // 2,) or ENCODINGS[place.encoding].name != "F32":
         raise ModelError(

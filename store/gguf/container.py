@@ -1,7 +1,7 @@
-"""The container of a GGUF file: its metadata, and where each tensor lies in it.
+"""Parse the container of a GGUF file: its metadata and table of tensors.
 
 Source: the GGUF specification of ggml (versions 2 and 3, little-endian). Every count and length is
-checked against the file's size before anything is read by it, so a broken file costs no memory.
+checked against the file's size before it is used, so a broken file costs no memory.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
 REMEDY: Final = "fetch the file again"
 MAX_METADATA_BYTES: Final = 256 * MIB
-"""Of everything before the numbers: the largest vocabularies take 30 MB."""
+"""Size of everything before the numbers: the largest vocabularies take 30 MB."""
 MAX_KEYS: Final = 10_000
-"""Of the metadata; models have some forty."""
+"""Keys of metadata; real models have about forty."""
 MAX_ELEMENTS: Final = 4_000_000
-"""Of an array: eight times the merges of the largest vocabulary."""
+"""Elements of an array: eight times the merges of the largest vocabulary."""
 MAX_DIMENSIONS: Final = 4
-"""Of a tensor, in ggml."""
+"""Dimensions of a tensor, as in ggml."""
 DEFAULT_ALIGNMENT: Final = 32
 _SCALARS: Final = {
     0: "<B",
@@ -57,10 +57,10 @@ _ARRAY: Final = 9
 
 
 class Encoding(NamedTuple):
-    """How a tensor's numbers are stored.
+    """A storage format of numbers.
 
     Attributes:
-      name: as llama.cpp calls it.
+      name: in llama.cpp.
       block_numbers: numbers in a block.
       block_bytes: bytes of a block.
     """
@@ -87,7 +87,7 @@ ENCODINGS: Final = {
     23: Encoding("IQ4_XS", 256, 136),
     30: Encoding("BF16", 1, 2),
 }
-"""By the number that a file has for it; what is not here cannot be loaded."""
+"""By number in a file; other encodings cannot be loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +95,10 @@ class TensorPlace:
     """One tensor of a file.
 
     Attributes:
-      shape: rows first, as torch counts (the file counts the other way).
+      shape: rows first, as in torch (the file has the opposite order).
       encoding: a key of ENCODINGS.
-      start: position of its first byte in the file.
-      num_bytes: its size there.
+      start: offset of its first byte in the file.
+      num_bytes: size in the file.
     """
 
     shape: tuple[int, ...]
@@ -109,11 +109,11 @@ class TensorPlace:
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """What stands before the numbers of a file.
+    """The part of a file before the numbers.
 
     Attributes:
       path: of the file.
-      metadata: every key of it.
+      metadata: value of every key.
       tensors: by name.
       header_digest: SHA-256 of everything before the tensors' numbers.
     """
@@ -125,7 +125,7 @@ class GgufFile:
 
     @property
     def num_numbers(self) -> Counter[str]:
-        """How many numbers are stored in each encoding, by its name."""
+        """Count of numbers by the name of their encoding."""
         found: Counter[str] = Counter()
         for place in self.tensors.values():
             found[ENCODINGS[place.encoding].name] += prod(place.shape)
@@ -133,7 +133,7 @@ class GgufFile:
 
     @property
     def encoding(self) -> str:
-        """What most of the numbers are stored in, as llama.cpp calls it: F32, BF16, Q4_1 …"""
+        """Name of the most frequent encoding in llama.cpp: F32, BF16, Q4_1 …"""
         found = self.num_numbers.most_common(1)
         return found[0][0] if found else "F32"
 
@@ -142,8 +142,8 @@ def read_gguf(path: Path) -> GgufFile:
     """Read a file's metadata and table of tensors.
 
     Raises:
-      ModelError: it is no GGUF file, is cut off or broken, or holds what cannot be loaded; the text
-        names the file, the position in it and what was expected there.
+      ModelError: the file is not GGUF, is truncated or broken, or cannot be loaded; the message
+        names the file, the position and what was expected there.
     """
     try:
         with (
@@ -151,7 +151,7 @@ def read_gguf(path: Path) -> GgufFile:
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
         ):
             return _parse(path, data)
-    except ValueError as error:  # mmap of nothing
+    except ValueError as error:  # mmap of an empty file
         raise ModelError(f"{path} is empty; {REMEDY}") from error
 
 
@@ -160,7 +160,7 @@ def _parse(path: Path, data: mmap.mmap) -> GgufFile:
     magic = cursor.take(4, "the magic bytes 'GGUF'")
     if magic != MAGIC:
         raise ModelError(
-            f"{path} does not begin with the letters GGUF: it is no GGUF file; {REMEDY}"
+            f"{path} does not begin with the letters GGUF: it is not a GGUF file; {REMEDY}"
         )
     version = cursor.number("<I", "the version")
     if version not in VERSIONS:
@@ -190,7 +190,7 @@ def _parse(path: Path, data: mmap.mmap) -> GgufFile:
     tensors: dict[str, TensorPlace] = {}
     for name, shape, encoding, offset in table:
         if name in tensors:
-            raise ModelError(f"{path}: tensor {name} is there twice; {REMEDY}")
+            raise ModelError(f"{path}: tensor {name} occurs twice; {REMEDY}")
         tensors[name] = _place(path, len(data), name, shape, encoding, start + offset)
     return GgufFile(path, metadata, tensors, digest)
 
@@ -198,7 +198,7 @@ def _parse(path: Path, data: mmap.mmap) -> GgufFile:
 def _place(
     path: Path, size: int, name: str, shape: tuple[int, ...], encoding: int, start: int
 ) -> TensorPlace:
-    """Return where a tensor lies, once it is known to lie within the file."""
+    """Return the place of a tensor, once it is known to lie within the file."""
     found = ENCODINGS.get(encoding)
     if found is None:
         supported = ", ".join(each.name for each in ENCODINGS.values())
@@ -208,7 +208,7 @@ def _place(
         )
     if not shape or shape[-1] % found.block_numbers or min(shape) < 1:
         raise ModelError(
-            f"{path}: tensor {name} is {found.name} {list(shape)}, whose rows are no whole blocks "
+            f"{path}: tensor {name} is {found.name} {list(shape)}, whose rows are not whole blocks "
             f"of {found.block_numbers}; {REMEDY}"
         )
     num_bytes = prod(shape) // found.block_numbers * found.block_bytes
@@ -221,11 +221,11 @@ def _place(
 
 
 class _Cursor:
-    """A position in a file from which values are taken one after the other.
+    """Reads consecutive values from a file.
 
     Args:
       path: for errors.
-      data: the whole file, of which MAX_METADATA_BYTES are read at most.
+      data: the whole file, of which at most MAX_METADATA_BYTES are read.
 
     Attributes:
       position: of the next byte.
@@ -249,11 +249,11 @@ class _Cursor:
         return self._data[start : self.position]
 
     def number(self, form: str, what: str) -> int:
-        """Return an integer of one of struct's forms."""
+        """Read an integer in one of struct's formats."""
         return int(struct.unpack(form, self.take(struct.calcsize(form), what))[0])
 
     def count(self, what: str, least_bytes: int, most: int) -> int:
-        """Return how many of something follow, each of which has so many bytes at least."""
+        """Read a count of items that take at least `least_bytes` each."""
         start = self.position
         count = self.number("<Q", f"the number of {what}")
         if count * least_bytes > self._size - self.position:
@@ -269,7 +269,7 @@ class _Cursor:
         return count
 
     def string(self, what: str) -> str:
-        """Return a text."""
+        """Read a string."""
         start = self.position
         return self._text(self.take(self.number("<Q", f"the length of {what}"), what), start, what)
 
@@ -278,11 +278,11 @@ class _Cursor:
             return taken.decode()
         except UnicodeDecodeError as error:
             raise ModelError(
-                f"{self._path}: {what} at byte {start} is no UTF-8; {REMEDY}"
+                f"{self._path}: {what} at byte {start} is not UTF-8; {REMEDY}"
             ) from error
 
     def value(self, kind: int, key: str) -> Value:
-        """Return what a key has."""
+        """Read the value of a key."""
         if kind == _STRING:
             return self.string(key)
         if kind in _SCALARS:
@@ -292,7 +292,7 @@ class _Cursor:
         inner = self.number("<I", f"the type of {key}'s elements")
         if inner == _STRING:
             return self._strings(key)
-        if inner not in _SCALARS:  # arrays of arrays are allowed, and used by no model
+        if inner not in _SCALARS:  # arrays of arrays are valid, but no model uses them
             raise self._unknown(inner, key)
         form = _SCALARS[inner]
         num_values = self.count(f"elements of {key}", struct.calcsize(form), MAX_ELEMENTS)
@@ -300,7 +300,7 @@ class _Cursor:
         return list(struct.unpack(f"<{num_values}{form[1:]}", taken))
 
     def tensor(self) -> tuple[str, tuple[int, ...], int, int]:
-        """Return name, shape, encoding and offset of the next tensor of the table."""
+        """Read the next entry of the tensor table: name, shape, encoding and offset."""
         name = self.string("a tensor's name")
         dimensions = self.number("<I", f"the number of dimensions of {name}")
         if dimensions > MAX_DIMENSIONS:
@@ -313,15 +313,15 @@ class _Cursor:
         return name, shape[::-1], encoding, self.number("<Q", f"the place of {name}")
 
     def _strings(self, key: str) -> Value:
-        """Return an array of texts. A vocabulary has hundreds of thousands of them, so each one
-        takes as few calls as can be."""
+        """Read an array of strings. A vocabulary has hundreds of thousands of them, so each one
+        takes as few calls as possible."""
         what, found = f"an element of {key}", list[Scalar]()
         data, size, length_at = self._data, self._size, _LENGTH.unpack_from
         for _ in range(self.count(f"elements of {key}", 8, MAX_ELEMENTS)):
             start = self.position + 8
             end = start + length_at(data, self.position)[0] if start <= size else start
             if end > size:
-                self.string(what)  # says what is missing
+                self.string(what)  # raises the error
             found.append(self._text(data[start:end], self.position, what))
             self.position = end
         return found

@@ -1,8 +1,8 @@
-"""The model directory that a GGUF file means: small files written beside a link to the file.
+"""Make a model directory for a GGUF file: small files in the user's cache, with a link to the file.
 
-What loads a model reads a directory of config.json, tokenizer.json and weights. Of a GGUF file the
-weights stay where they are; the rest is written once into the user's cache, and found there again
-as long as the file's metadata is the same. Such a directory may be removed at any time.
+Model loaders read a directory of config.json, tokenizer.json and weights. The weights stay in the
+GGUF file; the other files are written once and reused while the file's metadata is unchanged. Such
+a directory may be removed at any time.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 SUFFIX: Final = ".gguf"
 WEIGHTS: Final = f"model{SUFFIX}"
-"""The link to the file, in its directory."""
+"""Name of the link to the file."""
 FORM: Final = 1
-"""Of the files that are written; a release that writes others raises it."""
+"""Version of the written files; a release that writes different ones increases it."""
 
 
 def gguf_directory(path: Path, extra: Mapping[str, Mapping[str, Any]] | None = None) -> Path:
-    """Return the model directory of a GGUF file, after writing it unless it is there.
+    """Return the model directory of a GGUF file; write it if it does not exist.
 
     Args:
       path: of the file.
@@ -66,7 +66,7 @@ def gguf_directory(path: Path, extra: Mapping[str, Mapping[str, Any]] | None = N
 
 
 def gguf_weights(model_dir: Path) -> Path | None:
-    """Return the GGUF file of a model directory; None if its weights are in safetensors form."""
+    """Return the GGUF file of a model directory; None if its weights are safetensors."""
     path = model_dir / WEIGHTS
     if not path.exists() or any(model_dir.glob("model.safetensors*")):
         return None
@@ -86,7 +86,7 @@ def _documents(file: GgufFile, extra: Mapping[str, Mapping[str, Any]]) -> dict[s
 
 
 def _write(caches: Path, directory: Path, path: Path, documents: Mapping[str, Any]) -> None:
-    """Write the directory whole or not at all, also beside another process that writes it."""
+    """Write the directory atomically; another process may write it at the same time."""
     unfinished = Path(tempfile.mkdtemp(prefix="new-", dir=caches))
     try:
         inner = unfinished / directory.name
@@ -107,7 +107,7 @@ def _write(caches: Path, directory: Path, path: Path, documents: Mapping[str, An
 
 
 def _remove_orphans(caches: Path) -> None:
-    """Remove directories whose file is gone, so that there are never more than files."""
+    """Remove directories whose file is gone."""
     for keyed in tuple(caches.iterdir()):
         with suppress(FileNotFoundError, NotADirectoryError):  # another process removed it first
             weights = [directory / WEIGHTS for directory in keyed.iterdir()]

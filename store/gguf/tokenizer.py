@@ -1,4 +1,4 @@
-"""The tokenizer in a GGUF file's metadata, as the tokenizer.json that means the same."""
+"""Translate the tokenizer in a GGUF file's metadata into an equivalent tokenizer.json."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ PRE_TOKENIZERS: Final = {
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
 }
-"""How text is cut before tokens are made, by llama.cpp's names for it."""
+"""Regular expressions that split text before tokenising, by llama.cpp's names for them."""
 
 
 def tokenizer_config(file: GgufFile) -> dict[str, Any]:
-    """Return what tokenizer_config.json would say: named tokens and chat templates.
+    """Return the content of tokenizer_config.json: named tokens and chat templates.
 
     Raises:
       ModelError: a key is broken.
@@ -96,10 +96,10 @@ def tokenizer_config(file: GgufFile) -> dict[str, Any]:
 
 
 def tokenizer_document(file: GgufFile) -> dict[str, Any]:
-    """Return what tokenizer.json would say.
+    """Return the content of tokenizer.json.
 
     Raises:
-      ModelError: the tokenizer is of a kind that is not supported, or its arrays are broken.
+      ModelError: this kind of tokenizer is not supported, or its arrays are broken.
     """
     kind = file.metadata.get(f"{_KEY}model")
     if kind not in ("gpt2", "llama"):
@@ -149,7 +149,7 @@ def _byte_level_parts(file: GgufFile, tokens: Sequence[str], is_added: set[int])
     vocab: dict[str, int] = {}
     for token_id, token in enumerate(tokens):
         if token_id not in is_added and not alphabet.issuperset(token):
-            # A converter has left it as plain text.
+            # The converter left it as plain text.
             token = "".join(spelling[byte] for byte in token.encode())
         vocab.setdefault(token, token_id)
     pairs = [merge.split(" ") for merge in _array(file, "merges", str)]
@@ -157,7 +157,7 @@ def _byte_level_parts(file: GgufFile, tokens: Sequence[str], is_added: set[int])
         if len(pair) != 2 or not vocab.keys() >= {*pair, "".join(pair)}:
             raise ModelError(
                 f"{file.path}: element {number} of {_KEY}merges is {' '.join(pair)!r}, whose parts "
-                f"are no tokens of {_KEY}tokens; fetch the file again"
+                f"are not in {_KEY}tokens; fetch the file again"
             )
     model = {
         "type": "BPE",
@@ -167,7 +167,7 @@ def _byte_level_parts(file: GgufFile, tokens: Sequence[str], is_added: set[int])
         "end_of_word_suffix": None,
         "fuse_unk": False,
         "byte_fallback": False,
-        # A word of Llama 3 that is a token is that token, whatever its merges.
+        # In Llama 3, a word that is a token stays that token, whatever its merges.
         "ignore_merges": cut is _LLAMA3,
         "vocab": vocab,
         "merges": pairs,
@@ -219,11 +219,11 @@ def _sentencepiece_parts(
 
 
 def merges_of(scores: dict[str, float], vocab: dict[str, int]) -> list[tuple[str, str]]:
-    """Return the merges that a sentencepiece model's scores mean, the first to be done first.
+    """Return the merges that correspond to a sentencepiece model's scores, highest priority first.
 
     Args:
-      scores: of the tokens that text may become; control tokens are none of them, or a user could
-        write one letter by letter.
+      scores: of the tokens that text may become; without control tokens, which a user could
+        otherwise write letter by letter.
       vocab: ids of all tokens.
     """
     found = []
@@ -239,7 +239,7 @@ def merges_of(scores: dict[str, float], vocab: dict[str, int]) -> list[tuple[str
 def _post_processor(
     file: GgufFile, kind: object, tokens: Sequence[str], roles: dict[str, int]
 ) -> dict[str, Any] | None:
-    """Return what is put around a prompt that no template has made."""
+    """Return the tokens to add around a prompt without a template."""
     is_llama3 = PRE_TOKENIZERS.get(str(file.metadata.get(f"{_KEY}pre"))) is _LLAMA3
     adds_bos = file.metadata.get(f"{_KEY}add_bos_token", kind == "llama" or is_llama3)
     adds_eos = file.metadata.get(f"{_KEY}add_eos_token", False)
@@ -288,7 +288,7 @@ def _array(file: GgufFile, key: str, kind: type[_T], length: int | None = None) 
     value = file.metadata.get(f"{_KEY}{key}")
     if not isinstance(value, list) or not all(isinstance(each, kind) for each in value):
         raise ModelError(
-            f"{file.path}: {_KEY}{key} is missing or no array of one kind of value; convert "
+            f"{file.path}: {_KEY}{key} is missing or not an array of one type; convert "
             "the model again with a current llama.cpp"
         )
     if length is not None and len(value) != length:

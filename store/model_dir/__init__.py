@@ -1,1 +1,1 @@
-"""What stands in the directory of a model or an adapter, read within bounds."""
+"""Read files in a model's or adapter's directory within bounds."""

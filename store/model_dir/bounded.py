@@ -1,8 +1,8 @@
-"""The one way to read what stands in a model's or an adapter's directory.
+"""Read files of a model's or adapter's directory within bounds. All such reads go through here.
 
-Such directories are downloaded from strangers. Nothing of them is waited for (a pipe, a device),
-nothing is read beyond a bound on its bytes, no JSON becomes more objects than a bound allows, no
-number that something is made of is beyond its range, and a check of all of it has a deadline.
+Such directories are downloaded from strangers. Reads never wait (for a pipe or device) and never
+exceed a number of bytes; JSON never exceeds a number of objects; numbers that set sizes are checked
+against ranges; and a check of the whole directory has a deadline.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 REMEDY: Final = "give the path of a complete Hugging Face directory, or download it again"
 CHECK_S: Final = 10.0 * SECONDS
-"""For a check of all that a directory says: the largest tokenizers take one, a slow disk some."""
+"""For a check of a whole directory: the largest tokenizers take a second, a slow disk a few."""
 MAX_TENSORS: Final = 200_000
-"""Of a model. The largest with experts and scales of their own have 90,000."""
+"""Tensors of a model. The largest ones with experts and separate scales have 90,000."""
 MAX_TEMPLATE_BYTES: Final = 128 * KIB
-"""Of all chat templates. The longest have 20,000; jinja2 compiles a hostile one of this size in
-two seconds, in a thread that nothing ends."""
+"""Characters of all chat templates. The longest have 20,000; jinja2 compiles a hostile one of this
+size in two seconds, in a thread that cannot be stopped."""
 
 
 class Bound(NamedTuple):
-    """What a file of one kind may have.
+    """Limits for one kind of file.
 
     Attributes:
       num_bytes: of the file.
-      num_values: of the JSON in it: each takes up to a hundred bytes once it is parsed.
+      num_values: of its JSON: each takes up to a hundred bytes once parsed.
     """
 
     num_bytes: int
@@ -45,7 +45,7 @@ class Bound(NamedTuple):
 
 
 DOCUMENT: Final = Bound(8 * MIB, 1_000_000)
-"""Of a file without an entry in `BOUNDS`. The largest tokenizer_config.json known has 1.2 MB."""
+"""For files without an entry in `BOUNDS`. The largest known tokenizer_config.json has 1.2 MB."""
 BOUNDS: Final[Mapping[str, Bound]] = {
     # 262,144 tokens with 514,906 merges take 33 MB and 2 million values.
     "tokenizer.json": Bound(128 * MIB, 6_000_000),
@@ -53,7 +53,7 @@ BOUNDS: Final[Mapping[str, Bound]] = {
     "model.safetensors.index.json": Bound(32 * MIB, 2 * MAX_TENSORS),
 }
 HEADER: Final = Bound(48 * MIB, 9 * MAX_TENSORS)
-"""Of a safetensors file: 90 bytes and 8 values for a tensor of two dimensions."""
+"""Header of a safetensors file: 90 bytes and 8 values per two-dimensional tensor."""
 RANGES: Final[Mapping[str, int]] = {
     name: most
     for most, *names in (
@@ -70,8 +70,8 @@ RANGES: Final[Mapping[str, int]] = {
     )
     for name in names
 }
-"""The most that a number in config.json or a GGUF file may be, with the most that is known of a
-model; each is at least 1."""
+"""Largest allowed numbers in config.json or a GGUF file, with the largest known of a real model in
+the comment; each is at least 1."""
 
 _check_ends: ContextVar[tuple[Callable[[], float], float] | None] = ContextVar(
     "check_ends", default=None
@@ -80,7 +80,8 @@ _check_ends: ContextVar[tuple[Callable[[], float], float] | None] = ContextVar(
 
 @contextmanager
 def within_check_time(clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
-    """Bound the time of a check: after `CHECK_S` no file is opened. A bound around it stays."""
+    """Bound the time of a check: after `CHECK_S` no file is opened. An outer bound stays in
+    force."""
     token = _check_ends.set(_check_ends.get() or (clock, clock() + CHECK_S))
     try:
         yield
@@ -90,21 +91,21 @@ def within_check_time(clock: Callable[[], float] = time.monotonic) -> Iterator[N
 
 @contextmanager
 def opened(path: Path, remedy: str = REMEDY) -> Iterator[BinaryIO]:
-    """Open an ordinary file, or a link to one; a pipe or a device is not waited for.
+    """Open a regular file, or a link to one, without waiting for a pipe or device.
 
     Raises:
-      ModelError: it is missing or something else, cannot be read, or the check has no time left.
+      ModelError: it is missing or not a file, cannot be read, or the check has no time left.
     """
     ends = _check_ends.get()
     if ends is not None and ends[0]() > ends[1]:
         raise ModelError(
-            f"{path} was not read: the check of its directory takes more than {CHECK_S:g} s; copy "
-            "the directory to a faster disk, or see whether its files are those of the model"
+            f"{path} was not read: checking its directory takes more than {CHECK_S:g} s; copy "
+            "the directory to a faster disk, or check whether its files belong to the model"
         )
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise ModelError(f"{path} is no ordinary file; {remedy}")
+                raise ModelError(f"{path} is not a regular file; {remedy}")
             yield file
     except FileNotFoundError:
         raise ModelError(f"{path} is missing; {remedy}") from None
@@ -115,15 +116,15 @@ def opened(path: Path, remedy: str = REMEDY) -> Iterator[BinaryIO]:
 
 
 def read_bytes(path: Path, most: int | None = None, remedy: str = REMEDY) -> bytes:
-    """Return what a file holds.
+    """Return the content of a file.
 
     Args:
       path: of the file.
-      most: bytes that it may have; None for the bound of its name.
+      most: largest size in bytes; None for the bound of its name.
       remedy: what to do if it cannot be used.
 
     Raises:
-      ModelError: as of `opened`; or it is larger.
+      ModelError: as in `opened`; or it is larger.
     """
     most = BOUNDS.get(path.name, DOCUMENT).num_bytes if most is None else most
     with opened(path, remedy) as file:
@@ -134,28 +135,28 @@ def read_bytes(path: Path, most: int | None = None, remedy: str = REMEDY) -> byt
 
 
 def read_text(path: Path, most: int | None = None) -> str:
-    """Return the text in a file of at most so many bytes; see `read_bytes`.
+    """Return a file's text of at most `most` bytes; see `read_bytes`.
 
     Raises:
-      ModelError: as of `read_bytes`; or it is not UTF-8.
+      ModelError: as in `read_bytes`; or it is not UTF-8.
     """
     try:
         return read_bytes(path, most).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ModelError(f"{path} holds no text in UTF-8: {error}; {REMEDY}") from error
+        raise ModelError(f"{path} is not UTF-8 text: {error}; {REMEDY}") from error
 
 
 def parse_json(where: object, content: bytes, most: int, remedy: str = REMEDY) -> object:
-    """Return what the JSON in a file says.
+    """Parse the JSON of a file.
 
     Args:
-      where: the file's path, or words that name it.
+      where: the file's path, or words that describe it.
       content: the JSON.
-      most: values that it may have.
+      most: limit on its number of values.
       remedy: what to do if it cannot be used.
 
     Raises:
-      ModelError: it is no JSON, or has more values.
+      ModelError: it is not JSON, or has more values.
     """
     if sum(map(content.count, (b",", b"[", b"{"))) > most:
         raise ModelError(f"{where} has more than {most} values, the most for such a file; {remedy}")
@@ -167,35 +168,35 @@ def parse_json(where: object, content: bytes, most: int, remedy: str = REMEDY) -
 
 
 def read_json_value(path: Path) -> object:
-    """Return what a JSON file says; see `read_bytes` and `parse_json`."""
+    """Parse a JSON file; see `read_bytes` and `parse_json`."""
     return parse_json(path, read_bytes(path), BOUNDS.get(path.name, DOCUMENT).num_values)
 
 
 def read_json(path: Path, *, is_optional: bool = False) -> dict[str, Any]:
-    """Return the object in a JSON file; an empty one for an optional file that is missing.
+    """Return the object in a JSON file; empty for a missing optional file.
 
     Raises:
-      ModelError: as of `read_json_value`; or it holds something else.
+      ModelError: as in `read_json_value`; or it is not an object.
     """
     if is_optional and not path.exists():
         return {}
     value = read_json_value(path)
     if not isinstance(value, dict):
-        raise ModelError(f"{path} holds JSON that is no object; {REMEDY}")
+        raise ModelError(f"{path} holds JSON that is not an object; {REMEDY}")
     return value
 
 
 def count_of(path: Path, fields: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """Return a number that something is made of, once it is known to be in its range.
+    """Return a number that sets a size, once it is known to be in its range.
 
     Args:
-      path: of the file that says it.
+      path: of the file.
       fields: of the file.
-      name: one of `RANGES`, behind the architecture in a GGUF file.
-      default: where the file says nothing.
+      name: one of `RANGES`; in a GGUF file prefixed with the architecture.
+      default: for a missing field.
 
     Raises:
-      ModelError: it is no whole number, or out of its range.
+      ModelError: it is not a whole number, or out of range.
     """
     value = default if fields.get(name) is None else fields[name]
     most = RANGES[name.partition(".")[2] if name not in RANGES else name]
@@ -205,10 +206,10 @@ def count_of(path: Path, fields: Mapping[str, Any], name: str, default: int | No
 
 
 def end_token_ids(path: Path, fields: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the ids that end a sequence, as a file says; none if it says nothing.
+    """Return the ids that end a sequence; empty if the file names none.
 
     Raises:
-      ModelError: it says something else than ids.
+      ModelError: the field holds something else.
     """
     value = fields.get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]

@@ -1,4 +1,4 @@
-"""Headers of safetensors files: which tensors they hold, of which dtype and shape."""
+"""Read headers of safetensors files: their tensors with dtype and shape."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
 _SHARD_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,128}\.safetensors")
 MAX_DIMENSIONS: Final = 8
-"""Of a tensor; weights have one or two."""
+"""Dimensions of a tensor; weights have one or two."""
 REMEDY: Final = "fetch the file again"
 ITEM_BYTES: Final = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
-"""By the names of the format. A dtype that is not here has an unchecked length."""
+"""Bytes per number, by the format's names. The length of other dtypes is not checked."""
 
 
 class StoredTensor(NamedTuple):
-    """A tensor as a file describes it."""
+    """A tensor as described in a file."""
 
     path: Path
     dtype: str
@@ -34,7 +34,7 @@ class StoredTensor(NamedTuple):
 
 
 def weight_files(model_dir: Path) -> list[Path]:
-    """Return the safetensors files of a model, sorted by name.
+    """Return a model's safetensors files, sorted by name.
 
     Raises:
       ModelError: there are none, or the index names one that is missing or lies elsewhere.
@@ -54,7 +54,8 @@ def weight_files(model_dir: Path) -> list[Path]:
     for name in names:
         if not _SHARD_NAME.fullmatch(name):
             raise ModelError(
-                f"{index} names {name!r}, which is no plain *.safetensors file name; fetch it again"
+                f"{index} names {name!r}, which is not a plain *.safetensors file name; fetch it "
+                "again"
             )
         if not (model_dir / name).exists():
             raise ModelError(f"{model_dir / name} is missing, {INDEX_FILE} names it; fetch it")
@@ -62,10 +63,10 @@ def weight_files(model_dir: Path) -> list[Path]:
 
 
 def read_headers(files: Sequence[Path]) -> dict[str, StoredTensor]:
-    """Return every tensor of some files by its name.
+    """Return every tensor of several files by name.
 
     Raises:
-      ModelError: a file cannot be read, is not whole, or holds a tensor of another one.
+      ModelError: a file cannot be read, is incomplete, or repeats a tensor of another one.
     """
     found: dict[str, StoredTensor] = {}
     for path in files:
@@ -81,11 +82,11 @@ def read_headers(files: Sequence[Path]) -> dict[str, StoredTensor]:
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of one file by their names.
+    """Return the tensors of one file by name.
 
     Raises:
-      ModelError: it cannot be read, is no safetensors file, or is shorter or longer than its header
-        says.
+      ModelError: it cannot be read, is not a safetensors file, or its length does not match its
+        header.
     """
     with opened(path, REMEDY) as file:
         fields, num_bytes = _fields(path, file, os.fstat(file.fileno()).st_size)
@@ -116,18 +117,18 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 
 def _fields(path: Path, file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
-    """Return the header's object, and the number of bytes behind it."""
+    """Return the header's object, and the number of bytes after it."""
     prefix = file.read(8)
     length = int.from_bytes(prefix, "little") if len(prefix) == 8 else 0
     if not 2 <= length <= min(HEADER.num_bytes, size - 8):
         raise ModelError(
-            f"{path} is no safetensors file, or only the start of one; fetch the file again (a "
+            f"{path} is not a safetensors file, or is truncated; fetch the file again (a "
             "file of a few hundred bytes is a pointer of Git LFS: git lfs pull; a header may have "
             f"up to {HEADER.num_bytes} bytes)"
         )
     fields = parse_json(f"the header of {path}", file.read(length), HEADER.num_values, REMEDY)
     if not isinstance(fields, dict):
-        raise ModelError(f"{path} has a broken header: no JSON object; fetch the file again")
+        raise ModelError(f"{path} has a broken header: not a JSON object; fetch the file again")
     return fields, size - 8 - length
 
 

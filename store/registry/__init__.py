@@ -1,1 +1,1 @@
-"""Versions of models in OCI registries: pushed, and pulled into a store."""
+"""Push model versions to OCI registries, and pull them into a store."""

@@ -1,4 +1,4 @@
-"""Blobs on their way to and from a registry: in pieces, checked, continued where they broke off."""
+"""Transfer blobs to and from a registry in pieces, with digest checks and resumption."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from ..manifest import Descriptor
 
 PIECE_BYTES: Final = 1 << 20
-"""Read, hashed and sent at once at most: what a transfer holds in memory."""
+"""Largest piece to read, hash and send at once; bounds a transfer's memory."""
 MAX_TRANSFERS: Final = 4
-"""Connections at once: object stores give each some 100 MB/s, and each hashes on a core here."""
+"""Concurrent connections: object stores give each about 100 MB/s, and each hashes on one core."""
 
 
 def for_each(
@@ -32,22 +32,22 @@ def for_each(
     """Transfer several blobs concurrently, largest first. Stop at the first failure.
 
     Args:
-      registry: whose other transfers end where one fails.
-      blobs: which, each once.
+      registry: its other transfers end when one fails.
+      blobs: each once.
       action: called in some thread.
 
     Returns:
-      What the action returned for each.
+      The results of the action.
 
     Raises:
-      Exception: whatever the action raised first.
+      Exception: the first one that the action raised.
     """
     order = sorted(blobs, key=lambda one: -one.size)
     with ThreadPoolExecutor(MAX_TRANSFERS, thread_name_prefix="registry") as threads:
         futures = [threads.submit(action, one) for one in order]
         try:
             for ended in wait(futures, return_when=FIRST_EXCEPTION).done:
-                ended.result()  # of those that failed before others were told to stop
+                ended.result()  # raises the first failure
             return [one.result() for one in futures]
         except BaseException:
             registry.give_up()
@@ -59,7 +59,7 @@ def has_blob(registry: Registry, blob: Descriptor) -> bool:
     """Return whether a registry has a blob.
 
     Raises:
-      RegistryFailed: it does not say, or has one of another size under the digest.
+      RegistryFailed: it does not say, or its blob has another size.
     """
     found, _ = registry.call("HEAD", f"blobs/{blob.digest}", _name(blob), {200, 404})
     length = found.headers.get("content-length")
@@ -74,25 +74,25 @@ def has_blob(registry: Registry, blob: Descriptor) -> bool:
 def download(
     registry: Registry, file: IO[bytes], blob: Descriptor, on_bytes: Callable[[int], None]
 ) -> int:
-    """Bring a blob into a file, from where an earlier pull broke off; return the bytes that came
-    over the network.
+    """Download a blob into a file, resuming an earlier pull; return the bytes that came over the
+    network.
 
     Args:
-      registry: that has it.
-      file: with what has come so far.
+      registry: that has the blob.
+      file: with the bytes that have arrived so far.
       blob: its digest and size.
-      on_bytes: told how many bytes more are there; fewer than none where they were wrong.
+      on_bytes: called with the number of new bytes; negative if earlier ones were wrong.
 
     Raises:
-      RegistryFailed: it cannot be had, or is not what its digest says. What came stays for the
-        next pull, unless it is wrong.
+      RegistryFailed: it cannot be downloaded, or does not match its digest. Received bytes are kept
+        for the next pull, unless they are wrong.
       OSError: it cannot be written.
     """
     one = _Download(registry, blob, file, on_bytes)
     is_resumed = one.num_bytes > 0
     one.fill()
     if is_resumed and not one.is_right:
-        # What was here before may have been wrong, and not what came now.
+        # The error may be in the earlier bytes, not in the new ones.
         one.begin_anew()
         one.fill()
     if not one.is_right:
@@ -102,7 +102,7 @@ def download(
 
 
 class _Download:
-    """A blob's file, and the digest of what is in it."""
+    """A blob's file, and the digest of its content."""
 
     def __init__(
         self,
@@ -122,23 +122,23 @@ class _Download:
 
     @property
     def digest(self) -> str:
-        """Of what is in the file."""
+        """Digest of the file's content."""
         return f"sha256:{self._hash.hexdigest()}"
 
     @property
     def is_right(self) -> bool:
-        """Whether the file is the blob."""
+        """Return whether the file is the complete blob."""
         return (self.digest, self.num_bytes) == (self._blob.digest, self._blob.size)
 
     def begin_anew(self) -> None:
-        """Forget what has come."""
+        """Discard all received bytes."""
         self._file.seek(0)
         self._file.truncate(0)
         self._on_bytes(-self.num_bytes)
         self._hash, self.num_bytes = hashlib.sha256(), 0
 
     def fill(self) -> None:
-        """Ask for what is missing until it is there."""
+        """Request missing bytes until the file is complete."""
         try:
             self._registry.repeated(self._attempt, lambda: self.num_bytes)
         except Interrupted as error:
@@ -148,12 +148,12 @@ class _Download:
             ) from None
 
     def lie(self, what: str) -> RegistryFailed:
-        """Forget what has come; return the error of a registry that sends something else."""
+        """Discard all received bytes; return the error for a registry that sends something else."""
         self.begin_anew()
         return RegistryFailed(
             f"{self._registry}: what it sends as {_name(self._blob)} {what}, expected "
-            f"{self._blob.digest} of {self._blob.size} bytes; it is not used: have the "
-            "registry's operator look at it, or pull from another one"
+            f"{self._blob.digest} of {self._blob.size} bytes; it was rejected: have the "
+            "registry's operator check it, or pull from another one"
         )
 
     def _attempt(self) -> None:
@@ -169,7 +169,7 @@ class _Download:
         ) as answer:
             said = answer.headers.get("content-range", "")
             if answer.status_code == 200:
-                self.begin_anew()  # it sends all, whatever it was asked for
+                self.begin_anew()  # it ignores the range and sends everything
             elif not said.startswith(f"bytes {begin}-"):
                 raise self.lie(f"is the range {said!r} where bytes {begin}- were asked for,")
             for piece in self._registry.pieces(answer, name, sys.maxsize):
@@ -195,13 +195,13 @@ class _Download:
 def upload(
     registry: Registry, blob: Descriptor, path: Path, on_bytes: Callable[[int], None]
 ) -> None:
-    """Send a blob that a registry does not have.
+    """Upload a blob that a registry does not have.
 
     Args:
-      registry: that is to have it.
+      registry: the target.
       blob: its digest and size.
       path: of its file.
-      on_bytes: told how many bytes more were sent.
+      on_bytes: called with the number of bytes sent.
 
     Raises:
       RegistryFailed: it is refused, or the connection was lost too often.
@@ -223,12 +223,12 @@ def upload(
 def upload_content(
     registry: Registry, blob: Descriptor, content: bytes | Callable[[], Iterator[bytes]]
 ) -> None:
-    """Send a blob that a registry does not have.
+    """Upload a blob that a registry does not have.
 
     Args:
-      registry: that is to have it.
+      registry: the target.
       blob: its digest and size.
-      content: its bytes, or what yields them for each attempt.
+      content: its bytes, or a function that yields them for each attempt.
 
     Raises:
       RegistryFailed: it is refused, or the connection was lost too often.
@@ -241,7 +241,7 @@ def upload_content(
             location = answer.headers.get("location")
         if not location:
             raise RegistryFailed(
-                f"{registry}: it does not say where the {what} goes; it is no OCI registry, or a "
+                f"{registry}: it names no place for the {what}; it is not an OCI registry, or a "
                 "proxy removes the header `location`"
             )
         joint = "&" if "?" in location else "?"
@@ -252,7 +252,7 @@ def upload_content(
             ):
                 return
         except RegistryFailed:
-            # An answer that was lost ends the upload all the same.
+            # If only the answer was lost, the upload is complete all the same.
             if not has_blob(registry, blob):
                 raise
 
@@ -260,5 +260,5 @@ def upload_content(
 
 
 def _name(blob: Descriptor) -> str:
-    """Return what a blob is called in errors."""
+    """Return a blob's name for errors."""
     return f"{blob.file_name} ({blob.digest[:19]}…)" if blob.file_name else f"blob {blob.digest}"

@@ -1,5 +1,5 @@
-"""One repository of an OCI registry over HTTP: login, redirects, retries, deadlines, errors; and
-its manifests, read and written as bytes. blobs.py streams over it.
+"""HTTP client for one repository of an OCI registry: login, redirects, retries, deadlines, errors;
+and reading and writing of manifests. blobs.py transfers blobs with it.
 """
 
 from __future__ import annotations
@@ -32,41 +32,42 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 CONNECT_S: Final = 10.0
-"""For a connection with its TLS handshake: round trips take well below a second each."""
+"""Seconds for a connection with its TLS handshake: a round trip takes well below a second."""
 SILENCE_S: Final = 60.0
-"""Between two pieces of what is sent or answered, and for all headers of an answer: registries that
-read from cold object stores take some seconds for the first."""
+"""Seconds between two pieces of a request or answer, and for all headers of an answer: registries
+on cold object stores take some seconds for the first."""
 COMMIT_S: Final = 600.0
-"""For the answer to the end of an upload: some registries then read the whole blob to compare its
-digest."""
+"""Seconds for the answer to the end of an upload: some registries then read the whole blob to check
+its digest."""
 SLOWEST_BYTES_S: Final = 16 << 10
-"""A transfer that is slower than this on the whole is given up: 16 KiB/s bring no model."""
+"""A transfer with a lower average rate is given up: at 16 KiB/s no model arrives."""
 ATTEMPTS: Final = 4
-"""In a row without progress, where trying again can help."""
+"""Attempts in a row without progress, for errors where a retry can help."""
 PROGRESS_BYTES: Final = 16 << 20
-"""After so many more bytes of a blob, failures are counted from one again: such a connection is
-slow to break, and the blob will get through."""
+"""After this many new bytes of a blob the count of failures restarts: the connection breaks rarely
+enough for the blob to get through."""
 FIRST_DELAY_S: Final = 0.5
-"""Before the second attempt; it doubles."""
+"""Seconds before the second attempt; doubled for each further one."""
 MAX_RETRY_AFTER_S: Final = 30.0
-"""Of what a registry asks to wait; with more, the command says so and ends."""
+"""Longest wait that a registry may ask for; beyond this the command ends with an error."""
 MAX_REDIRECTS: Final = 5
-"""Registries redirect once, to an object store."""
+"""Redirects: registries redirect once, to an object store."""
 MAX_LOGINS: Final = 2
-"""Of one request: a token for reading does not allow writing, and tokens end after minutes."""
+"""Logins per request: a token for reading does not allow writing, and tokens expire after
+minutes."""
 MAX_DOCUMENT_BYTES: Final = 4 << 20
-"""Of a manifest or an index: what registries accept at least."""
+"""Size of a manifest or index: the minimum that registries must accept."""
 MAX_TOKEN_BYTES: Final = 64 << 10
 MAX_COMPLAINT_BYTES: Final = 16 << 10
-"""Of an error's body; proxies send pages of HTML."""
+"""Size of an error's body; proxies send HTML pages."""
 MAX_SHOWN: Final = 300
-"""Characters of what a registry says of an error."""
+"""Characters of a registry's error message that are shown."""
 TRANSIENT: Final = frozenset({408, 429, 500, 502, 503, 504})
 INDEX_TYPE: Final = "application/vnd.oci.image.index.v1+json"
 _ACCEPTED: Final = ", ".join(
     (
         MANIFEST_TYPE,
-        # So that a registry says what is there instead, and not that nothing is.
+        # Lets a registry answer with the type that it has, instead of 404.
         INDEX_TYPE,
         "application/vnd.docker.distribution.manifest.v2+json",
         "application/vnd.docker.distribution.manifest.list.v2+json",
@@ -74,18 +75,18 @@ _ACCEPTED: Final = ", ".join(
 )
 _DIGEST_HEADER: Final = "docker-content-digest"
 _REMEDIES: Final = {
-    404: "see that host, repository and tag are right, and that this user may read it",
-    413: "the registry or a proxy before it takes no body of this size: raise its limit (nginx: "
+    404: "check host, repository and tag, and that this user may read it",
+    413: "the registry or its proxy refuses a body of this size: raise its limit (nginx: "
     "client_max_body_size)",
 }
 _PARAMETER: Final = re.compile(r'([a-zA-Z_]+)="([^"]*)"')
 
 
 class Interrupted(RegistryFailed):
-    """A connection was lost or not made, or a registry is busy: trying again can help.
+    """A connection failed, or a registry is busy: a retry can help.
 
     Attributes:
-      delay_s: that the registry asked for before the next attempt, if it did.
+      delay_s: delay that the registry asked for, if any.
     """
 
     def __init__(self, message: str, delay_s: float | None = None) -> None:
@@ -110,15 +111,15 @@ class _Complaints(msgspec.Struct, frozen=True):
 class _HeadDeadline(local):
     """Bounds the time from the end of a request to the last header of its answer.
 
-    httpx2 bounds the time between two reads alone, and h11 reads 100 KiB of headers. `trace` is the
-    request's extension of that name: it is called in the thread of the request, with each new
-    connection and at both ends of the wait.
+    httpx2 bounds only the time between two reads, and h11 reads 100 KiB of headers. `trace` is the
+    request extension of that name: it is called in the request's thread, for each new connection
+    and at both ends of the wait.
     """
 
     ends_at_s = math.inf
 
     def trace(self, event: str, info: Mapping[str, Any]) -> None:
-        """Bound the reads of a new connection; set and remove the deadline of a wait."""
+        """Wrap the reads of a new connection; set and remove the deadline of a wait."""
         if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
             stream = info["return_value"]
             stream.read = partial(self._read, stream.read)
@@ -139,8 +140,8 @@ class Registry:
 
     Args:
       location: of a manifest in it.
-      credentials: who asks; None for anybody.
-      is_insecure: speak HTTP without TLS to a host beyond this machine.
+      credentials: user and password; None for anonymous access.
+      is_insecure: use HTTP without TLS for a host other than this machine.
 
     Attributes:
       location: as given.
@@ -158,9 +159,9 @@ class Registry:
         self._authorization: str | None = None
         self._is_over = Event()
         self._client = httpx2.Client(
-            # Bodies are bytes with a digest: nothing is to be packed on the way.
+            # Bodies are bytes with a digest and must not be compressed on the way.
             headers={"user-agent": "triolet", "accept-encoding": "identity"},
-            # Proxies and certificates of the environment are for what is beyond this machine.
+            # Proxies and certificates in the environment apply only to other machines.
             trust_env=not location.is_on_loopback,
         )
         self._traced = {"trace": _HeadDeadline().trace}
@@ -173,7 +174,7 @@ class Registry:
         self._client.close()
 
     def give_up(self) -> None:
-        """End the transfers of all threads: one of them has failed."""
+        """End the transfers of all threads, because one of them has failed."""
         self._is_over.set()
 
     def call(
@@ -186,14 +187,14 @@ class Registry:
         headers: Mapping[str, str] | None = None,
         content: bytes = b"",
     ) -> tuple[httpx2.Response, bytes]:
-        """Send a request with a small body, again where that can help; return the answer and its
-        whole body.
+        """Send a request with a small body, with retries where they can help; return the answer and
+        its whole body.
 
         Args:
           method: of HTTP.
-          path: in the repository, or a whole address.
-          what: it is about, for errors: `manifest v1`.
-          allowed: statuses that are answers; any other is an error.
+          path: in the repository, or a whole URL.
+          what: subject for errors: `manifest v1`.
+          allowed: statuses to return; any other is an error.
           headers: of the request.
           content: its body.
 
@@ -212,14 +213,14 @@ class Registry:
     def repeated(
         self, attempt: Callable[[], Result], num_bytes: Callable[[], int] = lambda: 0
     ) -> Result:
-        """Return what an attempt returns; repeat it while it is interrupted and that can help.
+        """Run an attempt, and repeat it while it is interrupted and a retry can help.
 
         Args:
           attempt: of a request or a transfer.
-          num_bytes: returns how far the transfer is.
+          num_bytes: returns the progress of the transfer.
 
         Raises:
-          Interrupted: too many attempts in a row brought nothing, or another transfer has failed.
+          Interrupted: too many attempts in a row made no progress, or another transfer has failed.
         """
         num_failures = farthest = 0
         while True:
@@ -247,21 +248,21 @@ class Registry:
         content: bytes | Callable[[], Iterator[bytes]] = b"",
         silence_s: float = SILENCE_S,
     ) -> Iterator[httpx2.Response]:
-        """Give the answer to one request, its body not read; log in and be redirected on the way.
-        httpx2 would read whole bodies of challenges and redirects, however long.
+        """Yield the answer to one request before its body is read; log in and follow redirects on
+        the way. httpx2 would read the whole bodies of challenges and redirects, however long.
 
         Args:
           method: of HTTP.
-          path: in the repository, or a whole address.
-          what: it is about, for errors.
-          allowed: statuses that are answers.
-          headers: of the request; with its length where the content is called for.
-          content: its body, or what yields it for each attempt.
+          path: in the repository, or a whole URL.
+          what: subject for errors.
+          allowed: statuses to return.
+          headers: of the request; including its length if `content` is a function.
+          content: its body, or a function that yields it for each attempt.
           silence_s: for all headers of the answer.
 
         Raises:
-          Interrupted: the connection was lost, here or while the body was read, or a registry that
-            is busy says so.
+          Interrupted: the connection was lost, here or while the body was read, or the registry
+            reports that it is busy.
           RegistryFailed: any other status.
         """
         try:
@@ -278,7 +279,7 @@ class Registry:
                     extensions=self._traced,
                 ) as answer:
                     status = answer.status_code
-                    # Some registries say 403 where a token for reading is shown to write.
+                    # Some registries answer 403 if a token for reading is used for writing.
                     if status in (401, 403) and is_own and num_logins < MAX_LOGINS:
                         num_logins += 1
                         if self._has_logged_in(answer, sent):
@@ -292,43 +293,43 @@ class Registry:
                     return
         except (httpx2.TransportError, httpx2.InvalidURL) as error:
             raise self._lost(error, what) from None
-        raise RegistryFailed(f"{self}: {what} is redirected for ever; tell its operator")
+        raise RegistryFailed(f"{self}: {what} is redirected endlessly; tell its operator")
 
     def pieces(
         self, answer: httpx2.Response, what: str, max_bytes: int = MAX_DOCUMENT_BYTES
     ) -> Iterator[bytes]:
-        """Yield an answer's body as it comes.
+        """Yield an answer's body as it arrives.
 
         Args:
-          answer: whose body.
-          what: it is about, for errors.
-          max_bytes: that it may have.
+          answer: with the body.
+          what: subject for errors.
+          max_bytes: size limit.
 
         Raises:
-          Interrupted: it comes too slowly.
-          RegistryFailed: it is longer, or another transfer has failed.
+          Interrupted: it arrives too slowly.
+          RegistryFailed: it is too long, or another transfer has failed.
         """
         begun_s, num_bytes = time.monotonic(), 0
-        # As they come: to wait for pieces of one size would be to wait without a look at the clock.
+        # As they arrive: waiting for pieces of a fixed size would delay the check of the time.
         for piece in answer.iter_raw():
             num_bytes += len(piece)
             self.require_pace(begun_s, num_bytes, what)
             if num_bytes > max_bytes:
                 raise RegistryFailed(
-                    f"{self}: {what} has more than {max_bytes} bytes and is not read; it was made "
+                    f"{self}: {what} has more than {max_bytes} bytes and was rejected; it was made "
                     "by another program, or the registry is broken"
                 )
             yield piece
 
     def require_pace(self, begun_s: float, num_bytes: int, what: str) -> None:
-        """Go on only if a transfer is fast enough, and no other one has failed.
+        """Check that a transfer is fast enough and no other one has failed.
 
         Raises:
           Interrupted: it is too slow.
           RegistryFailed: another one has failed.
         """
         if self._is_over.is_set():
-            raise RegistryFailed(f"{self}: {what} was ended with another transfer")
+            raise RegistryFailed(f"{self}: {what} was stopped because another transfer failed")
         if time.monotonic() - begun_s > SILENCE_S + num_bytes / SLOWEST_BYTES_S:
             raise Interrupted(
                 f"{self}: {what} is slower than {SLOWEST_BYTES_S >> 10} KiB/s; try again when the "
@@ -345,7 +346,7 @@ class Registry:
             )
 
     def _has_logged_in(self, answer: httpx2.Response, sent: str | None) -> bool:
-        """Do as a registry's challenge says; False if there is nothing to do."""
+        """Log in as a registry's challenge asks; return False if that is not possible."""
         scheme, _, rest = answer.headers.get("www-authenticate", "").partition(" ")
         if scheme.lower() == "bearer":
             self._authorization = self._token(dict(_PARAMETER.findall(rest)))
@@ -356,7 +357,7 @@ class Registry:
         return True
 
     def _token(self, challenge: Mapping[str, str]) -> str:
-        """Get a token from where the registry says."""
+        """Get a token from the server that the registry names."""
         url = self._base.join(challenge.get("realm", ""))
         self._require_private(url, "the login")
         asked = {key: challenge[key] for key in ("service", "scope") if key in challenge}
@@ -382,22 +383,22 @@ class Registry:
         return f"Bearer {token}"
 
     def _lost(self, error: Exception, what: str) -> RegistryFailed:
-        """Return the error of a connection."""
+        """Return the error for a failed connection."""
         reason = self._clean(said_by(error))
         is_refused = isinstance(error, httpx2.ConnectError) and "SSL" in reason
         if is_refused and "EOF" not in reason:
             return RegistryFailed(
-                f"{self}: its certificate or TLS is refused: {reason}; name its authority's file "
-                "in the environment variable SSL_CERT_FILE, or give --insecure for a registry that "
-                "speaks no TLS"
+                f"{self}: its certificate or TLS is refused: {reason}; set the environment "
+                "variable SSL_CERT_FILE to its authority's file, or give --insecure for a registry "
+                "without TLS"
             )
         return Interrupted(
-            f"{self}: the connection for {what} was lost or not made: {reason}; see that the "
+            f"{self}: the connection for {what} was lost or not made: {reason}; check that the "
             "registry runs and can be reached, and repeat the command: it goes on from there"
         )
 
     def _refusal(self, answer: httpx2.Response, what: str) -> RegistryFailed:
-        """Return the error of a status, in the registry's words and with what to do."""
+        """Return the error for a status, with the registry's own message and a remedy."""
         status, said = answer.status_code, self._said(answer)
         text = f"{self}: {what} is refused with status {status}{said}; {self._remedy(status)}"
         if status not in TRANSIENT:
@@ -417,12 +418,12 @@ class Registry:
             )
         if status in (401, 403) and one is not None:
             return (
-                f"asked as {one.username} with the password from {one.source}: see that both are "
+                f"asked as {one.username} with the password from {one.source}: check that both are "
                 "right, and that this user may do that in this repository"
             )
         if status in TRANSIENT:
             return "the registry is busy or broken: repeat the command later, it goes on from there"
-        return _REMEDIES.get(status, "the registry does not take that: its log says why")
+        return _REMEDIES.get(status, "the registry refuses that: see its log")
 
     def _said(self, answer: httpx2.Response) -> str:
         found = _Complaints()
@@ -441,7 +442,7 @@ class Registry:
         return f" ({self._clean(said)[:MAX_SHOWN]})" if said else ""
 
     def _clean(self, text: str) -> str:
-        """Return one line of a text, without secrets that it may repeat."""
+        """Return a text as one line, without secrets that it may repeat."""
         secrets = [self._authorization and self._authorization.partition(" ")[2]]
         if self._credentials is not None:
             secrets += [self._credentials.password]
@@ -453,12 +454,12 @@ class Registry:
 def find_manifest(
     registry: Registry, reference: str, allowed: Collection[int] = (200, 404)
 ) -> bytes:
-    """Return the bytes of a manifest; none if there is no such manifest.
+    """Return the bytes of a manifest; empty if there is none.
 
     Args:
       registry: that may have it.
       reference: its tag or digest.
-      allowed: statuses that are no error.
+      allowed: statuses that are not errors.
 
     Raises:
       RegistryFailed: it is refused, or has another digest.
@@ -473,7 +474,7 @@ def find_manifest(
         if expected != found:
             raise RegistryFailed(
                 f"{registry}: what it sends as {what} has the digest {found}, expected {expected}; "
-                "it is not used: have the registry's operator look at it"
+                "it was rejected: have the registry's operator check it"
             )
     return content
 
@@ -481,10 +482,10 @@ def find_manifest(
 def put_manifest(
     registry: Registry, reference: str, content: bytes, media_type: str = MANIFEST_TYPE
 ) -> bool:
-    """Give a manifest its place; return whether the registry lists it at its subject by itself.
+    """Write a manifest; return whether the registry lists it at its subject by itself.
 
     Raises:
-      RegistryFailed: it is refused, or kept as something else.
+      RegistryFailed: it is refused, or stored under another digest.
     """
     what, path = f"manifest {reference}", f"manifests/{reference}"
     headers = {"content-type": media_type}

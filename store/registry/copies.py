@@ -1,4 +1,4 @@
-"""Whether registries still have what is to be evicted here."""
+"""Check that a registry still has a version before it is evicted here."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 class Copies:
-    """Asks registries, as who the environment and Docker's file say; one that fails is not asked
-    again.
+    """Asks registries, with credentials from the environment and Docker's file; one that fails is
+    not asked again.
 
     Args:
-      store: with the versions that are asked for.
+      store: with the versions in question.
     """
 
     def __init__(self, store: ModelStore) -> None:
@@ -32,7 +32,7 @@ class Copies:
         self._failed: set[str] = set()
 
     def has(self, source: Source) -> bool:
-        """Return whether a version can be pulled again, with all that the store has of it."""
+        """Return whether a version can be pulled again with everything that the store has of it."""
         try:
             place = parse_location(source.location)
             if place.host in self._failed:
@@ -43,15 +43,15 @@ class Copies:
         except RegistryFailed:
             self._failed.add(place.host)
         except ConfigError:
-            pass  # a source that is written by hand, or credentials that are broken
+            pass  # a hand-written source, or broken credentials
         return False
 
     def _is_whole(self, registry: Registry, digest: str) -> bool:
-        # Its bytes, and not a status alone: a proxy's page is a 200 too.
+        # Compare its bytes, not only the status: a proxy's error page may be a 200 too.
         if not find_manifest(registry, digest):
             return False
         blobs = self._store.manifest(digest).blobs
-        # A signature that was made here and not pushed goes with the version for good. Measurements
+        # A signature that was made here and not pushed would be lost with the version. Measurements
         # do not count: `triolet model probe` makes them again.
         return all(has_blob(registry, one) for one in blobs) and not unlisted_referrers(
             registry, self._store, digest, (SIGNATURE_TYPE,)

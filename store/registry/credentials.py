@@ -1,5 +1,5 @@
-"""Who asks a registry: user and password, from the command's standard input, the environment, or
-what `docker login` has stored. Never from an argument: every user of a machine can read these."""
+"""Find a registry's user and password: on standard input, in the environment, or in what `docker
+login` has stored. Never in an argument: every user of a machine can read those."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from triolet.errors import ConfigError
 USERNAME: Final = "TRIOLET_REGISTRY_USERNAME"
 PASSWORD: Final = "TRIOLET_REGISTRY_PASSWORD"
 MAX_PASSWORD_BYTES: Final = 16 << 10
-"""Some clouds' passwords are tokens of several kilobytes."""
+"""Some clouds use tokens of several kilobytes as passwords."""
 MAX_CONFIG_BYTES: Final = 1 << 20
-"""Of Docker's config.json, which has a line or two for each registry."""
+"""Size of Docker's config.json, which has a line or two per registry."""
 HELPER_S: Final = 30.0
-"""For a credential helper of Docker, which may ask a cloud for a new password."""
+"""Seconds for a Docker credential helper, which may ask a cloud for a new password."""
 
 
 class Credentials(NamedTuple):
     """A user of a registry.
 
     Attributes:
-      username: as the registry knows it.
+      username: in the registry.
       password: never shown.
-      source: where they are from, for errors.
+      source: where they were found, for errors.
     """
 
     username: str
@@ -41,7 +41,7 @@ class Credentials(NamedTuple):
 
 
 class _Auth(msgspec.Struct, frozen=True):
-    """What Docker's config.json holds for one registry."""
+    """Docker's entry for one registry in config.json."""
 
     auth: str = ""
     identitytoken: str = ""
@@ -54,22 +54,22 @@ class _DockerConfig(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class _Helped(msgspec.Struct, frozen=True, rename="pascal"):
-    """What a credential helper answers."""
+    """The answer of a credential helper."""
 
     username: str
     secret: str
 
 
 def credentials_for(host: str, username: str | None, stdin: bytes | None) -> Credentials | None:
-    """Return who asks a registry; None to ask as anybody.
+    """Return the credentials for a registry; None for anonymous access.
 
     Args:
       host: of the registry, with its port.
-      username: that a command was given; its password is on standard input.
-      stdin: what came there, if a user name was given.
+      username: given to the command; its password is on standard input.
+      stdin: its content, if a user name was given.
 
     Raises:
-      ConfigError: there is half of what is needed, or Docker's file is broken.
+      ConfigError: half of the credentials is missing, or Docker's file is broken.
     """
     if username is not None:
         password = (stdin or b"").strip(b"\r\n")
@@ -81,18 +81,18 @@ def credentials_for(host: str, username: str | None, stdin: bytes | None) -> Cre
         try:
             return Credentials(username, password.decode(), "standard input")
         except UnicodeDecodeError:
-            raise ConfigError("the password from standard input is no UTF-8 text") from None
+            raise ConfigError("the password from standard input is not UTF-8 text") from None
     user, secret = os.environ.get(USERNAME, ""), os.environ.get(PASSWORD, "")
     if user or secret:
         if not (user and secret):
             missing = PASSWORD if user else USERNAME
-            raise ConfigError(f"{missing} is not set, and its pair is; set both, or none")
+            raise ConfigError(f"{missing} is not set, but its counterpart is; set both, or neither")
         return Credentials(user, secret, f"the environment variable {PASSWORD}")
     return _docker_credentials(host)
 
 
 def _docker_credentials(host: str) -> Credentials | None:
-    # A user without a home directory has logged in nowhere: "~" stays as it is.
+    # A user without a home directory has no Docker logins: "~" stays as it is.
     path = Path(os.environ.get("DOCKER_CONFIG") or os.path.expanduser("~/.docker")) / "config.json"
     remedy = f"correct {path}, or set {USERNAME} and {PASSWORD}"
     try:
@@ -101,7 +101,7 @@ def _docker_credentials(host: str) -> Credentials | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        # A decoder's error says where the fault is and not what stands there.
+        # The decoder's error names the position of the fault, not its content.
         raise ConfigError(f"{path} cannot be read: {error}; {remedy}") from None
     names = (host, f"https://{host}", f"http://{host}", f"https://{host}/v1/")
     found = next((config.auths[name] for name in names if name in config.auths), _Auth())
@@ -130,7 +130,7 @@ def _stored(auth: str, host: str, path: Path) -> Credentials:
 
 
 def _helped(helper: str, host: str, remedy: str) -> Credentials | None:
-    """Ask one of Docker's credential helpers; None if it knows none for this registry."""
+    """Ask one of Docker's credential helpers; None if it has no entry for this registry."""
     program = f"docker-credential-{helper.replace('/', '_')}"  # a name, and no path
     try:
         asked = subprocess.run(
@@ -146,5 +146,5 @@ def _helped(helper: str, host: str, remedy: str) -> Credentials | None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"{program} cannot be asked: {error}; {remedy}") from None
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise ConfigError(f"{program} answers what is no user and password; {remedy}") from None
+        raise ConfigError(f"{program} did not answer with user and password; {remedy}") from None
     return Credentials(answer.username, answer.secret, program)

@@ -1,4 +1,5 @@
-"""Where a version is in a registry: `oci://HOST[:PORT]/REPOSITORY:TAG` or `…@sha256:DIGEST`."""
+"""Parse the location of a version in a registry: `oci://HOST[:PORT]/REPOSITORY:TAG` or
+`…@sha256:DIGEST`."""
 
 from __future__ import annotations
 
@@ -20,14 +21,14 @@ _PLACE: Final = re.compile(
     rf"/(?P<repository>(?=[^:@]{{1,255}}[:@]){_PART}(?:/{_PART})*)"
     rf"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{{0,127}})|@(?P<digest>{DIGEST.pattern}))"
 )
-"""Repository and tag as the OCI distribution specification has them."""
+"""Repository and tag as in the OCI distribution specification."""
 
 
 class Location(NamedTuple):
     """A manifest in a registry.
 
     Attributes:
-      host: with its port, as credentials name it.
+      host: with its port, as in credentials.
       repository: in the registry.
       tag: of the manifest, unless its digest is named.
       digest: of the manifest, if it is named.
@@ -44,37 +45,37 @@ class Location(NamedTuple):
 
     @property
     def reference(self) -> str:
-        """Tag or digest, as paths of the registry's interface name it."""
+        """Tag or digest, as used in the registry's URLs."""
         return self.tag or self.digest or ""
 
     @property
     def model_name(self) -> str:
-        """The last part of the repository: what a model is called unless it is said."""
+        """The last part of the repository: default name of the model."""
         return self.repository.rpartition("/")[2]
 
     @property
     def is_on_loopback(self) -> bool:
-        """Whether no other machine can hear what is said to the registry."""
+        """Return whether no other machine can read the traffic with the registry."""
         return is_loopback(re.sub(r":[0-9]+$", "", self.host))
 
     def at(self, digest: str) -> Location:
-        """Return the place of a manifest by its digest, which never moves."""
+        """Return the location of a manifest by digest, which never changes."""
         return Location(self.host, self.repository, digest=digest)
 
 
 def parse_location(text: str) -> Location:
-    """Return what a reference to a registry names.
+    """Parse a location.
 
     Raises:
-      StoreError: it has no form of one. What may be a password is not repeated.
+      StoreError: its form is invalid. The message never repeats what may be a password.
     """
     if "@" in text.removeprefix("oci://").partition("/")[0]:
         raise StoreError(
-            "the registry's host has a user name before it, and every user of this machine can "
+            "the registry's host is preceded by a user name, but every user of this machine can "
             "read arguments: give --username NAME and the password on standard input, or set "
             "TRIOLET_REGISTRY_USERNAME and TRIOLET_REGISTRY_PASSWORD"
         )
     found = _PLACE.fullmatch(text)
     if found is None or int(found["port"] or 1) not in range(1, 65_536):
-        raise StoreError(f"{text!r} names no version in a registry; allowed: {FORMS}")
+        raise StoreError(f"{text!r} is not a version in a registry; allowed: {FORMS}")
     return Location(found["host"], found["repository"], found["tag"], found["digest"])

@@ -1,4 +1,4 @@
-"""`triolet model pull`: a version comes from a registry, byte for byte, and is named when whole."""
+"""`triolet model pull`: copy a version from a registry byte for byte, and name it when complete."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 
 class WantedVersion(NamedTuple):
-    """What a version that is pulled is called here.
+    """The names and limit for a pulled version.
 
     Attributes:
       name: of the model.
       tag: of the version, if any.
-      limit_bytes: that the store may take; None for any number.
+      limit_bytes: size limit of the store; None for none.
     """
 
     name: str
@@ -47,14 +47,14 @@ class WantedVersion(NamedTuple):
 
 
 class Pulled(NamedTuple):
-    """A version that is in the store.
+    """Result of a pull.
 
     Attributes:
       digest: of the version.
-      fetched_bytes: that came over the network.
+      fetched_bytes: received over the network.
       total_bytes: of all its blobs.
-      signers: ids of keys with a valid signature that came with it, or was here.
-      notes: why signatures and measurements there were not kept.
+      signers: ids of keys with a valid signature, new or already here.
+      notes: why some signatures and measurements were not kept.
     """
 
     digest: str
@@ -71,21 +71,21 @@ def pull(
     on_bytes: Callable[[int, int], None],
     on_evicted: Callable[[list[Source]], None] | None = None,
 ) -> Pulled:
-    """Bring a version into a store with its signatures; nothing is named before all is there and
-    checked, and nothing is fetched if a signature is required and missing.
+    """Pull a version with its signatures into a store. It gets a name only when everything has
+    arrived and is checked; nothing is fetched if a required signature is missing.
 
     Args:
-      store: that it becomes a version in; made if there is none.
-      registry: with the manifest's place.
-      wanted: what it is called here.
-      on_bytes: told how many bytes more are here, fewer than none where some were wrong, and of how
-        many.
-      on_evicted: told which versions made room for it, before anything is fetched.
+      store: the target; created if there is none.
+      registry: with the manifest's location.
+      wanted: its name here.
+      on_bytes: called with the number of new bytes, negative if some were wrong, and the total.
+      on_evicted: called with the versions that were evicted for it, before anything is fetched.
 
     Raises:
-      RegistryFailed: the registry refuses, lies or is lost. What came is kept for the next pull.
-      StoreError: it is no version of a model, lacks a signature that its name requires here, or the
-        store cannot be written.
+      RegistryFailed: the registry refuses, lies or is lost. Received bytes are kept for the next
+        pull.
+      StoreError: it is not a version of a model, lacks a signature that its name requires here, or
+        the store cannot be written.
     """
     require_name(wanted.name)
     location = registry.location
@@ -112,20 +112,20 @@ def pull(
 
 
 def _without_unsigned_golden(store: ModelStore, name: str, found: FoundReferrers) -> FoundReferrers:
-    """Leave out golden tokens where the model takes only signed versions: nothing signs them, and
-    wrong ones keep its workers from serving."""
+    """Leave out golden tokens if the model requires signatures: golden tokens are not signed, and
+    wrong ones would keep its workers from serving."""
     kept = [(kind, one) for kind, one in found.artefacts if kind != GOLDEN_TYPE]
     if len(kept) == len(found.artefacts) or not Aliases(store).requires_signatures(name):
         return found
     note = (
-        f"golden tokens there are not kept: {name} takes only signed versions here, and nothing "
-        "signs golden tokens; `triolet model probe` makes them on this machine"
+        f"golden tokens there are not kept: {name} requires signatures here, and golden tokens "
+        "are not signed; `triolet model probe` makes them on this machine"
     )
     return found._replace(artefacts=kept, notes=(*found.notes, note))
 
 
 def _model_manifest(content: bytes, digest: str, location: str) -> Manifest:
-    """Return the manifest of a version that `triolet model import` has made."""
+    """Return the manifest of a version made by `triolet model import`."""
     remedy = "push a version there with `triolet model push`"
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         if "manifests" in msgspec.json.decode(content, type=dict[str, object]):
@@ -147,7 +147,7 @@ def _model_manifest(content: bytes, digest: str, location: str) -> Manifest:
 
 
 class _Pull:
-    """One version on its way into a store."""
+    """One pull in progress."""
 
     def __init__(
         self,
@@ -164,15 +164,15 @@ class _Pull:
         self._on_bytes = on_bytes
 
     def make_room(self, limit_bytes: int, digest: str, small_bytes: int) -> list[Source]:
-        """Evict versions until this one fits below a limit; return them.
+        """Evict versions until this one fits below the limit; return them.
 
         Args:
-          limit_bytes: that the store may take.
+          limit_bytes: size limit of the store.
           digest: of the version.
-          small_bytes: of its manifest and of what is about it.
+          small_bytes: size of its manifest and artefacts.
 
         Raises:
-          StoreError: not enough may go; nothing went then.
+          StoreError: not enough can be evicted; then nothing is.
         """
         with self._partials.kept(), self._store.writing() as writer:
             missing = self._missing()
@@ -185,7 +185,7 @@ class _Pull:
     def run(
         self, content: bytes, wanted: WantedVersion, referrers: list[tuple[str, Artefact]]
     ) -> int:
-        """Fetch what is missing, then make it a version; return the bytes that came."""
+        """Fetch missing blobs, then add the version; return the bytes received."""
         with self._partials.kept():
             with explained(self._store.root):
                 self._store.receipts.folder.mkdir(exist_ok=True)
@@ -194,14 +194,14 @@ class _Pull:
             self._count(self.total_bytes - sum(one.size for one in missing))
             fetched = self._fetch(missing)
             with self._store.writing() as writer:
-                # A collection may have removed some that were here.
+                # A collection may have removed some in the meantime.
                 gone = self._missing()
                 fetched += self._fetch(gone)
                 with explained(self._store.root):
                     for one in gone:
                         self._partials.keep(writer, one.digest)
                     for one in missing:
-                        # Left where another pull or an import was first.
+                        # Left over if another pull or an import was first.
                         self._partials.path(one.digest).unlink(missing_ok=True)
                 digest = writer.put(content)
                 entry = StoreEntry(wanted.name, digest, len(content))
@@ -225,13 +225,13 @@ class _Pull:
         if wanted > free:
             raise StoreError(
                 f"{self._store.root} has room for {show_size(free)} and the version needs "
-                f"{show_size(wanted)} more; make room (`triolet model gc` removes what nothing "
-                "names), or give --store on another disk; nothing was fetched"
+                f"{show_size(wanted)} more; make room (`triolet model gc` removes unnamed "
+                "blobs), or give --store on another disk; nothing was fetched"
             )
 
     def _fetch(self, blobs: list[Descriptor]) -> int:
-        """Fetch blobs into their partial files. One with a receipt was fetched before, and has
-        not been written since."""
+        """Fetch blobs into their partial files. One with a receipt was fetched before and has not
+        been written since."""
         receipts = self._store.receipts
 
         def fetch(one: Descriptor) -> int:

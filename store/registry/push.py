@@ -1,4 +1,4 @@
-"""`triolet model push`: a version goes to a registry, its manifest after all blobs."""
+"""`triolet model push`: send a version to a registry, all blobs first, then its manifest."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 class Pushed(NamedTuple):
-    """A version that is in a registry.
+    """Result of a push.
 
     Attributes:
-      num_sent: blobs that were sent; the others were there.
-      sent_bytes: of these.
+      num_sent: blobs sent; the registry had the others.
+      sent_bytes: their size.
       total_bytes: of all its blobs.
-      num_referrers: signatures and measurements that were sent.
+      num_referrers: signatures and measurements sent.
     """
 
     num_sent: int
@@ -44,19 +44,19 @@ def push(
     expect: str | None,
     on_bytes: Callable[[int, int], None],
 ) -> Pushed:
-    """Send a version to a registry: its blobs, then its manifest, then what is about it.
+    """Send a version to a registry: its blobs, its manifest, then its signatures and measurements.
 
     Args:
-      store: that has it.
-      registry: with the place of the manifest.
-      version: as it was named; a tag goes and comes with it if it is evicted.
+      store: that has the version.
+      registry: with the location of the manifest.
+      version: the reference as given; a tag in it is evicted and pulled with the version.
       digest: of the version.
-      expect: the version that a tag may be there now, beside this one.
-      on_bytes: told how many bytes more are there, and of how many.
+      expect: version that the tag may have there now, besides this one.
+      on_bytes: called with the number of bytes done, and the total.
 
     Raises:
       RegistryFailed: the registry refuses or is lost, or the tag is another version there.
-      StoreError: a blob here is damaged, or the place names another digest.
+      StoreError: a blob here is damaged, or the location names another digest.
     """
     location = registry.location
     if location.digest not in (None, digest):

@@ -1,5 +1,5 @@
-"""Signatures and measurements in a registry: artefacts with the version as `subject`, found by the
-referrers' list of OCI 1.1, or by its fallback tag where a registry has no such list."""
+"""Signatures and measurements in a registry: artefacts with the version as `subject`, listed by OCI
+1.1's referrers API, or by its fallback tag where a registry does not support it."""
 
 from __future__ import annotations
 
@@ -41,20 +41,19 @@ if TYPE_CHECKING:
     from ..layout import ModelStore
 
 MAX_PAGES: Final = 16
-"""Of a list of referrers; registries put some hundred on a page, and can be asked for one type
-alone."""
+"""Size of a list of referrers; registries put about a hundred on a page and can filter by type."""
 _NO_LIST: Final = frozenset({400, 403, 404, 405, 501})
-"""How registries without the list answer."""
+"""Answers of registries without the referrers API."""
 _NEXT: Final = re.compile(r'<([^<>\s]+)>\s*;\s*rel="?next"?')
 
 
 class FoundReferrers(NamedTuple):
-    """What a registry has about a version.
+    """The artefacts of a version in a registry.
 
     Attributes:
       artefacts: the valid ones, each with its type.
       signers: ids of keys with a signature among them.
-      notes: why others are not valid.
+      notes: why others are invalid.
     """
 
     artefacts: list[tuple[str, Artefact]]
@@ -63,7 +62,7 @@ class FoundReferrers(NamedTuple):
 
 
 class _Listed(msgspec.Struct, frozen=True, rename="camel"):
-    """What a list says of a referrer."""
+    """An entry in a list of referrers."""
 
     digest: Digest
     artifact_type: str = ""
@@ -74,20 +73,20 @@ class _List(msgspec.Struct, frozen=True):
 
 
 class _Index(msgspec.Struct, frozen=True):
-    """A list with all that it says, as it is written again."""
+    """A list with all its fields, for writing it back."""
 
     manifests: tuple[dict[str, Any], ...] = ()
 
 
 def fetch_referrers(registry: Registry, digest: str) -> FoundReferrers:
-    """Bring the signatures and measurements of a version, each checked.
+    """Fetch the signatures and measurements of a version, each checked.
 
     Args:
       registry: with the repository of the version.
       digest: of the version.
 
     Raises:
-      RegistryFailed: it cannot be asked, or lies.
+      RegistryFailed: it cannot be reached, or lies.
     """
     artefacts: list[tuple[str, Artefact]] = []
     keys, notes = set(), []
@@ -106,18 +105,18 @@ def fetch_referrers(registry: Registry, digest: str) -> FoundReferrers:
 
 
 def _fetch(registry: Registry, kind: str, referrer: str, digest: str) -> Artefact:
-    """Return an artefact about a version; whether its layer is right is for the caller to check.
+    """Return a version's artefact; the caller checks the content of its layer.
 
     Raises:
-      ReferrerFault: it is not there, or so large that the store would not read it again.
+      ReferrerFault: it is missing, or too large for the store.
     """
     manifest = find_manifest(registry, referrer)
     if not manifest:
-        raise ReferrerFault("it is listed, and not there")
+        raise ReferrerFault("it is listed but missing")
     layer = layer_of(manifest, kind, digest).digest
     answer, content = registry.call("GET", f"blobs/{layer}", f"{WORDS[kind]} {layer}", {200, 404})
     if answer.status_code != 200:
-        raise ReferrerFault("its layer is not there")
+        raise ReferrerFault("its layer is missing")
     for part, there in (("manifest", manifest), ("layer", content)):
         if len(there) > MAX_PART_BYTES:
             raise ReferrerFault(f"its {part} has {len(there)} bytes")
@@ -125,8 +124,8 @@ def _fetch(registry: Registry, kind: str, referrer: str, digest: str) -> Artefac
 
 
 def send_referrers(registry: Registry, store: ModelStore, digest: str) -> int:
-    """Send the signatures and measurements of a version that a registry does not list; return how
-    many.
+    """Send the signatures and measurements of a version that a registry does not list; return their
+    number.
 
     Args:
       registry: that has the version.
@@ -154,11 +153,11 @@ def send_referrers(registry: Registry, store: ModelStore, digest: str) -> int:
 def unlisted_referrers(
     registry: Registry, store: ModelStore, digest: str, kinds: Sequence[str]
 ) -> list[tuple[str, Artefact]]:
-    """Return the artefacts of some types about a version that a store has and a registry does not
+    """Return the artefacts of some types that a store has for a version and a registry does not
     list, each with its type.
 
     Raises:
-      RegistryFailed: it cannot be asked, or lies.
+      RegistryFailed: it cannot be reached, or lies.
     """
     missing: list[tuple[str, Artefact]] = []
     for kind in kinds:
@@ -169,7 +168,7 @@ def unlisted_referrers(
 
 
 def _listed(registry: Registry, digest: str, kind: str) -> list[str]:
-    """Return the digests of the artefacts of a type that a registry lists about a version."""
+    """Return the digests of a version's artefacts of a type that a registry lists."""
     what = f"list of referrers ({WORDS[kind]}) of {digest}"
     path = f"referrers/{digest}?artifactType={kind.replace('+', '%2B')}"
     found: list[str] = []
@@ -183,7 +182,7 @@ def _listed(registry: Registry, digest: str, kind: str) -> list[str]:
             rows = msgspec.json.decode(content, type=_List).manifests
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise RegistryFailed(
-                f"{registry}: its {what} cannot be read: {error}; have its operator look at it"
+                f"{registry}: its {what} cannot be read: {error}; have its operator check it"
             ) from None
         found += [one.digest for one in rows if one.artifact_type == kind]
         following = _NEXT.search(answer.headers.get("link", ""))
@@ -200,7 +199,8 @@ def _fallback_tag(digest: str) -> str:
 def _list_by_tag(
     registry: Registry, digest: str, artefacts: Sequence[tuple[str, Artefact]]
 ) -> None:
-    """Add artefacts to the index that stands for a list; another push may do so at once."""
+    """Add artefacts to the index under the fallback tag; another push may do so at the same
+    time."""
     tag = _fallback_tag(digest)
     ours = [
         {
@@ -217,7 +217,7 @@ def _list_by_tag(
             there = msgspec.json.decode(content, type=_Index).manifests
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise RegistryFailed(
-                f"{registry}: its tag {tag} is no list of referrers; remove the tag there, and "
+                f"{registry}: its tag {tag} is not a list of referrers; remove the tag there, and "
                 "push again"
             ) from None
         missing = [one for one in ours if one["digest"] not in [row.get("digest") for row in there]]

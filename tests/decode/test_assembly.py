@@ -1,4 +1,4 @@
-"""KV comes together from chunks in any order, and never from a wrong one."""
+"""KV is assembled from chunks in any order, and never from a wrong one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A draft model keeps up with what is decided, in a pool of its own, and guesses on from there."""
+"""A draft model follows the chosen tokens, in its own pool, and guesses from there."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def drafts(engine: ScriptedEngine, **bounds: int) -> Drafts:
 
 
 def sizes_of_steps(engine: ScriptedEngine) -> list[int]:
-    """Return a list that grows by the tokens of each step."""
+    """Return a list that collects the token count of each step."""
     sizes: list[int] = []
 
     def note(rows: Sequence[StepRow]) -> None:
@@ -47,7 +47,7 @@ def sizes_of_steps(engine: ScriptedEngine) -> list[int]:
 
 
 def sequence(order: int, length: int = 9, num_outputs: int = 1) -> DecodeAttempt:
-    """Return an attempt whose prompt and completion are the scripted engine's."""
+    """Return an attempt with prompt and completion of the scripted engine."""
     made = attempt(order)
     made.prompt_ids = tuple(range(order, order + length))
     made.sampling = SamplingParams(max_tokens=500, seed=order)
@@ -56,7 +56,7 @@ def sequence(order: int, length: int = 9, num_outputs: int = 1) -> DecodeAttempt
 
 
 def run_round(subject: Drafts, wanted: Sequence[tuple[DecodeAttempt, int]]) -> int:
-    """Plan, compute and complete; return how many sequences had a row."""
+    """Plan, compute and complete a round; return how many sequences had a row."""
     rows = subject.plan(wanted)
     if rows:
         subject.complete(subject.compute(rows))

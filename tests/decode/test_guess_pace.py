@@ -1,4 +1,4 @@
-"""Guesses grow where they hold and stop where they do not pay."""
+"""The number of guesses grows while they are right, and guessing stops when it does not pay."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ CONFIG = SpeculationConfig(max_guesses=8, pause_rows=4, max_pause_rows=16)
 
 
 def run(share: float, num_rows: int) -> tuple[int, int, int]:
-    """Let each guess hold with a probability; return rows with guesses, guesses and hits."""
+    """Let each guess be right with a probability; return rows with guesses, guesses and right
+    ones."""
     pace, chance = GuessPace(CONFIG), random.Random(1)
     guessing = proposed = accepted = 0
     for _ in range(num_rows):

@@ -1,4 +1,4 @@
-"""What followed the last tokens before is guessed to follow them again."""
+"""Lookup guesses the tokens that followed the last ones before."""
 
 from __future__ import annotations
 

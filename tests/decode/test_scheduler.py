@@ -1,5 +1,5 @@
-"""Rows take turns, growth fits, and a preempted one is of the lowest class, of the tenant with most
-for its weight there, the youngest; but everybody gets to its end."""
+"""Rows take turns, growth fits, and preemption hits the lowest class, the tenant with most relative
+to its weight, and its youngest attempt; but every attempt finishes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def attempt(
 
 
 def full(order: int, *, priority: int = 0, tenant: str = "", weight: float = 1.0) -> DecodeAttempt:
-    """Return an attempt whose next token needs another block."""
+    """Return an attempt whose next token needs a new block."""
     return attempt(
         order, num_tokens=9, num_blocks=2, priority=priority, tenant=tenant, weight=weight
     )

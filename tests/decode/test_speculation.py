@@ -1,5 +1,4 @@
-"""Guesses fit into the step, the window, the answer and the blocks that no other attempt may
-need."""
+"""Guesses fit into the step, the window, the answer and the spare blocks."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ ROOM = GuessRoom(spare_blocks=100, block_size=BLOCK_SIZE, max_model_len=1000)
 
 
 class Counting:
-    """A source that guesses 7, 8, 9, … and has as many as are wanted."""
+    """A source with unlimited guesses 7, 8, 9, …"""
 
     ledger = None
 
@@ -44,7 +43,7 @@ def speculation(max_step_tokens: int = 64, max_guesses: int = 8) -> Speculation:
 
 
 def warm(subject: Speculation, *attempts: DecodeAttempt) -> None:
-    """Let the guesses of some attempts hold until they have all that there are."""
+    """Let the guesses of some attempts be right until they get the maximum."""
     for sequence in attempts:
         for _ in range(4):
             subject.went(GuessTurn(sequence, (7, 8)), 3)

@@ -217,7 +217,7 @@ def test_a_pipe_in_place_of_weights_is_not_waited_for_and_its_adapter_is_named(
     weights = tmp_path / "one" / WEIGHTS_FILE
     weights.unlink()
     os.mkfifo(weights)
-    with pytest.raises(ModelError, match=f"adapter {config.name}: .* is no ordinary file"):
+    with pytest.raises(ModelError, match=f"adapter {config.name}: .* is not a regular file"):
         adapter_numbers((config,), load_model_config(base))
 
 

@@ -208,7 +208,7 @@ def test_any_nonsense_is_a_clean_error(
     [
         (None, "config.json is missing; give the path of a complete"),
         (b"{", "config.json is not valid JSON: "),
-        (b"[1]", "holds JSON that is no object"),
+        (b"[1]", "holds JSON that is not an object"),
         (b"\xff\xfe{}", "is not valid JSON"),
         (b"[" * 100_000, "is not valid JSON"),
     ],

@@ -131,8 +131,8 @@ def test_a_lying_file_is_a_clean_error(model_dir: Path, content: bytes) -> None:
     ("index", "text"),
     [
         ({}, "has no weight_map"),
-        ({"weight_map": {"a": "../../etc/passwd"}}, "is no plain *.safetensors file name"),
-        ({"weight_map": {"a": "/tmp/x.safetensors"}}, "is no plain *.safetensors file name"),
+        ({"weight_map": {"a": "../../etc/passwd"}}, "is not a plain *.safetensors file name"),
+        ({"weight_map": {"a": "/tmp/x.safetensors"}}, "is not a plain *.safetensors file name"),
         ({"weight_map": {"a": "model-00001-of-00002.safetensors"}}, "is missing, model.safetens"),
     ],
 )

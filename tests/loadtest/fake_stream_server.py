@@ -1,4 +1,4 @@
-"""A server that streams canned answers over SSE and WebSocket on one port, well or badly."""
+"""A fake server that streams canned answers over SSE and WebSocket on one port, well or badly."""
 
 from __future__ import annotations
 
@@ -118,5 +118,5 @@ def response_events(*, is_broken: bool) -> Iterator[dict[str, Any]]:
 
 
 def streaming_server(*, is_broken: bool = False) -> AbstractContextManager[StreamServer]:
-    """Run one in a thread."""
+    """Run a fake server in a thread."""
     return running_server(StreamServer(is_broken=is_broken))

@@ -1,4 +1,4 @@
-"""The accounts of cut requests find what must not be: stray tokens, growth, clients that dawdle."""
+"""Evaluation of cut requests finds stray tokens, growth, and slow clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of admission times the product's own steps, and leaves nothing of itself behind."""
+"""The admission benchmark times the product's own steps, and leaves nothing behind."""
 
 from __future__ import annotations
 

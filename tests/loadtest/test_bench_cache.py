@@ -1,4 +1,4 @@
-"""The replay of real conversations: what is read, what would be ideal, what the cache finds."""
+"""The replay of real conversations: reading the trace, the ideal cache, and actual hits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ VOCAB_SIZE = 16_384
 
 
 class NoBytes:
-    """A pool of which only the numbers matter."""
+    """A pool without memory, of which only the counts matter."""
 
     def export_blocks(self, block_ids: Sequence[int]) -> bytes:
         return bytes(len(block_ids))

@@ -1,4 +1,4 @@
-"""The benchmark of the engine: its model works, its peers are asked alike, its verdict is right."""
+"""The engine benchmark: its model works, engines get equal requests, ratios are right."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SMALL = Shape(32, 48, 2, 2, 1, head_dim=16, vocab_size=2100, max_position_embedd
 
 
 class FakePeer:
-    """Takes a fixed time for everything, and notes what it was asked."""
+    """Takes a fixed time for everything, and records its requests."""
 
     def __init__(self, name: str, seconds: float, asked: list[str], dies_at: str = "") -> None:
         self.peer = Peer(name, "nowhere")

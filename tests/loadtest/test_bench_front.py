@@ -1,4 +1,4 @@
-"""The benchmark of the front: tokens are counted as they come, delays belong to their tokens."""
+"""The server benchmark: tokens are counted on arrival, delays belong to their tokens."""
 
 from __future__ import annotations
 

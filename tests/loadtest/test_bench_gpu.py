@@ -1,4 +1,4 @@
-"""The GPU's stages fit into their time and leave results whatever happens; wheels are checked."""
+"""The GPU's stages fit into their time and always leave results; wheels are checked."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def stage(name: str, most_s: float = DEADLINE_S) -> Stage:
 
 
 def run(folder: Path, programs: dict[Stage, str], seconds: float = 100.0) -> tuple[int, list[Any]]:
-    """Run programs of Python as stages; return the exit code and what is on disk."""
+    """Run Python programs as stages; return the exit code and the files on disk."""
     code = run_stages(
         list(programs),
         lambda one: [sys.executable, "-S", "-c", programs[one]],

@@ -1,4 +1,4 @@
-"""How benchmarks measure the machine's limits, and which peers they skip on which CPUs."""
+"""Measuring the machine's limits, and which engines are skipped on which CPUs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NARROW, WIDE = (lambda dtype: dtype == "float32"), (lambda dtype: True)
 
 @pytest.fixture
 def multiplied(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
-    """What torch was asked to multiply, at 100 GFLOP/s in float32 and 900 in bf16."""
+    """Record what torch multiplies, at 100 GFLOP/s in float32 and 900 in bf16."""
     asked: list[torch.dtype] = []
 
     def speed(dtype: torch.dtype) -> float:

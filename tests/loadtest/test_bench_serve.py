@@ -1,4 +1,4 @@
-"""The benchmark over HTTP: its shapes keep their proportions, its clients time what came."""
+"""The HTTP benchmark: traces keep their proportions, and clients time what arrives."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SERVERS_MODEL = Path("/models/any")
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Streams TOKENS events and ends as it is told to by the model's name."""
+    """Streams TOKENS events and ends as the model's name says."""
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["content-length"])))

@@ -1,4 +1,4 @@
-"""What the benchmark of starts makes of its measurements, and the fleets that it compares."""
+"""The start benchmark: evaluation of its measurements, and the fleets that it compares."""
 
 from __future__ import annotations
 

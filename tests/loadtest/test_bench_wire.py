@@ -1,4 +1,4 @@
-"""The benchmark of the wire moves real bytes between real processes, and judges rightly."""
+"""The KV path benchmark moves real bytes between real processes, and evaluates them rightly."""
 
 from __future__ import annotations
 

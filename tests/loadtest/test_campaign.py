@@ -1,4 +1,4 @@
-"""A campaign notices what is wrong: answers that differ, faults that hit nothing, late frees."""
+"""A campaign notices different answers, faults that hit nothing, and late frees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A campaign's clients tell a connection that broke from an answer that failed."""
+"""A campaign's clients distinguish a broken connection from a failed answer."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def story(surface: Surface = "sse") -> Story:
 
 @pytest.fixture(autouse=True)
 def no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Retries need no rest where the server is a script."""
+    """Remove the delay between retries."""
     monkeypatch.setattr(client, "RETRY_DELAY_S", 0.0)
 
 

@@ -1,4 +1,4 @@
-"""The figures of streams and of runs, and the mix of prompts."""
+"""Figures of streams and runs, and the mix of prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the benchmark of hostile neighbours says of its rounds, and what its attackers send."""
+"""The neighbour benchmark: evaluation of its rounds, and the attackers' requests."""
 
 from __future__ import annotations
 

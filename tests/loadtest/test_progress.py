@@ -1,4 +1,4 @@
-"""Benchmarks print at once: what they measure before they begin, and each figure as it comes."""
+"""Benchmarks print unbuffered: a description first, and each figure as it is measured."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROGRAMS = sorted(
 
 
 class Announced(Exception):
-    """It has been said what is measured."""
+    """The description has been printed."""
 
 
 def announce(description: str | None) -> Never:

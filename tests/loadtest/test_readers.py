@@ -1,4 +1,4 @@
-"""A stream is good only if it ended as its protocol wants."""
+"""A stream is good only if it ends as its protocol requires."""
 
 from __future__ import annotations
 

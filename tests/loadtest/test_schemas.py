@@ -1,4 +1,4 @@
-"""Schemas come from a seed and are valid themselves."""
+"""Generated schemas depend only on the seed and are valid."""
 
 from __future__ import annotations
 

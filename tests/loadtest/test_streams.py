@@ -1,4 +1,4 @@
-"""The lean client against canned bytes, cut where they may be cut."""
+"""The lean client with canned bytes, split at every possible place."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ REFUSAL = (
 
 @asynccontextmanager
 async def saying(*answers: bytes, piece: int) -> AsyncIterator[Clients]:
-    """Serve these answers, one for each request, in pieces of so many bytes."""
+    """Serve these answers, one per request, in pieces of a given size."""
     left = list(answers)
 
     async def serve(stream: trio.SocketStream) -> None:

@@ -1,4 +1,4 @@
-"""Wheels that pip installs: one module each."""
+"""Write wheels with one module for pip."""
 
 from __future__ import annotations
 

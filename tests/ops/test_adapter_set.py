@@ -230,11 +230,11 @@ def nothing(path: Path) -> None:
         (not_finite, "new", "has numbers that are not finite .*; use an earlier checkpoint"),
         (partial(not_finite, dtype=torch.float16), "new", "has numbers that are not finite"),
         (partial(not_finite, dtype=torch.float32), "new", "has numbers that are not finite"),
-        (pipe, "new", "is no ordinary file; give"),
+        (pipe, "new", "is not a regular file; give"),
         (huge, "new", "has more than 4294967296 bytes, the most for such a file; give"),
-        (nothing, "new", "adapter_config.json is missing; give a directory as PEFT"),
+        (nothing, "new", "adapter_config.json is missing; give a directory written by PEFT"),
         (another, "sql", "chat:sql is sha256:.*`triolet adapter unload chat:sql` comes first"),
-        (another, "a:b", "'a:b', which is no name of an adapter"),
+        (another, "a:b", "'a:b', which is not an adapter name"),
     ],
 )
 async def test_what_cannot_be_served_is_refused_before_anything_changes(
@@ -268,7 +268,7 @@ async def test_models_that_are_not_there_and_names_that_are_taken_are_refused(
         with pytest.raises(RestartFailed, match=r"adapter fr takes .* in 2 workers, and 10 B"):
             await one.load("fr", sql)
         monkeypatch.setattr(files, "available_memory_bytes", lambda: 1000)
-        with pytest.raises(RestartFailed, match="of memory, and 1000 are free; end what needs"):
+        with pytest.raises(RestartFailed, match="of memory, and 1000 are free; stop programs"):
             await one.load("fr", sql)  # not read: the supervisor would end, and all with it
         assert [*one.stored._adapters] == []
 

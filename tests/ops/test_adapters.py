@@ -113,7 +113,7 @@ def test_the_digest_is_pinned_to_what_the_base_computes(adapter: Path) -> None:
     ("assignments", "said"),
     [
         (["fleet.adapters=sql"], "fleet.adapters is 'sql'; allowed: a table of names"),
-        (["fleet.adapters=a:b=/x"], "'a:b', which is no name of an adapter"),
+        (["fleet.adapters=a:b=/x"], "'a:b', which is not an adapter name"),
         (["server.model_adapters=[]"], "is for a role that runs alone"),
         (["worker.engine.adapters=[]"], "is for a role that runs alone"),
         (
@@ -155,7 +155,7 @@ def test_an_adapter_is_served_from_the_store(
     assert main((*command, "--weights", "int8")) != 0
     assert "leave out --sampling and --weights" in capsys.readouterr().err
     assert main(("model", "import", "~no-such-user/a", "--name", "a", *where)) != 0
-    assert "which has no home directory here; write the path out" in capsys.readouterr().err
+    assert "which has no home directory here; write the full path" in capsys.readouterr().err
     assert main((*command, "--tag", "v1")) == 0
     shutil.rmtree(copy)
     given = settings_of(f"fleet.store={tmp_path / 'store'}", "fleet.adapters=sql=chat-sql:v1")

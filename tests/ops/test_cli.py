@@ -171,7 +171,7 @@ def test_keys_are_made_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert (directory / "key.secret").stat().st_mode & 0o777 == 0o600
     assert (directory / "key.public").read_text().strip() in capsys.readouterr().out
     assert main(["keys", "make", str(directory)]) == 2
-    assert "has keys already" in capsys.readouterr().err
+    assert "already has keys" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from typing import Any
 from ops.episodes import Episodes
 
 WORKER = "decode-0@d1435dae48ca8ee6"
-AGAIN = "this worker stood still for longer than its leases: say HELLO again"
+AGAIN = "this worker stood still for longer than its leases: send HELLO again"
 
 
 class Terminal:
@@ -84,8 +84,8 @@ def test_what_a_server_has_lost_that_ended_is_forgotten() -> None:
 
 def test_a_standstill_that_no_server_noticed_is_told_in_the_end() -> None:
     one = Terminal()
-    one.log(0.0, "decode-0", "stood_still", worker="decode-0", seconds=1.25)
-    one.log(0.5, "decode-0", "stood_still", worker="decode-0", seconds=1.0)
+    one.log(0.0, "decode-0", "process_paused", worker="decode-0", seconds=1.25)
+    one.log(0.5, "decode-0", "process_paused", worker="decode-0", seconds=1.0)
     one.log(1.0, "decode-0", "fenced", worker="decode-0")
     one.wait(100.0)
     [(now, line)] = one.shown

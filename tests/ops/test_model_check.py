@@ -107,11 +107,11 @@ BROKEN: list[tuple[str, Callable[[Path], object], str]] = [
     ("no real tokenizer", file("tokenizer.json", "{}"), "is not a tokenizer"),
     ("no end token", config(eos_token_id=None), "no end token"),
     ("no weights", lambda model: (model / WEIGHTS).unlink(), "no .safetensors file"),
-    ("a pointer", weights(b"version https://git-lfs"), "is no safetensors file, or only the st"),
-    ("empty weights", weights(b""), "is no safetensors file, or only the start"),
+    ("a pointer", weights(b"version https://git-lfs"), "is not a safetensors file, or is t"),
+    ("empty weights", weights(b""), "is not a safetensors file, or is trunc"),
     ("truncated weights", weights(WHOLE[:-1]), "bytes of weights, its header says"),
     ("longer weights", weights(WHOLE + b"x"), "bytes of weights, its header says"),
-    ("a list as header", weights(struct.pack("<Q", 2) + b"[]"), "broken header: no JSON object"),
+    ("a list as header", weights(struct.pack("<Q", 2) + b"[]"), "broken header: not a JSON object"),
     ("no header", weights(struct.pack("<Q", 4) + b"{{{{"), "the header of "),
     ("unreadable weights", unreadable, "cannot be read: Is a directory; let this user read it"),
     ("integers", weights(safetensors(SHAPES, "I32")), "is I32 [8, 16]; config.json wants floats"),
@@ -126,14 +126,18 @@ BROKEN: list[tuple[str, Callable[[Path], object], str]] = [
         weights(safetensors(SHAPES | {"score.weight": [2]})),
         "tensor score.weight has no place in a LlamaForCausalLM",
     ),
-    ("no index", file(INDEX, "[]"), "holds JSON that is no object"),
+    ("no index", file(INDEX, "[]"), "holds JSON that is not an object"),
     ("an empty index", file(INDEX, "{}"), "has no weight_map"),
     (
         "an absent shard",
         file(INDEX, '{"weight_map": {"w": "model-00002-of-00002.safetensors"}}'),
         "model-00002-of-00002.safetensors is missing",
     ),
-    ("a foreign shard", file(INDEX, '{"weight_map": {"w": "../x"}}'), "is no plain *.safetensors"),
+    (
+        "a foreign shard",
+        file(INDEX, '{"weight_map": {"w": "../x"}}'),
+        "is not a plain *.safetensors",
+    ),
 ]
 
 
@@ -185,7 +189,7 @@ def of_type_99(path: Path) -> None:
     [
         (cut, "is cut off: tensor "),
         (lambda path: path.write_bytes(b""), "is empty"),
-        (lambda path: path.write_bytes(b"version https://git-lfs"), "it is no GGUF file"),
+        (lambda path: path.write_bytes(b"version https://git-lfs"), "it is not a GGUF file"),
         (lambda path: path.unlink(), "does not exist; give the path of a GGUF file"),
         (of_type_99, "tensor token_embd.weight is of ggml type 99, which is not supported"),
         (
@@ -333,7 +337,7 @@ def test_no_file_of_a_model_is_waited_for_by_a_check_or_an_import(
     os.mkfifo(model / name)
     found, checked = check_model(model, EngineConfig())
     assert checked is None
-    assert f"{model / name} is no ordinary file" in [one.detail for one in found]
+    assert f"{model / name} is not a regular file" in [one.detail for one in found]
     assert main(["model", "import", str(model), "--name", "x", "--store", str(tmp_path / "s")]) == 2
     assert name in capsys.readouterr().err
 
@@ -391,7 +395,7 @@ def test_every_fault_of_a_directory_is_told_and_each_once(model: Path) -> None:
         "chat_template.jinja: chat template 'default' is not valid jinja2",
         "temperature in ",
         "cards in ",
-        "is no safetensors file, or only the start of one",
+        "is not a safetensors file, or is truncated",
     ):
         assert len([one for one in details if words in one]) == 1, words
     assert len(details) == 6
@@ -410,5 +414,5 @@ def test_a_check_of_a_directory_ends_after_its_time(model: Path) -> None:
         found, checked = check_model(model, EngineConfig())
     assert checked is None
     assert {one.detail.rpartition(": ")[2] for one in found} == {
-        "the check of its directory takes more than 10 s"
+        "checking its directory takes more than 10 s"
     }

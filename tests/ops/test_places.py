@@ -151,7 +151,7 @@ def test_without_a_name_it_is_the_demo_model() -> None:
         ("config.json", None, "config.json is missing"),
         ("config.json", b"{", "config.json is not valid JSON"),
         ("config.json", b"\xff", "config.json is not valid JSON"),
-        ("config.json", b"[]", "holds JSON that is no object"),
+        ("config.json", b"[]", "holds JSON that is not an object"),
         ("tokenizer.json", None, "tokenizer.json is missing"),
         ("model.safetensors", None, "no .safetensors file"),
     ],

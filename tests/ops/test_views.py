@@ -49,11 +49,11 @@ REFUSED = {
     "event": "worker_refused",
     "level": "error",
     "worker": WORKER,
-    "reason": "this worker stood still for longer than its leases: say HELLO again",
+    "reason": "this worker stood still for longer than its leases: send HELLO again",
 }
 EPISODE: list[tuple[str, dict[str, object]]] = [
     ("server", {"event": "worker_lost", "level": "warning", "worker": WORKER, "cause": "silent"}),
-    ("decode-0", {"event": "stood_still", "level": "warning", "seconds": 1.8}),
+    ("decode-0", {"event": "process_paused", "level": "warning", "seconds": 1.8}),
     ("decode-0", {"event": "fenced", "level": "warning", "epoch": 5}),
     ("decode-0", {"event": "server_gone", "level": "warning", "server": "server@4a65"}),
     *[("server", dict(REFUSED)) for _ in range(6)],
@@ -285,8 +285,8 @@ async def test_what_is_told_of_a_worker_moves_no_cursor_and_forges_no_line(
     [
         b'{"event":"worker_joined","away_s":null}',
         b'{"event":"worker_lost","level":"warning","requests":"many"}',
-        b'{"event":"stood_still","seconds":[]}',
-        b'{"event":"stood_still","seconds":1e999}',
+        b'{"event":"process_paused","seconds":[]}',
+        b'{"event":"process_paused","seconds":1e999}',
         b'{"event":"x","timestamp":"0001-01-01T00:00:00+14:00"}',
         b"[" * 50_000,
         b'{"\\ud800":1}',

@@ -1,4 +1,4 @@
-"""What is in the next batch of inputs: company, length, age, chats first."""
+"""The choice of a batch of inputs: waiting for more, length, age, chats first."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SERVER = PeerId(Role.SERVER, "server-0", 1)
 
 
 def of_length(number: int, num_tokens: int, *, priority: int = 0, at: float = 5.0) -> Embedding:
-    """Return an input that came as the so-manieth."""
+    """Return an input with a length and an order of arrival."""
     return Embedding(
         AttemptKey(number.to_bytes(16, "big"), 0),
         SERVER,

@@ -1,4 +1,4 @@
-"""The kv links of a prefill worker, with a decode worker that says whatever a test wants."""
+"""The KV links of a prefill worker, with a scripted decode worker."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ class Sender:
     network: MemoryNetwork
 
     def ask(self, key: AttemptKey, target: KvTarget) -> None:
-        """Hand over a PREFILL, and send nothing yet."""
+        """Hand over a PREFILL, without sending anything yet."""
         packed, params = pack_tokens(PROMPT), SamplingParams(seed=1)
         frame = Prefill(*key, packed, target, params, priority=0, remaining_s=60.0)
         self.core.on_control(SERVER.identity(), frame, trio.current_time())
 
     def compute(self) -> None:
-        """Run one step, and send nothing yet."""
+        """Run one step, without sending anything yet."""
         now = trio.current_time()
         rows = self.core.stepper.plan(now)
         self.core.stepper.complete(self.engine.step(rows), now)
@@ -90,12 +90,12 @@ class Sender:
     async def welcome(
         self, target: KvTarget, kv_window_bytes: int = 64, answers: KvTarget | None = None
     ) -> None:
-        """Take the HELLO, after the last words of an older link, and answer it.
+        """Receive the HELLO, after the last frames of an older link, and answer it.
 
         Args:
-          target: that was dialled.
-          kv_window_bytes: that is granted.
-          answers: another life that is at its address; None for itself.
+          target: that was connected to.
+          kv_window_bytes: granted window.
+          answers: another epoch at its address; None for itself.
         """
         messages = list(await self.listener.receive_many())
         while not isinstance(messages[-1].frame, Hello):
@@ -160,7 +160,7 @@ async def test_what_is_ready_for_an_old_life_does_not_meet_the_dialling_of_the_n
     ("is_computed", "kv_window_bytes", "answers", "words"),
     [
         pytest.param(False, 0, None, "", id="it grants no window"),
-        pytest.param(True, 64, life(2), "answers where", id="another life than was dialled"),
+        pytest.param(True, 64, life(2), "answers, but", id="another life than was dialled"),
     ],
 )
 async def test_a_receiver_that_cannot_take_kv_is_given_up(

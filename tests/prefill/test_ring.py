@@ -1,4 +1,4 @@
-"""The ring hands out each byte once, and again only when it is not read any more."""
+"""The ring gives out each byte once, and again only when it is no longer read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prefill.ring import RingSlot, SlotRing
 
 
 class FakeHold:
-    """A network that reads until it is told not to."""
+    """A network that reads until the test ends it."""
 
     def __init__(self) -> None:
         self.done = False

@@ -1,4 +1,4 @@
-"""Chunks reach their receiver whole, once and within bounds, whatever the wire does."""
+"""Chunks reach their receiver completely, once and within bounds, despite a bad wire."""
 
 from __future__ import annotations
 

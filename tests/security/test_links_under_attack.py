@@ -252,7 +252,7 @@ async def test_a_stolen_name_brings_no_token_and_the_fleet_is_whole_soon_after_t
         with attacker(workers.decode.control, fleet._me.identity(), own, key) as thief:
             thief.send(Audit(1), Drain(0.0))
             heard = await thief.heard(2)
-            assert [type(frame) for frame in heard] == [Goodbye, Goodbye], "say HELLO"
+            assert [type(frame) for frame in heard] == [Goodbye, Goodbye], "ask for HELLO"
             thief.send(make_hello(fleet._me))
             heard = await thief.heard(2)
             assert not any(isinstance(frame, Tokens) for frame in heard)

@@ -79,7 +79,7 @@ async def test_a_running_server_takes_good_changes_and_keeps_what_it_has_else(
         nursery.start_soon(file.run, tenancy, dismissed.append)
         written(path, "nonsense", age_s=1)
         await until(lambda: bool(tenancy.report.problem))
-        assert "is no TOML" in tenancy.report.problem
+        assert "is not valid TOML" in tenancy.report.problem
         assert tenancy.tenant_named("alice").name == "alice"
         path.unlink()
         await until(lambda: tenancy.report.num_refused == 2)

@@ -1,4 +1,4 @@
-"""What a campaign makes of its runs, and what its commands say."""
+"""Sums over many simulated runs, and the output of the commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting in virtual time: the same as Trio's own, without a cancel scope for each."""
+"""Waiting in virtual time: the same as Trio's own waits, without their cancel scopes."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_wait_for_the_past_is_a_checkpoint() -> None:
 
 
 async def woken_at(alarm: Alarm, due: float) -> float:
-    """Return how long a wait lasts that is brought forward or ended by others."""
+    """Return the duration of a wait that others bring forward or end."""
     began_at = trio.current_time()
     await alarm.wait(due)
     return trio.current_time() - began_at

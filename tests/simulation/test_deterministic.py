@@ -1,4 +1,4 @@
-"""What the simulator needs of Trio beyond its promises; the pinned version keeps it."""
+"""What the simulator relies on in Trio beyond its documented behaviour."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simulation.deterministic import ProcessGate, behind, run
 
 
 async def order_of_tasks(num_tasks: int = 40) -> list[int]:
-    """Return in which order tasks run that are all ready at once, several times over."""
+    """Return the order in which tasks run that are all ready at once, several times."""
     order: list[int] = []
 
     async def work(number: int) -> None:
@@ -61,7 +61,7 @@ async def divide() -> float:
 
 
 class Ticker:
-    """A process that notes each second, and a child that does too."""
+    """A process that records each second, with a child that does the same."""
 
     def __init__(self) -> None:
         self.ticks: list[float] = []

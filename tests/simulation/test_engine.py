@@ -1,5 +1,5 @@
-"""A token that was computed on wrong KV is another token, and a write into unleased blocks is
-told on."""
+"""The scripted engine: wrong KV gives another token, and writes into unleased blocks are
+reported."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_writing_into_freed_blocks_is_told_on() -> None:
     bench.engine.check_poison()
     assert "written after it was freed" in bench.complaints.pop()
     bench.step((5,), 0)
-    assert "works on a block that is not leased" in bench.complaints.pop()
+    assert "uses a block that is not leased" in bench.complaints.pop()
 
 
 def test_a_step_that_was_told_to_fail_is_counted() -> None:

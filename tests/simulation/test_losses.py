@@ -1,4 +1,4 @@
-"""One frame that is drawn is lost, and nothing else."""
+"""Exactly one drawn frame is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulator notices when a guard is gone: the short version of `make simulate-mutants`."""
+"""The simulator notices a missing guard: the short version of `make simulate-mutants`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seeds: each tells one story, and none of those that run here breaks anything."""
+"""Seeds are deterministic, and none of those that run here breaks an invariant."""
 
 from __future__ import annotations
 

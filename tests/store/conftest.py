@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A directory of a model, which a test may change."""
+    """A model directory that a test may change."""
     return copy_of_demo(tmp_path / "model")
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> ModelStore:
-    """A store that is not there yet."""
+    """A store that does not exist yet."""
     return ModelStore(tmp_path / "store")
 
 
@@ -48,11 +48,11 @@ def copy_of_demo(to: Path) -> Path:
 
 
 def replace_readme(model: Path, words: str) -> None:
-    """Make another version of a model; a file that is linked into a store must not be written."""
+    """Make another version of a model; a file linked into a store must not be written."""
     (model / "README.md").unlink()
     (model / "README.md").write_text(words)
 
 
 def faults(store: ModelStore) -> list[str]:
-    """Return what is wrong with a store."""
+    """Return the faults found in a store."""
     return verify(store, store.entries()).faults

@@ -1,4 +1,4 @@
-"""Adapters are read whole or refused in words that say what to do; digests name their numbers."""
+"""LoRA adapters: read completely or refused with a remedy; digests cover their numbers."""
 
 from __future__ import annotations
 
@@ -81,21 +81,21 @@ def test_the_digest_is_of_numbers_and_base_alone(tmp_path: Path) -> None:
         ({"peft_type": "IA3"}, "peft_type is 'IA3'; only 'LORA'"),
         ({"use_dora": True}, "use_dora asks for DoRA"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save asks for whole modules"),
-        ({"rank_pattern": {"q_proj": 4}}, "rank_pattern asks for ranks of their own"),
-        ({"alpha_pattern": {"q_proj": 4}}, "alpha_pattern asks for scales"),
+        ({"rank_pattern": {"q_proj": 4}}, "rank_pattern asks for different ranks"),
+        ({"alpha_pattern": {"q_proj": 4}}, "alpha_pattern asks for different scales"),
         ({"bias": "lora_only"}, "bias is 'lora_only'; only 'none'"),
-        ({"init_lora_weights": "pissa_niter_4"}, "trains beside a changed base; convert"),
-        ({"r": 0}, "r is 0; wanted is a whole number"),
-        ({"r": True}, "r is True; wanted is a whole number"),
+        ({"init_lora_weights": "pissa_niter_4"}, "trains on a changed base; convert"),
+        ({"r": 0}, "r is 0; expected a whole number"),
+        ({"r": True}, "r is True; expected a whole number"),
         ({"r": 65}, "r is 65, and ranks up to 64 are served; raise worker.engine.max_adapter_rank"),
-        ({"r": 3}, r"wants floats \[3, inputs\]|wants floats \[outputs, 3\]"),
-        ({"lora_alpha": "16"}, "lora_alpha is '16'; wanted is a number"),
-        ({"lora_alpha": 1e300}, r"lora_alpha is 1e\+300; wanted is a number up to 1e\+06"),
-        ({"lora_alpha": 10**400}, "lora_alpha is 10+; wanted is a number"),
-        ({"lora_alpha": float("nan")}, "lora_alpha is nan; wanted is a number"),
+        ({"r": 3}, r"needs floats \[3, inputs\]|needs floats \[outputs, 3\]"),
+        ({"lora_alpha": "16"}, "lora_alpha is '16'; expected a number"),
+        ({"lora_alpha": 1e300}, r"lora_alpha is 1e\+300; expected a number up to 1e\+06"),
+        ({"lora_alpha": 10**400}, "lora_alpha is 10+; expected a number"),
+        ({"lora_alpha": float("nan")}, "lora_alpha is nan; expected a number"),
         ({"alora_invocation_tokens": [7, 8]}, "alora_invocation_tokens asks for activated LoRA"),
         ({"arrow_config": {"top_k": 2}}, "arrow_config asks for a choice among adapters"),
-        ({"use_rslora": 1}, "use_rslora is 1; wanted is true or false"),
+        ({"use_rslora": 1}, "use_rslora is 1; expected true or false"),
         ({"target_modules": ["q_proj", "lm_head"]}, "target_modules names 'lm_head'; served are"),
         ({"target_modules": ["down_proj", "v_proj"]}, "holds no v_proj, which target_modules"),
     ],
@@ -116,8 +116,8 @@ def test_how_a_training_began_matters_only_where_it_changed_the_base(
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"{", "is not valid JSON: .*; give a directory as PEFT"),
-        (b"[]", "is no JSON object"),
+        (b"{", "is not valid JSON: .*; give a directory written by PEFT"),
+        (b"[]", "is not a JSON object"),
         (b" " * (1 << 21), "has more than 1048576 bytes"),
     ],
 )
@@ -134,7 +134,7 @@ def test_two_tensors_of_one_place_are_refused(tmp_path: Path) -> None:
     found = load_file(path / WEIGHTS_FILE)
     other = re.sub(r"layers\.(\d)", r"layers.0\1", name)
     save_file(found | {other: found[name]}, path / WEIGHTS_FILE)
-    with pytest.raises(ModelError, match="are of one place"):
+    with pytest.raises(ModelError, match="have the same place"):
         read_adapter(path, BASE, 64)
 
 
@@ -147,23 +147,23 @@ def test_missing_and_broken_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=rf"{WEIGHTS_FILE} is missing; .*save_pretrained"):
         read_adapter(path, BASE, 64)
     os.mkfifo(path / WEIGHTS_FILE)
-    with pytest.raises(ModelError, match=rf"{WEIGHTS_FILE} is no ordinary file; "):
+    with pytest.raises(ModelError, match=rf"{WEIGHTS_FILE} is not a regular file; "):
         read_adapter(path, BASE, 64)
     (path / WEIGHTS_FILE).unlink()
     for length in (0, 5, 60, len(whole) - 1):
         (path / WEIGHTS_FILE).write_bytes(whole[:length])
-        with pytest.raises(ModelError, match="is not a sound safetensors file"):
+        with pytest.raises(ModelError, match="is not a valid safetensors file"):
             read_adapter(path, BASE, 64)
 
 
 @pytest.mark.parametrize(
     ("name", "shape", "said"),
     [
-        (f"{PREFIX}self_attn.q_proj.lora_magnitude_vector", (4,), "is none of LoRA for q_proj"),
-        ("base_model.model.lm_head.lora_A.weight", (2, 6), "is none of LoRA for q_proj"),
-        (f"{PREFIX}mlp.q_proj.lora_A.weight", (2, 6), "is none of LoRA for q_proj"),
+        (f"{PREFIX}self_attn.q_proj.lora_magnitude_vector", (4,), "is not LoRA for q_proj"),
+        ("base_model.model.lm_head.lora_A.weight", (2, 6), "is not LoRA for q_proj"),
+        (f"{PREFIX}mlp.q_proj.lora_A.weight", (2, 6), "is not LoRA for q_proj"),
         (f"{PREFIX}self_attn.k_proj.lora_A.weight", (2, 6), "has no lora_B"),
-        (f"{PREFIX}self_attn.k_proj.lora_A.weight", (6,), r"wants floats \[2, inputs\]"),
+        (f"{PREFIX}self_attn.k_proj.lora_A.weight", (6,), r"needs floats \[2, inputs\]"),
     ],
 )
 def test_tensors_without_a_place_are_refused(
@@ -195,9 +195,9 @@ def test_marks_name_sets() -> None:
 def test_configs_bound_names_and_numbers() -> None:
     with pytest.raises(msgspec.ValidationError, match="max_adapter_rank"):
         msgspec.convert({"max_adapter_rank": 0}, EngineConfig)
-    with pytest.raises(ConfigError, match="'a:b', which is no name of an adapter"):
+    with pytest.raises(ConfigError, match="'a:b', which is not an adapter name"):
         FleetConfig(adapters={"a:b": "/a"})
-    with pytest.raises(ConfigError, match=r"give the adapter by fleet\.adapters"):
+    with pytest.raises(ConfigError, match=r"set fleet\.adapters"):
         AdapterConfig("sql", "/a", "", "")
 
 

@@ -1,4 +1,4 @@
-"""Files of strangers: what is no file is not waited for, and nothing is read beyond its bounds."""
+"""Reading untrusted files: special files do not block, and nothing is read beyond its bounds."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Seconds:
-    """A clock that each look at it sets forward."""
+    """A clock that advances with each call."""
 
     def __init__(self, step_s: float) -> None:
         self.now = 0.0
@@ -60,8 +60,8 @@ def endless(path: Path) -> None:
 
 
 NO_FILES: list[tuple[str, Callable[[Path], object], str]] = [
-    ("a pipe", os.mkfifo, "is no ordinary file; "),
-    ("a device", lambda path: path.symlink_to("/dev/zero"), "is no ordinary file; "),
+    ("a pipe", os.mkfifo, "is not a regular file; "),
+    ("a device", lambda path: path.symlink_to("/dev/zero"), "is not a regular file; "),
     ("a directory", lambda path: path.mkdir(), "cannot be read: Is a directory; let this user"),
     ("a socket", unix_socket, "cannot be read: .*; let this user read it"),
     ("a link to nothing", lambda path: path.symlink_to("nowhere"), "is missing; "),
@@ -92,7 +92,7 @@ def test_a_link_to_a_file_is_read_and_a_file_of_the_most_bytes_too(tmp_path: Pat
 
 
 def test_a_file_whose_size_the_system_does_not_know_is_no_way_around_the_bound() -> None:
-    # Files of /proc are ordinary, and have no bytes by their size.
+    # Files in /proc are regular files of size 0.
     with pytest.raises(ModelError, match="is not valid JSON"):
         read_json(Path("/proc/self/status"))
 
@@ -222,5 +222,7 @@ def test_a_gguf_file_that_announces_more_than_models_have_is_refused(
 
 def test_a_pipe_in_place_of_a_gguf_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "model.gguf")
-    with pytest.raises(ModelError, match=r"model\.gguf is no ordinary file; fetch the file again"):
+    with pytest.raises(
+        ModelError, match=r"model\.gguf is not a regular file; fetch the file again"
+    ):
         read_gguf(tmp_path / "model.gguf")

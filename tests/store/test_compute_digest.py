@@ -1,4 +1,4 @@
-"""Which versions compute the same bits, and share golden tokens and workers."""
+"""Which versions compute the same bits and so share golden tokens and workers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SAMPLING: Final = "generation_config.json"
 
 
 def changed(model: Path, name: str, **fields: object) -> Path:
-    """Return a copy of a model with other fields in one of its JSON files."""
+    """Return a copy of a model with some fields changed in one of its JSON files."""
     copy = model.with_name(f"{name}-{len(list(model.parent.iterdir()))}")
     shutil.copytree(model, copy)
     said = json.loads((copy / name).read_text()) | fields

@@ -1,4 +1,5 @@
-"""Commands that are killed, or find no room: the store stays valid, and the next command works."""
+"""Commands that are killed or run out of space: the store stays valid, and the next command
+works."""
 
 from __future__ import annotations
 
@@ -52,8 +53,8 @@ code = main(["model", *sys.argv[3:], "--store", store])
 print(left)
 sys.exit(code)
 """
-"""A command that is killed at its n-th step: of those on the store's files that Python reports, and
-between the statements of its transactions."""
+"""Kills a command at its n-th step. Steps are Python's audit events for the store's files, and the
+statements of its transactions."""
 NO_ROOM: Final = """
 import resource, sys
 
@@ -72,7 +73,7 @@ KILLS_OF_THE_WHOLE: Final = 30
 def test_a_store_is_valid_wherever_a_command_is_killed(
     model: Path, add: Callable[..., Imported], store: ModelStore, whole: bool
 ) -> None:
-    # A dozen processes: only a real one can be killed without running its clean-up.
+    # Needs a dozen processes: only a real one can be killed without running its clean-up.
     moments = random.Random(1)
     kept = add(model, tag="v0").digest
     aliases = Aliases(store)
@@ -84,7 +85,7 @@ def test_a_store_is_valid_wherever_a_command_is_killed(
             steps = UNREACHED - int(counted.stdout.split()[-1])
             assert steps > rounds, "it was not watched"
             prepare(model, kind, add, store, f"{kind} {number} again")
-            # Each round in another part of the command, so that few rounds reach its end too.
+            # Each round in another part of the command, so that few rounds also cover its end.
             at = 1 + int(steps * (number + moments.random()) / rounds)
             killed = cut_off(store, at, *command(kind, model, f"k{number}"))
             assert killed.returncode == -9, killed.stderr
@@ -111,7 +112,7 @@ def command(kind: str, model: Path, tag: str) -> tuple[str, ...]:
 def prepare(
     model: Path, kind: str, add: Callable[..., Imported], store: ModelStore, words: str
 ) -> None:
-    """Give a command something to do."""
+    """Prepare the store for a command."""
     replace_readme(model, words)
     if kind == "gc":
         digest = add(model).digest

@@ -1,4 +1,4 @@
-"""GGUF files: what is read of their metadata, and how broken or unsupported ones are refused."""
+"""GGUF files: metadata that is read, and errors for broken or unsupported files."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ TEXTS = [
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the directories of a test's files apart from the user's."""
+    """Keep directories made by a test out of the user's cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
@@ -86,7 +86,7 @@ def ours(path: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def of_transformers() -> Callable[[Path], Tokenizer]:
-    """What transformers makes of a file's tokenizer; its import takes seconds."""
+    """Load a file's tokenizer with transformers, whose import takes seconds."""
     from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
 
     def made(path: Path) -> Tokenizer:
@@ -114,7 +114,7 @@ def test_byte_level_tokens_are_those_of_transformers(
 def test_smollm_cuts_digits_before_words_as_its_own_tokenizer_does(
     tmp_path: Path, of_transformers: Callable[[Path], Tokenizer]
 ) -> None:
-    # transformers knows no such name and cuts as GPT-2 does, which takes a space before a number.
+    # transformers does not know this name and splits like GPT-2, with a space before a number.
     path = written(tmp_path, demo_vocabulary("smollm"))
     plain = of_transformers(path)
     plain.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
@@ -268,7 +268,7 @@ def test_a_file_of_random_damage_is_refused_or_read_and_nothing_else(tmp_path: P
 @pytest.mark.parametrize(
     ("at", "content", "words"),
     [
-        (0, b"PK\x03\x04", "does not begin with the letters GGUF: it is no GGUF file"),
+        (0, b"PK\x03\x04", "does not begin with the letters GGUF: it is not a GGUF file"),
         (4, b"\x00\x00\x00\x03", "big-endian; supported: little-endian"),
         (4, b"\x01\x00\x00\x00", "of version 1; supported"),
         (8, b"\xff" * 8, r"18446744073709551615 tensors are announced at byte 8"),
@@ -289,7 +289,7 @@ def test_a_header_that_cannot_be_is_refused(
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"expert_count": 8}, r"llama.expert_count is 8, .*supported: 0"),
+        ({"expert_count": 8}, r"llama.expert_count is 8, .*allowed: 0"),
         ({"rope.dimension_count": 8}, "llama.rope.dimension_count is 8; supported: the size of a"),
         ({"attention.head_count": None}, "llama.attention.head_count is None"),
         ({"rope.scaling.type": "longrope"}, "rope.scaling.type is 'longrope'; supported: none"),

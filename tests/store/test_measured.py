@@ -1,4 +1,4 @@
-"""Golden tokens and capacity beside a version: kept, replaced by key, read strictly, removed."""
+"""Golden tokens and capacity of a version: stored, replaced by key, checked, removed."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def main(words):
         keep_measured(writer, entry.digest, [golden])
     return 0
 """
-"""In place of the command line: what `triolet model probe` does once it has computed."""
+"""Replaces the CLI: does what `triolet model probe` does after computing."""
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_damaged_golden_tokens_are_named_and_replaced(store: ModelStore, digest:
     assert f"{path} holds sha256:" in fault
     assert "`triolet model probe` measures it again" in fault
     with pytest.raises(
-        ModelError, match=r"holds sha256:.* `triolet model probe` measures it again"
+        ModelError, match=r"holds sha256:.* `triolet model probe` measures them again"
     ):
         golden_for(store.root, digest, OTHER)
     keep(store, digest, GOLDEN)
@@ -170,7 +170,7 @@ def test_an_artefact_of_another_version_type_or_layer_is_refused() -> None:
         read_measured(right, GOLDEN_TYPE, f"sha256:{'b' * 64}")
     with pytest.raises(ReferrerFault, match=r"it is .application/vnd\.triolet\.golden"):
         read_measured(right, CAPACITY_TYPE, DIGEST)
-    with pytest.raises(ReferrerFault, match="another one than its manifest says"):
+    with pytest.raises(ReferrerFault, match="does not match its manifest"):
         read_measured(right._replace(layer=b"{}"), GOLDEN_TYPE, DIGEST)
 
 
@@ -178,7 +178,7 @@ def test_an_artefact_of_another_version_type_or_layer_is_refused() -> None:
 def test_a_store_is_valid_wherever_keeping_is_killed(
     store: ModelStore, digest: str, whole: bool
 ) -> None:
-    # Some processes: only a real one can be killed without running its clean-up.
+    # Needs some processes: only a real one can be killed without running its clean-up.
     program = KILLED_AT.replace("from ops.cli import main\n", KEEPING)
     assert program != KILLED_AT
 

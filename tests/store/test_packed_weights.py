@@ -1,4 +1,4 @@
-"""Which packed weights are removed, on any file system and beside processes that write some."""
+"""Removing packed weights, on any file system and while processes write some."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAME = f"{'0123' * 8}.packed"
 
 
 class Busy(type(Path())):  # type: ignore[misc]
-    """A folder in which a worker has just renamed what it wrote."""
+    """A folder in which a worker has just renamed a file."""
 
     def iterdir(self) -> Iterator[Path]:
         yield Path(self, f"{'0123' * 8}.unfinished")
@@ -32,7 +32,7 @@ def test_on_nfs_what_no_process_uses_is_removed_and_what_one_has_stays(
     flock = fcntl.flock
 
     def nfs_flock(fd: int, operation: int) -> None:
-        """NFS locks alone only what may be written."""
+        """NFS locks only files open for writing exclusively."""
         is_read_only = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
         if is_read_only and operation & fcntl.LOCK_EX:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))

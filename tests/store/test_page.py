@@ -1,4 +1,4 @@
-"""The operator's page: its commands, in its order, do what it says."""
+"""The commands on the operators' page about the store work in their order."""
 
 from __future__ import annotations
 

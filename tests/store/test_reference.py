@@ -1,4 +1,4 @@
-"""Names of versions, and what no path is ever made of."""
+"""Names of versions, and names that never become a path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signatures: what they say, who can check them, and where one is required."""
+"""Signatures: their content, how to check them, and where one is required."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def signed(store: ModelStore, digest: str, key: Ed25519PrivateKey) -> None:
 
 
 def test_the_payload_is_signed_as_dsse_has_it() -> None:
-    # The example of the specification, github.com/secure-systems-lab/dsse.
+    # Example from the specification, github.com/secure-systems-lab/dsse.
     found = signed_bytes("http://example.com/HelloWorld", b"hello world")
     assert found == b"DSSEv1 29 http://example.com/HelloWorld 11 hello world"
 
@@ -99,7 +99,7 @@ def test_a_signature_is_of_one_version_and_one_key() -> None:
 
 
 def changed(artefact: Artefact, **fields: Any) -> Artefact:  # noqa: ANN401 (JSON)
-    """Return an artefact with another envelope, which its manifest names."""
+    """Return an artefact with another envelope and a matching manifest."""
     envelope = canonical({**json.loads(artefact.layer), **fields})
     manifest = json.loads(artefact.manifest)
     layer = {"digest": f"sha256:{hashlib.sha256(envelope).hexdigest()}", "size": len(envelope)}
@@ -108,7 +108,7 @@ def changed(artefact: Artefact, **fields: Any) -> Artefact:  # noqa: ANN401 (JSO
 
 
 def resigned(statement: object, payload_type: str = "application/vnd.in-toto+json") -> Artefact:
-    """Return an artefact of DIGEST in which ALICE has signed something else."""
+    """Return an artefact of DIGEST in which ALICE has signed another statement."""
     payload = canonical(statement)
     sig = base64.b64encode(ALICE.sign(signed_bytes(payload_type, payload))).decode()
     return changed(
@@ -145,9 +145,9 @@ def statement(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 (JSON)
         ),
         (
             changed(signature(DIGEST, 10, ALICE), signatures=[{"keyid": "rsa", "sig": "QUFB"}]),
-            "none of Ed25519",
+            "is not Ed25519",
         ),
-        (signature(DIGEST, 10, ALICE)._replace(layer=b"{}"), "another one than its manifest"),
+        (signature(DIGEST, 10, ALICE)._replace(layer=b"{}"), "does not match its manifest"),
         (Artefact(b"{", b"{}"), "manifest cannot be read"),
     ],
 )
@@ -179,7 +179,7 @@ def test_signatures_stay_with_their_version_and_go_with_it(
         assert collect(writer).num_blobs == 0
         remove(writer, Aliases(store), parse_reference("chat:v1"))
         assert store.referrers() == ()
-        # Manifest, config and README, and two files of each signature.
+        # Manifest, config, README, and two files per signature.
         assert collect(writer).num_blobs == 7
     assert faults(store) == []
 
@@ -214,8 +214,8 @@ def test_an_alias_takes_only_what_one_of_its_keys_has_signed(
 ) -> None:
     aliases = Aliases(store)
     aliases.require_keys(parse_reference("chat@stable"), [key_id(ALICE), key_id(BOB)])
-    needed = rf"chat@stable takes versions that .* or {key_id(ALICE)} has signed, and chat@{digest}"
-    with pytest.raises(StoreError, match=f"{needed} is not signed; nothing was named"):
+    needed = rf"chat@stable requires a signature by .* or {key_id(ALICE)}, and chat@{digest}"
+    with pytest.raises(StoreError, match=f"{needed} is not signed; nothing was changed"):
         aliases.move(STABLE, digest)
     eve = Ed25519PrivateKey.from_private_bytes(b"e" * 32)
     signed(store, digest, eve)
@@ -236,13 +236,13 @@ def test_a_model_takes_no_tag_without_a_signature_and_is_not_served(
     digest: str, store: ModelStore, model: Path, add: Callable[..., Imported]
 ) -> None:
     aliases, whole = Aliases(store), parse_reference("chat")
-    with pytest.raises(StoreError, match=r"chat takes versions .*is not signed"):
+    with pytest.raises(StoreError, match=r"chat requires a signature .*is not signed"):
         aliases.require_keys(whole, [key_id(ALICE)])
     assert aliases.required_keys(whole) == ()
     signed(store, digest, ALICE)
     aliases.require_keys(whole, [key_id(ALICE)])
     replace_readme(model, "another")
-    with pytest.raises(StoreError, match=r"chat takes versions .*is not signed"):
+    with pytest.raises(StoreError, match=r"chat requires a signature .*is not signed"):
         add(model, tag="v2", may_link=True)
     (other,) = {one.digest for one in store.entries()} - {digest}
 
@@ -293,7 +293,7 @@ def test_a_key_is_this_users_alone(tmp_path: Path) -> None:
         read_key(path)
     path.chmod(0o600)
     path.write_text("-----BEGIN PRIVATE KEY-----\n")
-    with pytest.raises(StoreError, match="holds no private key in PEM form"):
+    with pytest.raises(StoreError, match="is not a private key in PEM form"):
         read_key(path)
     with pytest.raises(StoreError, match=r"`triolet model key .*` makes a key"):
         read_key(tmp_path / "missing")

@@ -1,4 +1,4 @@
-"""Run something again and again, cancelled at its first, second, … k-th step."""
+"""Run a coroutine repeatedly, cancelling it at its first, second, … k-th step."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ MAX_STEPS = 10_000
 
 
 class Moment(Enum):
-    """When the cancellation comes."""
+    """When the cancellation arrives."""
 
-    ASLEEP = "asleep"  # just after the task began to wait
-    WAKING = "waking"  # when what it waited for has come, and it has not run yet
+    ASLEEP = "asleep"  # just after the task started to wait
+    WAKING = "waking"  # after the event that it waited for, before it runs
 
 
 class _CancelAt(Instrument):
@@ -52,7 +52,7 @@ async def run_cancelled_at(
     """Run `victim` in the calling task and cancel it at its k-th step.
 
     Returns:
-      Whether it had so many steps; False means that it ran to its end undisturbed.
+        Whether it had that many steps; False means that it finished undisturbed.
     """
     assert step < MAX_STEPS, "the scenario never ends"
     instrument = _CancelAt(step, moment)

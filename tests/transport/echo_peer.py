@@ -1,7 +1,7 @@
-"""A process of its own at the other end of a link: sends back whatever it receives.
+"""A separate process at the other end of a link that sends back whatever it receives.
 
 Run as `python -m tests.transport.echo_peer bind|connect ADDRESS`; its first line on stdout says
-that it is there (and where, if bound).
+that it is ready (and its address, if bound).
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 LIFETIME_S = 120.0
-"""The process ends by itself, whatever becomes of the test."""
+"""The process exits by itself after this, whatever happens to the test."""
 
 
 class EchoPeer:
-    """Such a process, seen from the test that started it."""
+    """An echo process, as seen from the test that started it."""
 
     def __init__(self, *arguments: str) -> None:
         self.process = subprocess.Popen(
@@ -48,7 +48,7 @@ class EchoPeer:
 
     @property
     def state(self) -> str:
-        """The kernel's letter for what the process does; T is stopped."""
+        """The kernel's letter for the process state; T is stopped."""
         stat = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="utf-8")
         return stat.rpartition(")")[2].split()[0]
 
@@ -65,7 +65,7 @@ class EchoPeer:
 
 @contextmanager
 def echo_peer(*arguments: str) -> Iterator[EchoPeer]:
-    """Start one and see to its end."""
+    """Start an echo process and end it afterwards."""
     peer = EchoPeer(*arguments)
     try:
         yield peer

@@ -1,4 +1,4 @@
-"""Two ends of a network, over memory, ipc and tcp: what the tests of links are run against."""
+"""Two connected ends of a network over memory, ipc or tcp, for the tests of links."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ SERVER = PeerId(Role.SERVER, "web-0", 1)
 ME = SERVER.identity()
 POLL_S = 0.002
 PATIENCE_S = 60.0
-"""Nothing here takes a second on an idle machine; the machine is not always idle."""
+"""Nothing here takes a second on an idle machine, but the machine may be busy."""
 
 
 class Enemy(Protocol):
-    """Connects under a name and sends what it likes."""
+    """Connects under a name and sends arbitrary parts."""
 
     def send(self, *parts: bytes) -> None: ...
 
@@ -44,8 +44,8 @@ class Ends:
     """A bound and a connecting network that reach each other.
 
     Attributes:
-      address: where the bound side listens, once it did.
-      keys: directory of keys that both share; None without.
+      address: of the bound side, once it listens.
+      keys: key directory that both share; None without keys.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Ends:
         return self.connecting.connect(self.address, identity, hwm=hwm, max_frame_bytes=64 * MIB)
 
     async def linked(self, hwm: int = 1000) -> tuple[Listener, Connection]:
-        """Return both sides of a link over which HELLO and a frame back have gone."""
+        """Return both sides of a link after HELLO and a frame back."""
         listener, connection = self.listen(hwm), self.connect(hwm=hwm)
         with trio.fail_after(PATIENCE_S):
             await connection.send(make_hello(SERVER))
@@ -76,7 +76,7 @@ class Ends:
 
     @contextmanager
     def enemy(self, identity: bytes) -> Iterator[Enemy]:
-        """Return an attacker that is connected under this name."""
+        """Return an attacker connected under this name."""
         if isinstance(self.connecting, MemoryNetwork):
             connection = self.connecting.connect(
                 self.address, identity, hwm=1000, max_frame_bytes=MIB
@@ -123,7 +123,7 @@ class _ZmqEnemy:
 
 
 def open_ends(kind: str, directory: Path) -> Ends:
-    """Return two ends of one kind of network; ipc sockets lie in `directory`."""
+    """Return two ends of a kind of network; ipc sockets lie in `directory`."""
     if kind == "memory":
         network = MemoryNetwork()
         return Ends(network, network, "memory://worker")
@@ -136,7 +136,7 @@ def open_ends(kind: str, directory: Path) -> Ends:
 
 
 def make_key_directory(directory: Path) -> str:
-    """Return a directory of keys that a fleet shares."""
+    """Return a key directory shared by a fleet."""
     make_keys(directory / "keys")
     return str(directory / "keys")
 
@@ -146,14 +146,14 @@ def chunk(index: int) -> KvChunk:
 
 
 async def until(condition: Callable[[], bool], poll_s: float = POLL_S) -> None:
-    """Wait until a condition of real sockets holds."""
+    """Wait until a condition on real sockets holds."""
     with trio.fail_after(PATIENCE_S):
         while not condition():  # noqa: ASYNC110 (what sockets do sets no event)
             await trio.sleep(poll_s)
 
 
 def is_gone(send: Callable[[], None]) -> bool:
-    """Whether sending fails because there is no peer."""
+    """Return whether sending fails because there is no peer."""
     try:
         send()
     except PeerGone:

@@ -1,7 +1,7 @@
-"""A process that listens and does not read, while one that floods it is killed.
+"""A process that listens but does not read, while a process that floods it is killed.
 
-Run as `python -m tests.transport.full_reader ADDRESS`. Says `lives` after longer than any timer of
-ZeroMQ's would need; without the cure libzmq aborts it.
+Run as `python -m tests.transport.full_reader ADDRESS`. It prints `lives` after longer than any of
+ZeroMQ's timers would need; without the fix libzmq aborts it.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from .ends import chunk
 
 HWM = 4
 FULL = 20
-"""Tries in a row, 10 ms apart, that find no room."""
+"""Failed sends in a row, 10 ms apart, that mean there is no room."""
 MOST = 400
-"""Messages, 25 MiB, of which pipes that have bounds take some dozens."""
+"""Messages, 25 MiB; bounded pipes take a few dozen."""
 STANDSTILL_S = 2.0
-"""Six times the interval at which heartbeats were sent."""
+"""Six times the former heartbeat interval."""
 
 
 async def _main(address: str) -> None:
     listener = ZmqNetwork(LinkConfig()).listen(address, hwm=HWM, max_frame_bytes=MIB)
     with echo_peer("connect", listener.address) as peer:
         [message] = await listener.receive_many()
-        # It sends each of them back, until pipes that are not read are full both ways.
+        # The peer sends each of them back, until unread pipes are full in both directions.
         num_busy = num_sent = 0
         while num_busy < FULL:
-            assert num_sent < MOST, "there is room for ever"
+            assert num_sent < MOST, "the pipes never fill up"
             try:
                 listener.send_nowait(message.sender, chunk(num_sent), bytes(64 * KIB))
                 num_sent, num_busy = num_sent + 1, 0

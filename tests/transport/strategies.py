@@ -1,4 +1,4 @@
-"""Frames at random, drawn from the schema itself: a new frame or field is covered at once."""
+"""Random frames drawn from the schema: a new frame or field is covered at once."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ FRAME_TYPES: tuple[type[AnyFrame], ...] = get_args(AnyFrame)
 
 MAX_INT = 2**63 - 1
 MAX_ITEMS = 3
-"""Longer collections show nothing new."""
+"""Longer collections find nothing more."""
 
 
 def values_of(kind: schema.Type) -> st.SearchStrategy[Any]:
-    """Return values that the schema allows."""
+    """Return a strategy for values that the schema allows."""
     match kind:
         case schema.BoolType():
             return st.booleans()
@@ -58,21 +58,21 @@ def values_of(kind: schema.Type) -> st.SearchStrategy[Any]:
         ):
             return st.builds(cls, **{field.name: values_of(field.type) for field in fields})
         case _:
-            raise AssertionError(f"the schema has a kind that is not drawn yet: {kind}")
+            raise AssertionError(f"no strategy for this kind of field: {kind}")
 
 
 def frames(frame_type: type[AnyFrame]) -> st.SearchStrategy[AnyFrame]:
-    """Return frames of one type."""
+    """Return a strategy for frames of one type."""
     return values_of(schema.type_info(frame_type))
 
 
 def any_frame() -> st.SearchStrategy[AnyFrame]:
-    """Return frames of all types."""
+    """Return a strategy for frames of all types."""
     return st.one_of(*map(frames, FRAME_TYPES))
 
 
 def tag_of(frame_type: type[msgspec.Struct]) -> int:
-    """Return the integer that begins this frame on the wire."""
+    """Return a frame's integer tag on the wire."""
     tag = frame_type.__struct_config__.tag
     assert isinstance(tag, int)
     return tag

@@ -1,4 +1,4 @@
-"""Addresses: what they mean, and which of them are safe."""
+"""Addresses: how they are parsed, and which are safe."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_listening_process_is_found_and_a_dead_ones_file_is_not_in_the_way(
         listener.listen(0)
         with pytest.raises(ConfigError, match="in use"):
             address.require_unused()
-        # It accepts nothing, so its backlog is full by now.
+        # It never accepts, so its backlog is full by now.
         with pytest.raises(ConfigError, match="in use"):
             address.require_unused()
     assert address.path.exists()

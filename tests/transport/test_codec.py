@@ -1,4 +1,4 @@
-"""What is sent arrives as it was; what is no frame is refused, cheaply."""
+"""Codec: frames arrive as they were sent; invalid ones are refused cheaply."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_last_fields_are_left_out_where_they_are_empty(
             bare = msgspec.structs.replace(full, **dict.fromkeys(names[-count:], b""))
             fields = msgspec.msgpack.decode(encode(bare))
             left = len(frame_type.__struct_fields__) - count
-            assert len(fields) == 1 + left  # the tag before them
+            assert len(fields) == 1 + left  # plus the tag
             assert decode(encode(bare), MIB) == bare
 
     check()

@@ -1,4 +1,4 @@
-"""HELLO: which peers may work together, and what refused ones are told."""
+"""HELLO: which peers may work together, and the reasons that refused ones get."""
 
 from __future__ import annotations
 
@@ -95,12 +95,12 @@ def test_the_connecting_side_checks_who_answered() -> None:
     reasons = [bye.reason for bye in (other_model, other_role, other_version) if bye is not None]
     assert len(reasons) == 3
     assert "model" in reasons[0]
-    assert "a prefill was expected" in reasons[1]
+    assert "expected a prefill" in reasons[1]
     assert "upgrade" in reasons[2]
 
 
 def test_workers_that_differ_in_their_adapters_exchange_kv() -> None:
-    """As they do while a fleet loads one: which of them has that of a sequence, each looks."""
+    """Adapters may differ while a fleet loads one; each worker checks the adapter of a sequence."""
     marks = [adapters_mark(one) for one in ([], [b"a" * 32], [b"a" * 32, b"b" * 32])]
     for theirs in marks:
         answer = asked(make_hello(PREFILL, f"{MODEL}{theirs}"))
@@ -142,7 +142,7 @@ def test_both_sides_agree_with_one_release_before_and_after(
     oldest, newest = theirs
     answer = asked(Hello(Peer.of(SERVER), newest, oldest))
     assert (answer.version if isinstance(answer, Welcome) else None) == agreed
-    # The other way round: what they agree to with us is what we accept.
+    # The other way round: a version agreed with us is a version that we accept.
     if agreed is not None:
         welcome = Welcome(Peer.of(DECODE), agreed, MODEL, CAPACITY)
         assert check_welcome(welcome, me=SERVER, expected=Role.DECODE) is None

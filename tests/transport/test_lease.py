@@ -37,7 +37,7 @@ LATER = AttemptKey(b"a" * 16, 2)
 TABLES = {"decode": DECODE_TRANSITIONS, "prefill": PREFILL_TRANSITIONS}
 
 PATHS: dict[str, dict[LeaseState, tuple[LeaseEvent, ...]]] = {
-    # How each state but the last is reached.
+    # How to reach each state but the last.
     "decode": {
         S.RESERVED: (),
         S.FILLING: (E.FIRST_CHUNK,),
@@ -266,7 +266,7 @@ def test_random_events_never_leave_the_table(role: str, events: list[LeaseEvent]
 
 
 class LeaseMachine(RuleBasedStateMachine):
-    """Random orders of frames and time: nothing is freed twice, nothing is left over."""
+    """Random orders of frames and time: no lease is freed twice, none is left over."""
 
     keys = st.builds(AttemptKey, st.sampled_from([b"x" * 16, b"y" * 16]), st.integers(0, 3))
     servers = st.sampled_from([SERVER, OTHER_LIFE])
@@ -292,7 +292,7 @@ class LeaseMachine(RuleBasedStateMachine):
             self.end(older)
         if self.table.standing(key) is Standing.ENDED:
             return
-        assert key not in self.ended, "an ended attempt came back to life"
+        assert key not in self.ended, "an ended attempt was revived"
         self.table.reserve(key, server, self.now, 5.0)
         self.holding.add(key)
 

@@ -1,4 +1,4 @@
-"""What every network promises: one suite, run against memory, ipc and tcp."""
+"""Tests that every network must pass: memory, ipc and tcp."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ async def fill(send: Callable[[KvChunk, bytes], None], limit: int) -> int:
 
 async def test_a_peer_that_does_not_read_absorbs_little_and_is_busy(ends: Ends) -> None:
     listener, connection = await ends.linked(hwm=4)
-    # Four on each side, and what the kernel's buffers hold.
+    # Four on each side, plus the kernel's buffers.
     absorbed = await fill(connection.send_nowait, limit=600)
     assert await fill(lambda f, p: listener.send_nowait(ME, f, p), limit=600) >= 1
     received = 0
@@ -303,14 +303,14 @@ async def test_a_connection_that_breaks_says_so_once_each_time(ends: Ends) -> No
 
 
 async def test_a_break_that_another_task_notes_first_wakes_the_one_that_waits(ends: Ends) -> None:
-    listener, connection = await ends.linked(hwm=1_000_000)  # never full in what follows
+    listener, connection = await ends.linked(hwm=1_000_000)  # never full in this test
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(connection.wait_broken)
             await trio.testing.wait_all_tasks_blocked(0.01)
             listener.close()
             give_up = time.monotonic() + PATIENCE_S
-            # Without a checkpoint: the waiting task has no turn before.
+            # No checkpoint in this loop, so the waiting task cannot run in between.
             while not is_gone(lambda: connection.send_nowait(Drain(0.0))):
                 assert time.monotonic() < give_up
 

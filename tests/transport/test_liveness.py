@@ -1,4 +1,4 @@
-"""Peers: every cell of the table, silence, lost progress, new lives; and our own absence."""
+"""Peers: every cell of the table, silence, no progress, new epochs; and our own standstill."""
 
 from __future__ import annotations
 
@@ -114,11 +114,11 @@ def test_the_time_without_progress_begins_with_the_work() -> None:
 
 def test_another_epoch_is_another_peer() -> None:
     monitor = greeted()
-    assert not monitor.greeted(EPOCH, 1.0), "the same life may greet again"
-    assert not monitor.heartbeat(EPOCH + 1, 1.0), "a life that was not greeted counts for nothing"
-    assert monitor.greeted(EPOCH + 1, 1.1), "the old life is over"
+    assert not monitor.greeted(EPOCH, 1.0), "the same epoch may greet again"
+    assert not monitor.heartbeat(EPOCH + 1, 1.0), "an epoch that was not greeted is ignored"
+    assert monitor.greeted(EPOCH + 1, 1.1), "the old epoch is over"
     assert monitor.epoch == EPOCH + 1
-    assert not monitor.heartbeat(EPOCH, 1.2), "nor does the old one, a zombie"
+    assert not monitor.heartbeat(EPOCH, 1.2), "so is the old epoch"
 
 
 def test_frames_of_strangers_do_not_prolong_a_life() -> None:
@@ -209,7 +209,7 @@ def test_random_events_never_leave_the_table_and_no_dead_peer_comes_back_by_itse
         if name != "greet" and before in (S.DEAD, S.CONNECTING):
             assert monitor.state in (before, S.DEAD)
         assert (monitor.epoch is None) <= (monitor.state in (S.CONNECTING, S.DEAD))
-    # Whatever came before, silence ends it.
+    # Whatever happened before, silence ends it.
     assert monitor.check(now + 1000.0) is S.DEAD
 
 
@@ -236,12 +236,12 @@ def test_one_standstill_counts_once_however_often_its_worker_is_greeted_meanwhil
             monitor.greeted(1, now)
     assert num_deaths == 1
     assert monitor.is_stuck
-    assert monitor.due_at > now, "nothing is to be judged before it moves or falls silent"
+    assert monitor.due_at > now, "nothing changes before it makes progress or falls silent"
     monitor.heartbeat(1, now, progress=8, has_work=True)
     while monitor.check(now) is PeerState.ALIVE:
         now += CONFIG.heartbeat_interval_s
         monitor.heartbeat(1, now, progress=8, has_work=True)
-    assert monitor.reason is PeerEvent.WEDGED, "the next standstill counts, too"
+    assert monitor.reason is PeerEvent.WEDGED, "the next standstill counts again"
 
 
 def test_who_is_still_in_the_step_for_which_it_was_given_up_is_stuck_until_it_moves() -> None:

@@ -1,4 +1,4 @@
-"""What only the twin promises: virtual time, faults that are counted, one story per seed."""
+"""The in-memory network: virtual time, counted faults, the same run for the same seed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ADDRESS = "memory://worker"
 BOUNDS = {"hwm": 5000, "max_frame_bytes": 1_000_000}
 COUNT = 1000
 QUIET_S = 60.0
-"""Longer than any delay here."""
+"""Longer than any delay in this file."""
 
 
 def linked(network: MemoryNetwork) -> tuple[MemoryListener, MemoryConnection]:
@@ -35,14 +35,14 @@ def linked(network: MemoryNetwork) -> tuple[MemoryListener, MemoryConnection]:
 
 @dataclass
 class Arrival:
-    """When a number arrived."""
+    """A number and the time of its arrival."""
 
     at: float
     number: float
 
 
 async def arrivals(listener: MemoryListener) -> list[Arrival]:
-    """Receive until nothing more comes."""
+    """Receive until no more frames arrive."""
     arrived: list[Arrival] = []
     while True:
         with trio.move_on_after(QUIET_S) as scope:
@@ -53,7 +53,7 @@ async def arrivals(listener: MemoryListener) -> list[Arrival]:
 
 
 async def sent_and_arrived(network: MemoryNetwork, interval_s: float = 0.01) -> list[Arrival]:
-    """Send numbers at a steady pace; return what arrives and when, counted from the start."""
+    """Send numbers at a steady pace; return what arrives, with times since the start."""
     listener, connection = linked(network)
     start = trio.current_time()
     received: list[Arrival] = []
@@ -124,7 +124,7 @@ async def test_corruption_changes_payloads_and_never_frames(autojump_clock: Mock
             broken += payload_digest(message.payload) != payload_digest(payload)
             received += 1
     assert broken == network.conditions.counts.corrupted > 0.2 * COUNT
-    assert payload == bytes(range(256)), "the sender's own bytes stay as they are"
+    assert payload == bytes(range(256)), "the sender's own bytes do not change"
 
 
 async def test_a_cut_link_loses_everything_until_it_is_healed(autojump_clock: MockClock) -> None:
@@ -154,7 +154,7 @@ async def test_frames_reach_the_next_link_of_that_name_only_if_told_to(
     connection.send_nowait(Drain(1.0))
     await trio.sleep(0.4)
     connection.send_nowait(Drain(2.0))
-    await trio.sleep(0.2)  # the first has arrived and dies unread with its receiver
+    await trio.sleep(0.2)  # the first has arrived, and is lost unread with its receiver
     listener.close()
     again = network.listen(ADDRESS, **BOUNDS)
     assert [a.number for a in await arrivals(again)] == ([2.0] if outlives else [])

@@ -1,4 +1,4 @@
-"""Names and connections, keys and roles: decided without any socket."""
+"""Names, connections, keys and roles, decided without sockets."""
 
 from __future__ import annotations
 

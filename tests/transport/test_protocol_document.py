@@ -1,4 +1,4 @@
-"""docs/protocol.md says what the code does: frames, fields, states, reasons, numbers."""
+"""docs/protocol.md matches the code: frames, fields, states, reasons, numbers."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ LINK = LinkConfig()
 
 
 def section(title: str) -> str:
-    """Return the text under one heading."""
+    """Return the text below a heading."""
     found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", TEXT, re.MULTILINE | re.DOTALL)
     assert found, f"no section {title}"
     return found[1]
 
 
 def rows(text: str) -> list[list[str]]:
-    """Return the cells of all table rows but heads and rules."""
+    """Return the cells of all table rows except headers and rules."""
     lines = [line for line in text.splitlines() if line.startswith("|")]
     tables = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     rules = {index for index, row in enumerate(tables) if set("".join(row)) <= set("-: ")}

@@ -1,4 +1,4 @@
-"""A ring is read by processes of the same host, and gone with its owners."""
+"""Shared rings: readable by processes of the same host, gone with their owners."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from transport.shared_ring import HEADER_BYTES, NotSharedError, OwnRing, PeerRin
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfd is Linux's")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfd needs Linux")
 
 SENDER = b"prefill:p:1"
 MAX_RANGE_BYTES = 64
@@ -38,7 +38,7 @@ def mappings() -> int:
 
 
 def held() -> int:
-    """Return how many files of this process are rings; others may be closed at any time."""
+    """Return how many open files of this process are rings; others may be closed at any time."""
     targets = []
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):
@@ -122,7 +122,7 @@ def test_a_file_that_its_owner_could_cut_off_is_never_mapped(
 
 
 def test_what_is_no_ring_is_not_even_opened(rings: PeerRings) -> None:
-    """To open a FIFO for reading would let a writer at its other end go on."""
+    """Opening a FIFO for reading would unblock a writer at its other end."""
     reader, writer = os.pipe()
     os.close(reader)
     link = f"/proc/self/fd/{writer}"
@@ -184,4 +184,4 @@ def test_the_ring_of_a_process_that_was_killed_is_gone(rings: PeerRings) -> None
         process.wait()
     rings.keep_only({SENDER})
     assert (len(rings), named()) == (0, [])
-    assert mappings() <= before  # less if older ones of this process were collected meanwhile
+    assert mappings() <= before  # less if older ones were garbage-collected meanwhile

@@ -1,4 +1,4 @@
-"""Token packing, digests and the gate."""
+"""Packed tokens, digests and the gate."""
 
 from __future__ import annotations
 

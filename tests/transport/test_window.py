@@ -1,4 +1,4 @@
-"""Windows: nothing is sent beyond them, nothing is lost from them."""
+"""Windows: nothing is sent beyond them, and no room is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys that do not fit, and keys on one side only: what both sides say of it."""
+"""Keys that do not match, and keys on one side only: what both sides report."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def log() -> Iterator[list[MutableMapping[str, Any]]]:
 
 @dataclass
 class Sides:
-    """A worker's and a server's directory of keys, and what each is to the other."""
+    """Key directories of a worker and a server, and how each appears to the other."""
 
     worker: Path
     server: Path
@@ -49,7 +49,7 @@ class Sides:
     server_key: bytes
 
     def befriend(self, *, in_role: str = "") -> None:
-        """Let each know the other's key."""
+        """Give each side the other's key."""
         folder = self.worker / "authorized" / in_role
         (folder / "its.public").write_bytes(self.server_key)
         (self.server / "bound" / "127.0.0.1.public").write_bytes(self.worker_key)
@@ -77,7 +77,7 @@ def linked(
 async def told(
     log: list[MutableMapping[str, Any]], connection: Connection, events: tuple[str, ...]
 ) -> str:
-    """Wait until a side has said something, and return why it says there is no link."""
+    """Wait until a side reports why there is no link, and return the reason."""
     await until(lambda: bool(connection.trouble) and any(said(log, events)))
     return next(said(log, events))
 
@@ -115,7 +115,7 @@ async def test_a_bound_side_with_another_key_than_expected_is_named_on_both_side
     with linked(sides.worker, sides.server) as (_, connection):
         theirs = await told(log, connection, CONNECTING)
         ours = await told(log, connection, BOUND)
-        assert f"another key than {expected}" in connection.trouble == theirs
+        assert f"a key other than {expected}" in connection.trouble == theirs
         assert f"{sides.worker}/key.public" in ours
         assert sides.worker_key[:8].decode() in ours
 
@@ -128,7 +128,7 @@ async def test_keys_on_one_side_only_are_named_on_both_sides(
     sides.befriend()
     plain = {"is_bound_plain": is_bound_plain, "is_plain": not is_bound_plain}
     with linked(sides.worker, sides.server, **plain) as (_, connection):
-        # Whichever side sees it first hangs up.
+        # The side that notices first hangs up.
         assert "link.wire.plaintext" in await told(log, connection, BOUND)
         await until(lambda: "link.wire.plaintext" in connection.trouble)
         assert any("link.wire.plaintext" in reason for reason in said(log, CONNECTING))
@@ -172,7 +172,7 @@ async def test_a_key_may_say_hello_in_its_role_only_and_to_no_name_of_another_ke
             thief.send_nowait(make_hello(prefill))
             assert (await listener.receive_many())[0].sender == prefill.identity()
             async with trio.open_nursery() as nursery:
-                # Of two connections either may arrive first.
+                # Either of the two connections may arrive first.
                 nursery.start_soon(listener.receive_many)
                 assert "belongs to another key" in await reason(connection)
                 nursery.cancel_scope.cancel()
@@ -181,7 +181,7 @@ async def test_a_key_may_say_hello_in_its_role_only_and_to_no_name_of_another_ke
 
 
 async def reason(connection: Connection) -> str:
-    """Return the reason of the GOODBYE that comes."""
+    """Return the reason of the GOODBYE."""
     [message] = await connection.receive_many()
     return str(getattr(message.frame, "reason", message.frame))
 

@@ -1,4 +1,4 @@
-"""Received memory stays with the process that will receive the next message into it."""
+"""Memory of received messages stays with the process for the next message."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ for _ in range(4):
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 PAGES = 4 * 8 * 1024
-"""That 4 x 8 messages of 4 MiB have."""
+"""Page faults: 4 x 8 messages of 4 MiB."""
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What only the ZeroMQ links have: safe addresses, keys, zero-copy, and their own clean end."""
+"""Links over ZeroMQ: safe addresses, keys, zero-copy, clean shutdown."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 ANY_PORT = "tcp://127.0.0.1:*"
 BOUNDS = {"hwm": 10, "max_frame_bytes": MIB}
 STRANGER_WAIT_S = 0.4
-"""Long enough for the friend beside the stranger to speak many times."""
+"""Long enough for the admitted peer to send many frames."""
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ network.close()
 
 
 def test_a_process_with_open_links_can_leave(shared_keys: Path) -> None:
-    """In a process of its own, because a context that waits for a monitor waits for ever."""
+    """Run in its own process, because a context that waits for a monitor waits forever."""
     command = [sys.executable, "-c", LEAVING, str(shared_keys)]
     subprocess.run(command, check=True, timeout=PATIENCE_S)
 
@@ -133,7 +133,7 @@ async def test_the_last_words_of_a_connection_that_closes_arrive(
     listener = open_network().listen(ANY_PORT, **bounds)
     leaving = ZmqNetwork(LinkConfig(linger_s=PATIENCE_S), str(shared_keys))
     connection = leaving.connect(listener.address, ME, **bounds)
-    # More than the kernel holds, so that most of it is still here when the network closes.
+    # More than the kernel holds, so that most of it is still in this process at close.
     words = [chunk(index) for index in range(50)]
     heard: list[object] = []
     with trio.fail_after(PATIENCE_S):
@@ -150,7 +150,7 @@ async def test_the_last_words_of_a_connection_that_closes_arrive(
 async def test_a_payload_is_not_copied_on_its_way_out(private_path: Path) -> None:
     bounds = {"hwm": 1, "max_frame_bytes": 64 * MIB}
     payloads: list[bytearray] = []
-    # Behind so much that is not read pings go unanswered: a link that heeds them would soon break.
+    # Behind so much unread data pings go unanswered: a link that relied on them would soon break.
     with (
         closing(ZmqNetwork(LinkConfig())) as theirs,
         closing(ZmqNetwork(LinkConfig())) as ours,
@@ -160,10 +160,10 @@ async def test_a_payload_is_not_copied_on_its_way_out(private_path: Path) -> Non
         listener = theirs.listen(f"ipc://{private_path}/x", **bounds)
         connection = ours.connect(listener.address, ME, **bounds)
         await connection.send(Drain(1.0))
-        # Nothing is read, so that the last ones stay in the pipe.
+        # Nothing is read, so the last messages stay in the pipe.
         while await has_room(connection, payload := bytearray(MIB)):
             payloads.append(payload)
-        # A buffer that ZeroMQ holds itself cannot be resized; a copy would leave it free.
+        # A buffer that ZeroMQ itself holds cannot be resized; a copy would leave it free.
         assert not all(map(is_resizable, payloads))
         received = 0
         while received < 1 + len(payloads):
@@ -172,7 +172,7 @@ async def test_a_payload_is_not_copied_on_its_way_out(private_path: Path) -> Non
 
 
 async def has_room(connection: Connection, payload: bytearray) -> bool:
-    """Send, unless that is not possible for so long that every buffer on the way must be full."""
+    """Send, unless there has been no room for so long that every buffer on the way must be full."""
     for _ in range(3):
         with trio.move_on_after(0.2):
             await connection.send(chunk(0), memoryview(payload))
@@ -197,12 +197,12 @@ async def test_an_overlong_message_is_dropped_by_zeromq_before_it_takes_memory(
         await connection.send(chunk(0), bytes(2 * MIB))
         messages: list[LinkMessage] = []
         while not messages:
-            # The connection is reset, so what was sent in between may be lost with it.
+            # The connection is reset, so frames sent in between may be lost with it.
             with trio.move_on_after(0.05):
                 await connection.send(Drain(1.0))
                 messages = list(await listener.receive_many())
     assert {number_of(m) for m in messages} == {1.0}
-    assert listener.statistics().bad_frames == 0, "it came as far as our own check"
+    assert listener.statistics().bad_frames == 0, "it reached our own check"
 
 
 async def test_a_bound_side_that_sends_no_frames_is_cut_off_until_another_takes_its_place(
@@ -262,7 +262,7 @@ async def exchange(
     *,
     patience_s: float = STRANGER_WAIT_S,
 ) -> bool:
-    """Whether a frame comes through both ways."""
+    """Return whether a frame arrives in both directions."""
     listener = bound.listen(address, **BOUNDS)
     connection = connecting.connect(listener.address, ME, **BOUNDS)
     with trio.move_on_after(patience_s) as waited:
@@ -344,7 +344,7 @@ def test_keys_are_made_once_and_the_secret_is_ours_alone(tmp_path: Path) -> None
     assert keys.public == public
     assert (directory / "key.secret").stat().st_mode & 0o777 == 0o600
     assert directory.stat().st_mode & 0o777 == 0o700
-    with pytest.raises(ConfigError, match="has keys already"):
+    with pytest.raises(ConfigError, match="already has keys"):
         make_keys(directory)
     assert KeyDirectory.load(directory) == keys
 
@@ -358,10 +358,10 @@ def test_a_key_directory_that_cannot_be_used_says_why(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="chmod 600"):
         KeyDirectory.load(tmp_path / "keys")
     secret.write_bytes(b"short")
-    with pytest.raises(ConfigError, match="no CURVE key"):
+    with pytest.raises(ConfigError, match="not a CURVE key"):
         KeyDirectory.load(tmp_path / "keys")
     secret.write_bytes(b"~" * 40)
-    with pytest.raises(ConfigError, match="not Z85"):
+    with pytest.raises(ConfigError, match="outside Z85"):
         KeyDirectory.load(tmp_path / "keys")
     with pytest.raises(ConfigError, match="cannot write keys"):
         make_keys(secret)

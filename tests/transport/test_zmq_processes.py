@@ -99,7 +99,7 @@ async def test_the_next_process_at_an_address_gets_nothing_meant_for_the_killed_
 
 
 async def frozen(listener: Listener, peer: EchoPeer) -> bytes:
-    """Return the routing id of a peer that has said something and is stopped now."""
+    """Return the routing id of a peer that has sent a frame and is now stopped."""
     [message] = await listener.receive_many()
     assert message.sender.decode() == peer.said
     peer.freeze()
@@ -118,7 +118,7 @@ async def test_a_stopped_process_absorbs_little_and_is_busy_and_goes_on_when_con
             while absorbed < 400:
                 listener.send_nowait(identity, chunk(absorbed), bytes(64 * 1024))
                 absorbed += 1
-                # Give the I/O thread time to move what it can into the kernel.
+                # Give the I/O thread time to hand as much as possible to the kernel.
                 await trio.sleep(0.001)
         assert absorbed < 100
         peer.thaw()
@@ -132,7 +132,7 @@ async def test_a_stopped_process_absorbs_little_and_is_busy_and_goes_on_when_con
 async def test_a_process_that_reads_little_survives_the_death_of_one_that_sends_much(
     tmp_path: Path,
 ) -> None:
-    """libzmq aborted the reader when its own heartbeats met a broken connection that was full."""
+    """libzmq aborted the reader when its own heartbeats met a full, broken connection."""
     reading = [sys.executable, "-m", "tests.transport.full_reader", ipc_address(tmp_path)]
     ended = await trio.run_process(reading, cwd=ROOT, capture_stdout=True, check=False)
     assert (ended.returncode, ended.stdout) == (0, b"lives\n")

@@ -1,6 +1,6 @@
-"""The adapter under torture: tiny high-water marks, many tasks per socket, cancellations anywhere.
+"""Stress the Trio adapter: tiny high-water marks, many tasks per socket, cancellations anywhere.
 
-Runs with cancellation and without it: deadlines also wake tasks that a lost edge has left asleep.
+Runs with and without cancellation: deadlines also wake tasks that a lost edge has left asleep.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SIZES = (1, 100, 3000)
 
 
 class Pair:
-    """Two DEALER sockets that speak to each other."""
+    """Two connected DEALER sockets."""
 
     def __init__(self, address: str, hwm: int) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -69,7 +69,7 @@ def pair(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> Iterator[
 
 
 class Torture:
-    """Messages both ways at once, each numbered by its sender."""
+    """Messages in both directions at once, each numbered by its sender."""
 
     def __init__(self, pair: Pair, count: int, *, is_cancelling: bool) -> None:
         self.pair = pair
@@ -158,7 +158,7 @@ async def test_a_waiter_is_woken_although_another_call_took_the_edge(pair: Pair)
             nursery.start_soon(receive_one)
             await trio.testing.wait_all_tasks_blocked()
             await right.send([b"to the left"])
-            # Sending on the waiting socket reads its mailbox, and with it the waiter's edge.
+            # Sending on the waiting socket reads its mailbox and so takes the waiter's edge.
             while True:
                 with suppress(trio.WouldBlock):
                     left.send_nowait([b"noise"])
@@ -167,8 +167,8 @@ async def test_a_waiter_is_woken_although_another_call_took_the_edge(pair: Pair)
 
 @pytest.fixture
 def full_pair() -> Iterator[Pair]:
-    """Two sockets without an I/O thread between them, so that every edge comes when we say; the
-    pipe from left to right is full."""
+    """Two sockets without an I/O thread between them, so that each edge comes when the test says;
+    the pipe from left to right is full."""
     opened = Pair("inproc://full", 1)
     left = opened.ends[0]
     with suppress(trio.WouldBlock):

@@ -1,4 +1,4 @@
-"""Audits of a small fleet that is well, to be spoilt one field at a time."""
+"""Audits of a small healthy fleet, for tests that corrupt one field at a time."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ def an_attempt(**changes: object) -> AttemptAudit:
 
 
 def available(audit: WorkerAudit) -> int:
-    """Return what the server should believe to be free."""
+    """Return the blocks that the server should count as available."""
     return audit.pool.free_blocks + audit.pool.cached_blocks
 
 
 def a_view(audit: WorkerAudit | None, **changes: object) -> WorkerView:
-    """Return the worker as its server sees it."""
+    """Return the worker as seen by its server."""
     attempts = (an_attempt(),) if audit is not None and audit.leases else ()
     view = WorkerView(
         role=Role.DECODE,
@@ -133,7 +133,7 @@ def an_idle_server(**changes: object) -> ServerAudit:
 def a_fleet(
     worker: WorkerAudit | None = None, server: ServerAudit | None = None, **view: object
 ) -> FleetAudit:
-    """Return a fleet at work."""
+    """Return a busy fleet."""
     views = (a_view(worker or a_worker(), **view),)
     return FleetAudit(grace_s=2.0, server=server or a_server(), workers=views)
 

@@ -1,4 +1,4 @@
-"""An audit's form as JSON, and what a process finds out about itself."""
+"""The JSON form of an audit, and a process's facts about itself."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_list_that_was_cut_says_so() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="this system has no /proc")
 def test_a_process_counts_its_files_and_threads(tmp_path: Path) -> None:
-    """In a process of its own: here what earlier tests have left may end in between."""
+    """In a separate process: in this one, leftovers of earlier tests may end in between."""
     counted = subprocess.run(
         [sys.executable, "-c", COUNTING, str(tmp_path / "file")],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""The owner with most for its share gives way first, and what is kept is never miscounted."""
+"""Fair LRU: the owner with most relative to its share loses first, and the counts stay right."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_what_is_outdated_is_forgotten() -> None:
 
 
 class Keepers(RuleBasedStateMachine):
-    """Whatever is done, the owner that gives way is the one that a search through all finds."""
+    """After any operation, the chosen owner is the one that a full search finds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class Keepers(RuleBasedStateMachine):
         name = self.kept.pop()
         [tenant] = [tenant for tenant, names in self.names.items() if name in names]
         assert loads[tenant] == max(loads.values())
-        assert name == next(iter(self.names[tenant])), "not its oldest"
+        assert name == next(iter(self.names[tenant])), "not its least recently used"
         del self.names[tenant][name]
 
     @invariant()

@@ -1,4 +1,4 @@
-"""Grammars are compiled within bounds, and what cannot be is said in one line."""
+"""Grammars are compiled within bounds, and invalid ones get a one-line error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def tokenizer() -> LLTokenizer:
 
 
 def takes(tokenizer: LLTokenizer, grammar: Grammar, text: str) -> bool:
-    """Return whether a text is a beginning of what the grammar describes."""
+    """Return whether the grammar accepts a text as a beginning."""
     ids = tokenizer.tokenize_str(text)
     return compile_grammar(tokenizer, grammar).try_consume_tokens(ids) == len(ids)
 
@@ -43,7 +43,7 @@ def of_schema(schema: object) -> Grammar:
         of_schema({"type": "objec"}),
         of_schema({"type": "array", "uniqueItems": True}),
         of_schema({"$ref": "http://127.0.0.1:9/schema"}),
-        # The client does not decide that what is not understood may be left out.
+        # Clients may not ask to ignore unsupported parts.
         of_schema({"type": "array", "uniqueItems": True, "x-guidance": {"lenient": True}}),
         of_schema(False),
     ],

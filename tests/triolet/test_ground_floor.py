@@ -1,4 +1,4 @@
-"""Ids, sampling parameters, config and errors: what every room stands on."""
+"""Ids, sampling parameters, config and errors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_two_lives_of_a_worker_have_two_names() -> None:
     first, second = (PeerId(Role.DECODE, "decode-0", epoch) for epoch in (1, 2))
     assert first.identity() != second.identity()
     assert str(first) == f"decode-0@{shown_epoch(1)}" != str(second)
-    assert "0000000000000001" not in str(first), "an epoch is told to peers only"
+    assert "0000000000000001" not in str(first), "only peers may see an epoch"
 
 
 def test_an_attempt_names_itself_in_hexadecimal() -> None:

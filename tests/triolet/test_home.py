@@ -1,4 +1,4 @@
-"""Where a user's own files are, and what a command says to a user without a home directory."""
+"""The user's own folders, and the messages of commands for a user without a home directory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from triolet.home import cache_home, data_home, expanded, state_home
 TIMEOUT_S = 60.0
 NOBODY = 54321
 COMMANDS = """
-import encodings.idna, os, sys  # names of hosts; Python itself may lie in root's home
+import encodings.idna, os, sys  # for host names; Python itself may be in root's home
 import store.registry.client
 from ops.cli import main
 store.registry.client.FIRST_DELAY_S = 0.0
@@ -49,7 +49,7 @@ def test_the_home_of_a_user_that_is_not_there_is_refused() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes a user without a home")
 def test_commands_of_a_user_without_a_home_say_what_to_set(tmp_path: Path) -> None:
-    """Only a process of such a user shows what whole commands say: it changes its user for good."""
+    """In a separate process, which changes its user for good."""
     store = tmp_path / "store"
     commands = (
         "model list",
@@ -65,7 +65,7 @@ def test_commands_of_a_user_without_a_home_say_what_to_set(tmp_path: Path) -> No
     assert "Traceback" not in said
     listed, pulled, shown, served = said.split("= ")[:4]
     assert f"this user (uid {NOBODY}) has no home directory: set XDG_DATA_HOME or HOME" in listed
-    assert "127.0.0.1:1/chat" in pulled, "nothing of Docker's is there, which is no error"
+    assert "127.0.0.1:1/chat" in pulled, "missing Docker files are not an error"
     assert "no home directory" not in pulled
     assert "set XDG_STATE_HOME or HOME" in shown
     assert "~/models begins with ~, which has no home directory here" in served

@@ -1,4 +1,4 @@
-"""How errors and peers are called in logs and messages."""
+"""Names of errors and peers in logs and messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from triolet.ids import PeerId, Role, shown_identity
 
 
 class ReadTimeout(Exception):
-    """An error as libraries raise it, without a word."""
+    """An error without a message, as libraries raise them."""
 
 
 @pytest.mark.parametrize(

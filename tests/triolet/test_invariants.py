@@ -1,4 +1,4 @@
-"""What check_invariants finds, and what it must not take for a violation."""
+"""What check_invariants finds, and what it must not report."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def with_lease(**changes: object) -> FleetAudit:
 
 
 WRONG: dict[str, tuple[FleetAudit, str, str, str]] = {
-    # name: (audit, invariant, who, a word of what is said)
+    # name: (audit, invariant, process, part of the message)
     "a block is lost": (a_fleet(a_worker(pool=pool(free_blocks=89))), "I1", "decode-0", "make 99"),
     "a block is counted twice": (
         a_fleet(a_worker(pool=pool(cached_blocks=7))),
@@ -51,7 +51,7 @@ WRONG: dict[str, tuple[FleetAudit, str, str, str]] = {
         "decode-0",
         "free twice",
     ),
-    "blocks are leased to nobody": (
+    "blocks are leased without an owner": (
         a_fleet(a_worker(pool=pool(references=3), leases=(a_lease(num_blocks=3),))),
         "I1",
         "decode-0",
@@ -69,13 +69,13 @@ WRONG: dict[str, tuple[FleetAudit, str, str, str]] = {
         "decode-0",
         "attempts hold 6",
     ),
-    "an attempt that the server counts and nobody wants": (
+    "an attempt that the server counts and no request has": (
         a_fleet(after=(an_attempt(is_wanted=False),)),
         "I2",
         "decode-0",
-        "no request has it",
+        "it belongs to no request",
     ),
-    "a lease that did not run out": (
+    "a lease that did not expire": (
         with_lease(renewed_ago_s=4.1),
         "I2",
         "decode-0",
@@ -106,7 +106,7 @@ WRONG: dict[str, tuple[FleetAudit, str, str, str]] = {
         "decode-0",
         "without a lease",
     ),
-    "rows for what has ended": (a_fleet(a_worker(late_rows=10)), "I6", "decode-0", "10 rows"),
+    "rows for ended attempts": (a_fleet(a_worker(late_rows=10)), "I6", "decode-0", "10 rows"),
     "a stream beyond its window": (with_lease(num_tokens=65), "I7", "decode-0", "allowed 64"),
     "a window that drifts": (
         a_fleet(a_worker(windows=WindowsAudit(verdict="the window's count drifted"))),
@@ -180,14 +180,14 @@ RIGHT: dict[str, FleetAudit] = {
     ),
     "granted after the server was asked": a_fleet(before=()),
     "ended before the answer came": a_fleet(after=()),
-    "a lease that is not known yet, or not any more": a_fleet(
+    "a lease that is not known yet, or no longer": a_fleet(
         unknown=(Doubt(ATTEMPT, 3.9),), missing=(Doubt(ATTEMPT, 3.9),)
     ),
     "a lease whose server fell silent a moment ago": with_lease(renewed_ago_s=2.1),
     "a lease of another server": with_lease(server="other@00000000000000bb"),
     "a lease at its deadline": with_lease(remaining_s=-0.1),
     "a request at its deadline": a_fleet(server=a_server(overdue_s=0.1)),
-    "what ended inside the step": a_fleet(
+    "an attempt that ended during the step": a_fleet(
         a_worker(
             leases=(a_lease(num_blocks=3),),
             leaving=1,
@@ -245,7 +245,7 @@ HELD: dict[str, tuple[FleetAudit, str]] = {
         ),
         "1 leases",
     ),
-    "an attempt on its way out": (
+    "an attempt that is leaving": (
         an_idle_fleet(an_idle_worker(leaving=1, granted=11)),
         "1 attempts on their way out",
     ),
@@ -259,8 +259,8 @@ HELD: dict[str, tuple[FleetAudit, str]] = {
         "5 bytes in the ring",
     ),
     "the server's count": (an_idle_fleet(after=(an_attempt(),)), "1 attempts that the server"),
-    "credit that was spent": (an_idle_fleet(available_blocks=99), "believes that 99"),
-    "credit that nobody gave": (an_idle_fleet(available_blocks=101), "believes that 101"),
+    "credit that was spent": (an_idle_fleet(available_blocks=99), "counts 99"),
+    "credit that was never given": (an_idle_fleet(available_blocks=101), "counts 101"),
 }
 
 
@@ -286,7 +286,7 @@ def test_at_rest_every_worker_answers() -> None:
 
 
 def grown(**changes: int | None) -> list[Violation]:
-    """Return what is found if the worker's process has changed since the last rest."""
+    """Return the violations if the worker's process has changed since the last rest."""
     now = an_idle_fleet(an_idle_worker(process=replace(FACTS, **changes)))
     return check_at_rest(now, before=an_idle_fleet())
 

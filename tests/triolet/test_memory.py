@@ -1,4 +1,4 @@
-"""The memory that is left: of the machine, and of each control group around the process."""
+"""Available memory: of the machine, and of each control group around the process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_tightest_of_machine_and_control_groups_counts(tmp_path: Path) -> No
     limit(root, "3000", used=1000, inactive=400)
     assert found() == 2400, "a container's own group"
     own.write_text("1:name=systemd:/x\n0::/system.slice/triolet.service\n")
-    assert found() == 2400, "groups that cannot be seen"
+    assert found() == 2400, "groups that are hidden"
     limit(root / "system.slice", "max")
     limit(root / "system.slice" / "triolet.service", "700", used=500)
     assert found() == 200, "MemoryMax of a unit"

@@ -1,4 +1,4 @@
-"""Whatever is made is this user's alone, and what was wider is tightened or refused."""
+"""New files are private; existing ones with wider permissions are tightened or refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MONTH = "2026-01"
 
 @contextmanager
 def umask(mask: int) -> Iterator[None]:
-    """Let new files have all rights but these."""
+    """Set the umask for a while."""
     before = os.umask(mask)
     try:
         yield
@@ -40,14 +40,14 @@ def mode_of(path: Path) -> int:
 
 
 def assert_private(top: Path) -> None:
-    """Nothing below a folder, nor the folder, has rights for others."""
+    """Assert that a folder and its contents give no rights to others."""
     found = [top, *top.rglob("*")]
     assert len(found) > 1
     assert [(path, oct(mode_of(path))) for path in found if mode_of(path) & 0o077] == []
 
 
 def use(connection: sqlite3.Connection) -> None:
-    """Let the files of a journal be there."""
+    """Make SQLite create its journal files."""
     connection.execute("BEGIN IMMEDIATE")
     connection.execute("CREATE TABLE IF NOT EXISTS used (n INTEGER)")
     connection.execute("INSERT INTO used VALUES (1)")
@@ -119,7 +119,7 @@ def test_a_wide_folder_of_the_database_alone_is_tightened_and_another_is_refused
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o1777)
-    (shared / "of somebody").touch()
+    (shared / "of another user").touch()
     with pytest.raises(ConfigError, match="mode 1777 and holds other files too: `chmod 700"):
         open_database(str(shared))
     assert mode_of(shared) == 0o1777

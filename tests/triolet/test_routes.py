@@ -58,7 +58,7 @@ def test_a_route_follows_one_of_a_lower_revision_only() -> None:
 @pytest.mark.parametrize(
     ("routes", "said"),
     [
-        ({"chat": Route({"a": -1.0, "b": 2}, "a", 1)}, "no number of at least 0"),
+        ({"chat": Route({"a": -1.0, "b": 2}, "a", 1)}, "not a number of at least 0"),
         ({"chat": Route({"a": 0}, "a", 1)}, "needs a share above 0"),
         ({"chat": Route({"a": 1}, "b", 1)}, "a share for its stable version 'b'"),
         (

@@ -55,4 +55,4 @@ def test_a_reader_that_went_away_does_not_end_the_writer() -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
     with os.fdopen(write_end, "wb", buffering=0) as stream:
-        report(ProcessFailed(message="nobody listens"), stream)
+        report(ProcessFailed(message="the port is taken"), stream)

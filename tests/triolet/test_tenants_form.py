@@ -1,4 +1,4 @@
-"""What an operator may write in the file of tenants, and what is said of what is wrong."""
+"""Valid tenants files, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -101,18 +101,24 @@ def test_secrets_differ_between_tenants_and_stay_when_others_come() -> None:
         ("", "cache_secret must be 32 random bytes"),
         ('cache_secret = "short"', "cache_secret must be"),
         (SECRET, "0 tenants; allowed: 1 to 10000"),
-        ("x = ", "is no TOML"),
-        (SECRET + "[tenant.alice]", "at the top is 'tenant', which means nothing; did you mean te"),
-        (SECRET + "tenants = 1", "tenants is no table"),
-        (SECRET + "tenants.alice = 1", "[tenants.alice] is no table"),
+        ("x = ", "is not valid TOML"),
+        (
+            SECRET + "[tenant.alice]",
+            "at the top is 'tenant', which is unknown; did you mean tena",
+        ),
+        (SECRET + "tenants = 1", "tenants is not a table"),
+        (SECRET + "tenants.alice = 1", "[tenants.alice] is not a table"),
         (SECRET + '[tenants."a b"]', "[tenants] has 'a b'; allowed as a name"),
-        (SECRET + "[tenants.a]\nrol = 1", "in [tenants.a] is 'rol', which means nothing; did you "),
+        (
+            SECRET + "[tenants.a]\nrol = 1",
+            "in [tenants.a] is 'rol', which is unknown; did you ",
+        ),
         (SECRET + "[tenants.a]\nzzz = 1", "known are auto, disabled, keys, plan, role"),
         (SECRET + "[tenants.a]\nauto = []", "auto is '[]'; must be a list of 1 to 16 different"),
         (SECRET + "[tenants.a]\nauto = ['x', 'x']", "must be a list of 1 to 16 different models"),
         (SECRET + f"[tenants.a]\nauto = {[str(n) for n in range(17)]}", "a list of 1 to 16"),
         (SECRET + "[tenants.a]\nrole = 'admin'", "role is 'admin'; must be one of user, operator"),
-        (SECRET + "[tenants.a]\nplan = 'gold'", "plan is 'gold', which is none of default"),
+        (SECRET + "[tenants.a]\nplan = 'gold'", "plan is 'gold', which is not one of default"),
         (SECRET + "[tenants.a]\ndisabled = 1", "disabled is '1'; must be true or false"),
         (SECRET + "[tenants.a]\nkeys = ['sk-secret']", "[tenants.a] keys must be a list"),
         (SECRET + f"[tenants.a]\nkeys = [{ONE}, {ONE}]", "different digests"),
@@ -126,7 +132,7 @@ def test_secrets_differ_between_tenants_and_stay_when_others_come() -> None:
         ),
         (
             SECRET + f"[tenants.a]\nkeys = [{ONE}]\n[tenants.b]\nkeys = [{ONE}]",
-            "[tenants.b] has a key that [tenants.a] has too",
+            "[tenants.b] has the same key as [tenants.a]",
         ),
         (SECRET + "[prices.m]\nprompt = -1", "[prices.m] prompt is '-1'; must be a number from 0"),
         (SECRET + "[prices.m]\ncached = 1", "did you mean cached_prompt?"),
@@ -168,7 +174,7 @@ def test_a_value_out_of_its_range_is_refused_by_its_name(field: str, value: str)
 
 def test_deep_nesting_and_bad_utf8_are_refused() -> None:
     for content in (b"x = " + b"[" * 100_000, b"\xff"):
-        with pytest.raises(ConfigError, match="is no TOML"):
+        with pytest.raises(ConfigError, match="is not valid TOML"):
             read_tenants(content, "f")
 
 
@@ -184,7 +190,7 @@ def test_there_is_a_most_of_tenants() -> None:
     [
         ("[plans.p]\nweight = " + "9" * 5000, r"tenants\.toml"),
         ("[plans.p]\nweight = 0x" + "f" * 5000, r"tenants\.toml"),
-        ("[prices.m]\nprompt = 2e9", "1,000,000,000"),  # it could not be added up
+        ("[prices.m]\nprompt = 2e9", "1,000,000,000"),  # too large to add up
     ],
     ids=["decimal", "hexadecimal", "price"],
 )

@@ -1,4 +1,4 @@
-"""A changed file counts once it has settled, and one that cannot be read is told of once."""
+"""A changed file counts once it has settled; one that cannot be read is reported once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_BYTES = 100
 
 
 def written(path: Path, text: str, age_s: int = 0) -> WatchedFile:
-    """Write a file that was changed at a time of its own, and return it."""
+    """Write a file with a given age, and return it."""
     path.write_text(text)
     os.utime(path, (1_000_000 + age_s, 1_000_000 + age_s))
     return WatchedFile(str(path), "words", MAX_BYTES)
@@ -86,8 +86,6 @@ def test_a_guarded_file_of_another_user_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("one")
     os.chown(path, 12345, -1)
-    with pytest.raises(
-        ConfigError, match=r"belongs to user 12345, expected this one \(0\) or root"
-    ):
+    with pytest.raises(ConfigError, match=r"belongs to user 12345, expected 0 or root"):
         WatchedFile(str(path), "words", MAX_BYTES, is_guarded=True).read()
     assert WatchedFile(str(path), "words", MAX_BYTES).read() == b"one"

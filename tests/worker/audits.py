@@ -1,4 +1,4 @@
-"""Audits of workers by themselves: what they say, as a fleet whose server has nothing to do."""
+"""Audits of workers in tests, as of a fleet whose server has no requests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOBODY = ServerAudit("nobody", "", 0, 0, {}, {}, 0, 0, 0)
 
 
 def fleet_of(*accounts: WorkerAudit) -> FleetAudit:
-    """Return what workers say as the audit of a server that has no requests."""
+    """Return workers' accounts as the audit of a server without requests."""
     views = tuple(
         WorkerView(
             role=account.role,

@@ -1,6 +1,6 @@
-"""The least that can stand in for a server: it greets workers, asks for attempts, notes answers.
+"""A minimal server for tests of workers: greets them, starts attempts, records answers.
 
-Uses the protocol only; knows nothing of what a worker is made of.
+Uses the protocol only.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Link:
 
 @dataclass(slots=True)
 class Answer:
-    """All that workers have said of one attempt."""
+    """Everything that workers have sent about one attempt."""
 
     key: AttemptKey
     grant: Grant | None = None
@@ -70,7 +70,7 @@ class Answer:
 
     @property
     def token_ids(self) -> list[int]:
-        """What came, by position; positions must be contiguous."""
+        """Received tokens by position; positions must be contiguous."""
         start = min(self.tokens, default=0)
         assert sorted(self.tokens) == list(range(start, start + len(self.tokens)))
         return [self.tokens[position] for position in sorted(self.tokens)]
@@ -102,17 +102,17 @@ class Client:
                 await self._serve(nursery, task_status)
 
     def vanish(self) -> None:
-        """Be gone without a word."""
+        """Disappear without a GOODBYE."""
         self._scope.cancel()
         for link in self.links.values():
             link.connection.close()
 
     def greet(self, role: Role) -> None:
-        """Say HELLO to one worker."""
+        """Send HELLO to one worker."""
         self.send(role, make_hello(self.me))
 
     def beat(self) -> None:
-        """Name what is wanted."""
+        """Send heartbeats that name the wanted attempts."""
         rows = tuple(AttemptRow(*key) for key in self.live)
         for role in self.links:
             # A worker that is away for a moment gets the next one.
@@ -120,7 +120,7 @@ class Client:
                 self.send(role, ServerHeartbeat(self.me.epoch, rows))
 
     def send(self, role: Role, frame: AnyFrame) -> None:
-        """Say something to one worker."""
+        """Send a frame to one worker."""
         self.links[role].connection.send_nowait(frame)
 
     async def wait_until(self, condition: Callable[[], object]) -> None:
@@ -142,7 +142,7 @@ class Client:
         eos_token_ids: tuple[int, ...] = (),
         adapter: bytes = b"",
     ) -> Answer:
-        """Reserve, and if that is granted, prefill."""
+        """Send RESERVE and, once granted, PREFILL."""
         if key is None:
             self._num_requests += 1
             key = AttemptKey(self._num_requests.to_bytes(16, "big"), 0)
@@ -181,7 +181,7 @@ class Client:
         return answer
 
     def allow(self, answer: Answer, allowed: int) -> None:
-        """Let a stream run on."""
+        """Send token credit for a stream."""
         self.send(Role.DECODE, TokenCredit((CreditRow(*answer.key, allowed),)))
 
     async def _serve(self, nursery: trio.Nursery, task_status: trio.TaskStatus[None]) -> None:

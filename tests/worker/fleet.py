@@ -39,13 +39,13 @@ SERVE = {Role.PREFILL: prefill.worker.serve, Role.DECODE: decode.worker.serve}
 
 
 class FakeDevice:
-    """Takes virtual time for each step; can be told to hang."""
+    """Takes virtual time for each step; can be made to hang."""
 
     def __init__(self) -> None:
         self.is_hanging = False
 
     async def run(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
-        """Run a call after the time that a step takes."""
+        """Run a call after the duration of a step."""
         if self.is_hanging:
             await trio.sleep_forever()
         if len(args) > 1:
@@ -58,7 +58,7 @@ class FakeDevice:
 
 
 class CountingNetwork(MemoryNetwork):
-    """Counts how often each address was dialled."""
+    """Counts connections per address."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class Fleet:
             assert engine.ledger.leased_blocks == 0
 
     async def check_at_rest(self) -> None:
-        """Let go of everything, and assert that the workers that are still there keep nothing."""
+        """End everything, and assert that the remaining workers keep nothing."""
         assert check_invariants(fleet_of(*await self._accounts())) == []
         self.client.live.clear()
         await trio.sleep(REST_S)
@@ -128,7 +128,7 @@ async def open_fleet(
     serve: dict[Role, dict[str, Any]] | None = None,
     **of_decode: Any,  # noqa: ANN401 - fields of WorkerConfig
 ) -> AsyncIterator[Fleet]:
-    """Start everything; at the end nothing may be held any more."""
+    """Start a fleet; at the end nothing may be held."""
     network = network or CountingNetwork()
     roles = (Role.PREFILL, Role.DECODE)
     configs = {role: worker_config(role, (links or {}).get(role, link)) for role in roles}

@@ -1,4 +1,4 @@
-"""Guesses of what the scripted engine will say, some of them wrong."""
+"""Guesses of the scripted engine's tokens, some of them wrong."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Oracle:
         self._wrong_every = wrong_every
 
     def guess(self, attempt: DecodeAttempt, most: int) -> list[int]:
-        """Return exactly as many as are wanted."""
+        """Return exactly the requested number of guesses."""
         self.known.add(attempt.key)
         position = len(attempt.output_ids)
         tokens = completion(attempt.prompt_ids, attempt.sampling.seed, position + most)

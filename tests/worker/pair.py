@@ -64,7 +64,7 @@ KV_SECRET = bytes(range(32))
 
 @dataclass(slots=True)
 class Parcel:
-    """A frame on its way."""
+    """A frame under way."""
 
     deliver: Callable[[AnyFrame, bytes | memoryview | None], None]
     frame: AnyFrame
@@ -73,7 +73,7 @@ class Parcel:
 
 @dataclass(slots=True)
 class Heard:
-    """What the server heard of one attempt."""
+    """Everything that the server received about one attempt."""
 
     prompt: tuple[int, ...]
     sampling: SamplingParams
@@ -88,7 +88,7 @@ class Heard:
 
 
 class Node:
-    """One worker: core, engine, and the step that its device computes."""
+    """One worker: core, engine, and the running step of its device."""
 
     def __init__(
         self, core: WorkerCore, engine: ScriptedEngine, drafts: Drafts | None = None
@@ -99,7 +99,7 @@ class Node:
         self.rows: list[object] = []
 
     def begin_step(self, now: float) -> None:
-        """Let the device begin, if it is idle and there is something to compute."""
+        """Begin a step, if the device is idle and there is something to compute."""
         if not self.rows:
             if self.drafts is not None and isinstance(self.core, DecodeCore):
                 rows = self.drafts.plan(self.core.stepper.wanted_guesses())
@@ -110,7 +110,7 @@ class Node:
             assert has_work or not self.rows, "a loop would have slept through this step"
 
     def finish_step(self, now: float, *, fails: bool = False) -> None:
-        """Let the device return."""
+        """End the running step."""
         rows, self.rows = self.rows, []
         if not rows:
             return
@@ -122,7 +122,7 @@ class Node:
 
 
 class Pair:
-    """Two cores, one server's ear, and what is under way between them."""
+    """Two cores, one server, and the frames under way between them."""
 
     def __init__(
         self,
@@ -182,11 +182,11 @@ class Pair:
 
     @property
     def target(self) -> KvTarget:
-        """Where KV goes now."""
+        """The present target of KV."""
         return KvTarget(Peer.of(self.d_identity.me), "ipc:///kv")
 
     def to_worker(self, role: Role, frame: AnyFrame) -> None:
-        """Hand a server's frame over at once."""
+        """Deliver a server's frame at once."""
         core = self.nodes[role].core
         core.wake(self.now)
         core.on_control(SERVER.identity(), frame, self.now)
@@ -253,14 +253,14 @@ class Pair:
             self.to_worker(role, End(*key, reason))
 
     def _asked(self, key: AttemptKey) -> tuple[Role, ...]:
-        """Return the servers that were told of an attempt."""
+        """Return the servers that know of an attempt."""
         return (Role.DECODE,) if self.heard[key].is_local else tuple(self.nodes)
 
     def allow(self, key: AttemptKey, allowed: int, received: int = 0) -> None:
         self.to_worker(Role.DECODE, TokenCredit((CreditRow(*key, allowed, received),)))
 
     def beat(self) -> None:
-        """Heartbeats both ways."""
+        """Send heartbeats in both directions."""
         for role in self.nodes:
             wanted = (
                 key
@@ -273,7 +273,7 @@ class Pair:
         self.settle()
 
     def pass_time(self, seconds: float, *, beats: bool = True) -> None:
-        """Let time pass in steps shorter than a heartbeat."""
+        """Advance the clock in steps shorter than a heartbeat."""
         until = self.now + seconds
         while self.now < until:
             self.now = min(until, self.now + 0.25)
@@ -288,7 +288,7 @@ class Pair:
         self.settle()
 
     def deliver(self, index: int = 0, *, keep: bool = False, damage: bool = False) -> None:
-        """Hand over one frame of the wire."""
+        """Deliver one frame."""
         parcel = self.wire[index] if keep else self.wire.pop(index)
         payload = parcel.payload
         if damage and payload is not None:
@@ -297,7 +297,7 @@ class Pair:
         self.settle()
 
     def run(self, max_rounds: int = 500) -> None:
-        """Let everything happen in order until nothing is left to do."""
+        """Run everything in order until nothing is left to do."""
         for _ in range(max_rounds):
             while self.wire:
                 self.deliver()
@@ -312,7 +312,7 @@ class Pair:
         raise AssertionError("it does not come to rest")
 
     def settle(self) -> None:
-        """Put on the wire what cores have decided; the server hears at once."""
+        """Put the cores' frames on the wire; the server receives its own at once."""
         sends = list(self.prefill.take_kv_sends(self.now))
         self._dial()
         for send in sends:
@@ -327,7 +327,7 @@ class Pair:
                     self._hear(role, send.frame)
 
     def audit(self) -> FleetAudit:
-        """Return what both workers say of themselves."""
+        """Return both workers' accounts."""
         return fleet_of(self.prefill.account(self.now), self.decode.account(self.now))
 
     def check(self) -> None:
@@ -339,7 +339,7 @@ class Pair:
                 assert token_id == wanted[position], f"{key} position {position}"
 
     def check_empty(self) -> None:
-        """Assert that nothing is held any more."""
+        """Assert that nothing is held."""
         self.check()
         assert check_at_rest(self.audit()) == []
         assert self.prefill.attempt_table.is_empty

@@ -1,7 +1,7 @@
-"""Deadlines for real workers in tests that are about something else.
+"""Long deadlines for real workers in tests of other things.
 
-A busy machine may let a process stand still for longer than the product waits; what that costs is
-shown where time is virtual.
+A busy machine may stop a process for longer than the product waits; the effects of that are tested
+in virtual time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SILENCE_S = 60.0
 
 
 def unhurried(link: LinkConfig) -> LinkConfig:
-    """Return the same, but a peer may be silent for a minute."""
+    """Return the same config, but with a peer timeout of a minute."""
     return replace(
         link,
         peer_timeout_s=SILENCE_S,

@@ -1,4 +1,4 @@
-"""The phases of an attempt that the tests of two cores begin from."""
+"""Phases of an attempt from which the tests of two cores start."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def state_on_decode(pair: Pair, key: AttemptKey) -> LeaseState | None:
 
 
 def until(pair: Pair, condition: Callable[[], object]) -> None:
-    """Let things happen one by one until something holds."""
+    """Run events one by one until a condition holds."""
     for _ in range(500):
         if condition():
             return

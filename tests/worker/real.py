@@ -1,4 +1,4 @@
-"""A prefill and a decode worker with a real engine each, over sockets, and a client of both."""
+"""A prefill and a decode worker with real engines over sockets, and a client of both."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def open_workers(
     link: LinkConfig = SMALL_LINK,
     speculation: SpeculationConfig = OFF,
 ) -> AsyncIterator[Client]:
-    """Run both workers, their sockets in a directory; at the end no block is leased."""
+    """Run both workers with sockets in a folder; at the end no block is leased."""
     sockets = directory / "s"
     sockets.mkdir(mode=0o700)
     configs = {

@@ -1,5 +1,5 @@
-"""Scripts of the scripted engine (simulation/engine.py) for tests of workers: what follows is a
-hash of the KV that a step reads back, and of the seed."""
+"""Scripts of the scripted engine (simulation/engine.py) for tests of workers: the next token is a
+hash of the seed and the KV that a step reads back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PACE: Final = Pace(8, step_s=0.0, target_s=1.0, least_tokens=8, most_tokens=8, c
 
 
 def follow(kv: bytes, seed: int) -> int:
-    """Return the token that follows some KV: the reference that tests compare with."""
+    """Return the token that follows some KV: the reference for tests."""
     digest = hashlib.blake2b(kv + seed.to_bytes(8, "little"), digest_size=4).digest()
     return int.from_bytes(digest, "little") % VOCAB_SIZE
 
@@ -31,9 +31,9 @@ def hashes(salt: int = 0, wrong_every: int = 0) -> Says:
     """Return a script.
 
     Args:
-      salt: models of other ones say something else.
-      wrong_every: positions of a sequence of which this is a divisor get a wrong token, as from a
-        draft model; 0 for none.
+      salt: different for each model.
+      wrong_every: tokens at multiples of this position are wrong, as from a draft model; 0 for
+        none.
     """
 
     def says(kv: bytes, sample: SampleSpec) -> Sampled:
@@ -44,7 +44,7 @@ def hashes(salt: int = 0, wrong_every: int = 0) -> Says:
 
 
 def completion(prompt: Sequence[int], seed: int, num_tokens: int) -> list[int]:
-    """Return what a whole greedy run gives."""
+    """Return the result of a whole greedy run."""
     tokens = list(prompt)
     while len(tokens) < len(prompt) + num_tokens:
         tokens.append(follow(kv_of(tokens), seed))
@@ -52,7 +52,7 @@ def completion(prompt: Sequence[int], seed: int, num_tokens: int) -> list[int]:
 
 
 class Fields(TypedDict, total=False):
-    """What may be said of an engine."""
+    """Options of a scripted engine."""
 
     max_model_len: int
     vocab_size: int

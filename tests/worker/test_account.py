@@ -1,4 +1,4 @@
-"""What a worker says of itself when it is audited, phase by phase, and which servers it answers."""
+"""A worker's account in an audit, phase by phase, and the peers that may ask for it."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_the_process_is_told_as_it_is_handed_in() -> None:
 
 
 class Member:
-    """The least that an attempt table keeps."""
+    """The minimum that an attempt table needs."""
 
     def __init__(self, key: AttemptKey) -> None:
         self.key = key
@@ -195,7 +195,7 @@ class Member:
 
 
 def attempt_table_of(ledger: BlockLedger, count: int) -> AttemptTable[Member]:
-    """Return an attempt table with so many attempts of one block each, the oldest first."""
+    """Return an attempt table with some attempts of one block each, oldest first."""
     attempt_table: AttemptTable[Member] = AttemptTable(
         ledger, DECODE_TRANSITIONS, LINK, Outbox(), on_end=lambda member, now: None
     )

@@ -1,4 +1,4 @@
-"""Short prompts do not wait for long ones, long ones are not starved, the budget is kept."""
+"""Chunk scheduling: short prompts do not wait for long ones, long ones are not starved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A decode worker that loads a draft model beside its own, over real sockets: the same tokens."""
+"""A decode worker with a draft model over real sockets gives the same tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Probes of workers: what is answered, within which bounds, and a process whose device hangs."""
+"""Health probes: answers, bounds, and a process whose device hangs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ main(WorkerConfig(
 
 @dataclass
 class Loop:
-    """A worker as its probes see it."""
+    """A worker as seen by its probes."""
 
     is_draining: bool = False
     hangs_for_s: float | None = None
@@ -73,7 +73,7 @@ class Loop:
 
 @asynccontextmanager
 async def probed(folder: Path, loop: Loop, **bounds: Any) -> AsyncIterator[str]:  # noqa: ANN401
-    """Answer probes at a socket of this folder."""
+    """Answer probes on a socket in this folder."""
     config = HealthConfig(**bounds)
     path = folder / "health"
     async with trio.open_nursery() as nursery:
@@ -89,7 +89,7 @@ async def read_all(stream: trio.abc.ReceiveStream) -> bytes:
 
 
 async def ask(path: str, request: bytes) -> tuple[int, dict[str, str]]:
-    """Return status and document of an answer."""
+    """Return the status and document of an answer."""
     async with await trio.open_unix_socket(path) as stream:
         await stream.send_all(request)
         head, _, body = (await read_all(stream)).partition(b"\r\n\r\n")
@@ -98,7 +98,7 @@ async def ask(path: str, request: bytes) -> tuple[int, dict[str, str]]:
 
 
 async def said_with(path: str, status: int) -> dict[str, str]:
-    """Return what is said of readiness as soon as the answer has a status."""
+    """Return the readiness answer as soon as it has a given status."""
     while (answer := await ask(path, READY))[0] != status:  # noqa: ASYNC110 (of another process)
         await trio.sleep(0.05)
     return answer[1]

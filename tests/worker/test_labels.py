@@ -1,4 +1,4 @@
-"""Labels of workers, from their settings to what servers show."""
+"""Labels of workers, from settings to the servers' status page."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TOLD = {
 
 
 class NewerLabels(LabelsConfig):
-    """Those of a release that knows one more."""
+    """Labels of a newer release with one more field."""
 
     @property
     def told(self) -> dict[str, str]:

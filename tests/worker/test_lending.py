@@ -1,4 +1,4 @@
-"""Cores are borrowed from idle workers, never waited for, and free after a death."""
+"""Cores are borrowed from idle workers without waiting, and are free after a crash."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ for line in sys.stdin:
 
 
 class Sibling:
-    """Another worker, which does what it is told."""
+    """Another worker, driven by the test."""
 
     def __init__(self, path: Path, place: int) -> None:
         self._process = forked.Popen(
@@ -45,7 +45,7 @@ class Sibling:
         )
 
     def do(self, what: str) -> str:
-        """Let it call a method and return what that returned."""
+        """Call one of its methods and return the result."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{what}\n".encode())
@@ -53,7 +53,7 @@ class Sibling:
         return self._process.stdout.readline().decode().strip()
 
     def kill(self) -> None:
-        """End it without a word."""
+        """Kill it."""
         with self._process as process:
             process.kill()
 

@@ -1,4 +1,4 @@
-"""The number of weights is the one that transformers counts."""
+"""The number of weights equals that of transformers."""
 
 from __future__ import annotations
 

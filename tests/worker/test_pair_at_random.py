@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order: no block is lost, none is leased twice, tokens stay right."""
+"""Random orders of events: no block is lost or leased twice, and tokens stay right."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ask(pair: Pair, number: int) -> None:
 
 
 def ask_again(pair: Pair, number: int) -> None:
-    """Begin the next attempt of some request, which replays what was heard of it."""
+    """Begin the next attempt of a request, which replays the tokens received so far."""
     if not pair.heard:
         return
     key = sorted(pair.heard)[number % len(pair.heard)]
@@ -97,7 +97,7 @@ def pass_time(pair: Pair, number: int) -> None:
 
 
 def freeze(pair: Pair, number: int) -> None:
-    """Stop the whole world for longer than a lease, sometimes."""
+    """Sometimes stop everything for longer than a lease."""
     if number % 20 == 0:
         pair.now += 2.5
         pair.sweep()

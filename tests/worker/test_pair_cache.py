@@ -1,4 +1,5 @@
-"""Prompts that begin alike: nothing is computed or shipped twice, and every token stays right."""
+"""Prompts with the same beginning: nothing is computed or sent twice, and every token stays
+right."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def cache_of(pair: Pair, role: Role) -> PrefixCache:
 
 
 def answered(pair: Pair, prompt: list[int], **asked: int) -> tuple[AttemptKey, int, int]:
-    """Return a finished attempt, prompt tokens that prefill computed, and blocks that travelled."""
+    """Return a finished attempt, the prompt tokens computed by prefill, and the blocks sent."""
     computed = pair.prefill.counters.computed_tokens
     kv_bytes = pair.decode.counters.kv_bytes
     key = pair.ask(prompt, **asked)

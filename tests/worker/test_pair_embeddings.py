@@ -1,4 +1,4 @@
-"""Inputs that become vectors on a prefill worker: right, bounded, and gone without a trace."""
+"""Embedding inputs on a prefill worker: right vectors, bounds, and no leftovers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class Inputs(Pair):
-    """A pair whose server asks for vectors too.
+    """A pair whose server also requests vectors.
 
     Attributes:
-      vectors: that came, by attempt.
-      ends: the last words of attempts, by attempt.
+      vectors: received vectors, by attempt.
+      ends: ENDED frames, by attempt.
     """
 
     def __init__(self, num_blocks: int = 24) -> None:
@@ -36,7 +36,7 @@ class Inputs(Pair):
     def embed(
         self, ids: Sequence[int], pooling: Pooling = Pooling.LAST, remaining_s: float = 60.0
     ) -> AttemptKey:
-        """Ask for a vector, not of length 1."""
+        """Request a vector that is not normalized."""
         key = self.new_key()
         frame = Embed(*key, pack_tokens(ids), pooling, 0, False, 0, remaining_s)
         self.to_worker(Role.PREFILL, frame)
@@ -51,11 +51,11 @@ class Inputs(Pair):
             super()._hear(role, frame)
 
     def wait(self) -> None:
-        """Let inputs have waited for company."""
+        """Let inputs wait long enough for their batch."""
         self.now += 0.01
 
     def check_vector(self, key: AttemptKey, ids: Sequence[int]) -> None:
-        """Assert that an attempt brought the last token's hidden state, and ended well."""
+        """Assert that an attempt returned the last token's hidden state, and ended well."""
         expected = np.array(hidden(kv_of(ids)), dtype="<f4").tobytes()
         assert self.vectors[key] == expected
         assert self.ends[key].reason is EndReason.EMBEDDED

@@ -1,4 +1,4 @@
-"""Two cores: every end frees everything, by one path, and is said once."""
+"""Two cores: every end frees everything, in one function, and is reported once."""
 
 from __future__ import annotations
 

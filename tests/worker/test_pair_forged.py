@@ -1,4 +1,4 @@
-"""Two cores with KV in plaintext, and a third process that sends decode what it likes."""
+"""Two cores with KV in plaintext, and a third process that sends forged frames to decode."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ FORGER = PeerId(Role.PREFILL, "forger", 77)
 
 
 def next_of(pair: Pair, kind: type) -> Parcel:
-    """Let things happen until such a frame is the next on the wire."""
+    """Run events until a frame of this type is next on the wire."""
     until(pair, lambda: pair.wire and isinstance(pair.wire[0].frame, kind))
     return pair.wire[0]
 
 
 def forge(pair: Pair, frame: KvChunk | KvManifest, payload: bytes | None = None) -> None:
-    """Send something over a connection of one's own."""
+    """Send frames over a separate connection."""
     hello = make_hello(FORGER, pair.p_identity.fingerprint)
     pair.decode.on_kv(FORGER.identity(), hello, None, pair.now)
     pair.decode.outbox.take_for_senders()

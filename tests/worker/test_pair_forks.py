@@ -1,4 +1,4 @@
-"""Several completions of one prompt: computed once, shared by reference count, ended one by one."""
+"""Several completions of one prompt: computed once, shared by reference count, ended separately."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MANY = 10_000
 def ask_for_several(
     pair: Pair, length: int, count: int, *, local_tokens: int = 0, **sampling: object
 ) -> list[AttemptKey]:
-    """Ask for some completions of one prompt."""
+    """Request several completions of one prompt."""
     prompt = range(5, 5 + length)
     first = pair.ask(prompt, seed=0, local_tokens=local_tokens, **sampling)
     more = [pair.ask(prompt, seed=n, fork_of=first, **sampling) for n in range(1, count)]

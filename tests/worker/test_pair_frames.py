@@ -1,4 +1,4 @@
-"""Two cores: chunks, credits, and frames that cannot be acted upon."""
+"""Two cores: chunks, credits, and invalid frames."""
 
 from __future__ import annotations
 
@@ -229,14 +229,14 @@ def test_a_first_token_outside_the_vocabulary_ends_one_attempt_not_the_batch() -
             first = msgspec.structs.replace(parcel.frame.first, token_id=VOCAB_SIZE)
             parcel.frame = msgspec.structs.replace(parcel.frame, first=first)
     pair.run()
-    assert "not in the vocabulary" in pair.heard[bad].ended[Role.DECODE].message
+    assert "outside the vocabulary" in pair.heard[bad].ended[Role.DECODE].message
     assert pair.heard[good].ended[Role.DECODE].reason is EndReason.LENGTH
     pair.check_empty()
 
 
 @pytest.mark.parametrize(
     ("num_tokens", "held_blocks", "words"),
-    [(97, 0, "can hold"), (8, 2, "nothing to compute"), (90, 0, "mind the credit")],
+    [(97, 0, "can hold"), (8, 2, "nothing to compute"), (90, 0, "respect the credit")],
 )
 def test_prefill_says_why_it_takes_no_prompt(num_tokens: int, held_blocks: int, words: str) -> None:
     pair = Pair()

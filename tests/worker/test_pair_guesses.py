@@ -1,4 +1,4 @@
-"""Two cores, of which decode guesses ahead: the same tokens, ends and windows, in fewer steps."""
+"""Two cores with guesses on decode: the same tokens, ends and windows, in fewer steps."""
 
 from __future__ import annotations
 

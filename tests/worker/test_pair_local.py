@@ -1,4 +1,4 @@
-"""Prompts that decode computes itself: beside running rows, under one lease, to the same end."""
+"""Prompts that decode computes itself: beside streams, under one lease, with the same result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MANY = 10_000
 
 
 def step_decode(pair: Pair) -> list[StepRow]:
-    """Let decode take one step; return its rows."""
+    """Run one step of decode; return its rows."""
     node = pair.nodes[Role.DECODE]
     node.begin_step(pair.now)
     rows = [row for row in node.rows if isinstance(row, StepRow)]

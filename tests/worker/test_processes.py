@@ -1,4 +1,4 @@
-"""Each role as a process of its own: it says when it is ready, serves, and leaves when told."""
+"""Each role as a separate process: it reports when it is ready, serves, and exits on SIGTERM."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Process:
         self.popen = forked.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def wait_ready(self) -> WorkerReady:
-        """Return what it says when it serves; `log` is what it has logged by then."""
+        """Return its report once it serves; `log` holds what it has logged so far."""
         assert self.popen.stdout is not None
         for line in self.popen.stdout:
             report = parse_report(line)

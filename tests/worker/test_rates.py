@@ -1,4 +1,4 @@
-"""What a worker believes of its own speed, and how much of a prompt a decode step may hold."""
+"""A worker's estimates of its own speed, and the prompt tokens that a decode step may hold."""
 
 from __future__ import annotations
 

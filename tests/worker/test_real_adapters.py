@@ -1,5 +1,5 @@
-"""One prompt with the base and with adapters, over real engines and sockets: each keeps to its own
-KV, in the pool and in host memory, on both workers."""
+"""One prompt with the base and with adapters, over real engines and sockets: KV is never shared
+between them, in the pool and in host memory, on both workers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
 
 
 class Case:
-    """A base, two adapters, and what each answers to the prompt.
+    """A base, two adapters, and the answer of each to the prompt.
 
     Args:
       path: of a folder for all of it.
@@ -63,8 +63,8 @@ class Case:
         return ids(results)
 
     async def replies(self) -> list[tuple[bytes, list[int], int]]:
-        """Return adapter, reply and cached tokens of the prompt, asked with each adapter, then with
-        each again while it is in the pool, and again once others have pushed it out of there."""
+        """Return adapter, reply and cached tokens of the prompt: first with each adapter, then
+        again with each while it is in the pool, and again once others have evicted it."""
         bytes_per_block = 16 * 2 * 2 * 2 * 16 * 4
         engine = EngineConfig(
             dtype=Dtype.FLOAT32,
@@ -104,7 +104,7 @@ async def test_no_prefix_of_one_adapter_is_found_for_another(tmp_path: Path) -> 
 async def test_without_the_adapter_in_the_key_it_would_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The test above can fail: the key alone keeps adapters apart."""
+    """The test above can fail: only the key keeps adapters apart."""
     monkeypatch.setattr(frames, "cache_key", lambda salt, adapter: salt)
     case = Case(tmp_path)
     replies = await case.replies()

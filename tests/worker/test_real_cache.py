@@ -1,4 +1,4 @@
-"""Chats over a real model and real sockets: a hit changes no token, whatever computes it."""
+"""Chats over a real model and real sockets: cache hits change no token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Completions within a grammar on real workers: exact with others, guesses and new attempts."""
+"""Completions with a grammar on real workers: exact beside others, with guesses and new
+attempts."""
 
 from __future__ import annotations
 
@@ -85,7 +86,7 @@ def workers(
 
 
 async def completions(client: Client, *sampling: SamplingParams) -> list[list[int]]:
-    """Return what comes of requests that run together."""
+    """Return the results of requests that run together."""
     answers = [await client.start(PROMPT, one, eos_token_ids=EOS) for one in sampling]
     return [(await client.finish(answer)).token_ids for answer in answers]
 
@@ -93,7 +94,7 @@ async def completions(client: Client, *sampling: SamplingParams) -> list[list[in
 async def rests(
     client: Client, sampling: SamplingParams, whole: list[int], replayed: Sequence[int]
 ) -> list[Answer]:
-    """Go on from several places of an answer, in steps of all of them together, as it did."""
+    """Continue an answer from several places, all in the same steps."""
     answers = [
         await client.start(PROMPT, sampling, replay=whole[:count], eos_token_ids=EOS)
         for count in replayed

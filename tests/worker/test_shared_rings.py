@@ -1,4 +1,4 @@
-"""Workers of one host that share prefill's ring: the same tokens, the same promises."""
+"""Workers on one host that share prefill's ring: the same tokens and guarantees."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PARAMS = SamplingParams(max_tokens=6, seed=5)
 
 
 def watch(fleet: Fleet) -> list[int]:
-    """Return what is filled with the number of parts of every message to the kv listener."""
+    """Return a list that collects the number of parts of every message to the kv listener."""
     seen: list[int] = []
 
     def on_put(link: LinkName, direction: str, parts: Sequence[bytes | memoryview]) -> None:
@@ -53,7 +53,7 @@ def watch(fleet: Fleet) -> list[int]:
 
 
 def loads(fleet: Fleet) -> dict[Role, Load]:
-    """Return what each worker would say of itself now."""
+    """Return each worker's present load."""
     return {role: loop._core.load() for role, loop in fleet.loops.items()}  # type: ignore[attr-defined]
 
 

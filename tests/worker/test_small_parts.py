@@ -1,4 +1,4 @@
-"""Peers and last words: bounded, and forgotten in time."""
+"""Peers and tombstones: bounded, and forgotten in time."""
 
 from __future__ import annotations
 

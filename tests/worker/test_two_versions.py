@@ -1,5 +1,5 @@
-"""Two versions of one model behind one server: each answers with its own tokens, and no worker of
-one is used for the other, whatever addresses a server is given."""
+"""Two versions of one model behind one server: each answers with its own tokens, and no worker is
+used for the wrong one, whatever addresses a server is given."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ NUM_TOKENS = 12
 
 
 class Refusals(Observer):
-    """Keeps why workers were refused."""
+    """Records why workers were refused."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ def config_of(name: str, digest: str, prefill: str, decode: str, version: str = 
 
 
 def reference(digest: str, number: int) -> list[int]:
-    """Return what a version says to a prompt when it is alone."""
+    """Return a version's answer to a prompt when it runs alone."""
     return completion(prompt_of(number).encode(), number + SALTS[digest], NUM_TOKENS)
 
 

@@ -1,4 +1,4 @@
-"""Workers of a newer release serve servers of the one before, and of no older one."""
+"""Workers of a newer release serve servers of the previous one, and of no older one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROLES = (Role.PREFILL, Role.DECODE)
 
 @pytest.fixture(autouse=True)
 def release(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process is of a release that speaks version 5 and still understands 4."""
+    """Make this process a release that speaks version 5 and supports 4."""
     monkeypatch.setattr(handshake, "PROTOCOL_VERSION", 5)
     monkeypatch.setattr(handshake, "OLDEST_PROTOCOL_VERSION", 4)
 

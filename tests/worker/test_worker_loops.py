@@ -51,12 +51,12 @@ def params(num_tokens: int = 8, seed: int = 5) -> SamplingParams:
 
 
 class Left(Exception):
-    """Stands for the end of a worker's process."""
+    """Raised instead of exiting the process."""
 
 
 @asynccontextmanager
 async def fleet_that_ends(role: Role, codes: list[int]) -> AsyncIterator[Fleet]:
-    """Run a fleet until the process of one worker ends; note its exit code."""
+    """Run a fleet until one worker's process ends; record its exit code."""
 
     def leave(code: int) -> None:
         codes.append(code)
@@ -394,7 +394,7 @@ async def test_decode_without_a_kv_address_is_a_config_error(autojump_clock: Moc
 
 
 async def test_a_decode_worker_announces_where_others_see_it(autojump_clock: MockClock) -> None:
-    """The network between them passes on what comes for one address to the other."""
+    """The network between them forwards one address to the other."""
 
     class Translating(CountingNetwork):
         def connect(

@@ -1,7 +1,7 @@
-"""Every bound, deadline and buffer size of the product, each beside its reason.
+"""Every bound, deadline and buffer size of the product, each with its reason.
 
-Reads no file, flag or environment (ops/settings does). Each part of the product is handed only the
-dataclass it needs.
+Reads no file, flag or environment variable (ops/settings does). Each part of the product gets only
+the dataclass that it needs.
 """
 
 from .adapters import SEPARATOR, AdapterConfig, require_adapter_names

@@ -1,5 +1,4 @@
-"""Settings of `model: auto`: which models a request may be given to, and what each is declared to
-take."""
+"""Settings of `model: auto`: the models to choose from, and the requests that each one takes."""
 
 from __future__ import annotations
 
@@ -13,20 +12,20 @@ from ..errors import SettingError
 from .limits import Count, require
 
 AUTO: Final = "auto"
-"""The name by which a request leaves the model open."""
+"""The model name with which a request leaves the choice to the server."""
 MAX_RUNGS: Final = 16
-"""Models of one ladder: a request is tokenised once for each one that turns out too short."""
+"""Models of one ladder: a request is tokenised once for each one whose context is too short."""
 
-GIVE_LADDER: Final = 'give ladder = ["SMALL", "LARGE"]: names of models, the smallest first'
+GIVE_LADDER: Final = 'give ladder = ["SMALL", "LARGE"]: names of models, smallest first'
 
 
 class WakePolicy(StrEnum):
-    """When a model without workers is woken for a request that leaves the model open."""
+    """When to wake a model without workers for a request for `auto`."""
 
     IF_NEEDED = "if_needed"
-    """Where no model fits that is awake."""
+    """If no model that is awake fits."""
     ALWAYS = "always"
-    """Where it is the smallest that fits."""
+    """If it is the smallest model that fits."""
 
 
 IF_NEEDED: Final = WakePolicy.IF_NEEDED
@@ -35,32 +34,32 @@ DEFAULT_COMPLETION_TOKENS: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What one model of a ladder is declared to take."""
+    """What one model of a ladder takes."""
 
     model: str
-    """Its name."""
+    """Name of the model."""
     context_tokens: Annotated[int, Meta(ge=2)] | None = None
-    """Prompt and completion together; None for all of the model's own context. Less keeps long
+    """Prompt and completion together; None for the model's whole context. A lower limit keeps long
     requests from a model that answers them badly."""
     tools: bool = True
     """Whether it gets requests with tools."""
     structured_output: bool = True
-    """Whether it gets requests that ask for a form, such as `response_format`."""
+    """Whether it gets requests for structured output, such as `response_format`."""
 
 
 @dataclass(frozen=True, slots=True)
 class AutoConfig:
-    """Which model answers a request for the model `auto`."""
+    """How to choose the model for a request for `auto`."""
 
     ladder: tuple[str, ...] | None = None
-    """Names of models, the smallest first: the first that fits answers. None: `auto` is off."""
+    """Names of models, smallest first: the first that fits answers. None turns `auto` off."""
     wake: WakePolicy = IF_NEEDED
-    """When a model without workers is woken. A load takes seconds, and the memory of others."""
+    """When to wake a model without workers. Loading takes seconds and other models' memory."""
     completion_tokens: Count = DEFAULT_COMPLETION_TOKENS
-    """Room for the completion of a request that does not say how long it may be. A request for
-    which no model has so much is given to the smallest with room for its prompt."""
+    """Room reserved for the completion of a request without a limit. If no model has this much, the
+    smallest with room for the prompt is chosen."""
     limits: tuple[ModelLimits, ...] = ()
-    """What models are declared to take; one that is not in here takes everything."""
+    """Limits of single models; a model that is not listed takes every request."""
 
     def __post_init__(self) -> None:
         if self.ladder is None:
@@ -70,29 +69,29 @@ class AutoConfig:
                 "limits": bool(self.limits),
             }
             if given := [name for name, one in is_set.items() if one]:
-                raise SettingError(f"ladder is missing beside {', '.join(given)}; {GIVE_LADDER}")
+                raise SettingError(f"{', '.join(given)} needs a ladder too; {GIVE_LADDER}")
             return
         require_ladder(self.ladder, "ladder")
         named = [one.model for one in self.limits]
         twice = sorted({name for name in named if named.count(name) > 1})
         if twice:
-            raise SettingError(f"limits has {', '.join(twice)} twice; each model has one table")
+            raise SettingError(f"limits lists {', '.join(twice)} twice; allowed: once each")
 
     def limits_of(self, model: str) -> ModelLimits:
-        """Return what a model is declared to take."""
+        """Return the limits of a model."""
         return next((one for one in self.limits if one.model == model), ModelLimits(model))
 
 
 def require_ladder(ladder: tuple[str, ...], what: str) -> None:
-    """Look whether a ladder is one, whatever models there are.
+    """Check the form of a ladder, whatever models there are.
 
     Args:
       ladder: names of models.
-      what: it is called, in the error.
+      what: its name in the error.
 
     Raises:
-      SettingError: it is empty, too long, or has a model twice.
+      SettingError: it is empty, too long, or names a model twice.
     """
-    allowed = f"1 to {MAX_RUNGS} names of different models, the smallest first"
+    allowed = f"1 to {MAX_RUNGS} names of different models, smallest first"
     is_ladder = 0 < len(ladder) <= MAX_RUNGS and len(set(ladder)) == len(ladder)
     require(is_ladder, what, list(ladder), allowed)

@@ -1,5 +1,5 @@
-"""Bounds of fields: types with bounds, which `msgspec.convert` checks where settings are read, and
-`require` for bounds that depend on other fields.
+"""Bounded field types, which `msgspec.convert` checks when settings are read, and `require` for
+bounds that depend on other fields.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The form of a file of members: which workers a server uses, where that changes while it runs."""
+"""The members file, which lists the workers and models of a running server."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .models import MAX_MODELS, ServedModelConfig
 from .routes import Route, require_routes
 
 MAX_MEMBERS = 1024
-"""Of one file: a server keeps a connection with each."""
+"""Members of one file: a server keeps a connection with each."""
 MAX_MEMBERS_BYTES = 256 * MAX_MEMBERS + 16 * KIB * MAX_MODELS
-"""Of one file: the address of a member is a path or a host and a port; a model has paths, aliases,
-addresses of up to 64 workers of a role, and adapters."""
+"""Size of one file: a member's address is a path or a host and port; a model has paths, aliases,
+addresses of up to 64 workers per role, and adapters."""
 
 
 class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -23,7 +23,7 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
       role: prefill or decode.
       address: of its control socket.
-      model: name of the model that it serves; empty for the server's first one.
+      model: name of its model; empty for the server's first one.
     """
 
     role: Role
@@ -32,13 +32,13 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Members(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """All of them: a worker that is not named is left.
+    """All workers of a server: one that is not listed is dropped.
 
     Attributes:
-      members: each of them.
-      models: of the server, the first answers requests that name none; None for those of its
-        settings.
-      routes: by public name, the versions that answer under it; a version is one of the models.
+      members: the workers.
+      models: of the server; the first one answers requests without a model name. None for the
+        models in the settings.
+      routes: versions by public name; each version is one of the models.
     """
 
     members: tuple[Member, ...]
@@ -47,19 +47,19 @@ class Members(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 
 def read_members(content: bytes, name: str) -> Members:
-    """Return the members, and perhaps the models, that a file names.
+    """Parse a members file.
 
     Args:
-      content: of the file, JSON.
+      content: the file, as JSON.
       name: of the file, for errors.
 
     Raises:
-      ConfigError: something in it is wrong; nothing of it counts.
+      ConfigError: something in it is wrong; the whole file is rejected.
     """
     try:
         found = msgspec.json.decode(content, type=Members)
     except (msgspec.DecodeError, UnicodeDecodeError, ConfigError) as error:
-        raise ConfigError(f"{name} is no list of members: {error}") from None
+        raise ConfigError(f"{name} is not a list of members: {error}") from None
     members = found.members
     if len(members) > MAX_MEMBERS:
         raise ConfigError(f"{name} names {len(members)} members; allowed: {MAX_MEMBERS}")
@@ -72,7 +72,7 @@ def read_members(content: bytes, name: str) -> Members:
     addresses: set[str] = set()
     for member in members:
         if member.address in addresses:
-            raise ConfigError(f"{name} names {member.address} twice; one address is one worker")
+            raise ConfigError(f"{name} names {member.address} twice; addresses must differ")
         addresses.add(member.address)
     if found.models is not None:
         _require_models(found.models, name)
@@ -86,9 +86,9 @@ def _require_models(models: tuple[ServedModelConfig, ...], name: str) -> None:
         raise ConfigError(f"{name} names {len(names)} models; allowed: 1 to {MAX_MODELS}")
     for one in names:
         if not one or names.count(one) > 1:
-            raise ConfigError(f"{name} names model {one!r} twice, or names one by nothing")
+            raise ConfigError(f"{name} names model {one!r} twice, or has an empty name")
 
 
 def written_members(members: Members) -> bytes:
-    """Return the content of a file of members."""
+    """Return the content of a members file."""
     return msgspec.json.format(msgspec.json.encode(members)) + b"\n"

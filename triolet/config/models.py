@@ -1,5 +1,5 @@
-"""Settings of models, where one fleet serves several: what an operator asks for, what a server is
-told."""
+"""Settings of models in a fleet that serves several: as the operator writes them, and as servers
+get them."""
 
 from __future__ import annotations
 
@@ -15,41 +15,40 @@ from .parsers import ReasoningParser, ToolParser
 from .supervisor import MAX_WORKERS
 
 MAX_MODELS: Final = MAX_WORKERS
-"""Of one fleet: each has a decode worker at least."""
+"""Models of one fleet: each has at least one decode worker."""
 MAX_ALIASES: Final = 16
-"""Of one model: names of older models that clients still send. The file of members has all of them
+"""Aliases of one model: names of older models that clients still send. The members file lists them
 with each model, in at most 16 KiB on average."""
 MAX_ALIAS_CHARS: Final = 128
-"""Names of models in clients are shorter. At 6 bytes a character, the most in JSON, aliases take at
-most 12 KiB."""
+"""Real names are shorter. At 6 bytes per character, the most in JSON, aliases take at most 12
+KiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetModelConfig:
-    """One model of a fleet, as `[models.NAME]` of a settings file or NAME=REF on the command line
-    asks for it."""
+    """One model of a fleet: `[models.NAME]` in a settings file, or NAME=REF on the command line."""
 
     ref: str = ""
-    """What `fleet.model` takes: a directory, a GGUF file, or a version of the store."""
+    """The same forms as `fleet.model`: a directory, a GGUF file, or a version of the store."""
     aliases: tuple[str, ...] = ()
     """Other names that requests may use for it: at most 16, each of at most 128 characters."""
     prefill: Annotated[int, Meta(ge=0, le=MAX_WORKERS)] | None = None
-    """Prefill workers; None for as many as `fleet.prefill`."""
+    """Prefill workers; None means `fleet.prefill`."""
     decode: Annotated[int, Meta(ge=1, le=MAX_WORKERS)] | None = None
-    """Decode workers; None for as many as `fleet.decode`."""
+    """Decode workers; None means `fleet.decode`."""
     tool_parser: ToolParser = ToolParser.AUTO
-    """As `server.tool_parser`, for this model; `auto` is what that says."""
+    """`server.tool_parser` for this model; `auto` takes that setting."""
     reasoning_parser: ReasoningParser = ReasoningParser.AUTO
-    """As `server.reasoning_parser`, for this model; `auto` is what that says."""
+    """`server.reasoning_parser` for this model; `auto` takes that setting."""
     start: bool = True
     """Whether its workers start with the fleet; otherwise with the first request for it."""
     pinned: bool = False
-    """Whether its workers stay, whatever other models need."""
+    """Whether its workers stay, even if other models need memory."""
     keep_alive_s: Positive | None = None
-    """Its workers end after so long without a request; None keeps them until memory is needed."""
+    """Its workers end after this long without a request; None keeps them until memory is needed."""
     adapters: Mapping[str, str] = field(default_factory=dict)
-    """LoRA adapters by name, each a directory as PEFT saves it or a version of the store; requests
-    name `MODEL:ADAPTER`."""
+    """LoRA adapters by name, each a PEFT directory or a version of the store; requests name
+    `MODEL:ADAPTER`."""
 
     def __post_init__(self) -> None:
         require_adapter_names(self.adapters)
@@ -62,14 +61,14 @@ class FleetModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class ServedModelConfig:
-    """One model of a server that serves several; `triolet serve` fills it in."""
+    """One model of a server that serves several. `triolet serve` fills it in."""
 
     name: str
-    """What clients call it."""
+    """Name for clients."""
     model_dir: str
     """Absolute path of its directory."""
     digest: str = ""
-    """sha256:… of its version in the store; empty for a directory that is not in one."""
+    """sha256:… of its version in the store; empty for a directory outside the store."""
     aliases: tuple[str, ...] = ()
     prefill_addresses: tuple[str, ...] = ()
     decode_addresses: tuple[str, ...] = ()

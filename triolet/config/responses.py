@@ -1,4 +1,4 @@
-"""Bounds of stored responses, with reasons."""
+"""Bounds of stored responses, each with its reason."""
 
 from __future__ import annotations
 
@@ -12,23 +12,22 @@ from .limits import NotNegative  # noqa: TC001 (get_type_hints reads the annotat
 
 @dataclass(frozen=True, slots=True)
 class StoredResponsesConfig:
-    """Responses that clients go on from by an id, or ask for again."""
+    """Stored responses, which clients continue or fetch by id."""
 
     ttl_s: NotNegative = 0 * SECONDS
-    """For which a response is kept after its last use; 0 keeps none, because an operator has to
-    want that conversations stay in memory after their clients have gone."""
+    """How long a response is kept after its last use; 0 keeps none: conversations stay in memory
+    after their clients have gone only if the operator wants it."""
     max_bytes: int = 64 * MIB
-    """Of all responses of one server, each with its input and 512 bytes of bookkeeping, so that
-    their number is bounded too. Tenants' shares of it are as in their prefix caches: the tenant
-    that holds most for its share loses its least recently used one. Some 40,000 short questions
-    with answers; a client that sends its whole conversation each time has all of it stored each
-    time."""
+    """All responses of one server, each with its input and 512 bytes of bookkeeping, which bounds
+    their number too. Shares of tenants work as in prefix caches: the tenant that holds most
+    relative to its share loses its least recently used response. Enough for 40,000 short questions
+    with answers; a client that sends its whole conversation each time stores it each time."""
 
     @property
     def most_answer_bytes(self) -> int:
-        """Bytes of the largest response that is kept: what may be sent has its own bounds."""
+        """Bytes of the largest response that is kept: what clients may send has its own bounds."""
         return self.max_bytes
 
 
 OF_CONNECTION: Final = StoredResponsesConfig(ttl_s=math.inf, max_bytes=2 * MIB)
-"""Bounds of what one WebSocket remembers while it is open: twice the largest message."""
+"""Bounds for responses that one WebSocket keeps while it is open: twice the largest message."""

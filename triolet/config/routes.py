@@ -1,7 +1,7 @@
-"""Routes: which versions of a model answer under one public name, and which of them a request gets.
+"""Routes: split the requests for one public model name among several versions of the model.
 
-A version is a model of the server. Its queue, workers and KV are its own; clients see the public
-name. The choice is a pure function of the route, the tenant and the request's key.
+A version is a model of the server with its own queue, workers and KV; clients see only the public
+name. The choice is a pure function of route, tenant and request key.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from ..errors import ConfigError
 from .models import MAX_MODELS
 
 POINT_BYTES: Final = 8
-"""Of the hash that places a request in [0, 1): shares are met to far less than one request."""
+"""Bytes of the hash that maps a request to [0, 1): precise to far less than one request."""
 
 
 class Route(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The versions behind one public name.
 
     Attributes:
-      shares: of new requests, by the name of the version; only their ratios count.
-      stable: version of excluded tenants, and of everybody once the route has expired.
-      revision: grows with each change of the route; servers ignore a lower one.
-      salt: another one deals the requests out differently.
-      excluded_tenants: names of tenants that always get the stable version.
-      valid_until: Unix time at which a temporary route expires unless it is renewed; None for a
-        permanent one.
+      shares: shares of new requests by version; only their ratios matter.
+      stable: version for excluded tenants, and for everyone once the route has expired.
+      revision: grows with each change; servers ignore a lower one.
+      salt: a different one distributes requests differently.
+      excluded_tenants: tenants that always get the stable version.
+      valid_until: Unix time at which a temporary route expires unless renewed; None for a permanent
+        one.
     """
 
     shares: dict[str, float]
@@ -40,14 +40,14 @@ class Route(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     valid_until: float | None = None
 
     def version_for(self, tenant: str, key: str, now_s: float) -> str:
-        """Return the version that a request gets.
+        """Return the version for a request.
 
-        A larger share of one version moves requests to it and none between the others' starts, so
-        with two versions a request that has moved does not move back.
+        If a version's share grows, requests only move to it, not between the others; with two
+        versions a request that has moved does not move back.
 
         Args:
           tenant: name of the tenant; empty where there are none.
-          key: what stays the same while requests are to stay on one version.
+          key: requests with the same key get the same version.
           now_s: Unix time.
         """
         is_over = self.valid_until is not None and now_s >= self.valid_until
@@ -62,21 +62,22 @@ class Route(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
         return self.stable
 
     def may_follow(self, before: Route | None) -> bool:
-        """Whether this may replace a route: its revision is higher, or it only renews that one."""
+        """Return whether this may replace a route: its revision is higher, or it only renews that
+        one."""
         if before is None or self.revision > before.revision:
             return True
         return self == msgspec.structs.replace(before, valid_until=self.valid_until)
 
 
 def require_routes(routes: dict[str, Route], name: str) -> None:
-    """Look whether routes can be used together.
+    """Check that routes can be used together.
 
     Args:
       routes: by their public names.
-      name: of the file that has them.
+      name: of the file, for errors.
 
     Raises:
-      ConfigError: one cannot be used, or two have one version.
+      ConfigError: a route is invalid, or two routes have the same version.
     """
     if len(routes) > MAX_MODELS:
         raise ConfigError(f"{name} has {len(routes)} routes; allowed: {MAX_MODELS}")
@@ -84,7 +85,7 @@ def require_routes(routes: dict[str, Route], name: str) -> None:
     for public, route in routes.items():
         shares = route.shares
         if not all(math.isfinite(share) and share >= 0 for share in shares.values()):
-            raise ConfigError(f"{name}: a share of route {public!r} is no number of at least 0")
+            raise ConfigError(f"{name}: a share of route {public!r} is not a number of at least 0")
         if sum(shares.values()) <= 0 or route.stable not in shares:
             raise ConfigError(
                 f"{name}: route {public!r} needs a share above 0, and a share for its stable "
@@ -94,5 +95,5 @@ def require_routes(routes: dict[str, Route], name: str) -> None:
             if owners.setdefault(version, public) != public:
                 raise ConfigError(
                     f"{name}: version {version!r} is in the routes {owners[version]!r} and "
-                    f"{public!r}; one version has one public name"
+                    f"{public!r}; a version has one public name"
                 )

@@ -1,4 +1,4 @@
-"""Settings of the queue, admission, routing, quotas and recovery, each beside its reason."""
+"""Settings of the queue, admission, routing, quotas and recovery, each with its reason."""
 
 from __future__ import annotations
 
@@ -25,51 +25,51 @@ from .limits import (  # noqa: TC001 (get_type_hints reads the annotations)
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingLimits:
-    """What a server takes of one request for vectors, and of all together."""
+    """Limits of requests for vectors, per request and in total."""
 
     max_inputs: int = 2048
-    """Inputs of one request: as many as the API's own."""
+    """Inputs of one request: the same limit as OpenAI's API."""
     max_documents: int = 1000
-    """Documents of one request for a ranking, pairs of one for scores: as many as Cohere's API
-    takes. Each is an input, and its score takes a product of two vectors on the event loop."""
+    """Documents of one ranking request, or pairs of one scoring request: the same limit as Cohere's
+    API. Each is an input, and its score costs a dot product on the event loop."""
     max_request_tokens: int = 300_000
-    """Of all its inputs together: as many as the API's own."""
+    """Tokens of all inputs of one request: the same limit as OpenAI's API."""
     max_waiting_inputs: int = 16_384
-    """That wait for a worker, of all requests; about 1 KiB each plus their tokens."""
+    """Inputs of all requests that wait for a worker; about 1 KiB each plus their tokens."""
     credit_share: float = 0.25
-    """Of a prefill worker's prompt credit: so much may be under way to it. Workers hold hardly any
-    queue, so that fairness and cancels act in the server."""
+    """Share of a prefill worker's prompt credit that may be under way to it. Workers hold hardly
+    any queue, so that fairness and cancels take effect in the server."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryConfig:
-    """How a server goes on after faults (server/scheduling/recovery.py)."""
+    """How a server recovers from faults (server/scheduling/recovery.py)."""
 
     breaker_min_failures: int = 3
-    """Faults of one worker, within its last outcomes, before it is left out: one is chance, two
-    may be one cause."""
+    """Faults of one worker among its last outcomes before it is left out: one is chance, two may
+    have the same cause."""
     breaker_memory_s: float = 30.0 * SECONDS
-    """An outcome older than this says nothing of a worker."""
+    """Older outcomes of a worker are ignored."""
     breaker_cooldown_s: float = 1.0 * SECONDS
-    """How long a worker is left out before one request tries it. Doubles with each trial in a row
+    """How long a worker is left out before one request tries it. Doubles with each further trial
     that fails."""
     breaker_max_cooldown_s: float = 30.0 * SECONDS
-    """A worker that was repaired is back within this time."""
+    """A repaired worker is used again within this time."""
     retry_share: float = 0.1
-    """Retries that each accepted request pays for: with one request in ten tried again a fleet is
-    sick, and more retries would make it sicker."""
+    """Retries earned by each accepted request: if more than one request in ten needs a retry, the
+    fleet is in trouble, and more retries would make it worse."""
     retry_burst: float = 20.0
-    """Most retries that are saved up, and what a server starts with."""
+    """Most retries that are saved up; also the number at the start."""
     retry_floor_per_s: float = 1.0
-    """Retries that a server with few requests may have all the same."""
+    """Retries per second that are always available, for servers with few requests."""
     path_avoid_s: float = 10.0 * SECONDS
-    """A prefill and a decode worker that lost one another are not paired again for this long where
+    """A prefill and a decode worker that lost their connection are not paired for this long if
     there are others."""
     quarantine_s: float = 600.0 * SECONDS
-    """A prompt that killed workers is refused to its tenant for this long: a client that repeats it
-    gives up earlier, and a repaired worker gets its chance."""
+    """A tenant's prompt that killed workers is refused for this long: clients that repeat it give
+    up earlier, and a repaired worker gets another chance."""
     max_quarantined: int = 1024
-    """Prompts in quarantine; a digest each. At the bound the tenant that has most of them loses its
+    """Prompts in quarantine, one digest each. Beyond this, the tenant with the most loses its
     oldest one."""
 
 
@@ -79,94 +79,94 @@ class LocalPrefill(StrEnum):
     OFF = "off"
     """Never: without a prefill worker requests wait, and are refused in the end."""
     AUTO = "auto"
-    """Where it is short and costs its streams less than the way over a prefill worker takes, and
-    whenever no prefill worker is there."""
+    """If the prompt is short and delays running streams less than the way over a prefill worker
+    takes, and whenever there is no prefill worker."""
     ALWAYS = "always"
     """Every prompt: prefill workers get nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoutingConfig:
-    """What conditional disaggregation may cost."""
+    """Limits on what decode may compute itself (conditional disaggregation)."""
 
     local_prefill: LocalPrefill = LocalPrefill.AUTO
-    """Whether decode workers compute prompts themselves: `off`; `auto`, short ones, and all while
-    no prefill worker is there; `always`."""
+    """Whether decode workers compute prompts themselves: `off`; `auto` (short ones, and all while
+    there is no prefill worker); `always`."""
     max_local_tokens: CountOrZero = 256
-    """Prompt tokens without KV beyond which a prefill worker computes, whatever the rates say: a
-    rate is a guess about the next second, and a long prompt lasts longer than that."""
+    """Prompts with more uncached tokens always go to a prefill worker: rates are estimates for the
+    next second, and a long prompt takes longer than that."""
     max_gap_growth: NotNegative = 0.5
-    """A prompt that decode computes beside running streams may lengthen a step by this share of
-    it: gaps within one and a half of their usual length are what disaggregation is for."""
+    """A prompt computed beside running streams may lengthen a step by this share: disaggregation
+    exists to keep gaps within one and a half of their usual length."""
     stream_weight: NotNegative = 0.25
-    """What a second that a running stream waits for its next token counts, beside one that a
-    client waits for its first: readers are behind their streams, and do not see a short wait."""
+    """Cost of a second that a running stream waits, relative to a second of waiting for a first
+    token: readers are behind their streams and do not notice a short wait."""
     prefill_grace_s: NotNegative = 1.0 * SECONDS
-    """How long after the last prefill worker was lost its return is waited for, before decode
-    computes long prompts too: most of a restart on the same machine. It also covers the start, when
-    decode may be met first."""
+    """How long to wait for the last prefill worker to return before decode computes long prompts
+    too: most of a restart on the same machine. It also covers the start, when decode may connect
+    first."""
 
     suspect_grace_s: NotNegative = 10.0 * SECONDS
-    """The same for a prompt that may be what the last one died of: a restart, slow ones included.
-    Prefill has nothing but prompts to lose, decode has streams. For as long, a request that was
-    struck alone waits to hear whether the processes of its workers have died."""
+    """The same for a prompt that may have killed the worker: it covers slow restarts too. Prefill
+    has only prompts to lose, decode has streams. A request that ran alone during a fault waits
+    equally long for news of whether its workers' processes have died."""
 
     backlog_s: NotNegative = 250 * MILLISECONDS
-    """Of computing, by its own measured pace, that a prefill worker is given ahead, all servers
-    together; the rest waits here, where classes, tenants and deadlines decide the order. Some
-    steps, so that a worker never waits for the next prompt."""
+    """Seconds of computing, at its measured pace, that a prefill worker gets in advance from all
+    servers together; the rest waits in the queue, where classes, tenants and deadlines decide the
+    order. A few steps, so that a worker never waits for the next prompt."""
 
     overtaken_s: NotNegative = 1.0 * SECONDS
-    """A prompt that computes for longer is no reason to keep shorter ones back: the worker computes
-    them beside it. Whatever is shorter is done in its turn, or those that come after it by their
-    tenants' shares would be before it."""
+    """A prompt that computes longer than this does not hold back shorter ones: the worker computes
+    them alongside. Shorter prompts finish in turn; otherwise later ones would overtake them by
+    their tenants' shares."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueConfig:
-    """How requests that wait share the workers."""
+    """How waiting requests share the workers."""
 
     fair: bool = True
-    """Classes, then tenants by weight, then deadlines. Without it: class, priority, arrival; limits
-    of tenants at dispatch (`max_running`, `kv_share`) are not kept either."""
+    """Order by class, then tenants by weight, then deadlines. If off: class, priority, arrival; the
+    tenants' dispatch limits (`max_running`, `kv_share`) are not applied either."""
     min_class_share: ShareOrZero = 0.05
-    """Of the tokens that higher classes are given, promised to a lower class while it waits. One
-    request in twenty keeps it from starving for as long as a flood above it lasts, and costs the
-    higher classes an eighth when all three lower ones wait."""
+    """Share of the higher classes' tokens that a waiting lower class gets. One request in twenty
+    keeps it from starving while a flood above it lasts, and costs the higher classes an eighth if
+    all three lower ones wait."""
     expected_completion_tokens: Count = 256
-    """Of a tenant without a completion so far, or as many as the request allows if these are fewer.
-    The charge is settled by what was really used."""
+    """Charged for a request of a tenant without completions so far, or the request's limit if
+    lower. The charge is corrected by the actual usage."""
     completion_memory: ShareOrZero = 0.1
-    """How far one completion moves what is expected of the tenant's next one: ten settle it."""
+    """Weight of each completion in the estimate for the tenant's next one: ten determine it."""
 
     head_start_tokens: CountOrZero = 4096
-    """Tokens / weight by which a tenant that asks for less than its share may be ahead of tenants
-    that ask for more: a few requests at once go before theirs, also on workers. Shares change by no
-    more than this."""
+    """Tokens / weight by which a tenant that uses less than its share may be ahead of tenants that
+    use more: a few requests at once go first, also on workers. Shares change by no more than
+    this."""
 
     spare_rows_share: ShareOrZero = 0.125
-    """Of all decode rows, left free by tenants with more than their share while other tenants have
-    requests or had some just now: a tenant that asks seldom finds a row at once. With one tenant
-    alone every row is used."""
+    """Share of decode rows that tenants above their share leave free while other tenants have
+    requests or had some recently: a tenant that asks rarely finds a row at once. A single tenant
+    uses every row."""
 
 
 @dataclass(frozen=True, slots=True)
 class SloConfig:
-    """Within which time first tokens are owed, by class; what a prompt takes alone comes on top.
+    """Time to first token per class, in addition to the time that the prompt takes alone.
 
-    The right values are the operator's: a small model on a GPU answers within 50 ms, a large one on
-    a laptop within 10 s. The defaults are what people wait for before they give up, so that a slow
-    machine refuses no request that waiting would have served.
+    The right values depend on the operator: a small model on a GPU answers within 50 ms, a large
+    one on a laptop within 10 s. The defaults are how long people wait before they give up, so that
+    a slow machine refuses no request that waiting would have served.
     """
 
     critical_s: Positive = 10.0 * SECONDS
-    """People who were promised something notice ten seconds."""
+    """People who were promised a fast answer notice ten seconds."""
     default_s: Positive = 30.0 * SECONDS
-    """As long as a browser's user waits, and a restart of workers may take."""
+    """As long as a browser's user waits, and as a restart of workers may take."""
     sheddable_s: Positive = 20.0 * SECONDS
-    """Below the default's: the class that is refused first should not wait longest for it."""
+    """Shorter than the default class: the class that is refused first should not wait longest."""
     batch_s: Positive | None = None
-    """None: batches have hours, and wait as long as their own deadlines allow."""
+    """None: batches have hours, and wait until their own deadlines."""
 
     def of(self, service_class: ServiceClass) -> float | None:
         """Return the seconds of a class; None for no limit."""
@@ -183,37 +183,39 @@ class SloConfig:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionConfig:
-    """Refusing at once what would come too late."""
+    """Refuse a request at once if it would be served too late."""
 
     is_on: bool = True
-    """Off: a request that fits into `max_queued_requests` waits for as long as it takes."""
+    """If off, a request that fits into `max_queued_requests` waits as long as necessary."""
     deadline_share: float = 0.8
-    """Of a deadline that a predicted wait may take: predictions err by some tenths, and a request
-    that is taken on shall be in time."""
+    """Largest predicted wait of a new request, as a share of its deadline: predictions are off by
+    some tenths, and accepted requests must be in time."""
     return_share: float = 0.9
-    """The same for a request that comes back when it was told to."""
+    """The same for a request that returns at the time it was told."""
     new_request_share: float = 0.35
-    """The same for new requests while refused ones are expected back and all of them return, but
-    for critical ones and tenants below their share: the difference to `return_share` is kept for
-    those that return. Half a full queue is enough for Poisson arrivals at `return_rate_share`."""
+    """The same for new requests while refused ones are expected back and all of them return, except
+    for critical requests and tenants below their share: the difference to `return_share` is
+    reserved for returning ones. Half a full queue is enough for Poisson arrivals at
+    `return_rate_share`."""
     return_rate_share: Share = 0.8
-    """Of the measured rate, at which refused requests are told to come back, shared by tenants by
-    weight: arrivals are random, and a queue that is busy all the time grows with each chance."""
+    """Share of the measured rate at which refused requests are told to return, divided among
+    tenants by weight: arrivals are random, and a queue that is always busy grows with every
+    burst."""
     max_expected_returns: int = 20_000
-    """Refused requests that are known when they return: 3 MiB, and a scan of 2 ms each 3 s for
-    those that do not. One tenant has as many as are left, at most. Beyond, a time is told as well,
-    and the request is a new one when it returns."""
+    """Refused requests that are recognised when they return: 3 MiB, and a scan of 2 ms every 3 s
+    for those that do not. One tenant may use all free entries. Further requests also get a time,
+    but count as new when they return."""
     retry_jitter_least: float = 0.8
-    """Smallest factor on the estimated wait that `Retry-After` tells: below it a request comes
-    back before there is room."""
+    """Smallest factor on the estimated wait in `Retry-After`: with a smaller one a request returns
+    before there is room."""
     retry_jitter_most: float = 1.3
-    """Largest factor: requests that are refused together come back spread over half of their
-    wait, and none waits a third longer than it has to."""
+    """Largest factor: requests refused together return spread over half of their wait, and none
+    waits a third longer than necessary."""
     headroom_share: float = 0.125
-    """Of a worker's rows, blocks and waiting tokens, kept for the critical class while it is used:
-    enough for what comes before the next row is free."""
+    """Share of a worker's rows, blocks and waiting tokens reserved for the critical class while it
+    is used: enough until the next row is free."""
     headroom_memory_s: float = 30.0 * SECONDS
-    """A fleet without critical requests for so long keeps nothing free for them."""
+    """A fleet without critical requests for this long reserves nothing for them."""
 
     def __post_init__(self) -> None:
         if not 0 < self.new_request_share <= self.deadline_share:
@@ -230,37 +232,38 @@ class AdmissionConfig:
 
 @dataclass(frozen=True, slots=True)
 class BrownoutConfig:
-    """Levels at which less is done for the classes that matter least.
+    """Levels of degraded service for the least important classes under load.
 
-    Pressure is the predicted wait of a new request / what admission lets its class wait: at 1 the
-    default class is refused.
+    Pressure is the predicted wait of a new request divided by the wait that admission allows its
+    class: at 1 the default class is refused.
     """
 
     is_on: bool = True
-    """Off: no answer is shortened, and only waits decide what is refused."""
+    """If off, no answer is shortened, and requests are refused only because of their wait."""
     cap_sheddable_at: float = 0.4
-    """Level 1. Before a request is refused: shorter answers are the mildest loss."""
+    """Level 1. Before requests are refused: shorter answers are the mildest loss."""
     pause_batch_at: float = 0.6
-    """Level 2. Batches have hours; while they run they slow every step."""
+    """Level 2. Batches have hours, and slow down every step while they run."""
     cap_default_at: float = 0.9
-    """Level 3. Just below the point where the default class is refused."""
+    """Level 3. Just below the point at which the default class is refused."""
     critical_only_at: float = 0.5
-    """Level 4, of the critical class's own pressure: half of its deadline is spent on waiting,
-    which no lower class is worth."""
+    """Level 4, by the critical class's own pressure: half of its deadline goes into waiting, which
+    no lower class justifies."""
     fall_share: Annotated[float, Meta(gt=0, lt=1)] = 0.6
-    """A level is left below this share of where it began: a queue that is half full moves by a
+    """A level ends below this share of its start: the pressure of a half-full queue moves by a
     quarter within a second."""
     rise_after_s: float = 1.0 * SECONDS
-    """Pressure lasts this long before a level rises, so that a burst that the queue holds passes
-    without a change."""
+    """Pressure must last this long before a level rises, so that a burst that fits the queue
+    changes nothing."""
     fall_after_s: float = 0.5 * SECONDS
-    """And is gone for this long before a level falls; from the worst to normal in two seconds."""
+    """Pressure must be gone this long before a level falls; from the worst to normal in two
+    seconds."""
     sheddable_max_tokens: int = 256
-    """From level 1 on: most of what chats answer fits, and what runs away does not."""
+    """From level 1: long enough for most chat answers, but not for runaway ones."""
     default_max_tokens: int = 512
-    """From level 3 on."""
+    """From level 3."""
     long_prompt_tokens: int = 4096
-    """From level 3 on longer prompts below the critical class are refused: one takes the place of
+    """From level 3, longer prompts below the critical class are refused: one takes the place of
     many."""
 
     def __post_init__(self) -> None:
@@ -274,30 +277,30 @@ class BrownoutConfig:
 
 @dataclass(frozen=True, slots=True)
 class GuardConfig:
-    """The last bound, for when predictions are wrong: prompt tokens of accepted requests without a
-    first token. There is no limit until first tokens come late. In the simulated fleet of the tests
+    """Last resort when predictions are wrong: a limit on prompt tokens of accepted requests without
+    a first token. It applies only once first tokens are late. In the tests' simulated fleet,
     goodput without it is 0.85 of that with it when workers slow down to a quarter, and 0.1 to 0.3
     when they announce ten times their speed; when predictions are right it is never reached."""
 
     is_on: bool = True
-    """Off: only the prediction bounds what is taken on."""
+    """If off, only the prediction limits what is accepted."""
     window_s: float = 0.5 * SECONDS
-    """How often first tokens are looked at together."""
+    """Window over which first tokens are judged together."""
     late_share: float = 0.1
-    """Of a window's first tokens that may come late, before the limit falls: some tenths of the
-    prediction's error are meant to be borne."""
+    """Share of a window's first tokens that may be late before the limit falls: prediction errors
+    of some tenths are tolerated."""
     fall: float = 0.7
-    """The limit after a bad window / what was owed then: three bad ones bring it to a third."""
+    """Factor on the limit after a bad window: three bad ones bring it to a third."""
     rise: float = 1.05
-    """The limit after a good window in which it was reached: doubled within seven seconds."""
+    """Factor after a good window in which the limit was reached: doubles within seven seconds."""
     least_tokens: int = 1024
-    """Least limit: a step or two of a prefill worker, which keep the workers busy and show how fast
-    they are."""
+    """Lowest limit: a step or two of a prefill worker, which keeps workers busy and shows their
+    speed."""
 
 
 @dataclass(frozen=True, slots=True)
 class OverloadConfig:
-    """All of it."""
+    """All settings of overload control."""
 
     slo: SloConfig = field(default_factory=SloConfig)
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
@@ -309,8 +312,7 @@ MEMORY: Final = "memory"
 
 
 AT: Final = "@"
-"""Before the path of a file that holds the URL: every user that may list processes sees their
-options."""
+"""Prefix of a file that holds the URL: every user that can list processes sees their options."""
 
 
 SCHEMES: Final = ("redis", "rediss", "unix")
@@ -318,31 +320,31 @@ SCHEMES: Final = ("redis", "rediss", "unix")
 
 @dataclass(frozen=True, slots=True)
 class QuotaConfig:
-    """What tenants have used, and where the accounts are kept."""
+    """Accounts of what tenants have used, and where they are kept."""
 
     limits: str = field(default=MEMORY, repr=False)
-    """`memory`, or the URL of the Redis or Valkey that several servers share, or `@` and a file
-    with that URL in it. Not shown: it may hold a password."""
+    """`memory`, or the URL of a Redis or Valkey shared by several servers, or `@` and a file that
+    holds the URL. Never shown: it may contain a password."""
     spend_file: str | None = None
-    """Where a server with its accounts in memory writes down what tenants have spent; None for
-    nowhere: a restart then forgets it. Servers on one port may share it."""
+    """File in which a server with in-memory accounts saves what tenants have spent; None means that
+    a restart forgets it. Servers on one port may share it."""
     servers: Count = 1
-    """That share the limits without Redis: each of them enforces its part. The kernel, not we,
-    chooses the server of a connection, so only parts add up to the limit for certain."""
+    """Number of servers that share the limits without Redis: each enforces its part. The kernel
+    chooses the server of a connection, so only parts that add up to the limit are safe."""
     flush_s: float = 1.0 * SECONDS
-    """How often spend is written down: what a killed process may forget."""
+    """Interval at which spend is saved: a killed process loses at most this much."""
     call_timeout_s: Positive = 50 * MILLISECONDS
-    """For one round trip to Redis, which takes under a millisecond beside a server. A request that
-    asks waits for it before its request is queued."""
+    """For one round trip to Redis, which takes less than a millisecond nearby. A request waits for
+    it before it is queued."""
     connect_timeout_s: float = 1.0 * SECONDS
     """For a new connection with its handshake. Only the probe waits for it."""
     probe_s: float = 0.5 * SECONDS
-    """How often a Redis that failed is tried again."""
+    """Interval of probes of a failed Redis."""
     heartbeat_s: float = 1.0 * SECONDS
-    """How often a server renews the lease of its reservations."""
+    """Interval at which a server renews the lease of its reservations."""
     lease_s: float = 10.0 * SECONDS
-    """When nothing was heard of a server for so long its reservations are given back. Above the
-    longest pause that a living process makes; one that comes back late is charged all the same."""
+    """A server's reservations are given back when it has been silent for this long. Longer than any
+    pause of a living process; one that returns late is still charged."""
 
     def __post_init__(self) -> None:
         is_url = self.limits != MEMORY and not self.limits.startswith(AT)
@@ -355,12 +357,12 @@ class QuotaConfig:
 
     @property
     def is_shared(self) -> bool:
-        """Whether the accounts are kept where other servers find them."""
+        """Whether the accounts are shared by several servers."""
         return self.limits != MEMORY
 
 
 def _is_place(url: str) -> bool:
-    """Return whether a URL names a Redis, and nothing that is not read, such as a query."""
+    """Return whether a URL names a Redis, without parts that are ignored, such as a query."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -371,7 +373,7 @@ def _is_place(url: str) -> bool:
 
 
 def _is_numbered(parts: SplitResult) -> bool:
-    """Return whether port and database of a URL are numbers, where there are any."""
+    """Return whether port and database of a URL, if given, are numbers."""
     try:
         port = parts.port
     except ValueError:
@@ -382,7 +384,7 @@ def _is_numbered(parts: SplitResult) -> bool:
 
 
 def shown_url(url: str) -> str:
-    """Return where a URL leads, without what it says of who asks: fit for logs."""
+    """Return a URL without its user and password, for logs."""
     scheme, is_url, rest = url.partition("://")
     if not is_url:
         return "(no URL)"
@@ -391,6 +393,6 @@ def shown_url(url: str) -> str:
 
 
 def has_password(url: str) -> bool:
-    """Return whether a URL holds a password, also one that is no URL for another reason."""
+    """Return whether a URL contains a password, even if it is otherwise invalid."""
     user, is_named, _ = url.partition("://")[2].rpartition("@")
     return bool(is_named) and ":" in user

@@ -1,4 +1,4 @@
-"""Bounds of the usage ledger, with reasons."""
+"""Bounds of the usage ledger, each with its reason."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from .limits import Count, Positive  # noqa: TC001 (get_type_hints reads the ann
 
 @dataclass(frozen=True, slots=True)
 class UsageConfig:
-    """The usage ledger: one record for each request that ended."""
+    """The usage ledger: one record for each ended request."""
 
     directory: str | None = None
-    """Where the database is; None for no ledger. Off by default, because what outlives a process
-    shall be where its operator wants it."""
+    """Folder of the database; None for no ledger. Off by default: the operator decides where data
+    that outlives a process is stored."""
     max_queued: Count = 65_536
-    """Records that wait to be written, with some 500 bytes each: six seconds of 10,000 requests a
-    second. Beyond it records are dropped and counted; requests never wait for the ledger."""
+    """Records that wait to be written, about 500 bytes each: six seconds of 10,000 requests a
+    second. Beyond this, records are dropped and counted; requests never wait for the ledger."""
     batch_records: Count = 1000
-    """Of one transaction. It takes some 10 ms, for which the other servers of a port wait with
-    theirs."""
+    """Records of one transaction. It takes about 10 ms, during which the other servers of the port
+    wait."""
     interval_s: Positive = 1.0 * SECONDS
-    """How often records are written. A server that is killed loses as much."""
+    """Interval at which records are written. A killed server loses this much."""
     busy_s: Positive = 1.0 * SECONDS
-    """How long a transaction waits for another process's; then it is tried again after the next
-    interval, and its records are kept meanwhile."""
+    """How long a transaction waits for another process's; then it is retried after the next
+    interval, and its records are kept."""
     close_s: Positive = 2.0 * SECONDS
-    """For the last records when a server ends: below `exit_grace_s`."""
+    """For the last records when a server ends: shorter than `exit_grace_s`."""
     retention_days: Count = 400
-    """After which records are deleted: a year of bills, and a month to compare."""
+    """Days after which records are deleted: a year of bills, and a month to compare."""

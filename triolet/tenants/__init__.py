@@ -1,1 +1,1 @@
-"""Tenants: their plans, the file that names them, and their keys."""
+"""Tenants: their plans, the tenants file, and their keys."""

@@ -1,4 +1,4 @@
-"""How an API key is made, and what is stored of it: never the key."""
+"""Make API keys, and the digests that are stored instead of them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import secrets
 from typing import Final
 
 KEY_PREFIX: Final = "sk-triolet-"
-"""So that scanners for leaked secrets find keys."""
+"""Lets scanners for leaked secrets find keys."""
 
 
 def digest_of(key: str) -> str:
-    """Return what is stored of a key."""
+    """Return the digest that is stored for a key."""
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def new_key() -> str:
-    """Return a key that nobody can guess."""
+    """Return a new random key."""
     return KEY_PREFIX + secrets.token_urlsafe(32)

@@ -1,7 +1,7 @@
-"""The form of the operator's file of tenants: from TOML to tenants, plans and prices.
+"""Parse the operator's tenants file: TOML with tenants, plans and prices.
 
-Pure: takes bytes, and refuses a file as a whole, in words that say which table, which field, and
-what is allowed there. Never repeats what stands in place of a key: it may be one.
+No I/O. An invalid file is rejected as a whole, with an error that names the table, the field and
+what is allowed. Errors never show a value in place of a key: it may be one.
 """
 
 from __future__ import annotations
@@ -27,39 +27,40 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     Field: TypeAlias = tuple[Callable[[object], Any], str]
-    """What reads a value, raising ValueError or ValidationError, and what is allowed, in words."""
+    """A function that parses a value, raising ValueError or ValidationError, and what is
+    allowed."""
 
 NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 DIGEST_PREFIX: Final = "sha256:"
 DEFAULT_PLAN: Final = "default"
-"""Of tenants that name none. It need not be written down."""
+"""Plan of tenants that name none. It may be missing in the file."""
 MAX_TENANTS: Final = 10_000
-"""So many names may become labels of metrics."""
+"""This many names may become metric labels."""
 MAX_KEYS: Final = 16
-"""Of one tenant: its own, and those that are being replaced."""
+"""Keys of one tenant: present ones and those being replaced."""
 MAX_NUMBER: Final = 1e15
-"""Above it a float does not count in ones any more."""
+"""Above this a float cannot represent every whole number."""
 MAX_PRICE: Final = 1_000_000_000
-"""Of a million tokens: what is spent is counted in thousand-millionths of one, in 63 bits."""
+"""Per million tokens: spend is counted in billionths in 63 bits."""
 _SECRET: Final = re.compile(r"[0-9a-f]{64}")
 _TABLES: Final = ("cache_secret", "plans", "tenants", "prices")
 _CLASS_WORDS: Final = ", ".join(one.name.lower() for one in ServiceClass)
 
 
 def read_tenants(content: bytes, name: str) -> Tenants:
-    """Return what a file says.
+    """Parse a tenants file.
 
     Args:
       content: of the file.
       name: of the file, for errors.
 
     Raises:
-      ConfigError: something in it is wrong; nothing of it counts.
+      ConfigError: something in it is wrong; the whole file is rejected.
     """
     try:
         document = tomllib.loads(content.decode("utf-8"))
-    except (ValueError, RecursionError) as error:  # ValueError: also of a number of 5000 digits
-        raise ConfigError(f"{name} is no TOML: {error}") from None
+    except (ValueError, RecursionError) as error:  # ValueError: also for a number of 5000 digits
+        raise ConfigError(f"{name} is not valid TOML: {error}") from None
     try:
         return _tenants(document)
     except _Wrong as error:
@@ -67,12 +68,12 @@ def read_tenants(content: bytes, name: str) -> Tenants:
 
 
 def is_name(text: str) -> bool:
-    """Return whether a tenant or a plan may be called this."""
+    """Return whether this is a valid name for a tenant or a plan."""
     return NAME.fullmatch(text) is not None
 
 
 class _Wrong(Exception):
-    """What is wrong with a file, in words."""
+    """What is wrong with a file."""
 
 
 def _tenants(document: Mapping[str, Any]) -> Tenants:
@@ -80,8 +81,8 @@ def _tenants(document: Mapping[str, Any]) -> Tenants:
     secret = document.get("cache_secret")
     if not isinstance(secret, str) or not _SECRET.fullmatch(secret):
         raise _Wrong(
-            "cache_secret must be 32 random bytes as 64 digits 0-9a-f; what tenants have cached is "
-            "kept apart by it (`triolet tenant add` writes one)"
+            "cache_secret must be 32 random bytes as 64 digits 0-9a-f; it keeps tenants' caches "
+            "apart (`triolet tenant add` writes one)"
         )
     plans = {
         name: Plan(name=name, **_read(table, _PLAN_FIELDS, f"[plans.{name}]"))
@@ -110,7 +111,9 @@ def _tenant(name: str, table: object, plans: Mapping[str, Plan], secret: bytes) 
     found = _read(table, _TENANT_FIELDS, where)
     plan_name = found.pop("plan", DEFAULT_PLAN)
     if plan_name not in plans:
-        raise _Wrong(f"{where} plan is {plan_name!r}, which is none of {', '.join(sorted(plans))}")
+        raise _Wrong(
+            f"{where} plan is {plan_name!r}, which is not one of {', '.join(sorted(plans))}"
+        )
     return Tenant(
         name=name,
         plan=plans[plan_name],
@@ -126,7 +129,7 @@ def _check_keys_differ(tenants: Iterable[Tenant]) -> None:
         for key in tenant.keys:
             other = owners.setdefault(key.digest, tenant.name)
             if other != tenant.name:
-                raise _Wrong(f"[tenants.{tenant.name}] has a key that [tenants.{other}] has too")
+                raise _Wrong(f"[tenants.{tenant.name}] has the same key as [tenants.{other}]")
 
 
 def _named(document: Mapping[str, Any], table: str) -> Iterable[tuple[str, object]]:
@@ -143,14 +146,14 @@ def _named(document: Mapping[str, Any], table: str) -> Iterable[tuple[str, objec
 def _table(document: Mapping[str, Any], name: str) -> Mapping[str, object]:
     table = document.get(name, {})
     if not isinstance(table, dict):
-        raise _Wrong(f"{name} is no table; write [{name}.NAME]")
+        raise _Wrong(f"{name} is not a table; write [{name}.NAME]")
     return table
 
 
 def _read(table: object, known: Mapping[str, Field], where: str) -> dict[str, Any]:
-    """Return the fields of a table that are there, read."""
+    """Parse the fields of a table that are present."""
     if not isinstance(table, dict):
-        raise _Wrong(f"{where} is no table")
+        raise _Wrong(f"{where} is not a table")
     _check_known(table, known, f"in {where}")
     found = {}
     for name, value in table.items():
@@ -169,7 +172,7 @@ def _check_known(table: Iterable[str], known: Iterable[str], where: str) -> None
         if name not in words:
             near = difflib.get_close_matches(name, words, 1)
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(words)}"
-            raise _Wrong(f"{where} is {name[:80]!r}, which means nothing; {hint}")
+            raise _Wrong(f"{where} is {name[:80]!r}, which is unknown; {hint}")
 
 
 def _echo(value: object) -> str:
@@ -184,7 +187,7 @@ def _typed(kind: object) -> Callable[[object], Any]:
 
 
 class _KeyTable(msgspec.Struct, forbid_unknown_fields=True):
-    """A key that ends."""
+    """A key with an end time."""
 
     digest: _Digest
     until: Annotated[datetime, Meta(tz=True)]
@@ -227,9 +230,12 @@ _Digest = Annotated[str, Meta(pattern=rf"\A{DIGEST_PREFIX}[0-9a-f]{{64}}\Z")]
 _KeyList = Annotated[list[_Digest | _KeyTable], Meta(max_length=MAX_KEYS)]
 
 _SHARE: Final = (_typed(Annotated[float, Meta(gt=0, le=1)]), "a number above 0 and up to 1")
-_RATE: Final = (_typed(Annotated[float, Meta(ge=1, le=MAX_NUMBER)]), "a number from 1 on")
-_COUNT: Final = (_typed(Annotated[int, Meta(ge=1, le=int(MAX_NUMBER))]), "a whole number from 1 on")
-_AMOUNT: Final = (_typed(Annotated[float, Meta(ge=0, le=MAX_NUMBER)]), "a number from 0 on")
+_RATE: Final = (_typed(Annotated[float, Meta(ge=1, le=MAX_NUMBER)]), "a number of at least 1")
+_COUNT: Final = (
+    _typed(Annotated[int, Meta(ge=1, le=int(MAX_NUMBER))]),
+    "a whole number above 0",
+)
+_AMOUNT: Final = (_typed(Annotated[float, Meta(ge=0, le=MAX_NUMBER)]), "a number of at least 0")
 _PRICE: Final = (
     _typed(Annotated[float, Meta(ge=0, le=MAX_PRICE)]),
     f"a number from 0 to {MAX_PRICE:,}",

@@ -1,7 +1,4 @@
-"""The model `auto`: whether ladders, of the settings and of tenants, are of models that are served.
-
-Pure.
-"""
+"""Check that the ladders of `model: auto`, in settings and tenants, name models of this fleet."""
 
 from __future__ import annotations
 
@@ -19,15 +16,15 @@ if TYPE_CHECKING:
 
 
 def require_models(config: AutoConfig, models: Collection[str], aliases: Iterable[str]) -> None:
-    """Look whether the default ladder is one of models that are served.
+    """Check that the default ladder names models of this fleet.
 
     Args:
-      config: with the ladder; nothing is looked at where there is none.
+      config: with the ladder; nothing is checked if there is none.
       models: names of all models.
       aliases: their other names.
 
     Raises:
-      ConfigError: a name is of no model, or a model is called `auto`.
+      ConfigError: a name is unknown, or a model is called `auto`.
     """
     if config.ladder is None:
         return
@@ -44,7 +41,7 @@ def require_models(config: AutoConfig, models: Collection[str], aliases: Iterabl
 def require_tenant_ladders(
     tenants: Tenants, config: AutoConfig, models: Collection[str], file: str
 ) -> None:
-    """Look whether the ladders of tenants are of models that are served.
+    """Check that the tenants' ladders name models of this fleet.
 
     Args:
       tenants: of the file.
@@ -53,7 +50,7 @@ def require_tenant_ladders(
       file: of tenants, for errors.
 
     Raises:
-      ConfigError: one is not, or has no effect.
+      ConfigError: a ladder names an unknown model, or has no effect.
     """
     for tenant in tenants.by_name.values():
         if tenant.auto is None:
@@ -73,6 +70,6 @@ def _require_known(names: Iterable[str], models: Collection[str], where: str) ->
             near = difflib.get_close_matches(name, models, 1)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(models)}"
             raise ConfigError(
-                f"{where} names {name[:80]!r}, which is no model of this fleet (aliases do not "
+                f"{where} names {name[:80]!r}, which is not a model of this fleet (aliases do not "
                 f"count); {hint}"
             )

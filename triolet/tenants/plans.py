@@ -1,6 +1,6 @@
-"""Tenants as the operator writes them down: plans, prices, roles, and digests of keys.
+"""Tenants as the operator defines them: plans, prices, roles, and digests of keys.
 
-Pure data with its bounds.
+Plain data with its bounds.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 
 class TenantRole(StrEnum):
-    """What a tenant's keys open."""
+    """What a tenant's keys give access to."""
 
     USER = "user"
-    """The API, for itself."""
+    """The API, for the tenant itself."""
     OPERATOR = "operator"
-    """Also what concerns the fleet and all tenants: metrics, audits, status, usage of others."""
+    """Also the fleet and all tenants: metrics, audits, status, usage of others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What tokens of a model cost, in the operator's currency per million."""
+    """Prices of a model's tokens, in the operator's currency per million."""
 
     prompt: float = 0.0
     cached_prompt: float = 0.0
@@ -35,15 +35,15 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What tenants of one kind may use. None means no limit.
+    """Limits of a kind of tenant. None means no limit.
 
     Attributes:
-      name: as the operator calls it.
+      name: of the plan.
       weight: of a tenant's share in the queue.
-      classes: service classes that it may ask for; the first is what it gets unasked.
-      requests_per_minute: accepted at most; as many may come at once after a quiet minute.
+      classes: service classes that it may request; the first is the default.
+      requests_per_minute: most accepted requests; as many may come at once after a quiet minute.
       tokens_per_minute: prompt and completion tokens, likewise.
-      max_concurrent: requests that it may have in flight, waiting ones included.
+      max_concurrent: requests in flight, including waiting ones.
       max_running: sequences on workers at once; the rest waits.
       max_context_tokens: prompt and completion of one request together.
       max_output_tokens: completion of one request.
@@ -74,7 +74,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class TenantKey:
-    """What is stored of a key.
+    """A stored key.
 
     Attributes:
       digest: SHA-256 of the key, in hexadecimal.
@@ -92,12 +92,12 @@ class Tenant:
     Attributes:
       name: up to 64 letters, digits, dots, - and _; empty where there are no tenants.
       plan: its limits.
-      role: what its keys open.
-      keys: that are its.
-      is_disabled: its keys are known and refused with 403.
-      secret: what its parts of caches are hashed with, so that no other tenant shares them; empty
+      role: what its keys give access to.
+      keys: its keys.
+      is_disabled: its keys are refused with 403.
+      secret: its parts of caches are hashed with it, so that no other tenant shares them; empty
         where there are no tenants.
-      auto: ladder of models for its requests for the model `auto`; None for that of the settings.
+      auto: ladder for its requests for the model `auto`; None for that of the settings.
     """
 
     name: str
@@ -126,11 +126,11 @@ ANONYMOUS: Final = Tenant(
 
 
 class Tenants:
-    """All tenants at one moment. Never changes: another moment is another object.
+    """All tenants at one moment. Immutable.
 
     Args:
-      tenants: each by its own name.
-      plans: by name, used ones and others.
+      tenants: by name.
+      plans: by name, including unused ones.
       prices: by model.
     """
 
@@ -152,8 +152,7 @@ class Tenants:
         return self._by_digest.get(digest)
 
     def without_ladders_of(self, models: Collection[str]) -> Tenants:
-        """Return the same tenants, those whose ladder names one of these models without a ladder of
-        their own."""
+        """Return the same tenants, but without their own ladder if it names one of these models."""
         tenants = (
             replace(tenant, auto=None) if {*models}.intersection(tenant.auto or ()) else tenant
             for tenant in self.by_name.values()
@@ -161,8 +160,8 @@ class Tenants:
         return Tenants(tenants, self.plans, self.prices)
 
     def prices_of(self, *names: str) -> Prices:
-        """Return what a model's tokens cost, by the first of its names that has prices: nothing,
-        unless the operator says so."""
+        """Return the prices of a model by the first of its names that has any: free unless the
+        operator sets prices."""
         return next((self.prices[name] for name in names if name in self.prices), NO_PRICES)
 
 

@@ -1,1 +1,1 @@
-"""Engines and fronts that benchmarks compare with, each driven in a process of its own."""
+"""Drivers of the engines and servers that benchmarks compare with, each in its own process."""

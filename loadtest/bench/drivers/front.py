@@ -1,13 +1,13 @@
-"""A front as others build them, on the workers of front_source: `python -m
+"""A minimal server as others build them, on the workers of front_source: `python -m
 loadtest.bench.drivers.front`.
 
-Runs in an environment with uvicorn, and uses nothing of Triolet. It does what Triolet's server does
-for a token and no more: takes frames of many rows over ZeroMQ, turns ids into text as they come,
-and writes each stream its chunk. No leases, no credit, no heartbeats, no stop strings, no metrics.
+Runs in an environment with uvicorn, without Triolet. It does what Triolet's server does for a
+token, and no more: receive frames of many rows over ZeroMQ, turn ids into text, and write a chunk
+to each stream. No leases, credit, heartbeats, stop strings or metrics.
 
-`fastapi` is written as its documentation shows it: a model for the body, a StreamingResponse, a
-dictionary that json makes a chunk of. `starlette` is the same with less: a plain route, and a chunk
-whose surroundings are encoded once.
+`fastapi` is written as in its documentation: a model for the body, a StreamingResponse, a
+dictionary per chunk. `starlette` does less: a plain route, and chunks whose constant parts are
+encoded once.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Source:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Connect and say HELLO."""
+        """Connect and send HELLO."""
         for address in self._addresses:
             epoch = secrets.randbits(63)
             raw = self._context.socket(self._zmq.DEALER)

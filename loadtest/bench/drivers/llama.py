@@ -1,7 +1,8 @@
-"""llama.cpp in its own process, through llama-cpp-python: `python -m loadtest.bench.drivers.llama`.
+"""llama.cpp in a separate process, through llama-cpp-python: `python -m
+loadtest.bench.drivers.llama`.
 
-Runs in an environment where llama_cpp and gguf are installed, and uses nothing of Triolet. Its
-model is a GGUF file, or a directory, beside whose safetensors one is written.
+Runs in an environment with llama_cpp and gguf, without Triolet. Its model is a GGUF file, or a
+directory with safetensors, from which a GGUF file is written.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def _write_config(writer: Any, config: dict[str, Any]) -> None:  # noqa: ANN401
 
 
 MICRO_BATCH = 512
-"""llama.cpp's own default: tokens that are computed at a time."""
+"""Tokens computed at a time: llama.cpp's default."""
 
 
 class LlamaSession:

@@ -1,9 +1,9 @@
-"""The peers' side of a benchmark: one process per engine, asked by lines of JSON on stdin.
+"""The request loop of a benchmark's engine process: lines of JSON on stdin, answers on stdout.
 
-Only the standard library is used, for a peer may live in an environment of its own. The asker says
+Uses only the standard library, because an engine may run in its own environment. Requests are
 {"begin": {"batch", "context", "most_steps"}}, then any number of {"steps": n}, then {"end": true}:
-so engines take turns at decoding, each with its sequences kept, and no prompt is computed twice.
-{"parts": true} asks at any time what the time of steps consisted of.
+so engines take turns at decoding while each keeps its sequences, and no prompt is computed twice.
+{"parts": true} asks how the time of the steps was spent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 FIRST_TOKEN, LAST_TOKEN = 10, 2000
-"""Ids that every tokenizer here knows, and none that ends a sequence."""
+"""Ids that every tokenizer here has, and that never end a sequence."""
 
 
 class Session(Protocol):
@@ -45,7 +45,7 @@ class Session(Protocol):
 
 @runtime_checkable
 class TimedSession(Session, Protocol):
-    """One that knows what its steps consist of."""
+    """A session that can report how its time was spent."""
 
     def parts(self) -> dict[str, float]:
         """Return the seconds that each part has taken since this was last asked."""

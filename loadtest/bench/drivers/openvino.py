@@ -1,7 +1,7 @@
-"""OpenVINO GenAI in its own process: `python -m loadtest.bench.drivers.openvino`.
+"""OpenVINO GenAI in a separate process: `python -m loadtest.bench.drivers.openvino`.
 
-Runs in an environment where openvino_genai and optimum-intel are installed, and uses nothing of
-Triolet. Its form of the model is exported once and lies beside the model.
+Runs in an environment with openvino_genai and optimum-intel, without Triolet. The model is exported
+once to OpenVINO's format, beside the original.
 """
 
 from __future__ import annotations

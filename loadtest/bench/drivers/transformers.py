@@ -1,7 +1,7 @@
-"""transformers: `python -m loadtest.bench.drivers.transformers`.
+"""transformers in a separate process: `python -m loadtest.bench.drivers.transformers`.
 
-What its `generate` does step by step, without what `generate` does besides: forward passes over a
-cache that grows. Runs where torch and transformers are installed, and uses nothing of Triolet.
+Does the forward passes of `generate` over a growing cache, step by step, without its overhead. Runs
+in an environment with torch and transformers, without Triolet.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Triolet's engine alone, without server and wire: `python -m loadtest.bench.drivers.triolet`."""
+"""Triolet's engine alone, without server and links: `python -m loadtest.bench.drivers.triolet`."""
 
 from __future__ import annotations
 

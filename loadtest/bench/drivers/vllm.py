@@ -1,6 +1,6 @@
-"""vLLM's engine in its own process: `python -m loadtest.bench.drivers.vllm`.
+"""vLLM's engine in a separate process: `python -m loadtest.bench.drivers.vllm`.
 
-Runs in an environment where a CPU build of vLLM is installed, and uses nothing of Triolet.
+Runs in an environment with a CPU build of vLLM, without Triolet.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Arrivals: rates, burstiness, lengths and classes are what was asked for, and seeded."""
+"""Arrivals have the requested rates, burstiness, lengths and classes, and depend only on the
+seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The drawing of lines."""
+"""Drawing curves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What many outcomes make together."""
+"""Figures over many outcomes."""
 
 from __future__ import annotations
 

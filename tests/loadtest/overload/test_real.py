@@ -1,4 +1,4 @@
-"""The open loop against real processes whose devices only take time. Counts, and no clock."""
+"""The open loop against real processes with modelled devices. Checks counts, not times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real traces at the size of a small fleet, where they are there; without them, that is said."""
+"""Real traces scaled to a small fleet; without the files, they are reported as missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Overload in virtual time: the same in every run, so what must come of it can be said exactly."""
+"""Overload in virtual time: every run is the same, so results are checked exactly."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ async def test_vllm_s_routes_answer_at_the_end() -> None:
             ("unload", {"lora_name": "chat:fr"}, 404, "chat has no adapter 'fr'; it has none"),
             ("load", {"lora_name": "code:sql", "lora_path": "/x"}, 404, "this fleet has chat"),
             ("load", {"lora_name": "chat:sql"}, 400, "the body has no lora_path"),
-            ("load", {"lora_name": "chat:", "lora_path": "/x"}, 400, "is no name of an adapter"),
+            ("load", {"lora_name": "chat:", "lora_path": "/x"}, 400, "is not an adapter name"),
             ("load", VLLM | {"load_inplace": True}, 400, "unload 'chat:sql' first"),
             ("load", VLLM | {"lora_ranks": 8}, 400, "unknown field 'lora_ranks'"),
             ("load", VLLM | {"lora_path": ["/x"]}, 400, "the body has no lora_path"),

@@ -158,7 +158,7 @@ def test_a_file_of_members_is_read_as_it_was_written() -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"nonsense", "F is no list of members: JSON is malformed"),
+        (b"nonsense", "F is not a list of members: JSON is malformed"),
         (b'{"members": [{"role": "decode"}]}', "missing required field `address`"),
         (b'{"members": [{"role": "server", "address": "a"}]}', r"members\[0\].role is 'server'"),
         (b'{"members": [], "zone": 1}', "unknown field `zone`"),
@@ -180,7 +180,7 @@ def test_a_file_of_members_is_read_as_it_was_written() -> None:
         (
             b'{"members": [], "models": [{"name": "a", "model_dir": "/a", "adapters": ['
             b'{"name": "/", "path": "/b", "base": "", "digest": ""}]}]}',
-            "which is no name of an adapter",
+            "which is not an adapter name",
         ),
     ],
 )

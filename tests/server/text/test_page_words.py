@@ -31,7 +31,7 @@ def test_lead_and_cards_are_taken_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("[]", "holds JSON that is no object"),
+        ("[]", "holds JSON that is not an object"),
         ('{"cards": 1}', "is no list of up to"),
         (json.dumps({"cards": [CARD] * (MAX_CARDS + 1)}), "is no list of up to"),
         ('{"cards": [1]}', "a card in .* is no object"),

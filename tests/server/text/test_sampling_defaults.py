@@ -35,7 +35,7 @@ def test_the_demo_model_s_file_can_be_read() -> None:
     ("content", "word"),
     [
         ("{", "is not valid JSON"),
-        ([], "no object"),
+        ([], "not an object"),
         ({"temperature": "hot"}, "temperature"),
         ({"temperature": True}, "temperature"),
         ({"temperature": -1}, "temperature"),

@@ -1,4 +1,4 @@
-"""A version to push, a registry to push it to, and a registry that lies."""
+"""A version to push, a real registry, and a registry that lies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def anybody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No credentials or cache of the user that runs the tests; short waits between attempts."""
+    """Hide credentials and caches of the user who runs the tests; shorten waits between
+    attempts."""
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("TRIOLET_REGISTRY_USERNAME", raising=False)
@@ -36,14 +37,14 @@ def anybody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DockerRegistry]:
-    """A real one, which anybody may write; each test has a repository of its own."""
+    """A real registry, open to everyone; each test uses its own repository."""
     with running_registry(tmp_path_factory.mktemp("registry")) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def source(tmp_path_factory: pytest.TempPathFactory) -> ModelStore:
-    """A store with a small model as `chat:v1`, for reading."""
+    """A read-only store with a small model as `chat:v1`."""
     folder = tmp_path_factory.mktemp("source")
     store = ModelStore(folder / "store")
     file = write_tiny(folder / "tiny.gguf")
@@ -53,13 +54,13 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> ModelStore:
 
 @pytest.fixture
 def store(tmp_path: Path) -> ModelStore:
-    """A store that is not there yet."""
+    """A store that does not exist yet."""
     return ModelStore(tmp_path / "store")
 
 
 @pytest.fixture
 def liar(source: ModelStore) -> Iterator[LyingRegistry]:
-    """A registry with the version, which tells the truth until it is told otherwise."""
+    """A registry with the version, which tells the truth unless a test sets a lie."""
     with running_lying_registry(source) as running:
         yield running
 

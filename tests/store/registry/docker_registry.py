@@ -1,5 +1,5 @@
-"""A real registry of a test's own (Debian's docker-registry): on loopback, ended by its pid; and a
-way to it that can break off."""
+"""A real registry for tests (Debian's docker-registry) on loopback, and a proxy to it that can
+break connections."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HTPASSWD: Final = "alice:$2b$04$dD.t7ZIh6Lbn2W6EE9LcweLZjG8ozafJ7dBMRMjivEHScHKP
 
 
 class DockerRegistry:
-    """One registry, which may be killed and started again with what it had.
+    """One registry, which may be killed and restarted with its data.
 
     Args:
       folder: for its data.
@@ -47,7 +47,7 @@ class DockerRegistry:
 
     @property
     def log(self) -> str:
-        """Whatever it was asked, a line each."""
+        """All requests so far, one per line."""
         return (self._folder / "log").read_text()
 
     def start(self) -> None:
@@ -75,7 +75,7 @@ class DockerRegistry:
             time.sleep(0.01)
 
     def kill(self) -> None:
-        """End it without a warning. Idempotent."""
+        """Kill it. Idempotent."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -84,7 +84,7 @@ class DockerRegistry:
 
 @contextmanager
 def running_registry(folder: Path, more: str = "", tls: str = "") -> Iterator[DockerRegistry]:
-    """Run one; the test is skipped where there is none."""
+    """Run a registry; skip the test if it is not installed."""
     if PROGRAM is None:
         pytest.skip("docker-registry is not installed: `apt-get install docker-registry` brings it")
     folder.mkdir(exist_ok=True)
@@ -97,8 +97,8 @@ def running_registry(folder: Path, more: str = "", tls: str = "") -> Iterator[Do
 
 
 class BreakingProxy:
-    """Hands bytes on, and breaks each connection off once so many have come from the registry, or
-    gone to it; counts both.
+    """Forwards bytes in both directions, counts them, and breaks each connection once after a given
+    number of bytes.
 
     Args:
       port: of the registry, on loopback.

@@ -1,4 +1,4 @@
-"""A registry in a thread of the test, which can answer what no honest one does."""
+"""A registry in a thread of the test that can give answers no real one would."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TRICKLE_S = 0.002
 
 
 class Lie(NamedTuple):
-    """An answer. One that trickles sends its headers byte by byte, TRICKLE_S apart."""
+    """An answer. With `trickles`, its headers are sent byte by byte, TRICKLE_S apart."""
 
     status: int
     content: bytes = b""
@@ -27,7 +27,7 @@ class Lie(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A request that came."""
+    """A received request."""
 
     method: str
     path: str
@@ -42,7 +42,7 @@ class LyingRegistry(ThreadingHTTPServer):
       store: that has it.
 
     Attributes:
-      lies: what is answered in place of the truth, by method and the path's end.
+      lies: answers that replace the true ones, by method and end of the path.
       asked: all requests so far.
     """
 
@@ -66,7 +66,8 @@ class LyingRegistry(ThreadingHTTPServer):
         return f"oci://{self.host}/chat:v1"
 
     def lie(self, path: str, lie: Lie | Callable[[Asked], Lie | None], method: str = "GET") -> None:
-        """Answer requests whose path ends so with something else, or with the truth for None."""
+        """Answer requests for this path with something else; if the function returns None,
+        truthfully."""
         self.lies[method, path] = lie
 
     def answer(self, asked: Asked) -> Lie:
@@ -99,7 +100,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: LyingRegistry
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def _answer(self) -> None:
         content = self.rfile.read(int(self.headers.get("content-length", 0)))
@@ -116,10 +117,10 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(told.content)
         if "content-length" in told.headers:
-            self.close_connection = True  # it promised more than there was
+            self.close_connection = True  # it announced more than it sent
 
     def _trickle(self, told: Lie) -> None:
-        """Send headers, and end when they are all there or the client has gone."""
+        """Send headers slowly, until they are complete or the client has gone."""
         lines = [f"{name}: {value}\r\n" for name, value in told.headers.items()]
         for byte in f"HTTP/1.1 {told.status} OK\r\n{''.join(lines)}\r\n".encode():
             self.wfile.write(bytes([byte]))
@@ -127,7 +128,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def handle(self) -> None:
-        with suppress(ConnectionError):  # a client that has gone, which is what is tried
+        with suppress(ConnectionError):  # the client has gone, as the test expects
             super().handle()
 
     do_GET = do_HEAD = do_POST = do_PATCH = do_PUT = _answer

@@ -1,4 +1,4 @@
-"""Versions of LoRA adapters go to a real registry and come back the same, signed and served."""
+"""Push LoRA adapters to a real registry and pull them: unchanged, signed and servable."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ NAME = "chat-sql"
 
 @pytest.fixture
 def adapter(tmp_path: Path) -> Path:
-    """One as PEFT writes it."""
+    """An adapter as PEFT writes it."""
     return write_adapter(tmp_path / "sql", demo_model_path(), 1, ("q_proj",)).path
 
 
 @pytest.fixture
 def imported(adapter: Path, tmp_path: Path) -> ModelStore:
-    """A store with it as `chat-sql:v1`."""
+    """A store with the adapter as `chat-sql:v1`."""
     store = ModelStore(tmp_path / "imported")
     run(store, "import", str(adapter), "--name", NAME, "--tag", "v1")
     return store
@@ -50,7 +50,7 @@ def run(store: ModelStore, *words: str) -> None:
 
 
 def settings_of(store: ModelStore) -> Settings:
-    """Return those of a fleet with the adapter of a store."""
+    """Return the settings of a fleet with the adapter of a store."""
     sources = SettingSources()
     sources.add_assignments((f"fleet.store={store.root}", f"fleet.adapters=sql={NAME}:v1"))
     return sources.settings()

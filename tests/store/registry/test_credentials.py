@@ -1,4 +1,4 @@
-"""Who asks a registry: where names and passwords come from, and how a real one asks for them."""
+"""Credentials for registries: their sources, and how a real registry asks for them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HOST: Final = "registry.example:5000"
 
 @pytest.fixture
 def docker(tmp_path: Path) -> Path:
-    """Docker's folder of this user."""
+    """This user's Docker folder."""
     (tmp_path / "docker").mkdir()
     return tmp_path / "docker"
 
@@ -63,7 +63,7 @@ def test_a_real_registry_lets_in_who_has_the_password(
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"wrong\n")))
         assert main((*push, *where, "--username", "alice")) == 1
         err = capsys.readouterr().err
-        assert "asked as alice with the password from standard input: see that both" in err
+        assert "asked as alice with the password from standard input: check that both" in err
         assert "wrong" not in err
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(f"{PASSWORD}\n".encode())))
         assert main((*push, *where, "--username", "alice")) == 0
@@ -75,11 +75,11 @@ def test_a_real_registry_lets_in_who_has_the_password(
 
 @contextmanager
 def token_service(tokens: list[str]) -> Iterator[str]:
-    """Hand out tokens as registries of clouds have it; keep what was asked."""
+    """Issue tokens as cloud registries do, and record the requests."""
 
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
         def do_GET(self) -> None:
             tokens.append(f"{self.headers.get('authorization')} {self.path}")
@@ -139,7 +139,7 @@ def test_a_helper_of_docker_is_asked(docker: Path, monkeypatch: pytest.MonkeyPat
     stored(docker, credsStore="test")
     assert credentials_for("other.example", None, None) is None
     helper.write_text("#!/bin/sh\necho no JSON\n")
-    with pytest.raises(ConfigError, match="answers what is no user and password"):
+    with pytest.raises(ConfigError, match="did not answer with user and password"):
         credentials_for(HOST, None, None)
     for named in ("missing", "../x"):
         stored(docker, credsStore=named)

@@ -1,4 +1,4 @@
-"""A registry that lies, refuses or asks for strange things: each is named, and nothing is kept."""
+"""A registry that lies, refuses or misbehaves: each case has its error, and nothing is kept."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SECRET = "very secret"
 
 @pytest.fixture
 def weights(liar: LyingRegistry) -> str:
-    """The end of the path of the largest blob."""
+    """End of the path of the largest blob."""
     return max(liar.manifest.blobs, key=lambda one: one.size).digest
 
 
@@ -73,7 +73,7 @@ def test_bytes_with_another_digest_are_not_kept(
     words: str,
 ) -> None:
     liar.lie(weights, Lie(200, change(content_of(liar, weights))))
-    refused(store, liar, f"model.gguf .*{words}.*, expected {weights} .*it is not used")
+    refused(store, liar, f"model.gguf .*{words}.*, expected {weights} .*it was rejected")
     assert Partials(store).size(weights) == 0
 
 
@@ -153,7 +153,7 @@ def test_a_model_of_another_program_is_refused_before_it_is_fetched(
 def test_a_body_that_trickles_is_given_up(
     store: ModelStore, liar: LyingRegistry, weights: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # In place of a registry that sends less than 16 KiB/s: one that is slower than 1 EiB/s.
+    # Instead of a registry slower than 16 KiB/s: one slower than 1 EiB/s.
     monkeypatch.setattr("store.registry.client.SILENCE_S", 0.0)
     monkeypatch.setattr("store.registry.client.SLOWEST_BYTES_S", 1 << 60)
     refused(store, liar, "manifest v1 is slower than .*; try again when the network is better")
@@ -186,11 +186,11 @@ def test_headers_that_trickle_are_given_up(
     monkeypatch.setattr("store.registry.client.SILENCE_S", 0.2)
     realm = f'Bearer realm="http://{liar.host}/token"'
     liar.lie("manifests/v1", Lie(401, b"", {"www-authenticate": realm}))
-    # Whole after four seconds, each byte long before the 0.2 s are over.
+    # Complete after four seconds, each byte well within the 0.2 s.
     liar.lie(path, Lie(200, b'{"token":"x"}', {"x-padding": "x" * 2000}, trickles=True))
     with (
         closing(Registry(parse_location(liar.location), None)) as asked,
-        pytest.raises(Interrupted, match="manifest v1 was lost or not made: timed out; see"),
+        pytest.raises(Interrupted, match="manifest v1 was lost or not made: timed out; check"),
         asked.streaming("GET", "manifests/v1", "manifest v1", {200}, silence_s=0.2),
     ):
         pytest.fail("all headers have come")
@@ -203,7 +203,7 @@ def test_headers_that_trickle_on_a_connection_that_is_used_again_are_given_up(
     with closing(Registry(parse_location(liar.location), None)) as asked:
         asked.call("GET", "manifests/v1", "manifest v1", {200})
         with (
-            pytest.raises(Interrupted, match="manifest v2 was lost or not made: timed out; see"),
+            pytest.raises(Interrupted, match="manifest v2 was lost or not made: timed out; check"),
             asked.streaming("GET", "manifests/v2", "manifest v2", {200}, silence_s=0.2),
         ):
             pytest.fail("all headers have come")
@@ -211,7 +211,7 @@ def test_headers_that_trickle_on_a_connection_that_is_used_again_are_given_up(
 
 def test_a_manifest_without_end_is_not_read(store: ModelStore, liar: LyingRegistry) -> None:
     liar.lie("manifests/v1", Lie(200, b" " * (5 << 20)))
-    refused(store, liar, "has more than 4194304 bytes and is not read")
+    refused(store, liar, "has more than 4194304 bytes and was rejected")
 
 
 def test_what_an_import_brings_meanwhile_is_not_fetched_and_leaves_nothing(
@@ -238,7 +238,7 @@ def test_what_an_import_brings_meanwhile_is_not_fetched_and_leaves_nothing(
 def test_what_was_fetched_and_then_overwritten_with_as_many_bytes_is_fetched_again(
     store: ModelStore, liar: LyingRegistry, weights: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # One after the other, the largest first: it is whole when the next one is asked for.
+    # One at a time, largest first: it is complete when the next one is requested.
     monkeypatch.setattr("store.registry.blobs.MAX_TRANSFERS", 1)
     after = sorted(liar.manifest.blobs, key=lambda one: -one.size)[1].digest
     path = Partials(store).path(weights)
@@ -254,7 +254,7 @@ def test_what_was_fetched_and_then_overwritten_with_as_many_bytes_is_fetched_aga
 def test_a_pull_that_ends_before_its_blobs_have_their_names_leaves_them_writable(
     store: ModelStore, liar: LyingRegistry, weights: str
 ) -> None:
-    # In the way of the rename, as a kill just before it would be.
+    # Blocks the rename, as a kill just before it would.
     in_the_way = store.blob_path(weights)
     in_the_way.mkdir(parents=True)
     with pytest.raises(StoreError, match="Is a directory"):
@@ -270,7 +270,7 @@ def test_a_pull_that_ends_before_its_blobs_have_their_names_leaves_them_writable
 
 
 NESTED = b'{"x":' * 100_000
-"""No parser follows that to its end."""
+"""No parser reads this to its end."""
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ NESTED = b'{"x":' * 100_000
     [
         ("manifests/v1", Lie(200, NESTED), "cannot be read: maximum recursion depth"),
         ("%2Bjson", Lie(200, NESTED), "its list of referrers .signature. of .* cannot be read"),
-        ("manifests/v1", Lie(404, NESTED), "status 404; see that"),
+        ("manifests/v1", Lie(404, NESTED), "status 404; check host"),
     ],
 )
 def test_a_document_that_no_parser_reads_is_named(
@@ -342,9 +342,9 @@ def test_a_model_that_the_disk_has_no_room_for_is_not_begun(
     [
         (401, "no credentials were given: set TRIOLET_REGISTRY_USERNAME"),
         (403, r"DENIED: not you\); no credentials were given"),
-        (404, "see that host, repository and tag are right"),
-        (413, "takes no body of this size: raise its limit"),
-        (418, "does not take that"),
+        (404, "check host, repository and tag"),
+        (413, "refuses a body of this size: raise its limit"),
+        (418, "refuses that"),
         (503, "the registry is busy or broken: repeat the command"),
     ],
 )
@@ -376,7 +376,7 @@ def test_what_is_asked_beyond_this_machine_without_tls_is_refused(
     liar.lie(weights, Lie(307, b"", {"location": "http://registry.example/x"}))
     refused(store, liar, "leads to http://registry.example without TLS")
     liar.lie(weights, lambda _: Lie(307, b"", {"location": liar.asked[-1].path}))
-    refused(store, liar, "is redirected for ever")
+    refused(store, liar, "is redirected endlessly")
 
 
 def test_no_password_goes_elsewhere_or_into_an_error(
@@ -386,7 +386,7 @@ def test_no_password_goes_elsewhere_or_into_an_error(
         if "authorization" not in asked.headers:
             return Lie(401, b"", {"www-authenticate": 'Basic realm="x"'})
         if asked.path.endswith(weights):
-            # The same server by another name: another place, for credentials.
+            # The same server under another name counts as another place for credentials.
             return Lie(307, b"", {"location": f"http://localhost:{liar.server_port}/elsewhere"})
         return None
 

@@ -1,4 +1,4 @@
-"""References to registries: what is read, and what is refused."""
+"""References to registries: valid and invalid ones."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_reference_is_read_and_written_alike(text: str, name: str, is_near: bo
     ],
 )
 def test_what_is_no_reference_is_refused(text: str) -> None:
-    with pytest.raises(StoreError, match="names no version in a registry; allowed: oci://HOST"):
+    with pytest.raises(StoreError, match="is not a version in a registry; allowed: oci://HOST"):
         parse_location(text)
 
 

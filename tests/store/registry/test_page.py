@@ -1,4 +1,4 @@
-"""The operator's page on registries: its commands, in its order, do what it says."""
+"""The commands on the operators' page about registries work in their order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Versions go to a real registry and come back the same, whatever breaks off on the way."""
+"""Versions go to a real registry and come back unchanged, despite broken connections."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ sys.exit(main(["model", *sys.argv[1:]]))
 
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> ModelStore:
-    """A store with the demo model as `chat:v1`, whose weights take a while on the way."""
+    """A store with the demo model as `chat:v1`, whose weights take a while to transfer."""
     store = ModelStore(tmp_path_factory.mktemp("demo") / "store")
     import_model(store, WantedImport("demo", "chat", "v1", None, WeightFormat.DTYPE, True))
     return store
@@ -139,7 +139,7 @@ def test_other_programs_read_what_was_pushed(
     assert entry["digest"] == digest_in(source)
     blobs = {path.name for path in (tmp_path / "out" / "blobs" / "sha256").iterdir()}
     assert blobs == {path.name for path in source.blobs.iterdir()}
-    # And back: what another program has copied into a registry is pulled as it is.
+    # And back: a version copied into a registry by another program is pulled unchanged.
     back = f"{registry.host}/s/back:v1"
     subprocess.run(
         [
@@ -211,7 +211,7 @@ def test_pulls_of_one_version_at_once_share_a_store(
     run("push", "chat:v1", location, "--store", str(demo.root))
     with ThreadPoolExecutor(2) as threads:
         both = list(threads.map(lambda _: pulled(store, location), range(2)))
-    # Locks are of open files: for them two threads are as good as two processes.
+    # Locks belong to open files, so two threads behave like two processes.
     assert sum(one.fetched_bytes for one in both) == both[0].total_bytes
     assert verify(store, store.entries()).faults == []
 

@@ -1,4 +1,4 @@
-"""Signatures travel with their version, and a pull refuses what its name may not be."""
+"""Signatures travel with their version, and a pull refuses versions without a required one."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_signatures_of_several_come_with_the_version(
         pulled(store, location)
         with store.writing() as writer:
             sign(writer, digest, key)
-    # Each knows of its own alone: the second one must not replace the first one's list.
+    # Each store knows only its own: the second push must not replace the first one's list.
     pushes = [("model", "push", "chat:v1", location, "--store", str(one.root)) for one in stores]
     for push in pushes[:2]:
         assert main(push) == 0
@@ -80,7 +80,7 @@ def test_signatures_of_several_come_with_the_version(
 
 
 def listed(liar: LyingRegistry, *artefacts: Artefact) -> None:
-    """Have the registry list signatures by OCI 1.1, and serve them."""
+    """Make the registry list signatures as in OCI 1.1, and serve them."""
     rows = [
         {
             "mediaType": MANIFEST_TYPE,
@@ -120,7 +120,7 @@ def test_what_two_pushes_write_to_one_fallback_tag_at_the_same_moment_is_kept(
 
     def put(asked: Asked) -> Lie:
         row = {"artifactType": SIGNATURE_TYPE, "digest": another.digest}
-        is_lost = next(num_puts) <= num_lost  # another push has read before, and writes after it
+        is_lost = next(num_puts) <= num_lost  # another push read before it and writes after it
         kept.append(canonical({"manifests": [row]}) if is_lost else asked.content)
         return Lie(201)
 
@@ -159,18 +159,18 @@ def test_nothing_is_fetched_or_named_without_the_signature_that_is_required(
     with store.writing():
         pass
     Aliases(store).require_keys(parse_reference("chat"), [key_id(ALICE)])
-    with pytest.raises(StoreError, match=f"chat takes .* and chat@{liar.digest} is not signed;"):
+    with pytest.raises(StoreError, match=f"chat requires .* and chat@{liar.digest} is not signed;"):
         pulled(store, liar.location)
     listed(liar, signed_by(liar, BOB))
-    with pytest.raises(StoreError, match=f"is signed by {key_id(BOB)}; nothing was named"):
+    with pytest.raises(StoreError, match=f"is signed by {key_id(BOB)}; nothing was changed"):
         pulled(store, liar.location)
-    # ALICE's name on BOB's signature.
+    # ALICE's key id on BOB's signature.
     forged = signed_by(liar, BOB).layer.replace(key_id(BOB).encode(), key_id(ALICE).encode())
     manifest = json.loads(signed_by(liar, BOB).manifest)
     manifest["layers"][0] |= {"digest": digest_of(forged), "size": len(forged)}
     artefact = signed_by(liar, BOB)._replace(manifest=canonical(manifest), layer=forged)
     listed(liar, artefact)
-    with pytest.raises(StoreError, match="is not signed; nothing was named"):
+    with pytest.raises(StoreError, match="is not signed; nothing was changed"):
         pulled(store, liar.location)
     weights = max(liar.manifest.blobs, key=lambda one: one.size).digest
     assert not any(one.path.endswith(weights) for one in liar.asked)
@@ -188,9 +188,9 @@ def test_nothing_is_fetched_or_named_without_the_signature_that_is_required(
 @pytest.mark.parametrize(
     ("part", "lie", "words"),
     [
-        ("manifests", Lie(404), "it is listed, and not there"),
-        ("blobs", Lie(404), "its layer is not there"),
-        ("blobs", Lie(200, b"{}"), "its envelope is another one than its manifest says"),
+        ("manifests", Lie(404), "it is listed but missing"),
+        ("blobs", Lie(404), "its layer is missing"),
+        ("blobs", Lie(200, b"{}"), "its envelope does not match its manifest"),
     ],
 )
 def test_a_signature_that_is_not_whole_there_is_left(
@@ -231,7 +231,7 @@ def test_measurements_travel_with_the_version_and_replace_none_of_the_same_key(
     assert pulled(there, location).notes == (), "they are the same"
     Aliases(guarded).require_keys(parse_reference("chat@stable"), [key_id(ALICE)])
     (note,) = pulled(guarded, location).notes
-    assert note.startswith("golden tokens there are not kept: chat takes only signed versions")
+    assert note.startswith("golden tokens there are not kept: chat requires signatures here")
     assert golden_for(guarded.root, digest, golden.key) is None
     own = Golden(golden.key, (GoldenPrompt((1,), (2, 4)),))
     with there.writing() as writer:
@@ -244,7 +244,7 @@ def test_measurements_travel_with_the_version_and_replace_none_of_the_same_key(
 
 
 def lists_golden(liar: LyingRegistry, one: Artefact, size: int) -> None:
-    """Have the registry list golden tokens as if their manifest had a size, and serve them."""
+    """Make the registry list golden tokens with a given manifest size, and serve them."""
     rows = [{"artifactType": GOLDEN_TYPE, "digest": one.digest, "size": size}]
     path = f"/referrers/{liar.digest}?artifactType="
     for kind in LAYER_TYPES:
@@ -266,7 +266,7 @@ def test_measurements_that_lie_are_left(store: ModelStore, liar: LyingRegistry) 
 def test_measurements_that_the_store_could_not_read_again_are_left(
     store: ModelStore, liar: LyingRegistry, part: str
 ) -> None:
-    # Otherwise they were damaged here, and no worker of the version would start.
+    # Otherwise they would be damaged here, and no worker of the version would start.
     said = Golden(MeasurementKey("native", "bfloat16", "a"), (GoldenPrompt((1,), (2, 3)),))
     _, right = as_artefact(said, liar.digest, 10)
     manifest, layer = json.loads(right.manifest), right.layer

@@ -1,4 +1,4 @@
-"""A store with a limit: what goes comes back, and what cannot come back or is needed stays."""
+"""A store with a limit: evicted versions can be pulled again; needed and unique ones stay."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ NAMES = ("a", "b", "c")
 
 @pytest.fixture(scope="session")
 def repository(registry: DockerRegistry, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A place with three versions of some 360 KB, `a` to `c`, that share no weights."""
+    """A repository with three versions of about 360 KB, `a` to `c`, that share no weights."""
     folder = tmp_path_factory.mktemp("three")
     store = ModelStore(folder / "store")
     file = write_tiny(folder / "tiny.gguf")
@@ -61,7 +61,7 @@ def repository(registry: DockerRegistry, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def full(repository: str, store: ModelStore) -> ModelStore:
-    """A store with all three, used in their order."""
+    """A store with all three, used in this order."""
     for second, name in enumerate(NAMES):
         got = fetched(store, repository, name)
         (path,) = Sources(store).folder.glob(f"{got.removeprefix('sha256:')}-*")
@@ -81,7 +81,7 @@ def names(store: ModelStore) -> list[str]:
 
 
 def room(store: ModelStore, most_bytes: int) -> dict[Stays, int]:
-    """Evict, and return what stays and why."""
+    """Evict, and return the number of versions that stay by reason."""
     with store.writing() as writer:
         return dict(make_room(writer, Aliases(store), most_bytes, Copies(store).has).stays)
 
@@ -165,7 +165,7 @@ def test_a_pull_keeps_to_the_limit_of_the_settings(
 
 
 class Killed(Exception):
-    """In place of a kill."""
+    """Stands for a kill."""
 
 
 def test_a_tag_of_which_the_version_is_gone_says_so_and_is_mended(
@@ -184,7 +184,7 @@ def test_a_tag_of_which_the_version_is_gone_says_so_and_is_mended(
         aliases.resolve(parse_reference("a:v1"))
     assert tag not in aliases.all()
     assert [(move.old, move.new) for move in aliases.moves(tag)] == [("", digest)]
-    # Another version takes the name: nothing stands in its way.
+    # Another version takes the name: nothing prevents it.
     other = fetched(full, repository, "b")
     with full.writing() as writer:
         (entry,) = (one for one in full.entries() if one.name == "b")
@@ -265,8 +265,8 @@ def test_what_is_named_served_or_only_here_stays(
     assert names(full) == ["a", "b", "own"]
     err = capsys.readouterr().err
     assert "more than the limit of 1 KiB, and no more can go: " in err
-    assert "1 in no registry that is known" in err
-    assert "2 named by an alias or by a tag that it was not pulled with" in err
+    assert "1 in no known registry" in err
+    assert "2 named by an alias or by another tag than it was pulled with" in err
 
 
 def test_a_version_of_two_names_goes_under_both_or_none(full: ModelStore, repository: str) -> None:

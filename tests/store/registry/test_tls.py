@@ -1,4 +1,4 @@
-"""TLS to registries: what is trusted, and what is only done when it is asked for."""
+"""TLS to registries: which certificates are trusted, and what needs an explicit option."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NAME = "registry.example"
 
 @pytest.fixture(autouse=True)
 def names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NAME leads to loopback, as no resolver of a test machine knows it."""
+    """Resolve NAME to loopback."""
     resolve = socket.getaddrinfo
 
     def known(host: Any, *others: Any, **more: Any) -> Any:  # noqa: ANN401 (as of socket)
@@ -42,7 +42,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_certificate(folder: Path) -> None:
-    """Write a certificate for NAME, which is its own authority: `ca.pem`, and `key.pem`."""
+    """Write a self-signed certificate for NAME: `ca.pem`, and `key.pem`."""
     key = generate_private_key(SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, NAME)])
     now = datetime.now(UTC)
@@ -60,7 +60,7 @@ def write_certificate(folder: Path) -> None:
 
 @pytest.fixture
 def certified(tmp_path: Path) -> Iterator[DockerRegistry]:
-    """A registry with a certificate for NAME, which is its own authority: `ca.pem`."""
+    """A registry with a self-signed certificate for NAME: `ca.pem`."""
     write_certificate(tmp_path)
     files = f"certificate: {tmp_path / 'ca.pem'}, key: {tmp_path / 'key.pem'}"
     with running_registry(tmp_path / "registry", tls=files) as running:
@@ -79,7 +79,7 @@ def test_a_registry_is_believed_by_its_certificate(
     assert main(push) == 1
     err = capsys.readouterr().err
     assert "its certificate or TLS is refused: [SSL: CERTIFICATE_VERIFY_FAILED]" in err
-    assert "name its authority's file in the environment variable SSL_CERT_FILE" in err
+    assert "set the environment variable SSL_CERT_FILE to its authority's file" in err
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
     assert main(push) == 0
     assert main(("model", "pull", location, "--store", str(tmp_path / "store"))) == 0
@@ -94,7 +94,7 @@ def test_http_beyond_this_machine_is_spoken_on_demand_only(
     location = f"oci://{NAME}:{registry.port}/plain/chat:v1"
     push = ("model", "push", "chat:v1", location, "--store", str(source.root))
     assert main(push) == 1
-    assert "or give --insecure for a registry that speaks no TLS" in capsys.readouterr().err
+    assert "or give --insecure for a registry without TLS" in capsys.readouterr().err
     assert main((*push, "--insecure")) == 0
     pull = ("model", "pull", location, "--store", str(tmp_path / "store"))
     assert main((*pull, "--insecure")) == 0

@@ -1,4 +1,4 @@
-"""Uploads to registries and proxies of every habit."""
+"""Uploads to registries and proxies with different behaviour."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SESSION = "/v2/chat/blobs/uploads/1"
 
 @pytest.fixture
 def weights(liar: LyingRegistry) -> Descriptor:
-    """The largest blob; the registry takes uploads."""
+    """The largest blob, in a registry that accepts uploads."""
     liar.lie("/blobs/uploads/", Lie(202, b"", {"location": SESSION}), "POST")
     found = max(liar.manifest.blobs, key=lambda one: one.size)
     liar.lie(f"{SESSION}?digest={found.digest}", Lie(201), "PUT")
@@ -35,7 +35,7 @@ def weights(liar: LyingRegistry) -> Descriptor:
 def uploaded(
     liar: LyingRegistry, blob: Descriptor, credentials: Credentials | None = None
 ) -> list[Asked]:
-    """Upload a blob and return all requests with bytes of it."""
+    """Upload a blob and return all requests that carried its bytes."""
     with closing(Registry(parse_location(liar.location), credentials)) as asked:
         upload(asked, blob, liar.store.blob_path(blob.digest), lambda _: None)
     return sent(liar)
@@ -71,7 +71,7 @@ def test_a_proxy_that_takes_small_bodies_only_is_named(
 ) -> None:
     liar.lie(f"{SESSION}?digest={weights.digest}", Lie(413), "PUT")
     liar.lie(f"/blobs/{weights.digest}", Lie(404), "HEAD")
-    with pytest.raises(RegistryFailed, match="takes no body of this size: raise its limit"):
+    with pytest.raises(RegistryFailed, match="refuses a body of this size: raise its limit"):
         uploaded(liar, weights)
     assert len(sent(liar)) == 1
 
@@ -82,7 +82,7 @@ def test_a_blob_that_is_sent_elsewhere_takes_no_password_along(
     def begun(asked: Asked) -> Lie:
         if "authorization" not in asked.headers:
             return Lie(401, b"", {"www-authenticate": 'Basic realm="x"'})
-        # The same server by another name: another place, for credentials.
+        # The same server under another name counts as another place for credentials.
         return Lie(202, b"", {"location": f"http://localhost:{liar.server_port}{SESSION}"})
 
     liar.lie("/blobs/uploads/", begun, "POST")
@@ -103,5 +103,5 @@ def test_a_lost_answer_to_the_end_ends_the_upload_all_the_same(
 
 def test_what_is_no_registry_is_named(liar: LyingRegistry, weights: Descriptor) -> None:
     liar.lie("/blobs/uploads/", Lie(202), "POST")
-    with pytest.raises(RegistryFailed, match=r"does not say where the upload of .* goes"):
+    with pytest.raises(RegistryFailed, match=r"names no place for the upload of"):
         uploaded(liar, weights)
