@@ -141,7 +141,7 @@ def test_each_model_is_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (
             "a=demo b=demo",
             ("auto.ladder=a,bb",),
-            "[auto] ladder names 'bb', which is no model of this fleet",
+            "[auto] ladder names 'bb', which is not a model of this fleet",
         ),
         ("a=demo b=demo", ("auto.ladder=a", 'auto.limits=[{"model":"c"}]'), "[auto] limits names"),
         ("a=demo auto=demo", ("auto.ladder=a",), "a model is called 'auto' too"),
@@ -151,7 +151,7 @@ def test_each_model_is_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (
             "a=demo c=demo",
             ("auto.ladder=a", "server.tenants.file=tenants.toml"),
-            "tenants.toml: [tenants.alice] auto names 'b', which is no model of this fleet",
+            "tenants.toml: [tenants.alice] auto names 'b', which is not a model of this fleet",
         ),
         (
             "a=demo b=demo",

@@ -159,7 +159,7 @@ def test_what_a_server_would_refuse_is_not_written(path: Path) -> None:
     [
         ("add alice", "there is a tenant alice"),
         ("add a/b", "'a/b' is no name"),
-        ("add bob --plan silver", "plan is 'silver', which is none of default, gold"),
+        ("add bob --plan silver", "plan is 'silver', which is not one of default, gold"),
         ("rotate bob", "there is no tenant 'bob'"),
         ("rotate alice --grace soon", "--grace is 'soon'; allowed"),
         ("disable bob", "there is no tenant 'bob'"),
