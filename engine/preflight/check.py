@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from store.gguf.container import read_gguf
 from store.gguf.directory import gguf_weights
 from store.model_dir.headers import read_headers, weight_files
-from triolet.config import AUTO_BACKEND, AUTO_DEVICE, Dtype, WeightFormat, require
+from triolet.config import AUTO_BACKEND, AUTO_DEVICE, Dtype, require
 from triolet.errors import ConfigError
 from triolet.memory import available_memory_bytes
 
@@ -141,7 +141,7 @@ def chosen_device(engine: EngineConfig) -> str:
         return engine.device
     traits = ALL_TRAITS.get(engine.backend)
     needs_gpu = traits is not None and "cpu" not in traits.device_types
-    if engine.backend == NATIVE.name or (engine.weights is WeightFormat.INT8 and not needs_gpu):
+    if engine.backend == NATIVE.name:
         return "cpu"
     missing = _missing_gpu()
     if missing is not None and needs_gpu:

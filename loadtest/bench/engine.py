@@ -150,7 +150,9 @@ class Peer:
 
 PEERS: Final = (
     Peer(OURS, "loadtest.bench.drivers.triolet", reads_gguf=True),
-    Peer("triolet int8", "loadtest.bench.drivers.triolet", ("--weights", "int8"), reads_gguf=True),
+    Peer(
+        "triolet dtype", "loadtest.bench.drivers.triolet", ("--weights", "dtype"), reads_gguf=True
+    ),
     Peer("triolet sdpa", "loadtest.bench.drivers.triolet", ("--backend", "sdpa"), uses_torch=True),
     Peer("vllm", "loadtest.bench.drivers.vllm", environment="vllm", uses_torch=True),
     Peer("llama.cpp", "loadtest.bench.drivers.llama", environment="llama", reads_gguf=True),

@@ -184,8 +184,8 @@ class Dtype(StrEnum):
 class WeightFormat(StrEnum):
     """What weights are kept in."""
 
+    AUTO = "auto"
     DTYPE = "dtype"
-    INT8 = "int8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,10 +220,10 @@ class EngineConfig:
     """`auto` takes the checkpoint's own; float16 becomes bfloat16. Quantised weights (of a GGUF
     file) are computed in bfloat16: what they lost exceeds its rounding, and it halves the memory
     that decode waits for."""
-    weights: WeightFormat = WeightFormat.DTYPE
-    """`int8`: rounded when they are loaded, each output by a scale of its own: half of bfloat16's
-    memory, which decode of few sequences waits for. Logits are then off by up to 6 % of their
-    spread (root mean square; bfloat16 alone: 2 %). Only `native` computes it."""
+    weights: WeightFormat = WeightFormat.AUTO
+    """`auto` computes quantised weights (Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0) as they are, where the
+    `native` kernels compute: a quarter of bfloat16's memory, which decode waits for. Activations
+    are rounded to 8 bits there. `dtype` widens them to `dtype`, as all others are."""
     backend: str = AUTO_BACKEND
     """What computes: `native` kernels on a CPU, `sdpa` (torch) anywhere, `triton` on NVIDIA,
     `flash` the same with flash-attn for prompts. `auto` is `native` where its kernels were built
