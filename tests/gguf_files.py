@@ -170,6 +170,8 @@ def write_tiny(
 COMPUTED: Final = {
     Kind.Q4_0: 1e-2,
     Kind.Q4_1: 1e-2,
+    Kind.Q5_0: 5e-3,
+    Kind.Q5_1: 5e-3,
     Kind.Q8_0: 7e-4,
     Kind.Q4_K: 1e-4,
     Kind.Q5_K: 5e-5,
@@ -196,9 +198,9 @@ def random_blocks(
     numbers, size = gguf.GGML_QUANT_SIZES[kind]
     blocks = random.randint(0, 256, (outputs, inputs // numbers, size)).astype(np.uint8)
     scales = random.uniform(0.5, 1.5, (outputs, inputs // numbers, 2)) * COMPUTED[kind]
-    scales[..., 1] *= -7.5 if kind is Kind.Q4_1 else 7.5
+    scales[..., 1] *= {Kind.Q4_1: -7.5, Kind.Q5_1: -15.5}.get(kind, 7.5)
     first = 208 if kind is Kind.Q6_K else 0
-    end = first + (4 if kind in (Kind.Q4_1, Kind.Q4_K, Kind.Q5_K) else 2)
+    end = first + (4 if kind in (Kind.Q4_1, Kind.Q5_1, Kind.Q4_K, Kind.Q5_K) else 2)
     blocks[..., first:end] = scales.astype(np.float16).view(np.uint8)[..., : end - first]
     return blocks.reshape(outputs, -1)
 

@@ -22,7 +22,7 @@ static float half(const uint8_t *p) {
 
 /* Group `g` of an output; the forms are ggml's numbers. */
 static Block read_group(int form, const uint8_t *row, int64_t g) {
-    static const int sizes[] = {[2] = 18, [3] = 20, [8] = 34, [12] = 144, [13] = 176, [14] = 210};
+    static const int sizes[] = {[2] = 18, [3] = 20, [6] = 22, [7] = 24, [8] = 34, [12] = 144, [13] = 176, [14] = 210};
     const uint8_t *b = row + (form < 12 ? g : g / 8) * sizes[form], *s = b + 4;
     const int n = (int)(g % 8);
     Block to = {.scales = {1, 1}};
@@ -30,6 +30,11 @@ static Block read_group(int form, const uint8_t *row, int64_t g) {
         const int byte = i % 16, is_high = i / 16;
         if (form == 2) to.q[i] = (b[2 + byte] >> 4 * is_high & 15) - 8;
         if (form == 3) to.q[i] = b[4 + byte] >> 4 * is_high & 15;
+        if (form == 6 || form == 7) {
+            const int first = form == 6 ? 2 : 4;
+            to.q[i] = (b[first + 4 + byte] >> 4 * is_high & 15) +
+                      16 * (b[first + i / 8] >> i % 8 & 1) - (form == 6 ? 16 : 0);
+        }
         if (form == 8) to.q[i] = (int8_t)b[2 + i];
         if (form == 12) to.q[i] = b[16 + n / 2 * 32 + i] >> n % 2 * 4 & 15;
         if (form == 13)
@@ -39,7 +44,7 @@ static Block read_group(int form, const uint8_t *row, int64_t g) {
                       16 * (b[128 + n / 4 * 32 + i] >> n % 4 * 2 & 3) - 32;
     }
     to.scale = half(form == 14 ? b + 208 : b);
-    if (form == 3) to.minimum = half(b + 2);
+    if (form == 3 || form == 7) to.minimum = half(b + 2);
     if (form == 12 || form == 13) {
         const int scale = n < 4 ? s[n] & 63 : (s[n + 4] & 15) + 16 * (s[n - 4] >> 6);
         const int minimum = n < 4 ? s[n + 4] & 63 : (s[n + 4] >> 4) + 16 * (s[n] >> 6);
@@ -71,7 +76,7 @@ void oracle(int64_t form, const uint8_t *blocks, int64_t row_bytes, int64_t outp
                 }
                 const float own = most >= 1e-30f ? most / 127.0f : 0.0f;
                 const float scale = block.scale * own;
-                if (form == 3 || form == 12 || form == 13)
+                if (form == 3 || form == 7 || form == 12 || form == 13)
                     sum += fmaf((float)whole, scale, block.minimum * (own * (float)all));
                 else
                     sum = fmaf((float)whole, scale, sum);

@@ -266,8 +266,8 @@ int main(int count, char **arguments) {
         return 0;
     }
     if (count > 1 && !strcmp(arguments[1], "spoil")) missing_bytes = 4;
-    const int forms[] = {0, Q4_0, Q4_1, Q8_0, Q4_K, Q5_K, Q6_K};
-    for (int kind = 0; kind < 28; kind++) run_model(kind & 1, forms[kind / 4], kind >> 1 & 1);
+    const int forms[] = {0, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K};
+    for (int kind = 0; kind < 36; kind++) run_model(kind & 1, forms[kind / 4], kind >> 1 & 1);
     puts("clean");
     return 0;
 }

@@ -42,9 +42,9 @@ CONFIG = {
 ELEMENTARY = "996a45274a9daa0f"
 BITS: dict[tuple[Dtype, WeightFormat], str] = {
     (Dtype.FLOAT32, WeightFormat.DTYPE): "85244cca3ae2aa9e",
-    (Dtype.FLOAT32, WeightFormat.AUTO): "8b98b29627ed4cef",
+    (Dtype.FLOAT32, WeightFormat.AUTO): "18fca9addd6d6aee",
     (Dtype.BFLOAT16, WeightFormat.DTYPE): "ef177f5cb4d44841",
-    (Dtype.BFLOAT16, WeightFormat.AUTO): "79c35a791ddf0455",
+    (Dtype.BFLOAT16, WeightFormat.AUTO): "f893b5e2013eea14",
 }
 ARITHMETIC = 2
 

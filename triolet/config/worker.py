@@ -221,7 +221,7 @@ class EngineConfig:
     file) are computed in bfloat16: what they lost exceeds its rounding, and it halves the memory
     that decode waits for."""
     weights: WeightFormat = WeightFormat.AUTO
-    """`auto` computes quantised weights (Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0) as they are, where the
+    """`auto` computes quantised weights (Q4_0 to Q8_0, Q4_K to Q6_K) as they are, where the
     `native` kernels compute: a quarter of bfloat16's memory, which decode waits for. Activations
     are rounded to 8 bits there. `dtype` widens them to `dtype`, as all others are."""
     backend: str = AUTO_BACKEND

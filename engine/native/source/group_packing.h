@@ -8,6 +8,8 @@ INLINE int64_t block_bytes(const int form) {
     switch (form) {
         case Q4_0: return 18;
         case Q4_1: return 20;
+        case Q5_0: return 22;
+        case Q5_1: return 24;
         case Q8_0: return 34;
         case Q4_K: return 144;
         case Q5_K: return 176;
@@ -17,14 +19,15 @@ INLINE int64_t block_bytes(const int form) {
 
 /* The quants of group `group` of a block, one to a byte. */
 INLINE void block_quants(const int form, const uint8_t *block, int64_t group, uint8_t *to) {
-    const uint8_t *from = block + (form == Q4_1 ? 4 : 2), *bits = block + 16;
+    const uint8_t *from = block + (has_minimum(form) ? 4 : 2), *bits = from;
     int shift = 4, split = 16, high = 0;
     if (form == Q8_0) {
         memcpy(to, from, GROUP);
         return;
     }
+    if (form == Q5_0 || form == Q5_1) from += 4; /* behind the fifth bits */
     if (form == Q4_K || form == Q5_K) {
-        from = block + (form == Q4_K ? 16 : 48) + group / 2 * 32;
+        from = block + (form == Q4_K ? 16 : 48) + group / 2 * 32, bits = block + 16;
         shift = group % 2 * 4, split = GROUP, high = (int)group;
     } else if (form == Q6_K) {
         from = block + group / 4 * 64 + group % 2 * 32, bits = block + 128 + group / 4 * 32;
@@ -33,6 +36,7 @@ INLINE void block_quants(const int form, const uint8_t *block, int64_t group, ui
     for (int i = 0; i < GROUP; i++) {
         to[i] = split == GROUP ? from[i] >> shift & 15
                                : (i < split ? from[i] & 15 : from[i - split] >> shift);
+        if (form == Q5_0 || form == Q5_1) to[i] |= (bits[i / 8] >> i % 8 & 1) << 4;
         if (form == Q5_K) to[i] |= (bits[i] >> high & 1) << 4;
         if (form == Q6_K) to[i] |= (bits[i] >> high & 3) << 4;
     }
@@ -49,7 +53,7 @@ INLINE void group_quants(const int form, const uint8_t *quants, uint32_t *to) {
     for (int j = 0; j < 4; j++) to[j] = (q[j] & 0x0f0f0f0f) | (q[4 + j] & 0x0f0f0f0f) << 4;
     to[4] = to[5] = 0;
     for (int j = 0; j < 8; j++) {
-        if (form == Q5_K) to[4] |= (q[j] >> 4 & 0x01010101) << j;
+        if (has_fifth_bit(form)) to[4] |= (q[j] >> 4 & 0x01010101) << j;
         if (form == Q6_K) to[4 + j / 4] |= (q[j] >> 4 & 0x03030303) << j % 4 * 2;
     }
 }
@@ -110,7 +114,10 @@ static int64_t pack_strips(const GroupPacking *packing, int64_t threads) {
         memset(to, 0, (size_t)strip_bytes((int)strip->form, groups));
         for (int64_t o = 0; o < VL && s * VL + o < packing->outputs; o++) {
             const uint8_t *blocks = packing->blocks + (s * VL + o) * packing->row_bytes;
-            switch (strip->form) { PACK(Q4_0) PACK(Q4_1) PACK(Q8_0) PACK(Q4_K) PACK(Q5_K) PACK(Q6_K) }
+            switch (strip->form) {
+                PACK(Q4_0) PACK(Q4_1) PACK(Q5_0) PACK(Q5_1)
+                PACK(Q8_0) PACK(Q4_K) PACK(Q5_K) PACK(Q6_K)
+            }
         }
     }
     return bad;

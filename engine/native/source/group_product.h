@@ -69,7 +69,7 @@ INLINE void unpack(const int form, const uint8_t *from, vi *to) {
     }
 #pragma GCC unroll 8
     for (int j = 0; j < 8; j++) {
-        if (form == Q5_K) {
+        if (has_fifth_bit(form)) {
             const vi plane = i_load(from + 4 * WORD);
             const vi bit = j < 4 ? i_left16(plane, 4 - j) : i_right16(plane, j - 4);
             to[j] = i_or(to[j], i_and(bit, i_set8(0x10)));
@@ -91,7 +91,7 @@ INLINE vi dot(const int form, vi sum, const vi *weights, const int8_t *input, co
     (void)form;
 #else
     /* Products of bytes are added in pairs, and so many pairs fit into 16 bits. */
-    const int together = form == Q8_0 ? 1 : form == Q6_K ? 2 : form == Q5_K ? 4 : 8;
+    const int together = form == Q8_0 ? 1 : form == Q6_K ? 2 : has_fifth_bit(form) ? 4 : 8;
 #pragma GCC unroll 8
     for (int j = first; j < end; j += together) {
         vi pairs = i_set8(0);
@@ -141,7 +141,7 @@ INLINE vf add_group(const int form, vf sum, const vi *weights, const Scales *sca
         whole = i_add(i_mul(dot(form, low, weights, input, 0, 4), scales->halves[0]),
                       i_mul(dot(form, high, weights, input, 4, 8), scales->halves[1]));
     } else {
-        const int shift = form == Q4_0 ? 3 : form == Q8_0 ? FACTOR_SHIFT : 0;
+        const int shift = form == Q4_0 ? 3 : form == Q5_0 ? 4 : form == Q8_0 ? FACTOR_SHIFT : 0;
         vi begin = i_set8(0);
         if (shift) begin = i_left(i_repeat(&about->minus_all), shift);
         whole = dot(form, begin, weights, input, 0, 8);
@@ -187,6 +187,8 @@ INLINE void strip_rows(const int form, const int is_one, const uint8_t *strip, i
     }
 DEFINE_STRIP(Q4_0)
 DEFINE_STRIP(Q4_1)
+DEFINE_STRIP(Q5_0)
+DEFINE_STRIP(Q5_1)
 DEFINE_STRIP(Q8_0)
 DEFINE_STRIP(Q4_K)
 DEFINE_STRIP(Q5_K)
@@ -202,6 +204,8 @@ static void group_panel(const Linear *layer, int64_t groups, const Rounded *inpu
                                float *) = strip_Q4_0;
         switch (strip->form) {
             case Q4_1: multiply_strip = strip_Q4_1; break;
+            case Q5_0: multiply_strip = strip_Q5_0; break;
+            case Q5_1: multiply_strip = strip_Q5_1; break;
             case Q8_0: multiply_strip = strip_Q8_0; break;
             case Q4_K: multiply_strip = strip_Q4_K; break;
             case Q5_K: multiply_strip = strip_Q5_K; break;

@@ -17,17 +17,22 @@
 #define WORD (VL * 4) /* bytes: one word of each output of a strip */
 
 /* As ggml numbers them. */
-enum { Q4_0 = 2, Q4_1 = 3, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14 };
+enum { Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14 };
 
 INLINE int is_super(const int form) { return form >= Q4_K; }
-INLINE int has_minimum(const int form) { return form == Q4_1 || form == Q4_K || form == Q5_K; }
+INLINE int has_fifth_bit(const int form) { return form == Q5_0 || form == Q5_1 || form == Q5_K; }
+INLINE int has_minimum(const int form) {
+    return form == Q4_1 || form == Q5_1 || form == Q4_K || form == Q5_K;
+}
 
 /* What stands for a weight of zero. */
-INLINE int zero_of(const int form) { return form == Q4_0 ? 8 : form == Q6_K ? 32 : 0; }
+INLINE int zero_of(const int form) {
+    return form == Q4_0 ? 8 : form == Q5_0 ? 16 : form == Q6_K ? 32 : 0;
+}
 
 /* Words of an output's group. */
 INLINE int64_t group_words(const int form) {
-    return form == Q8_0 ? 8 : form == Q5_K ? 5 : form == Q6_K ? 6 : 4;
+    return form == Q8_0 ? 8 : form == Q6_K ? 6 : has_fifth_bit(form) ? 5 : 4;
 }
 
 /* Where the scales of a group begin, in bytes after those of its strip. */
@@ -65,7 +70,7 @@ static void strip_weights(int form, const uint8_t *strip, int64_t groups, int64_
             const uint8_t *plane = strip + 4 * WORD + 4 * output + i % 4;
             if (form == Q8_0) q = (int8_t)q;
             else q = i < 16 ? q & 15 : q >> 4;
-            if (form == Q5_K) q |= (plane[0] >> i / 4 & 1) << 4;
+            if (has_fifth_bit(form)) q |= (plane[0] >> i / 4 & 1) << 4;
             if (form == Q6_K) q |= (plane[i / 16 * WORD] >> i % 16 / 4 * 2 & 3) << 4;
             if (form == Q6_K) scale *= (float)(int8_t)bytes[i / 16];
             else if (is_super(form)) scale *= (float)bytes[0], minimum *= -(float)bytes[VL];
