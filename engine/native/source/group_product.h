@@ -155,24 +155,28 @@ INLINE vf add_group(const int form, vf sum, const vi *weights, const Scales *sca
 INLINE void strip_rows(const int form, const int is_one, const uint8_t *strip, int64_t groups,
                        const Rounded *input, int64_t first, int64_t rows, float *sums) {
     const uint8_t *scales = strip + groups * group_words(form) * WORD;
+    const char *next = (const char *)scales + strip_bytes(form, groups); /* the next strip's */
+    const Rounded given = *input; /* of its own: no store of a sum can change it */
     vf only = v_set(0.0f);
     if (!is_one)
         for (int64_t r = 0; r < rows; r++) v_store(sums + r * PANEL, only);
     for (int64_t group = 0; group < groups; group++, strip += group_words(form) * WORD) {
         vi weights[8];
-        const int64_t at = group * input->rows + first;
+        const int64_t at = group * given.rows + first;
         const Scales own = load_scales(form, scales, group);
         for (int64_t line = 0; line < group_words(form) * WORD; line += 64)
-            _mm_prefetch((const char *)strip + AHEAD + line, _MM_HINT_T0);
+            _mm_prefetch((const char *)strip + AHEAD + line, _MM_HINT_T1);
+        _mm_prefetch(next + (is_super(form) ? bytes_at(form, group) : scales_at(form, group)),
+                     _MM_HINT_T0);
         unpack(form, strip, weights);
         if (is_one)
-            only = add_group(form, only, weights, &own, input->quants + at * GROUP,
-                             input->about + at);
+            only = add_group(form, only, weights, &own, given.quants + at * GROUP,
+                             given.about + at);
         else
             for (int64_t r = 0; r < rows; r++)
                 v_store(sums + r * PANEL,
                         add_group(form, v_load(sums + r * PANEL), weights, &own,
-                                  input->quants + (at + r) * GROUP, input->about + at + r));
+                                  given.quants + (at + r) * GROUP, given.about + at + r));
     }
     if (is_one) v_store(sums, only);
 }
