@@ -190,7 +190,7 @@ def test_limits_are_those_of_memory_or_of_products() -> None:
     assert prompt.products == 2 * (512 * layer_weights(shape) + head_weights(shape))
     case = Case(1, 128, 4)
     limits = Limits(1.0, 1e6, "products")
-    assert limits_of(shape, (case,), limits, "bfloat16")[case] == alone.at_limits_s(1e9, 1e15)
+    assert limits_of(shape, (case,), limits, "bfloat16", 2.0)[case] == alone.at_limits_s(1e9, 1e15)
 
 
 def test_a_report_is_table_and_json(tmp_path: Path) -> None:
