@@ -58,12 +58,8 @@ def choose_backend(config: EngineConfig, model: ModelConfig, device_type: str) -
       ConfigError: the one that the config names does not exist, cannot serve this model here, or
         computes no adapters and the config has some.
     """
-    is_int8 = config.weights is WeightFormat.INT8
     if config.backend == AUTO_BACKEND:
-        reason = _why_not_native(config, model, device_type)
-        if reason and is_int8:
-            raise ConfigError(f"weights is 'int8', for which backend 'native' is needed: {reason}")
-        return "sdpa" if reason else NATIVE.name
+        return "sdpa" if _why_not_native(config, model, device_type) else NATIVE.name
     check_backend(config, config.chosen_dtype, model.head_dim, device_type)
     if config.backend == NATIVE.name and (reason := _why_not_native(config, model, device_type)):
         raise ConfigError(f"backend is 'native', but {reason}; use backend 'sdpa'")
@@ -125,7 +121,7 @@ def build_model(
 
     Args:
       backend: as `choose_backend` returned it.
-      weights: what they are kept in; int8 only with `native`.
+      weights: what they are kept in.
       model_config: the model's shape.
       checkpoint: its tensors.
       pool: where its KV goes; gives the dtype and the device too.
@@ -142,9 +138,9 @@ def build_model(
     if backend == NATIVE.name:
         library = load_library()
         assert library is not None, "choose_backend has looked"
-        reader = WeightReader(model_config, checkpoint, dtype, device)
-        is_int8 = weights is WeightFormat.INT8
-        packing = Packing(model_config, reader, library, is_int8, on_progress)
+        keeps_blocks = weights is WeightFormat.AUTO
+        reader = WeightReader(model_config, checkpoint, dtype, device, keeps_blocks=keeps_blocks)
+        packing = Packing(model_config, reader, library, on_progress)
         if snapshots is None:
             pieces = dict(packing.pieces(own_pages, torch.get_num_threads()))
         else:

@@ -13,8 +13,9 @@ from store.gguf.config import ROPE_FACTORS
 from store.gguf.container import read_gguf
 from store.gguf.directory import WEIGHTS
 
+from .layers import Blocks
 from .model_config import load_model_config
-from .preflight.gguf import find_tensor, hugging_face_name
+from .preflight.gguf import COMPUTED, find_tensor, hugging_face_name, llama_cpp_name
 from .weights import Checkpoint
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
     from torch import Tensor
+
+    from store.gguf.container import TensorPlace
 
     Bytes = NDArray[np.uint8]
 
@@ -62,6 +65,19 @@ class GgufCheckpoint(Checkpoint):
         """What most of its numbers are stored in, as llama.cpp calls it: F32, BF16, Q4_1 …"""
         return self._file.encoding
 
+    @property
+    def is_quantised(self) -> bool:
+        """See Checkpoint."""
+        return any(place.encoding in COMPUTED for place in self._file.tensors.values())
+
+    def blocks(self, name: str, shape: tuple[int, int]) -> Blocks | None:
+        """See Checkpoint."""
+        place = find_tensor(self._file, name, shape)
+        if place.encoding not in COMPUTED:
+            return None
+        title = f"{self._file.path}: tensor {llama_cpp_name(name)}"
+        return Blocks(title, place.encoding, shape[1], self._rows(name, place))
+
     def read(self, name: str, shape: tuple[int, ...], into: Tensor) -> None:
         """Copy one tensor, converted to the dtype of where it goes.
 
@@ -74,15 +90,21 @@ class GgufCheckpoint(Checkpoint):
           ModelError: it is missing, or has another shape.
         """
         place = find_tensor(self._file, name, shape)
-        rows = self._data[place.start : place.start + place.num_bytes].reshape(shape[0], -1)
-        heads = self._heads.get(name.split(".")[-2])
-        if heads is not None:
-            # Whole rows change places, and no block crosses two of them: they may stay packed.
-            pairs = rows.reshape(heads, shape[0] // heads // 2, 2, -1)
-            rows = pairs.swapaxes(1, 2).reshape(shape[0], -1)
+        rows = self._rows(name, place)
         target = into.view(shape[0], -1)
         kind = GGMLQuantizationType(place.encoding)
         for first in range(0, shape[0], ROWS_AT_ONCE):
             packed = np.array(rows[first : first + ROWS_AT_ONCE])
             numbers = torch.from_numpy(dequantize(packed, kind))
             target[first : first + ROWS_AT_ONCE].copy_(numbers)
+
+    def _rows(self, name: str, place: TensorPlace) -> Bytes:
+        """Return a tensor's bytes [rows, bytes of a row], in Hugging Face's order."""
+        num_rows = place.shape[0]
+        rows = self._data[place.start : place.start + place.num_bytes].reshape(num_rows, -1)
+        heads = self._heads.get(name.split(".")[-2])
+        if heads is None:
+            return rows
+        # Whole rows change places, and no block crosses two of them: they may stay packed.
+        pairs = rows.reshape(heads, num_rows // heads // 2, 2, -1)
+        return pairs.swapaxes(1, 2).reshape(num_rows, -1)

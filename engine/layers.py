@@ -6,12 +6,30 @@ Query, key and value weights are one matrix, gate and up another: one call inste
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch.nn.functional as F
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from torch import Tensor
+
+
+class Blocks(NamedTuple):
+    """A quantised matrix as its file has it.
+
+    Attributes:
+      name: of file and tensor, for errors.
+      form: as ggml numbers it.
+      inputs: of an output.
+      rows: [out, bytes of an output's blocks].
+    """
+
+    name: str
+    form: int
+    inputs: int
+    rows: npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +37,14 @@ class Linear:
     """A linear layer.
 
     Attributes:
-      weight: [out, in].
+      weight: [out, in]; empty, in the model's dtype, where there are blocks.
       bias: [out] or None.
+      blocks: a quantised weight's parts, one after the other.
     """
 
     weight: Tensor
     bias: Tensor | None = None
+    blocks: tuple[Blocks, ...] = ()
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """[T, in] -> [T, out]"""

@@ -16,7 +16,7 @@ import torch
 from store.gguf.directory import gguf_weights
 from store.measured import MeasurementKey
 from triolet.adapter_keys import adapters_mark, digest_bytes
-from triolet.config import Dtype, EngineConfig, require
+from triolet.config import Dtype, EngineConfig, WeightFormat, require
 from triolet.errors import CapacityError, ConfigError
 from triolet.memory import available_memory_bytes
 from triolet.sampling import SamplingParams
@@ -138,6 +138,7 @@ def load_engine(
     device, checkpoint = _device(config), open_checkpoint(model_dir)
     config = replace(config, device=str(device), dtype=dtype_for(config, checkpoint.dtype))
     backend = choose_backend(config, model_config, device.type)
+    config = _with_form(config, backend, checkpoint)
     config, layout, max_model_len, reason = _sized(config, model_config, device)
     on_progress("digest", 0.0)
     snapshots = Snapshots(config.snapshots, checkpoint.files, is_on=open_checkpoint is open_weights)
@@ -171,6 +172,12 @@ def load_engine(
         _gpu_memory(device),
         frozenset(digest_bytes(one.digest) for one in config.adapters),
     )
+
+
+def _with_form(config: EngineConfig, backend: str, checkpoint: Checkpoint) -> EngineConfig:
+    """Return the config with the form of weights: `dtype` where none are computed as they are."""
+    as_they_are = backend == NATIVE.name and checkpoint.is_quantised
+    return config if as_they_are else replace(config, weights=WeightFormat.DTYPE)
 
 
 def _key(backend: str, config: EngineConfig, computed_by: str) -> MeasurementKey:

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from store.model_dir.headers import StoredTensor, weight_files
 from triolet.errors import ConfigError, ModelError
 
-from .layers import DecoderLayer, Linear, RMSNorm, Weights
+from .layers import Blocks, DecoderLayer, Linear, RMSNorm, Weights
 from .preflight.check import most_common
 from .preflight.tensors import FLOATS, mismatched, missing, refuse_unknown
 
@@ -68,6 +68,23 @@ class Checkpoint:
     def dtype(self) -> str:
         """What most of its tensors are stored in, as safetensors calls it: F32, BF16, F16 …"""
         return most_common(f.get_slice(name).get_dtype() for name, f in self._file_of.items())
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether `blocks` has any matrix."""
+        return False
+
+    def blocks(self, name: str, shape: tuple[int, int]) -> Blocks | None:
+        """Return a matrix as it is stored, if that can be computed with; else None.
+
+        Args:
+          name: of the tensor.
+          shape: what it must have.
+
+        Raises:
+          ModelError: it is missing, or has another shape.
+        """
+        return None
 
     def read(self, name: str, shape: tuple[int, ...], into: Tensor) -> None:
         """Copy one tensor, converted to the dtype of where it goes.
@@ -128,12 +145,12 @@ def load_weights(
       ModelError: a tensor is missing, unknown or of another shape.
     """
     reader = WeightReader(config, checkpoint, dtype, device)
-    embedding = reader.embedding()
+    table = reader.table()
     layers = []
     for index in range(config.num_layers):
         layers.append(reader.layer(index))
         on_progress((index + 1) / config.num_layers)
-    weights = Weights(embedding, tuple(layers), reader.norm(), reader.lm_head(embedding))
+    weights = Weights(table.weight, tuple(layers), reader.norm(), reader.lm_head(table))
     reader.finish()
     return weights
 
@@ -146,31 +163,41 @@ class WeightReader:
       checkpoint: where they are.
       dtype: to convert them to.
       device: to put them on.
+      keeps_blocks: leave quantised matrices as they are stored, where that can be computed with.
     """
 
     def __init__(
-        self, config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        keeps_blocks: bool = False,
     ) -> None:
         self._config = config
         self._checkpoint = checkpoint
         self._dtype = dtype
         self._device = device
+        self._keeps_blocks = keeps_blocks
         self._used: set[str] = set()
 
-    def embedding(self) -> Tensor:
+    def table(self) -> Linear:
         """Read the embedding [vocab_size, hidden_size]."""
         config = self._config
-        return self._tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        return self._linear(
+            "model.embed_tokens", {"": config.vocab_size}, config.hidden_size, False
+        )
 
     def norm(self) -> RMSNorm:
         """Read the last norm."""
         return self._norm("model.norm", self._config.hidden_size)
 
-    def lm_head(self, embedding: Tensor) -> Linear:
+    def lm_head(self, table: Linear) -> Linear:
         """Read the output layer; a tied model's is the embedding."""
         config = self._config
         if config.is_tied:
-            return Linear(embedding)
+            return table
         return self._linear("lm_head", {"": config.vocab_size}, config.hidden_size, False)
 
     def finish(self) -> None:
@@ -208,15 +235,27 @@ class WeightReader:
 
     def _linear(self, prefix: str, parts: dict[str, int], inputs: int, has_bias: bool) -> Linear:
         """Stack layers that share their input; `parts` says how many outputs each has."""
-        weight = self._empty(sum(parts.values()), inputs)
+        blocks = self._blocks({f"{prefix}{part}.weight": parts[part] for part in parts}, inputs)
+        weight = self._empty(0 if blocks else sum(parts.values()), inputs)
         bias = self._empty(sum(parts.values())) if has_bias else None
         first = 0
         for part, outputs in parts.items():
-            self._read(f"{prefix}{part}.weight", weight[first : first + outputs])
+            if not blocks:
+                self._read(f"{prefix}{part}.weight", weight[first : first + outputs])
             if bias is not None:
                 self._read(f"{prefix}{part}.bias", bias[first : first + outputs])
             first += outputs
-        return Linear(weight, bias)
+        return Linear(weight, bias, blocks)
+
+    def _blocks(self, parts: dict[str, int], inputs: int) -> tuple[Blocks, ...]:
+        """Return a weight's parts as they are stored, unless one of them has to be read."""
+        if not self._keeps_blocks:
+            return ()
+        found = [self._checkpoint.blocks(name, (parts[name], inputs)) for name in parts]
+        if None in found:
+            return ()
+        self._used |= parts.keys()
+        return tuple(one for one in found if one is not None)
 
     def _norm(self, name: str, size: int) -> RMSNorm:
         return RMSNorm(self._tensor(f"{name}.weight", size), self._config.rms_norm_eps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -17,7 +18,7 @@ from engine.preflight.tensors import tensor_shapes
 from engine.rope_config import RopeConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from transformers import PreTrainedModel
 
@@ -162,6 +163,76 @@ def write_tiny(
     for name, shape in (own | dict(shapes or {})).items():
         if shape is not None:
             add_tensor(writer, name, np.zeros(shape, np.float32), kind)
+    finish(writer)
+    return path
+
+
+COMPUTED: Final = {
+    Kind.Q4_0: 1e-2,
+    Kind.Q4_1: 1e-2,
+    Kind.Q5_0: 5e-3,
+    Kind.Q5_1: 5e-3,
+    Kind.Q8_0: 7e-4,
+    Kind.Q4_K: 1e-4,
+    Kind.Q5_K: 5e-5,
+    Kind.Q6_K: 3e-5,
+}
+"""What the kernels compute with as it is, and scales with which weights are about as large as those
+of a model."""
+QUANTISED: Final = replace(
+    TINY,
+    hidden_size=256,
+    intermediate_size=512,
+    num_heads=16,
+    num_kv_heads=4,
+    is_tied=False,
+)
+"""Whole blocks of every format."""
+
+
+def random_blocks(
+    kind: Kind, outputs: int, inputs: int, random: np.random.RandomState
+) -> np.ndarray:
+    """Return quantised weights [outputs, bytes of a row] of which every bit is random, but for the
+    size of their scales."""
+    numbers, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = random.randint(0, 256, (outputs, inputs // numbers, size)).astype(np.uint8)
+    scales = random.uniform(0.5, 1.5, (outputs, inputs // numbers, 2)) * COMPUTED[kind]
+    scales[..., 1] *= {Kind.Q4_1: -7.5, Kind.Q5_1: -15.5}.get(kind, 7.5)
+    first = 208 if kind is Kind.Q6_K else 0
+    end = first + (4 if kind in (Kind.Q4_1, Kind.Q5_1, Kind.Q4_K, Kind.Q5_K) else 2)
+    blocks[..., first:end] = scales.astype(np.float16).view(np.uint8)[..., : end - first]
+    return blocks.reshape(outputs, -1)
+
+
+def write_quantised(
+    path: Path,
+    kinds: Sequence[Kind] = tuple(COMPUTED),
+    config: ModelConfig = QUANTISED,
+    seed: int = 12,
+) -> Path:
+    """Write a model of random blocks, its matrices in some formats by turns. numpy promises the
+    same numbers for ever."""
+    random = np.random.RandomState(seed)
+    writer = write_header(
+        path,
+        byte_vocabulary(),
+        embedding_length=config.hidden_size,
+        feed_forward_length=config.intermediate_size,
+        block_count=config.num_layers,
+        **{
+            "attention.head_count": config.num_heads,
+            "attention.head_count_kv": config.num_kv_heads,
+        },
+    )
+    for index, (name, shape) in enumerate(tensor_shapes(config).items()):
+        if len(shape) == 1:
+            norm = 1.0 + 0.2 * random.standard_normal(shape)
+            writer.add_tensor(llama_cpp_name(name), norm.astype(np.float32))
+            continue
+        kind = kinds[index % len(kinds)]
+        blocks = random_blocks(kind, *shape, random)
+        writer.add_tensor(llama_cpp_name(name), blocks, raw_dtype=kind)
     finish(writer)
     return path
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from triolet.config import AUTO_BACKEND, Dtype, WeightFormat, require
+from triolet.config import AUTO_BACKEND, Dtype, require
 from triolet.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -133,9 +133,3 @@ def check_backend(config: EngineConfig, dtype: Dtype, head_dim: int, device_type
     allowed = ", ".join(sorted((AUTO_BACKEND, *ALL_TRAITS)))
     require(config.backend in ALL_TRAITS, "backend", config.backend, allowed)
     ALL_TRAITS[config.backend].check(device_type, dtype, config.block_size, head_dim)
-    require(
-        config.backend == NATIVE.name or config.weights is not WeightFormat.INT8,
-        "weights",
-        config.weights.value,
-        f"dtype with backend {config.backend!r}; int8 with 'native'",
-    )

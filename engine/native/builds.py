@@ -16,10 +16,13 @@ COMMON: Final = (
     "-fopenmp",
     "-fvisibility=hidden",
 )
-_AVX512: Final = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mfma")
+_AVX2: Final = ("-mavx2", "-mfma", "-mf16c")
+_AVX512: Final = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mfma", "-mf16c")
 BUILDS: Final[dict[str, tuple[str, ...]]] = {
-    "avx512bf16": (*_AVX512, "-mavx512bf16"),
+    "avx512bf16": (*_AVX512, "-mavx512vnni", "-mavx512bf16"),
+    "avx512vnni": (*_AVX512, "-mavx512vnni"),
     "avx512": _AVX512,
-    "avx2": ("-mavx2", "-mfma"),
+    "avxvnni": (*_AVX2, "-mavxvnni"),
+    "avx2": _AVX2,
 }
 """Best first; each is the same source for other instructions."""

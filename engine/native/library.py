@@ -16,7 +16,7 @@ from typing import Final
 import xxhash
 
 from .builds import BUILDS
-from .structs import ModelFields, PackingFields, StepFields
+from .structs import GroupPackingFields, LinearFields, ModelFields, PackingFields, StepFields
 
 _FOLDER: Final = Path(__file__).parent
 _MAPS: Final = Path("/proc/self/maps")
@@ -62,6 +62,18 @@ class Library:
         self._pack = loaded.triolet_pack
         self._pack.argtypes = (POINTER(PackingFields), c_int64)
         self._pack.restype = None
+        self._pack_groups = loaded.triolet_pack_groups
+        self._pack_groups.argtypes = (POINTER(GroupPackingFields), c_int64)
+        self._strip_bytes = loaded.triolet_strip_bytes
+        self._strip_bytes.argtypes = (c_int64, c_int64)
+        self._pack_groups.restype = self._strip_bytes.restype = c_int64
+        self._product = loaded.triolet_product
+        self._product.argtypes = (
+            *(c_int64, POINTER(LinearFields), c_void_p, c_int64, c_void_p, c_void_p, c_int64),
+        )
+        self._weights = loaded.triolet_weights
+        self._weights.argtypes = (POINTER(LinearFields), c_int64, c_int64, c_void_p)
+        self._product.restype = self._weights.restype = None
         self._time_reading = loaded.triolet_time_reading
         self._time_reading.argtypes = (c_void_p, c_int64, c_int64)
         self._time_products = loaded.triolet_time_products
@@ -88,6 +100,38 @@ class Library:
     def pack(self, packing: PackingFields, num_threads: int) -> None:
         """Cut a weight into panels. Python's lock is released meanwhile."""
         self._pack(packing, num_threads)
+
+    def strip_bytes(self, form: int, inputs: int) -> int:
+        """Return the size of half a panel of quantised weights."""
+        return int(self._strip_bytes(form, inputs))
+
+    def pack_groups(self, packing: GroupPackingFields, num_threads: int) -> int:
+        """Cut quantised weights into strips; return how many scales are not finite."""
+        return int(self._pack_groups(packing, num_threads))
+
+    def weights(self, layer: LinearFields, inputs: int, output: int, to: int) -> None:
+        """Write the weights of a quantised output to an address, for tests."""
+        self._weights(layer, inputs, output, to)
+
+    def product(
+        self,
+        is_bf16: bool,
+        layer: LinearFields,
+        rows: int,
+        addresses: tuple[int, int, int],
+        num_threads: int,
+    ) -> None:
+        """Compute one product alone, for tests and benchmarks.
+
+        Args:
+          is_bf16: what the input is; else fp32.
+          layer: that it passes.
+          rows: of it.
+          addresses: of the input, of 8 bytes for each of its words to work in, and of the output.
+          num_threads: to compute with.
+        """
+        given, room, output = addresses
+        self._product(is_bf16, layer, given, rows, room, output, num_threads)
 
     def read_speed(self, address: int, num_bytes: int, num_threads: int) -> float:
         """Return the bytes per second at which memory is read once, for benchmarks."""

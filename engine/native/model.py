@@ -83,6 +83,7 @@ class PackedModel:
             layers=cast(self._layers, POINTER(LayerFields)),
             norm=self._address("norm"),
             lm_head=self._linear("lm_head"),
+            table=self._linear("table" if "table" in pieces else "lm_head"),
             cosines=cosines,
             sines=sines,
             pool=pool.blocks.data_ptr(),
@@ -101,7 +102,7 @@ class PackedModel:
         weight = self._pieces[name]
         return LinearFields(
             self._address(name),
-            self._address(f"{name}.scales"),
+            self._address(f"{name}.strips"),
             self._address(f"{name}.bias"),
             weight.panels,
             weight.steps,

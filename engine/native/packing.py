@@ -2,26 +2,29 @@
 
 A panel holds some outputs' weights, interleaved: first their first word each, then their second.
 A word is four bytes: one float, or two bf16 that are neighbours along the input. One walk through
-memory from beginning to end is then a whole product. In int8 a word holds as many numbers, of one
-byte each, and every output has a scale.
+memory from beginning to end is then a whole product. Quantised weights lie in strips, half a panel
+each, as source/groups.h says.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
+from triolet.errors import ModelError
 from triolet.memory import zeroed_memory
 
-from .structs import PackingFields
+from .structs import GroupPackingFields, PackingFields
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
+    from ..layers import Blocks
     from .library import Library
 
 WORD_BYTES: Final = 4
@@ -31,16 +34,16 @@ class Packed(NamedTuple):
     """A weight in panels.
 
     Attributes:
-      weight: bytes [panels, steps, panel * numbers per word * bytes of a number].
-      scales: fp32 [panels * panel] of an int8 weight, else None.
+      weight: bytes [panels, steps, panel * bytes of a word]; of a quantised one strips, end to end.
       panels: how many.
-      steps: words of an output.
+      steps: words of an output's input.
+      strips: form and place of each strip of a quantised weight, else None.
     """
 
     weight: Tensor
-    scales: Tensor | None
     panels: int
     steps: int
+    strips: Tensor | None = None
 
 
 def own_pages(num_bytes: int) -> Tensor:
@@ -52,7 +55,6 @@ def pack(
     library: Library,
     weight: Tensor,
     *,
-    is_int8: bool = False,
     is_gate_up: bool = False,
     inputs: int = 0,
     room: Callable[[int], Tensor] = own_pages,
@@ -63,7 +65,6 @@ def pack(
     Args:
       library: knows how wide a panel is, and does it.
       weight: [out, in], fp32 or bf16.
-      is_int8: round each output to int8, by a scale of its own.
       is_gate_up: the first half of the outputs are gates; each panel gets some of them and, after
         them, the ups that they belong to.
       inputs: inputs to have at least; weights that this adds are zero.
@@ -77,9 +78,8 @@ def pack(
     halves = 2 if is_gate_up else 1
     panels = -(-(len(weight) // halves) // (library.panel // halves))
     steps = -(-max(weight.shape[1], inputs) // per_word)
-    width = library.panel * (per_word if is_int8 else WORD_BYTES)
+    width = library.panel * WORD_BYTES
     packed = room(panels * steps * width).view(panels, steps, width)
-    scales = torch.empty(panels * library.panel) if is_int8 else None
     nothing = torch.zeros_like(weight[0])
     fields = PackingFields(
         is_bf16=weight.dtype is torch.bfloat16,
@@ -91,10 +91,65 @@ def pack(
         panels=panels,
         steps=steps,
         packed=packed.data_ptr(),
-        scales=None if scales is None else scales.data_ptr(),
     )
     library.pack(fields, num_threads or torch.get_num_threads())
-    return Packed(packed, scales, panels, steps)
+    return Packed(packed, panels, steps)
+
+
+def pack_blocks(
+    library: Library,
+    parts: Sequence[Blocks],
+    dtype: torch.dtype,
+    *,
+    is_gate_up: bool = False,
+    room: Callable[[int], Tensor] = own_pages,
+    num_threads: int | None = None,
+) -> Packed:
+    """Cut a quantised weight into strips, which keep every bit of its blocks.
+
+    Args:
+      library: knows how wide a strip is, and does it.
+      parts: of its outputs. All but the last have whole strips of them, unless they are gates and
+        ups, whose strips take turns.
+      dtype: of its input.
+      is_gate_up: whether they are.
+      room: returns memory of a size for the strips.
+      num_threads: to do it with; None for as many as torch.
+
+    Raises:
+      ModelError: a scale is not finite.
+    """
+    lanes, inputs = library.panel // 2, parts[0].inputs
+    counts = [-(-len(one.rows) // lanes) for one in parts]
+    panels = -(-sum(counts) // 2)
+    counts[-1] += sum(counts) % 2  # half a panel of zeros
+    firsts = [0, 1] if is_gate_up else np.cumsum([0, *counts]).tolist()
+    every = len(parts) if is_gate_up else 1
+    strips = np.zeros((2 * panels, 2), dtype=np.int64)
+    for one, first, count in zip(parts, firsts, counts, strict=False):
+        strips[first : first + count * every : every, 0] = one.form
+    sizes = [library.strip_bytes(form, inputs) for form in strips[:, 0].tolist()]
+    strips[:, 1] = np.cumsum([0, *sizes[:-1]])
+    packed = room(sum(sizes))
+    for one, first, count in zip(parts, firsts, counts, strict=False):
+        rows = np.ascontiguousarray(one.rows)
+        fields = GroupPackingFields(
+            outputs=len(rows),
+            inputs=inputs,
+            blocks=rows.ctypes.data,
+            row_bytes=rows.shape[1],
+            num_strips=count,
+            every=every,
+            strips=strips[first:].ctypes.data,
+            packed=packed.data_ptr(),
+        )
+        bad = library.pack_groups(fields, num_threads or torch.get_num_threads())
+        if bad:
+            raise ModelError(
+                f"{one.name} has {bad} scales that are not finite; fetch the file again, or take "
+                "another quantisation of the model"
+            )
+    return Packed(packed, panels, inputs * dtype.itemsize // WORD_BYTES, torch.from_numpy(strips))
 
 
 def pack_bias(bias: Tensor, panel: int, *, is_gate_up: bool = False) -> Tensor:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from .packing import own_pages, pack, pack_bias
+from .packing import own_pages, pack, pack_bias, pack_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -57,7 +57,6 @@ class Packing:
       config: the model's shape.
       reader: reads the tensors.
       library: packs.
-      is_int8: round weights to int8, those of norms and biases excepted.
       on_progress: told the share of layers that are packed.
 
     Attributes:
@@ -69,13 +68,11 @@ class Packing:
         config: ModelConfig,
         reader: WeightReader,
         library: Library,
-        is_int8: bool,
         on_progress: Callable[[float], None],
     ) -> None:
         self._config = config
         self._reader = reader
         self._library = library
-        self._is_int8 = is_int8
         self.on_progress = on_progress
 
     def pieces(
@@ -92,11 +89,13 @@ class Packing:
         """
         reader = self._reader
         yield "norm", _norm(reader.norm())
-        embedding = reader.embedding()
+        table = reader.table()
         # A tied model has one table: the kernels take a token's row out of the packed one.
-        if not self._config.is_tied:
-            yield "embedding", _plain(embedding)
-        yield from self._linear("lm_head", reader.lm_head(embedding), room, num_threads)
+        if not self._config.is_tied and table.blocks:
+            yield from self._linear("table", table, room, num_threads)
+        elif not self._config.is_tied:
+            yield "embedding", _plain(table.weight)
+        yield from self._linear("lm_head", reader.lm_head(table), room, num_threads)
         for index in range(self._config.num_layers):
             layer, prefix = reader.layer(index), f"layers.{index}."
             halves = self._library.panel // 2
@@ -109,7 +108,7 @@ class Packing:
                 if norm is not None:
                     yield f"{prefix}{name}", _norm(norm)
             # What `down` reads has a half of each panel of `gate_up`, the last one filled up.
-            inner = -(-(len(layer.gate_up.weight) // 2) // halves) * halves
+            inner = -(-self._config.intermediate_size // halves) * halves
             for name, linear, inputs in (
                 ("qkv", layer.qkv, 0),
                 ("output", layer.output, 0),
@@ -129,21 +128,30 @@ class Packing:
         inputs: int = 0,
     ) -> Iterator[tuple[str, Piece]]:
         is_gate_up = name.endswith("gate_up")
-        packed = pack(
-            self._library,
-            layer.weight,
-            is_int8=self._is_int8,
-            is_gate_up=is_gate_up,
-            inputs=inputs,
-            room=room,
-            num_threads=num_threads,
-        )
+        if layer.blocks:
+            packed = pack_blocks(
+                self._library,
+                layer.blocks,
+                layer.weight.dtype,
+                is_gate_up=is_gate_up,
+                room=room,
+                num_threads=num_threads,
+            )
+        else:
+            packed = pack(
+                self._library,
+                layer.weight,
+                is_gate_up=is_gate_up,
+                inputs=inputs,
+                room=room,
+                num_threads=num_threads,
+            )
         yield name, _plain(packed.weight)._replace(panels=packed.panels, steps=packed.steps)
         if layer.bias is not None:
             bias = pack_bias(layer.bias, self._library.panel, is_gate_up=is_gate_up)
             yield f"{name}.bias", _plain(bias)
-        if packed.scales is not None:
-            yield f"{name}.scales", _plain(packed.scales)
+        if packed.strips is not None:
+            yield f"{name}.strips", _plain(packed.strips)
 
 
 def _norm(norm: RMSNorm) -> Piece:

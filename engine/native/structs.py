@@ -9,11 +9,11 @@ from ctypes import POINTER, Structure, c_double, c_int64, c_void_p
 
 
 class LinearFields(Structure):
-    """`Linear`: a weight in panels, its scales and bias, and their extent."""
+    """`Linear`: a weight in panels, its strips and bias, and their extent."""
 
     _fields_ = (
         ("weight", c_void_p),
-        ("scales", c_void_p),
+        ("strips", c_void_p),
         ("bias", c_void_p),
         ("panels", c_int64),
         ("steps", c_int64),
@@ -91,6 +91,7 @@ class ModelFields(Structure):
         ("layers", POINTER(LayerFields)),
         ("norm", c_void_p),
         ("lm_head", LinearFields),
+        ("table", LinearFields),
         ("cosines", c_void_p),
         ("sines", c_void_p),
         ("pool", c_void_p),
@@ -137,7 +138,21 @@ class PackingFields(Structure):
         ("panels", c_int64),
         ("steps", c_int64),
         ("packed", c_void_p),
-        ("scales", c_void_p),
+    )
+
+
+class GroupPackingFields(Structure):
+    """`GroupPacking`: quantised outputs as a GGUF file has them, and where they go."""
+
+    _fields_ = (
+        ("outputs", c_int64),
+        ("inputs", c_int64),
+        ("blocks", c_void_p),
+        ("row_bytes", c_int64),
+        ("num_strips", c_int64),
+        ("every", c_int64),
+        ("strips", c_void_p),
+        ("packed", c_void_p),
     )
 
 

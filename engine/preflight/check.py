@@ -22,7 +22,7 @@ from triolet.memory import available_memory_bytes
 from ..adapters.shapes import adapter_numbers
 from ..attention.traits import ALL_TRAITS, NATIVE, check_backend
 from ..model_config import load_model_config
-from .gguf import check_gguf_tensors
+from .gguf import COMPUTED, check_gguf_tensors
 from .tensors import check_tensors
 
 if TYPE_CHECKING:
@@ -69,11 +69,15 @@ class CheckedWeights(NamedTuple):
       files: that hold them.
       dtype: what most of them are stored in, as safetensors or llama.cpp calls it.
       num_numbers: in all tensors together.
+      num_quantised: of these, that the native kernels compute as they are.
+      block_bytes: what those take.
     """
 
     files: list[Path]
     dtype: str
     num_numbers: int
+    num_quantised: int = 0
+    block_bytes: int = 0
 
 
 def check_model(model_dir: Path, engine: EngineConfig) -> CheckedModel:
@@ -106,12 +110,20 @@ def check_model(model_dir: Path, engine: EngineConfig) -> CheckedModel:
     return CheckedModel(
         model,
         sum(path.stat().st_size for path in weights.files),
-        weights.num_numbers * DTYPE_BYTES[dtype],
+        _loaded_bytes(engine, weights, DTYPE_BYTES[dtype]),
         adapter_bytes,
         max_model_len,
         dtype,
         sized if device_type == "cpu" else engine,
     )
+
+
+def _loaded_bytes(engine: EngineConfig, weights: CheckedWeights, dtype_bytes: int) -> int:
+    """Return what weights take in memory; the kernels are taken to be built."""
+    is_native = engine.device == "cpu" and engine.backend in (AUTO_BACKEND, NATIVE.name)
+    if not is_native or engine.weights is WeightFormat.DTYPE:
+        return weights.num_numbers * dtype_bytes
+    return (weights.num_numbers - weights.num_quantised) * dtype_bytes + weights.block_bytes
 
 
 def check_weights(model: ModelConfig, model_dir: Path) -> CheckedWeights:
@@ -123,7 +135,14 @@ def check_weights(model: ModelConfig, model_dir: Path) -> CheckedWeights:
     if (path := gguf_weights(model_dir)) is not None:
         file = read_gguf(path)
         check_gguf_tensors(model, file)
-        return CheckedWeights([path], file.encoding, file.num_numbers.total())
+        blocks = [place for place in file.tensors.values() if place.encoding in COMPUTED]
+        return CheckedWeights(
+            [path],
+            file.encoding,
+            file.num_numbers.total(),
+            sum(prod(place.shape) for place in blocks),
+            sum(place.num_bytes for place in blocks),
+        )
     files = weight_files(model_dir)
     stored = read_headers(files)
     check_tensors(model, stored, model_dir)
@@ -141,7 +160,7 @@ def chosen_device(engine: EngineConfig) -> str:
         return engine.device
     traits = ALL_TRAITS.get(engine.backend)
     needs_gpu = traits is not None and "cpu" not in traits.device_types
-    if engine.backend == NATIVE.name or (engine.weights is WeightFormat.INT8 and not needs_gpu):
+    if engine.backend == NATIVE.name:
         return "cpu"
     missing = _missing_gpu()
     if missing is not None and needs_gpu:

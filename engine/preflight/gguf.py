@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from ..model_config import ModelConfig
 
+COMPUTED: Final = frozenset({2, 3, 6, 7, 8, 12, 13, 14})
+"""Q4_0 to Q8_0 and Q4_K to Q6_K, which the native kernels compute with as they are."""
 _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 _OF_LAYER: Final = {
     "input_layernorm": "attn_norm",

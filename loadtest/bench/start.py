@@ -300,8 +300,8 @@ def wakes(measured: Measured, model: Path, packed: Path, logs: Path, turns: int)
         fleets = {}
         for kind in KINDS:
             log = logs / f"wake-{kind.name.replace(' ', '-')}.log"
-            command = [*TRIOLET, "serve", f"{LARGE}={model}", "--set", "worker.engine.weights=int8"]
-            server = ServerProcess([*command, *kind.options(packed)], log)
+            command = [*TRIOLET, "serve", f"{LARGE}={model}", *kind.options(packed)]
+            server = ServerProcess(command, log)
             fleets[kind] = Fleet(stack.enter_context(running(server)), LARGE_REQUEST, LARGE)
         for rest_s in rests(turns):
             for kind, fleet in fleets.items():

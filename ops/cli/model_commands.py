@@ -64,7 +64,7 @@ def import_(
     ] = None,
     weights: Annotated[
         WeightFormat, typer.Option(help="What workers keep its weights in.")
-    ] = WeightFormat.DTYPE,
+    ] = WeightFormat.AUTO,
     link: Annotated[
         bool, typer.Option("--link", help="Share files with MODEL where they cannot be cloned.")
     ] = False,

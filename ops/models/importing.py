@@ -128,7 +128,7 @@ def _of_adapter(path: Path, wanted: WantedImport) -> _Parts:
             f"{path} has {CONFIG_FILE} and {MODEL_CONFIG}, so that it is an adapter and a model; "
             "import a copy without the file of the one that is not meant"
         )
-    if wanted.sampling is not None or wanted.weights is not WeightFormat.DTYPE:
+    if wanted.sampling is not None or wanted.weights is not WeightFormat.AUTO:
         raise ModelError(
             f"{path} is a LoRA adapter, which has no sampling defaults and no weight format of its "
             "own: those of its base hold; leave out --sampling and --weights"

@@ -146,7 +146,7 @@ def _as_imported(
         ) from error
     for role in (Role.PREFILL, Role.DECODE):
         engine = settings.worker(role).engine
-        if engine.weights not in (WeightFormat.DTYPE, pinned.weights):
+        if engine.weights not in (WeightFormat.AUTO, pinned.weights):
             raise ConfigError(
                 f"worker.engine.weights is '{engine.weights}', and {version} was imported with "
                 f"weights '{pinned.weights}'; remove the setting, or import the model with "

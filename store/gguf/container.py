@@ -204,7 +204,7 @@ def _place(
         supported = ", ".join(each.name for each in ENCODINGS.values())
         raise ModelError(
             f"{path}: tensor {name} is of ggml type {encoding}, which is not supported; supported: "
-            f"{supported}"
+            f"{supported}; convert the model to one of these with llama-quantize"
         )
     if not shape or shape[-1] % found.block_numbers or min(shape) < 1:
         raise ModelError(

@@ -9,11 +9,14 @@ import torch
 
 from engine.native.builds import BUILDS
 from engine.native.library import Library, load_build, load_library
+from store.gguf.directory import gguf_directory
+from tests.gguf_files import write_quantised
 
 from .checkpoints import Checkpoint, write_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -36,6 +39,15 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Chec
         return written[name]
 
     return of
+
+
+@pytest.fixture(scope="session")
+def quantised(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory of a model with weights in every form that is computed as it is."""
+    folder = tmp_path_factory.mktemp("quantised")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        return gguf_directory(write_quantised(folder / "model.gguf"))
 
 
 @pytest.fixture

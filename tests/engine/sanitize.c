@@ -2,7 +2,8 @@
  *
  * Every array is a piece of memory of exactly the size that model.h states, so that a read or write
  * one element beyond is found. It computes prompts in chunks and decodes several sequences, in both
- * dtypes, with and without int8, tied and untied, with odd sizes; what comes out must be numbers.
+ * dtypes, in all forms of quantised weights, tied and untied, with odd sizes; what comes out must be
+ * numbers.
  * What the numbers are is the business of the Python tests.
  */
 #include "../../engine/native/source/forward.c"
@@ -13,7 +14,8 @@
 #ifndef DIM
 #define DIM 16
 #endif
-enum { LAYERS = 2, HEADS = 6, KV_HEADS = 2, HIDDEN = 80, WIDE = 70, VOCABULARY = 77, RANK = 6 };
+enum { LAYERS = 2, HEADS = 6, KV_HEADS = 2, VOCABULARY = 77, RANK = 6 };
+static int64_t HIDDEN = 80, WIDE = 70; /* 256, whole blocks, where weights are quantised */
 enum { BLOCK = 5, BLOCKS = 64, MOST = 128, THREADS = 2 };
 
 static uint32_t state = 7;
@@ -49,39 +51,69 @@ static float *floats(int64_t count, float first) {
     return to;
 }
 
-static Linear linear_of(int is_bf16, int is_int8, int64_t outputs, int64_t inputs, int is_gate_up,
+/* Random blocks, half the strips of one form and half of another where they are gates and ups. */
+static Linear quantised_of(int is_bf16, int form, int64_t outputs, int64_t inputs, int is_gate_up,
+                           int has_bias) {
+    const int64_t half = is_gate_up ? 2 : 1, row_bytes = inputs / 32 * 36; /* at least */
+    Linear to = {0};
+    to.panels = (outputs / half + PANEL / half - 1) / (PANEL / half);
+    to.steps = inputs * (is_bf16 ? 2 : 4) / 4;
+    Strip *strips = room(to.panels * NV * (int64_t)sizeof(Strip));
+    int64_t bytes = 0;
+    for (int64_t i = 0; i < to.panels * NV; i++) {
+        strips[i] = (Strip){is_gate_up && i % 2 ? Q4_1 : form, bytes};
+        bytes += triolet_strip_bytes(strips[i].form, inputs);
+    }
+    char *packed = room(bytes);
+    for (int64_t part = 0; part < half; part++) {
+        uint8_t *blocks = room(outputs / half * row_bytes);
+        for (int64_t i = 0; i < outputs / half * row_bytes; i++)
+            blocks[i] = (uint8_t)(random_number() * 256.0f) & 0x1b;
+        const int64_t count = is_gate_up ? to.panels : to.panels * NV;
+        const GroupPacking packing = {outputs / half, inputs, blocks, row_bytes, count,
+                                      is_gate_up ? 2 : 1, strips + part, packed};
+        if (triolet_pack_groups(&packing, THREADS)) abort();
+        free(blocks);
+    }
+    to.weight = packed;
+    to.strips = strips;
+    to.bias = has_bias ? floats(to.panels * PANEL, 0.0f) : NULL;
+    return to;
+}
+
+static Linear linear_of(int is_bf16, int form, int64_t outputs, int64_t inputs, int is_gate_up,
                         int64_t least_inputs, int has_bias) {
+    if (form && inputs % (form < Q4_K ? 32 : 256) == 0)
+        return quantised_of(is_bf16, form, outputs, inputs, is_gate_up, has_bias);
     const int64_t per_word = is_bf16 ? 2 : 1, half = is_gate_up ? 2 : 1;
     char *weight = numbers(is_bf16, outputs * inputs), *nothing = numbers(is_bf16, inputs);
     memset(nothing, 0, (size_t)(inputs * 4 / per_word));
     Linear to = {0};
     to.panels = (outputs / half + PANEL / half - 1) / (PANEL / half);
     to.steps = ((inputs > least_inputs ? inputs : least_inputs) + per_word - 1) / per_word;
-    void *packed = room(to.panels * to.steps * PANEL * (is_int8 ? per_word : 4));
-    float *scales = is_int8 ? room(to.panels * PANEL * 4) : NULL;
+    void *packed = room(to.panels * to.steps * PANEL * 4);
     const Packing packing = {is_bf16, outputs,   inputs,   is_gate_up, weight,
-                             nothing, to.panels, to.steps, packed,     scales};
+                             nothing, to.panels, to.steps, packed};
     triolet_pack(&packing, THREADS);
     free(weight);
     free(nothing);
     to.weight = packed;
-    to.scales = scales;
     to.bias = has_bias ? floats(to.panels * PANEL, 0.0f) : NULL;
     return to;
 }
 
 static void free_linear(const Linear *of) {
     free((void *)of->weight);
-    free((void *)of->scales);
+    free((void *)of->strips);
     free((void *)of->bias);
 }
 
-static Layer layer_of(int is_bf16, int is_int8, int has_extras) {
+static Layer layer_of(int is_bf16, int form, int has_extras) {
     Layer to = {0};
-    to.qkv = linear_of(is_bf16, is_int8, (HEADS + 2 * KV_HEADS) * DIM, HIDDEN, 0, 0, has_extras);
-    to.output = linear_of(is_bf16, is_int8, HIDDEN, HEADS * DIM, 0, 0, has_extras);
-    to.gate_up = linear_of(is_bf16, is_int8, 2 * WIDE, HIDDEN, 1, 0, has_extras);
-    to.down = linear_of(is_bf16, is_int8, HIDDEN, WIDE, 0, to.gate_up.panels * PANEL / 2,
+    to.qkv = linear_of(is_bf16, form, (HEADS + 2 * KV_HEADS) * DIM, HIDDEN, 0, 0, has_extras);
+    to.output = linear_of(is_bf16, form, HIDDEN, HEADS * DIM, 0, 0, has_extras);
+    to.gate_up = linear_of(is_bf16, form, 2 * WIDE, HIDDEN, 1, 0, has_extras);
+    to.down = linear_of(is_bf16, form, HIDDEN, WIDE, 0, to.gate_up.panels * PANEL / 2,
                         has_extras);
     to.attention_norm = floats(HIDDEN, 1.0f);
     to.mlp_norm = floats(HIDDEN, 1.0f);
@@ -192,11 +224,13 @@ static void step_of(const Model *model, const LayerAdapter *adapted, int64_t seq
     free(step.logits), free(step.workspace);
 }
 
-static void run_model(int is_bf16, int is_int8, int is_tied) {
+static void run_model(int is_bf16, int form, int is_tied) {
+    HIDDEN = form ? 256 : 80, WIDE = form ? 256 : 70;
     Layer *layers = room(LAYERS * (int64_t)sizeof(Layer));
-    for (int i = 0; i < LAYERS; i++) layers[i] = layer_of(is_bf16, is_int8, is_tied);
-    char *embedding = is_tied ? NULL : numbers(is_bf16, (int64_t)VOCABULARY * HIDDEN);
-    const Linear head = linear_of(is_bf16, is_int8, VOCABULARY, HIDDEN, 0, 0, 0);
+    for (int i = 0; i < LAYERS; i++) layers[i] = layer_of(is_bf16, form, is_tied);
+    char *embedding = is_tied || form ? NULL : numbers(is_bf16, (int64_t)VOCABULARY * HIDDEN);
+    const Linear table = linear_of(is_bf16, form, VOCABULARY, HIDDEN, 0, 0, 0);
+    const Linear head = linear_of(is_bf16, form, VOCABULARY, HIDDEN, 0, 0, 0);
     float *norm = floats(HIDDEN, 1.0f), *cosines = floats(MOST * DIM / 2, 0.0f);
     float *sines = floats(MOST * DIM / 2, 0.0f);
     const int64_t pool_numbers = (int64_t)BLOCKS * LAYERS * 2 * BLOCK * KV_HEADS * DIM;
@@ -206,7 +240,8 @@ static void run_model(int is_bf16, int is_int8, int is_tied) {
     int64_t low_stride = 0;
     for (int i = 0; i < LAYERS; i++) adapter[i] = adapter_of(is_bf16, &layers[i], &low_stride);
     const Model model = {is_bf16, LAYERS, HIDDEN, HEADS, KV_HEADS, DIM, BLOCK, 1e-5, 0.25,
-                         embedding, layers, norm, head, cosines, sines, pool, low_stride};
+                         embedding, layers, norm, head, is_tied ? head : table, cosines, sines,
+                         pool, low_stride};
     step_of(&model, NULL, 1, (int64_t[]){0}, (int64_t[]){1});
     step_of(&model, adapter, 3, (int64_t[]){0, 0, 0}, (int64_t[]){37, 5, 58});
     step_of(&model, NULL, 2, (int64_t[]){37, 5}, (int64_t[]){22, 50});
@@ -221,7 +256,7 @@ static void run_model(int is_bf16, int is_int8, int is_tied) {
         free((void *)layers[i].attention_norm), free((void *)layers[i].mlp_norm);
         free((void *)layers[i].query_norm), free((void *)layers[i].key_norm);
     }
-    free_linear(&head);
+    free_linear(&head), free_linear(&table);
     free(layers), free(embedding), free(norm), free(cosines), free(sines), free(pool);
 }
 
@@ -231,7 +266,8 @@ int main(int count, char **arguments) {
         return 0;
     }
     if (count > 1 && !strcmp(arguments[1], "spoil")) missing_bytes = 4;
-    for (int kind = 0; kind < 8; kind++) run_model(kind & 1, kind >> 1 & 1, kind >> 2);
+    const int forms[] = {0, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K};
+    for (int kind = 0; kind < 36; kind++) run_model(kind & 1, forms[kind / 4], kind >> 1 & 1);
     puts("clean");
     return 0;
 }

@@ -17,10 +17,12 @@ from engine.attention.traits import check_backend
 from engine.batch import StepRow
 from engine.model_config import load_model_config
 from engine.native.model import NativeModel
+from engine.preflight.tensors import tensor_shapes
 from store.adapter_files import WEIGHTS_FILE, read_adapter
 from tests.adapters import Written, write_adapter, write_merged
+from tests.gguf_files import QUANTISED
 from triolet.adapter_keys import digest_bytes
-from triolet.config import AdapterConfig, Dtype, EngineConfig, WeightFormat
+from triolet.config import AdapterConfig, Dtype, EngineConfig
 from triolet.errors import ConfigError, ModelError
 from triolet.units import MIB
 
@@ -150,18 +152,20 @@ def test_both_backends_agree(checkpoint: Callable[[str], Checkpoint], tmp_path: 
 
 
 @pytest.mark.usefixtures("kernels")
-def test_weights_in_int8_take_adapters(
-    checkpoint: Callable[[str], Checkpoint], tmp_path: Path
-) -> None:
-    base = checkpoint("llama").path
-    adapter = write_adapter(tmp_path / "one", base, 1)
+def test_quantised_weights_take_adapters(quantised: Path, tmp_path: Path) -> None:
+    base, shapes = quantised, tmp_path / "shapes"
+    shapes.mkdir()
+    save_file(
+        {name: torch.zeros(shape) for name, shape in tensor_shapes(QUANTISED).items()},
+        shapes / "model.safetensors",
+    )
+    adapter = write_adapter(tmp_path / "one", shapes, 1)
     config = config_of("native", adapter)
     engines = [
         open_engine(
             base,
             EngineConfig(
                 backend="native",
-                weights=WeightFormat.INT8,
                 kv_pool_bytes=4 * MIB,
                 adapters=adapters,
             ),

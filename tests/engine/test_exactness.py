@@ -13,9 +13,9 @@ import torch
 from engine.backend import build_model
 from engine.batch import SampleSpec, StepRow, flatten
 from engine.kv_pool import KVLayout, KVPool
+from engine.load import open_weights
 from engine.model_config import load_model_config
 from engine.native.model import NativeModel
-from engine.weights import Checkpoint as WeightFiles
 from tests.lazily import lazily
 from triolet.config import Dtype, EngineConfig, WeightFormat
 from triolet.sampling import SamplingParams
@@ -208,7 +208,7 @@ def teacher_forced(
     layout = KVLayout(config.num_layers, 16, config.num_kv_heads, config.head_dim, dtype)
     num_blocks = 1 + -(-len(token_ids) // 16)
     pool = KVPool(layout, num_blocks, torch.device("cpu"))
-    files = WeightFiles(path)
+    files = open_weights(path)
     model = build_model(backend, weights, config, files, pool, len(token_ids), lambda share: None)
     spec = SampleSpec(GREEDY, 0)
     rows = [

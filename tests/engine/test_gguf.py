@@ -17,7 +17,7 @@ from store.gguf.container import ENCODINGS, read_gguf
 from store.gguf.directory import gguf_directory
 from tests.gguf_files import byte_vocabulary, finish, write_header, write_model
 from tests.lazily import lazily
-from triolet.config import Dtype, EngineConfig
+from triolet.config import Dtype, EngineConfig, WeightFormat
 from triolet.errors import ModelError
 from triolet.units import MIB
 
@@ -43,9 +43,8 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def greedy(path: Path, num_tokens: int) -> list[list[int]]:
-    engine = open_engine(
-        gguf_directory(path), EngineConfig(dtype=Dtype.FLOAT32, kv_pool_bytes=4 * MIB)
-    )
+    config = EngineConfig(dtype=Dtype.FLOAT32, weights=WeightFormat.DTYPE, kv_pool_bytes=4 * MIB)
+    engine = open_engine(gguf_directory(path), config)
     return [ids(generate(engine, [prompt], num_tokens)[0]) for prompt in PROMPTS]
 
 

@@ -11,7 +11,7 @@ import torch
 from engine.batch import FollowedBy, SampleSpec, StepRow, flatten
 from engine.native.library import load_library
 from engine.native.model import plan_tasks
-from triolet.config import Dtype, EngineConfig, WeightFormat
+from triolet.config import Dtype, EngineConfig
 from triolet.sampling import SamplingParams
 from triolet.units import MIB
 
@@ -20,6 +20,7 @@ from .driver import GREEDY, Running, generate, ids, open_engine, prefill
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
     from engine.batch import Sampled
     from engine.load import Engine
@@ -158,15 +159,11 @@ def test_threads_change_no_bit_of_guesses(
 
 
 @pytest.mark.parametrize("dtype", list(Dtype))
-def test_guesses_of_rounded_weights_change_no_bit_either(
-    checkpoint: Callable[[str], Checkpoint], dtype: Dtype
-) -> None:
+def test_guesses_of_quantised_weights_change_no_bit_either(quantised: Path, dtype: Dtype) -> None:
     if load_library() is None:
         pytest.skip("the kernels are not built for this machine")
-    config = EngineConfig(
-        dtype=dtype, backend="native", weights=WeightFormat.INT8, kv_pool_bytes=4 * MIB
-    )
-    engine = open_engine(checkpoint("llama").path, config)
+    config = EngineConfig(dtype=dtype, backend="native", kv_pool_bytes=4 * MIB)
+    engine = open_engine(quantised, config)
     expected = generate(engine, PROMPTS, NUM_TOKENS)
     results, num_steps = guessed(engine, expected, GREEDY, iter(lambda: 3, -1))
     assert results == expected

@@ -152,7 +152,7 @@ def test_a_model_is_computed_in_the_dtype_of_its_checkpoint(
 
 
 def test_fingerprints_tell_apart_what_must_not_exchange_kv(
-    checkpoint: Callable[[str], Checkpoint], tmp_path: Path
+    checkpoint: Callable[[str], Checkpoint], quantised: Path, tmp_path: Path
 ) -> None:
     path = checkpoint("llama").path
 
@@ -170,9 +170,10 @@ def test_fingerprints_tell_apart_what_must_not_exchange_kv(
         fingerprint(checkpoint("llama3-tied").path),
         fingerprint(other_rope),
         fingerprint(path, backend="sdpa"),
-        *([fingerprint(path, weights=WeightFormat.INT8)] if load_library() else []),
+        *(fingerprint(quantised, weights=weights) for weights in WeightFormat),
     }
-    assert len(prints) == (7 if load_library() else 5)
+    assert len(prints) == (8 if load_library() else 6)
+    assert fingerprint(path, weights=WeightFormat.DTYPE) in prints, "no weight is quantised"
     copied = shutil.copytree(path, tmp_path / "copy")
     assert fingerprint(copied, kv_pool_bytes=2 * MIB, max_model_len=64) in prints
     assert "layers=2:kv_heads=2:head_dim=16:block_size=16" in fingerprint(copied)

@@ -117,17 +117,22 @@ def snapshot_of(folder: Path) -> Path:
     ("family", "fields"),
     [
         ("llama", {}),
-        ("llama-biases", {"weights": WeightFormat.INT8}),
-        ("llama3-tied", {"dtype": Dtype.BFLOAT16, "weights": WeightFormat.INT8}),
+        ("llama-biases", {}),
+        ("quantised", {}),
+        ("quantised", {"dtype": Dtype.FLOAT32}),
         ("qwen2-tied", {"dtype": Dtype.BFLOAT16}),
         ("qwen3", {"dtype": Dtype.BFLOAT16}),
         ("mistral-sharded", {}),
     ],
 )
 def test_with_a_snapshot_a_model_says_the_same(
-    checkpoint: Callable[[str], Checkpoint], folder: Path, family: str, fields: dict[str, Any]
+    checkpoint: Callable[[str], Checkpoint],
+    quantised: Path,
+    folder: Path,
+    family: str,
+    fields: dict[str, Any],
 ) -> None:
-    path = checkpoint(family).path
+    path = quantised if family == "quantised" else checkpoint(family).path
     plain, said = load(path, None, **fields)
     assert said == []
     for event in ("kept", "mapped"):
@@ -182,11 +187,18 @@ def test_the_snapshot_of_another_model_or_of_other_settings_is_not_used(
     load(llama, folder)
     first = snapshot_of(folder)
     assert load(tied, folder)[1] == ["kept"]
-    assert load(llama, folder, weights=WeightFormat.INT8)[1] == ["kept"]
-    [*others] = set(folder.glob("*.packed")) - {first}
-    for other in others:
-        first.write_bytes(other.read_bytes())
-        assert load(llama, folder)[1] == ["refused", "kept"]
+    [other] = set(folder.glob("*.packed")) - {first}
+    first.write_bytes(other.read_bytes())
+    assert load(llama, folder)[1] == ["refused", "kept"]
+
+
+def test_weights_as_they_are_and_widened_have_snapshots_of_their_own(
+    quantised: Path, folder: Path
+) -> None:
+    assert load(quantised, folder)[1] == ["kept"]
+    assert load(quantised, folder, weights=WeightFormat.DTYPE)[1] == ["kept"]
+    sizes = sorted(path.stat().st_size for path in folder.glob("*.packed"))
+    assert sizes[0] < sizes[1] / 2, "bfloat16 takes more than twice as much"
 
 
 def test_what_another_release_has_packed_is_not_used(

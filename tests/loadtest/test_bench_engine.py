@@ -190,7 +190,7 @@ def test_limits_are_those_of_memory_or_of_products() -> None:
     assert prompt.products == 2 * (512 * layer_weights(shape) + head_weights(shape))
     case = Case(1, 128, 4)
     limits = Limits(1.0, 1e6, "products")
-    assert limits_of(shape, (case,), limits, "bfloat16")[case] == alone.at_limits_s(1e9, 1e15)
+    assert limits_of(shape, (case,), limits, "bfloat16", 2.0)[case] == alone.at_limits_s(1e9, 1e15)
 
 
 def test_a_report_is_table_and_json(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_a_model_file_says_its_shape_and_who_reads_it_takes_part(tmp_path: Path)
     writer.add_tensor("token_embd.weight", np.zeros((256, 64), np.float32))
     finish(writer)
     assert shape_of_gguf(tmp_path / "x.gguf") == Shape(64, 128, 2, 4, 2, 16, 256, 512)
-    assert [peer.name for peer in PEERS if peer.reads_gguf] == [OURS, "triolet int8", "llama.cpp"]
+    assert [peer.name for peer in PEERS if peer.reads_gguf] == [OURS, "triolet dtype", "llama.cpp"]
 
 
 def test_a_model_file_for_llama_cpp_has_its_names_and_its_order_of_heads(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def test_an_adapter_is_served_from_the_store(
     assert main(command) != 0
     assert "so that it is an adapter and a model" in capsys.readouterr().err
     (copy / "config.json").unlink()
-    assert main((*command, "--weights", "int8")) != 0
+    assert main((*command, "--weights", "dtype")) != 0
     assert "leave out --sampling and --weights" in capsys.readouterr().err
     assert main(("model", "import", "~no-such-user/a", "--name", "a", *where)) != 0
     assert "which has no home directory here; write the full path" in capsys.readouterr().err

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A store with a small GGUF file as `tiny`, its weights kept as int8."""
+    """A store with a small GGUF file as `tiny`, its weights widened."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "s.json").write_text('{"temperature": 0.25}')
     file, where = write_tiny(tmp_path / "file.gguf"), ("--store", str(tmp_path / "store"))
-    options = ("--name", "tiny", "--weights", "int8", "--sampling", str(tmp_path / "s.json"))
+    options = ("--name", "tiny", "--weights", "dtype", "--sampling", str(tmp_path / "s.json"))
     assert main(("model", "import", str(file), *options, *where)) == 0
     file.unlink()
     return tmp_path / "store"
@@ -44,7 +44,7 @@ def test_a_gguf_file_is_served_from_the_store_as_it_was_imported(store: Path) ->
         assert settings.fleet.model is not None
         assert settings.server.model_name == "tiny"
         for role in (Role.PREFILL, Role.DECODE):
-            assert settings.worker(role).engine.weights is WeightFormat.INT8
+            assert settings.worker(role).engine.weights is WeightFormat.DTYPE
         (sampling,) = (store.parent / "cache").rglob("generation_config.json")
         assert json.loads(sampling.read_text())["temperature"] == 0.25
         assert str(sampling.parent) == settings.fleet.model
@@ -63,9 +63,9 @@ def test_another_format_of_weights_than_the_version_pins_is_refused(
     file, where = write_tiny(tmp_path / "file.gguf"), ("--store", str(store))
     assert main(("model", "import", str(file), "--name", "wide", *where)) == 0
     settings = named("wide", store)
-    engine = replace(settings.decode.engine, weights=WeightFormat.INT8)
+    engine = replace(settings.decode.engine, weights=WeightFormat.DTYPE)
     settings = of_role(settings, Role.DECODE, engine=engine)
-    words = "weights is 'int8', and wide@.* was imported with weights 'dtype'; .*--weights int8"
+    words = "weights is 'dtype', and wide@.* was imported with weights 'auto'; .*--weights dtype"
     with pytest.raises(ConfigError, match=words), with_stored_model(settings):
         pytest.fail("it would be served")
 
@@ -122,7 +122,7 @@ def test_each_model_of_a_fleet_may_be_a_version_with_settings_of_its_own(store: 
         assert one.fleet.model not in (None, "tiny", "demo")
         assert (one.server.model_name, one.server.model_aliases) == ("a", ("x",))
         weights = [own.decode.engine.weights for own in (one, other)]
-        assert weights == [WeightFormat.INT8, WeightFormat.DTYPE], "each its own"
+        assert weights == [WeightFormat.DTYPE, WeightFormat.AUTO], "each its own"
         assert (other.fleet.model, other.server.model_digest) == ("demo", "")
         assert [own.fleet.prefill for own in (one, other)] == [2, 1]
         parsers = [own.server.tool_parser for own in (one, other)]

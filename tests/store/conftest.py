@@ -35,7 +35,7 @@ def add(store: ModelStore) -> Callable[..., Imported]:
     """Import a model into the store."""
 
     def add(model: Path, name: str = "chat", tag: str | None = None, **others: object) -> Imported:
-        given = {"sampling": None, "weights": WeightFormat.DTYPE, "may_link": False, **others}
+        given = {"sampling": None, "weights": WeightFormat.AUTO, "may_link": False, **others}
         return import_model(store, WantedImport(str(model), name, tag, **given))  # type: ignore[arg-type]
 
     return add

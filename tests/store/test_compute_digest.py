@@ -60,7 +60,7 @@ def versions(
         add(changed(model, "tokenizer.json"), tag="tokenizer").digest,
         add(changed(model, "tokenizer_config.json", note="x"), tag="special").digest,
         add(with_other_weights(model), tag="weights").digest,
-        add(model, tag="int8", weights=WeightFormat.INT8).digest,
+        add(model, tag="dtype", weights=WeightFormat.DTYPE).digest,
     ]
     return alike, others
 

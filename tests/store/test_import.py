@@ -68,7 +68,7 @@ def test_a_version_names_all_that_changes_its_answers(
     assert policy is not None
     assert policy.digest == EMPTY_PACK
     assert engine is not None
-    assert json.loads(store.read(engine.digest, 100)) == {"weights": "dtype"}
+    assert json.loads(store.read(engine.digest, 100)) == {"weights": "auto"}
     config = json.loads(store.read(manifest.config.digest, 10_000))
     assert config["config"]["architecture"] == "LlamaForCausalLM"
     assert config["modelfs"]["diffIds"] == [one.digest for one in manifest.layers]
@@ -76,7 +76,7 @@ def test_a_version_names_all_that_changes_its_answers(
 
 def test_an_import_tells_how_far_it_is(model: Path, store: ModelStore) -> None:
     told: list[tuple[int, int]] = []
-    wanted = WantedImport(str(model), "chat", None, None, WeightFormat.DTYPE, may_link=False)
+    wanted = WantedImport(str(model), "chat", None, None, WeightFormat.AUTO, may_link=False)
     import_model(store, wanted, lambda *progress: told.append(progress))
     (total,) = {total for _, total in told}
     assert sum(count for count, _ in told) == total
@@ -94,7 +94,7 @@ def test_each_setting_that_changes_answers_makes_another_version(
     sampling = json.loads(store.read(layer.digest, 10_000))
     own = json.loads((model / "generation_config.json").read_text())
     assert sampling == {**own, "temperature": 0.5}
-    digests = {add(model).digest, changed.digest, add(model, weights=WeightFormat.INT8).digest}
+    digests = {add(model).digest, changed.digest, add(model, weights=WeightFormat.DTYPE).digest}
     assert len(digests) == 3
 
 

@@ -185,8 +185,8 @@ class Dtype(StrEnum):
 class WeightFormat(StrEnum):
     """Format of the weights in memory."""
 
+    AUTO = "auto"
     DTYPE = "dtype"
-    INT8 = "int8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,10 +222,10 @@ class EngineConfig:
     """`auto` takes the checkpoint's; float16 becomes bfloat16. Quantised weights (of a GGUF file)
     are computed in bfloat16: their quantisation error exceeds its rounding, and it halves the
     memory that decode reads."""
-    weights: WeightFormat = WeightFormat.DTYPE
-    """`int8`: rounded on loading, with one scale per output: half of bfloat16's memory, which
-    limits decode with few sequences. Logits are then off by up to 6 % of their spread (root mean
-    square; bfloat16 alone: 2 %). `native` only."""
+    weights: WeightFormat = WeightFormat.AUTO
+    """`auto` computes quantised weights (Q4_0 to Q8_0, Q4_K to Q6_K) without widening them, if the
+    `native` kernels run: they read a quarter of bfloat16's memory. Activations are then rounded to
+    8 bits. `dtype` widens them to `dtype`, as all other weights."""
     backend: str = AUTO_BACKEND
     """`native` kernels on a CPU, `sdpa` (torch) anywhere, `triton` on NVIDIA, `flash` the same with
     flash-attn for prompts. `auto` is `native` if its kernels are built and fit machine and model,

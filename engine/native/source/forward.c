@@ -12,6 +12,7 @@
 #include <stddef.h>
 
 #include "attention.h"
+#include "group_packing.h"
 #include "limits.h"
 #include "low_rank.h"
 #include "packing.h"
@@ -26,7 +27,7 @@ typedef struct {
     char *queries;   /* numbers [tokens][num_heads][head_dim], scaled */
     char *attended;  /* numbers [tokens][num_heads][head_dim] */
     char *joined;    /* numbers [tokens][input of down] */
-    float *wide;     /* [tokens][input of a linear layer], where bf16 is widened */
+    char *room;      /* for the input of a linear layer as floats, or rounded */
     char *tiles;     /* one for each thread */
     LowRows low;     /* of rows with adapters */
     int64_t hidden_stride;
@@ -58,20 +59,11 @@ static int64_t place_buffers(const Model *model, int64_t tokens, int64_t adapted
     to->low.input = next, next += ALIGNED(adapted * input * 4);
     to->low.low = next, next += ALIGNED(adapted * model->low_stride * size);
     to->low.values = (float *)next, next += ALIGNED(adapted * output * 4);
-    to->wide = (float *)next, next += ALIGNED(WIDENS && model->is_bf16 ? tokens * input * 8 : 0);
+    const int64_t numbers = input * (model->is_bf16 ? 2 : 1);
+    const int64_t wide_bytes = WIDENS && model->is_bf16 ? numbers * 4 : ROUNDED_BYTES(numbers);
+    to->room = next, next += ALIGNED(tokens * wide_bytes);
     to->tiles = next, next += threads * place_tile(model, next, &tile);
     return next - memory;
-}
-
-/* A row of the vocabulary out of an int8 table. */
-INLINE void embed_int8(const int is_bf16, const Linear *table, int64_t token_id, float *to) {
-    const int64_t per_word = is_bf16 ? 2 : 1;
-    const int8_t *from = (const int8_t *)table->weight +
-                         (token_id / PANEL * table->steps * PANEL + token_id % PANEL) * per_word;
-    for (int64_t s = 0; s < table->steps; s++)
-        for (int64_t i = 0; i < per_word; i++)
-            to[s * per_word + i] =
-                (float)from[s * PANEL * per_word + i] * table->scales[token_id];
 }
 
 /* One row of the vocabulary. A tied model keeps it once, in the form that the product wants. */
@@ -81,12 +73,15 @@ INLINE void embed(const int is_bf16, const Model *model, int64_t token_id, float
             v_store(to + i, v_read(is_bf16, model->embedding, token_id * model->hidden_size + i));
         return;
     }
-    if (model->lm_head.scales) {
-        embed_int8(is_bf16, &model->lm_head, token_id, to);
+    const Linear *table = &model->table;
+    const int64_t steps = table->steps;
+    if (table->strips) {
+        const Strip *strip = table->strips + token_id / VL;
+        strip_weights((int)strip->form, (const uint8_t *)table->weight + strip->offset,
+                      model->hidden_size / GROUP, token_id % VL, to);
         return;
     }
-    const int64_t steps = model->lm_head.steps;
-    const char *from = (const char *)model->lm_head.weight +
+    const char *from = (const char *)table->weight +
                        (token_id / PANEL * steps * PANEL + token_id % PANEL) * 4;
     for (int64_t s = 0; s < steps; s++) {
         uint32_t word, low;
@@ -225,7 +220,7 @@ INLINE void compute_layer(const int is_bf16, const Model *model, int64_t index, 
     norm_rows(is_bf16, model, layer->attention_norm, step->num_tokens, at);
     mark(step, PART_REST, since);
     added = ADAPT(qkv, &step->adapted, at->normed);
-    linear(is_bf16, STORE, &layer->qkv, &added, at->normed, step->num_tokens, at->wide,
+    linear(is_bf16, STORE, &layer->qkv, &added, at->normed, step->num_tokens, at->room,
            at->heads, at->heads_stride);
     mark(step, PART_PRODUCTS, since);
     rotate_and_store(is_bf16, model, index, step, at);
@@ -239,16 +234,16 @@ INLINE void compute_layer(const int is_bf16, const Model *model, int64_t index, 
            at->queries, at->attended, tile);
     mark(step, PART_ATTENTION, since);
     added = ADAPT(output, adapted, at->attended);
-    linear(is_bf16, ADD, &layer->output, &added, at->attended, rows, at->wide,
+    linear(is_bf16, ADD, &layer->output, &added, at->attended, rows, at->room,
            at->hidden, at->hidden_stride);
     mark(step, PART_PRODUCTS, since);
     norm_rows(is_bf16, model, layer->mlp_norm, rows, at);
     mark(step, PART_REST, since);
     added = ADAPT(gate_up, adapted, at->normed);
-    linear(is_bf16, GATE, &layer->gate_up, &added, at->normed, rows, at->wide,
+    linear(is_bf16, GATE, &layer->gate_up, &added, at->normed, rows, at->room,
            at->joined, at->joined_stride);
     added = ADAPT(down, adapted, at->joined);
-    linear(is_bf16, ADD, &layer->down, &added, at->joined, rows, at->wide, at->hidden,
+    linear(is_bf16, ADD, &layer->down, &added, at->joined, rows, at->room, at->hidden,
            at->hidden_stride);
     mark(step, PART_PRODUCTS, since);
 }
@@ -275,7 +270,7 @@ INLINE void compute(const int is_bf16, const Model *model, const Step *step, int
         }
         mark(step, PART_REST, &since);
         linear(is_bf16, STORE, &model->lm_head, &NOTHING_ADDED, at.normed, step->num_chosen,
-               at.wide, step->logits, model->lm_head.panels * PANEL);
+               at.room, step->logits, model->lm_head.panels * PANEL);
         mark(step, PART_HEAD, &since);
         restore_subnormals(before);
     }
@@ -300,18 +295,26 @@ EXPORT int64_t triolet_arithmetic(void) { return ARITHMETIC; }
 /* Rows of a task: its positions times the query heads that share a key head. */
 EXPORT int64_t triolet_rows_per_task(void) { return TILE_ROWS; }
 
-/* Whether this machine has the instructions of this build. */
+#define HAS(name) __builtin_cpu_supports(name)
+
+/* Whether this machine has the instructions of this build. Every processor with AVX2 has F16C. */
 EXPORT int64_t triolet_runs_here(void) {
     __builtin_cpu_init();
-#if defined(__AVX512BF16__)
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bf16");
-#elif defined(__AVX512F__)
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512vl");
+#if defined(__AVX512F__)
+    int runs = HAS("avx512f") && HAS("avx512bw") && HAS("avx512vl");
 #else
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    int runs = HAS("avx2") && HAS("fma");
 #endif
+#if defined(__AVX512BF16__)
+    runs = runs && HAS("avx512bf16");
+#endif
+#if defined(__AVX512VNNI__)
+    runs = runs && HAS("avx512vnni");
+#endif
+#if defined(__AVXVNNI__)
+    runs = runs && HAS("avxvnni");
+#endif
+    return runs;
 }
 
 EXPORT int64_t triolet_workspace_bytes(const Model *model, int64_t tokens, int64_t adapted,
@@ -350,5 +353,41 @@ EXPORT double triolet_time_products(int64_t is_bf16, int64_t rounds, int64_t thr
 
 EXPORT int64_t triolet_product_operations(int64_t is_bf16) { return product_operations(is_bf16); }
 
-/* Cut a weight into panels, and round it to int8 if it gets scales. */
+/* Cut a weight into panels. */
 EXPORT void triolet_pack(const Packing *packing, int64_t threads) { pack(packing, threads); }
+
+EXPORT int64_t triolet_strip_bytes(int64_t form, int64_t inputs) {
+    return strip_bytes((int)form, inputs / GROUP);
+}
+
+/* Blocks become strips; returns how many of their scales are not finite. */
+EXPORT int64_t triolet_pack_groups(const GroupPacking *packing, int64_t threads) {
+    return pack_strips(packing, threads);
+}
+
+/* The weights of a quantised layer's output, for tests. */
+EXPORT void triolet_weights(const Linear *layer, int64_t inputs, int64_t output, float *to) {
+    const Strip *strip = layer->strips + output / VL;
+    strip_weights((int)strip->form, (const uint8_t *)layer->weight + strip->offset,
+                  inputs / GROUP, output % VL, to);
+}
+
+/* One product alone, for tests and benchmarks. output: floats [rows][panels * PANEL]; room:
+ * triolet_product_bytes. */
+EXPORT int64_t triolet_product_bytes(const Linear *layer, int64_t rows) {
+    return rows * layer->steps * 8;
+}
+EXPORT void triolet_product(int64_t is_bf16, const Linear *layer, const char *input, int64_t rows,
+                            char *room, float *output, int64_t threads) {
+#pragma omp parallel num_threads(threads)
+    {
+        const unsigned before = flush_subnormals();
+        if (is_bf16)
+            linear(1, STORE, layer, &NOTHING_ADDED, input, rows, room, output,
+                   layer->panels * PANEL);
+        else
+            linear(0, STORE, layer, &NOTHING_ADDED, input, rows, room, output,
+                   layer->panels * PANEL);
+        restore_subnormals(before);
+    }
+}

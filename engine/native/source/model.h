@@ -9,14 +9,20 @@
 
 /* To be raised with every change that may change a bit of a result: workers whose numbers differ
  * exchange no KV, and none continues what the other began. */
-#define ARITHMETIC 1
+#define ARITHMETIC 2
+
+/* Quantised weights of VL outputs: half a panel. See groups.h. */
+typedef struct {
+    int64_t form;   /* as ggml numbers it */
+    int64_t offset; /* bytes from the layer's weight */
+} Strip;
 
 /* A linear layer, its weight cut into panels of PANEL outputs: [panels][steps][PANEL] words of four
- * bytes, a word being one float, or two bf16 that are neighbours along the input. With scales, each
- * number is an int8 instead, and an output is the sum times its scale. */
+ * bytes, a word being one float, or two bf16 that are neighbours along the input. A quantised weight
+ * has strips instead, of which outputs that share a layer may have different forms. */
 typedef struct {
     const void *weight;
-    const float *scales; /* [panels * PANEL], or NULL */
+    const Strip *strips; /* [panels * 2], or NULL */
     const float *bias;   /* [panels * PANEL], or NULL */
     int64_t panels;
     int64_t steps; /* words of four bytes in a row of input */
@@ -57,10 +63,11 @@ typedef struct {
     int64_t block_size;
     double eps;
     double scale;          /* of scores */
-    const void *embedding; /* numbers [vocab_size][hidden_size]; NULL: rows of lm_head */
+    const void *embedding; /* numbers [vocab_size][hidden_size]; NULL: rows of `table` */
     const Layer *layers;
     const float *norm;
     Linear lm_head;
+    Linear table; /* lm_head of a tied model, or an embedding that is quantised */
     const float *cosines; /* [max_model_len][head_dim / 2] */
     const float *sines;
     void *pool; /* numbers [blocks][num_layers][2][block_size][num_kv_heads][head_dim] */
@@ -127,7 +134,18 @@ typedef struct {
     int64_t panels;
     int64_t steps;       /* at least the words of a row; what is beyond becomes zero */
     void *packed;
-    float *scales;       /* [panels * PANEL], to be filled; or NULL for none */
 } Packing;
+
+/* Outputs as a GGUF file has them, and where they go. */
+typedef struct {
+    int64_t outputs;
+    int64_t inputs; /* whole blocks */
+    const uint8_t *blocks;
+    int64_t row_bytes;   /* of an output's blocks */
+    int64_t num_strips;
+    int64_t every;       /* 2: gates or ups, whose strips take turns; else 1 */
+    const Strip *strips; /* the first of them */
+    void *packed;
+} GroupPacking;
 
 #endif

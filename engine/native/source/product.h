@@ -14,10 +14,11 @@
 
 #define AHEAD 12288       /* bytes: how far ahead of use a panel is fetched into the cache */
 #define NEAR (512 * 1024) /* bytes of input that stay in the second-level cache beside a panel */
-#define PIECE 128         /* words of an int8 panel that are expanded at a time */
-#define PIECE_ROWS 120    /* rows that share an expanded piece; with it they fill the first cache */
-#define WIDE_ROWS 32      /* from so many on, widening a panel takes less time than it saves, */
-#define WIDE_INT8_ROWS 6  /* and from so many on one of int8, which has to be expanded anyway */
+#define PIECE 128         /* words of a panel that are widened at a time */
+#define PIECE_ROWS 120    /* rows that share a widened piece; with it they fill the first cache */
+#define WIDE_ROWS 32      /* from so many on, widening a panel takes less time than it saves */
+
+#include "group_product.h"
 
 /* `rows` rows times one panel. A row's words are `stride` bytes apart from the next row's.
  * result[r][PANEL] = (adds ? result : 0) + input[r] . panel
@@ -108,7 +109,6 @@ INLINE void finish_row(const int is_bf16, const Finish finish, const float *sums
     for (int n = 0; n < NV; n++) {
         const int64_t at = panel * PANEL + n * VL;
         part[n] = v_load(sums + n * VL);
-        if (layer->scales) part[n] = v_mul(part[n], v_load(layer->scales + at));
         if (layer->bias) part[n] = v_add(part[n], v_load(layer->bias + at));
         if (place >= 0)
             part[n] = v_add(part[n], v_load(added->values + place * added->stride + at));
@@ -146,27 +146,12 @@ INLINE void plain_panel(const int is_bf16, const Finish finish, const Linear *la
     }
 }
 
-/* The same of an int8 panel. Pieces of it become numbers, exactly, and are multiplied as numbers
- * are; only the finished sum meets the scale. */
-INLINE void int8_panel(const int is_bf16, const Finish finish, const Linear *layer,
-                       const Added *added, const char *input, int64_t first, int64_t end,
-                       void *output, int64_t stride, int64_t panel) {
-    const int64_t row_bytes = layer->steps * 4, width = VL * (is_bf16 ? 2 : 1);
-    const int8_t *weight = (const int8_t *)layer->weight + panel * layer->steps * NV * width;
-    float sums[PIECE_ROWS * PANEL], piece[PIECE * PANEL];
-    memset(sums, 0, (end - first) * PANEL * 4);
-    for (int64_t step = 0; step < layer->steps; step += PIECE) {
-        const int64_t steps = layer->steps - step < PIECE ? layer->steps - step : PIECE;
-        const int8_t *from = weight + step * NV * width;
-        for (int64_t i = 0; i < steps * NV; i++) {
-            _mm_prefetch((const char *)from + i * width + AHEAD / 2, _MM_HINT_T0);
-            v_store(piece + i * VL, v_expand(is_bf16, from + i * width));
-        }
-        for (int64_t row = first; row < end; row += MR)
-            multiply_add(is_bf16, end - row < MR ? end - row : MR,
-                         input + row * row_bytes + step * 4, row_bytes, (const char *)piece, steps,
-                         (const char *)piece, sums + (row - first) * PANEL, PANEL);
-    }
+/* The same of a quantised panel. */
+INLINE void quantised_panel(const int is_bf16, const Finish finish, const Linear *layer,
+                            const Added *added, const Rounded *input, int64_t groups, int64_t first,
+                            int64_t end, void *output, int64_t stride, int64_t panel) {
+    float sums[GROUP_ROWS * PANEL];
+    group_panel(layer, groups, input, first, end, panel, sums);
     for (int64_t row = first; row < end; row++)
         finish_row(is_bf16, finish, sums + (row - first) * PANEL, layer, added, output, row,
                    stride, panel);
@@ -183,11 +168,11 @@ INLINE void widen(const char *input, int64_t words, float *to) {
     }
 }
 
-/* Rows `first` to `end`, widened, times one panel of bf16 or int8. */
+/* Rows `first` to `end`, widened, times one panel of bf16. */
 INLINE void wide_panel(const Finish finish, const Linear *layer, const Added *added,
                        const float *input, int64_t first, int64_t end, void *output,
                        int64_t stride, int64_t panel) {
-    const int64_t steps = 2 * layer->steps, width = layer->scales ? 2 * VL : 4 * VL;
+    const int64_t steps = 2 * layer->steps, width = 4 * VL;
     const char *weight = (const char *)layer->weight + panel * layer->steps * NV * width;
     float sums[PIECE_ROWS * PANEL], piece[PIECE * PANEL];
     memset(sums, 0, (end - first) * PANEL * 4);
@@ -197,9 +182,7 @@ INLINE void wide_panel(const Finish finish, const Linear *layer, const Added *ad
         for (int64_t i = 0; i < some / 2 * NV; i++) {
             float *to = piece + (i / NV * 2 * NV + i % NV) * VL;
             _mm_prefetch(from + i * width + AHEAD, _MM_HINT_T0);
-            v_widen(layer->scales ? v_load_int8_pairs((const int8_t *)from + i * width)
-                                  : v_load((const float *)(from + i * width)),
-                    to, to + PANEL);
+            v_widen(v_load((const float *)(from + i * width)), to, to + PANEL);
         }
         for (int64_t row = first; row < end; row += MR)
             multiply_add(0, end - row < MR ? end - row : MR,
@@ -213,21 +196,30 @@ INLINE void wide_panel(const Finish finish, const Linear *layer, const Added *ad
 }
 
 /* All rows of a step through a linear layer, shared among the threads of the enclosing region.
- * input: numbers [rows][steps words]; `wide` has room for them as floats.
+ * input: numbers [rows][steps words]; `room` holds them as floats, or rounded.
  * output: floats, or for GATE numbers, [rows][stride]. */
 INLINE void linear(const int is_bf16, const Finish finish, const Linear *layer,
-                   const Added *added, const char *input, int64_t rows, float *wide, void *output,
+                   const Added *added, const char *input, int64_t rows, char *room, void *output,
                    int64_t stride) {
-    const int is_wide =
-        WIDENS && is_bf16 && rows >= (layer->scales ? WIDE_INT8_ROWS : WIDE_ROWS);
+    const int is_wide = WIDENS && is_bf16 && !layer->strips && rows >= WIDE_ROWS;
+    const int64_t groups = layer->steps * (is_bf16 ? 2 : 1) / GROUP;
+    const Rounded rounded = place_rounded(room, rows, groups);
     int64_t near = NEAR / (layer->steps * (is_wide ? 8 : 4)) / MR * MR;
-    if ((layer->scales || is_wide) && near > PIECE_ROWS) near = PIECE_ROWS;
+    if (is_wide && near > PIECE_ROWS) near = PIECE_ROWS;
     if (near < MR) near = MR;
+    if (layer->strips) near = GROUP_ROWS;
     const int64_t blocks = (rows + near - 1) / near;
     if (is_wide) {
 #pragma omp for schedule(static)
         for (int64_t row = 0; row < rows; row++)
-            widen(input + row * layer->steps * 4, layer->steps, wide + row * layer->steps * 2);
+            widen(input + row * layer->steps * 4, layer->steps,
+                  (float *)room + row * layer->steps * 2);
+    }
+    if (layer->strips) {
+#pragma omp for schedule(static)
+        for (int64_t job = 0; job < rows * groups; job++)
+            round_group(is_bf16, input, (job % rows * groups + job / rows) * GROUP,
+                        rounded.quants + job * GROUP, rounded.about + job);
     }
     /* Neighbouring panels go to one thread, which finds the next one fetched already. */
     int64_t chunk = layer->panels / (4 * omp_get_num_threads());
@@ -236,14 +228,14 @@ INLINE void linear(const int is_bf16, const Finish finish, const Linear *layer,
     for (int64_t job = 0; job < blocks * layer->panels; job++) {
         const int64_t panel = job % layer->panels, first = job / layer->panels * near;
         const int64_t end = first + near < rows ? first + near : rows;
-        if (is_wide)
-            wide_panel(finish, layer, added, wide, first, end, output, stride, panel);
-        else if (layer->scales)
-            int8_panel(is_bf16, finish, layer, added, input, first, end, output, stride,
+        if (layer->strips)
+            quantised_panel(is_bf16, finish, layer, added, &rounded, groups, first, end, output,
+                            stride, panel);
+        else if (is_wide)
+            wide_panel(finish, layer, added, (const float *)room, first, end, output, stride,
                        panel);
         else
-            plain_panel(is_bf16, finish, layer, added, input, first, end, output, stride,
-                        panel);
+            plain_panel(is_bf16, finish, layer, added, input, first, end, output, stride, panel);
     }
 }
 

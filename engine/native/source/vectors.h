@@ -85,21 +85,6 @@ INLINE void v_store_bf16(uint16_t *p, vf x) {
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(up, 16)));
 #endif
 }
-/* int8 numbers as floats. */
-INLINE vf v_load_int8(const int8_t *p) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
-}
-/* Twice as many, two neighbours in each lane as bf16; both are exact. */
-INLINE vf v_load_int8_pairs(const int8_t *p) {
-    const vf low = v_load_int8(p), high = v_load_int8(p + VL);
-#if defined(__AVX512BF16__)
-    return (vf)_mm512_cvtne2ps_pbh(high, low);
-#else
-    __m256i l = _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(low), 16));
-    __m256i h = _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(high), 16));
-    return _mm512_castsi512_ps(_mm512_inserti64x4(_mm512_castsi256_si512(l), h, 1));
-#endif
-}
 /* Two rows of bf16 as pairs: lane i holds low[i] and, above it, high[i]. */
 INLINE vf v_pairs(const uint16_t *low, const uint16_t *high) {
     vi l = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)low));
@@ -115,8 +100,47 @@ INLINE void v_pairs_twice(const uint16_t *low, const uint16_t *high, vf *to) {
     to[0] = _mm512_castsi512_ps(_mm512_permutex2var_epi16(l, first, h));
     to[1] = _mm512_castsi512_ps(_mm512_permutex2var_epi16(l, second, h));
 }
+INLINE vf v_abs(vf x) { return _mm512_abs_ps(x); }
+INLINE vf v_load_half(const void *p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+}
 
-#elif defined(__AVX2__) && defined(__FMA__)
+/* Whole numbers: of 32 bits, where a name does not say 8 or 16. */
+INLINE vi i_load(const void *p) { return _mm512_loadu_si512(p); }
+INLINE void i_store(void *p, vi x) { _mm512_storeu_si512(p, x); }
+INLINE vi i_set8(int8_t x) { return _mm512_set1_epi8(x); }
+INLINE vi i_and(vi a, vi b) { return _mm512_and_si512(a, b); }
+INLINE vi i_or(vi a, vi b) { return _mm512_or_si512(a, b); }
+INLINE vi i_add8(vi a, vi b) { return _mm512_add_epi8(a, b); }
+INLINE vi i_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
+INLINE vi i_mul(vi a, vi b) { return _mm512_mullo_epi32(a, b); }
+INLINE vi i_left(vi x, int n) { return _mm512_slli_epi32(x, (unsigned)n); }
+INLINE vi i_right(vi x, int n) { return _mm512_srai_epi32(x, (unsigned)n); }
+INLINE vi i_left16(vi x, int n) { return _mm512_slli_epi16(x, (unsigned)n); }
+INLINE vi i_right16(vi x, int n) { return _mm512_srli_epi16(x, (unsigned)n); }
+INLINE vi i_round(vf x) { return _mm512_cvtps_epi32(x); }
+INLINE vf i_float(vi x) { return _mm512_cvtepi32_ps(x); }
+INLINE vi i_load_bytes(const void *p) { /* unsigned, one in each lane */
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+}
+INLINE vi i_load_pairs(const void *p) { /* signed, two in each lane */
+    return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)p));
+}
+#if defined(__AVX512VNNI__)
+#define HAS_DOTS 1
+INLINE vi i_dot(vi sum, vi bytes, vi factors) { return _mm512_dpbusd_epi32(sum, bytes, factors); }
+#else
+INLINE vi i_add16(vi a, vi b) { return _mm512_add_epi16(a, b); }
+INLINE vi i_sum_pairs(vi x) { return _mm512_madd_epi16(x, _mm512_set1_epi16(1)); }
+INLINE vi i_pairs(vi bytes, vi factors) { return _mm512_maddubs_epi16(bytes, factors); }
+INLINE vi i_pairs_signed(vi bytes, vi factors) {
+    const __mmask64 negative = _mm512_movepi8_mask(bytes);
+    factors = _mm512_mask_sub_epi8(factors, negative, _mm512_setzero_si512(), factors);
+    return _mm512_maddubs_epi16(_mm512_abs_epi8(bytes), factors);
+}
+#endif
+
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 
 #define VL 8
 #define NV 2
@@ -184,27 +208,77 @@ INLINE void v_store_bf16(uint16_t *p, vf x) {
     __m128i low = _mm256_castsi256_si128(up), high = _mm256_extracti128_si256(up, 1);
     _mm_storeu_si128((__m128i *)p, _mm_packus_epi32(low, high));
 }
-INLINE vf v_load_int8(const int8_t *p) {
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
-}
-INLINE vf v_load_int8_pairs(const int8_t *p) {
-    vi low = _mm256_srli_epi32(_mm256_castps_si256(v_load_int8(p)), 16);
-    vi high = _mm256_srli_epi32(_mm256_castps_si256(v_load_int8(p + VL)), 16);
-    return _mm256_castsi256_ps(_mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8));
-}
 INLINE vf v_pairs(const uint16_t *low, const uint16_t *high) {
     vi l = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)low));
     vi h = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)high));
     return _mm256_castsi256_ps(_mm256_or_si256(l, _mm256_slli_epi32(h, 16)));
 }
+INLINE vf v_abs(vf x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
+INLINE vf v_load_half(const void *p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+}
+
+INLINE vi i_load(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
+INLINE void i_store(void *p, vi x) { _mm256_storeu_si256((__m256i *)p, x); }
+INLINE vi i_set8(int8_t x) { return _mm256_set1_epi8(x); }
+INLINE vi i_and(vi a, vi b) { return _mm256_and_si256(a, b); }
+INLINE vi i_or(vi a, vi b) { return _mm256_or_si256(a, b); }
+INLINE vi i_add8(vi a, vi b) { return _mm256_add_epi8(a, b); }
+INLINE vi i_add(vi a, vi b) { return _mm256_add_epi32(a, b); }
+INLINE vi i_mul(vi a, vi b) { return _mm256_mullo_epi32(a, b); }
+INLINE vi i_left(vi x, int n) { return _mm256_slli_epi32(x, n); }
+INLINE vi i_right(vi x, int n) { return _mm256_srai_epi32(x, n); }
+INLINE vi i_left16(vi x, int n) { return _mm256_slli_epi16(x, n); }
+INLINE vi i_right16(vi x, int n) { return _mm256_srli_epi16(x, n); }
+INLINE vi i_round(vf x) { return _mm256_cvtps_epi32(x); }
+INLINE vf i_float(vi x) { return _mm256_cvtepi32_ps(x); }
+INLINE vi i_load_bytes(const void *p) {
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
+}
+INLINE vi i_load_pairs(const void *p) {
+    return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p));
+}
+#if defined(__AVXVNNI__)
+#define HAS_DOTS 1
+INLINE vi i_dot(vi sum, vi bytes, vi factors) {
+    return _mm256_dpbusd_avx_epi32(sum, bytes, factors);
+}
+#else
+INLINE vi i_add16(vi a, vi b) { return _mm256_add_epi16(a, b); }
+INLINE vi i_sum_pairs(vi x) { return _mm256_madd_epi16(x, _mm256_set1_epi16(1)); }
+INLINE vi i_pairs(vi bytes, vi factors) { return _mm256_maddubs_epi16(bytes, factors); }
+INLINE vi i_pairs_signed(vi bytes, vi factors) {
+    return _mm256_maddubs_epi16(_mm256_abs_epi8(bytes), _mm256_sign_epi8(factors, bytes));
+}
+#endif
 
 #else
-#error "the kernels need AVX-512 or AVX2 with FMA"
+#error "the kernels need AVX-512 or AVX2 with FMA and F16C"
 #endif
 
 #define PANEL (NV * VL)
 #define SUM_LANES 16
 #define PARTS (SUM_LANES / VL)
+
+/* Four bytes, whatever they mean, in every lane. */
+INLINE vi i_repeat(const void *p) {
+#if defined(__AVX512F__)
+    return _mm512_castps_si512(v_repeat(p));
+#else
+    return _mm256_castps_si256(v_repeat(p));
+#endif
+}
+
+/* Signed bytes as the products of bytes want them. Where these take unsigned ones only, 128 is
+ * added, and 2 to the power FACTOR_SHIFT times the sum of the other factors is too much. */
+#if defined(HAS_DOTS)
+#define FACTOR_SHIFT 7
+INLINE vi as_factor(vi bytes) { return i_add8(bytes, i_set8(-128)); }
+#else
+#define HAS_DOTS 0
+#define FACTOR_SHIFT 0
+INLINE vi as_factor(vi bytes) { return bytes; }
+#endif
 
 /* The sum of SUM_LANES lanes. */
 INLINE float v_total(const vf *parts) {
@@ -240,11 +314,6 @@ INLINE void v_write(const int is_bf16, void *p, int64_t i, vf x) {
         v_store_bf16((uint16_t *)p + i, x);
     else
         v_store((float *)p + i, x);
-}
-
-/* Words of numbers out of int8 ones, one for each of VL outputs. */
-INLINE vf v_expand(const int is_bf16, const int8_t *p) {
-    return is_bf16 ? v_load_int8_pairs(p) : v_load_int8(p);
 }
 
 /* Words of numbers as floats, the second of each pair first: the order in which v_step adds them. */

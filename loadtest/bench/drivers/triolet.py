@@ -98,7 +98,7 @@ def main() -> None:
     """Load and answer."""
     parser = driver_parser(__doc__)
     parser.add_argument("--backend", default=AUTO_BACKEND)
-    parser.add_argument("--weights", type=WeightFormat, default=WeightFormat.DTYPE)
+    parser.add_argument("--weights", type=WeightFormat, default=WeightFormat.AUTO)
     parser.add_argument("--kv-pool-mib", type=int, default=1024)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
