@@ -89,7 +89,7 @@ async def test_other_servers_names_of_adapters_are_told_how_they_are_named_here(
         for name in ("lora", "lora_path"):
             answer = await server.post(path, body | {name: "sql"})
             assert (answer.status, answer.error["param"]) == (400, name)
-            assert "part of model, as MODEL:ADAPTER" in answer.error["message"]
+            assert "name the adapter in model, as MODEL:ADAPTER" in answer.error["message"]
 
 
 def test_kept_answers_of_adapters_are_told_apart() -> None:

@@ -211,7 +211,7 @@ async def test_tools_and_forms_go_to_models_that_are_declared_to_take_them() -> 
             assert (await ask(models, **fields)).json["model"] == shown, fields
         refused = await ask(models, **tools, **form)
         assert (refused.status, refused.error["param"]) == (400, "tools")
-        assert "(demo, code) takes tools and" in refused.error["message"]
+        assert "(demo, code) supports tools and" in refused.error["message"]
         asleep(models.demo)
         assert (await ask(models, **form)).json["model"] == MODEL, "no other takes it"
 

@@ -139,9 +139,9 @@ def test_a_rung_is_woken_by_policy(
 @pytest.mark.parametrize(
     ("asked", "words", "param"),
     [
-        (AskedModel(has_tools=True), "(small, large) takes tools;", "tools"),
-        (AskedModel(has_form=True), "takes an answer of a certain form;", "response_format"),
-        (AskedModel(has_tools=True, has_form=True), "takes tools and an answer of", "tools"),
+        (AskedModel(has_tools=True), "(small, large) supports tools;", "tools"),
+        (AskedModel(has_form=True), "supports structured output;", "response_format"),
+        (AskedModel(has_tools=True, has_form=True), "supports tools and structured", "tools"),
     ],
 )
 def test_what_no_rung_takes_is_refused_by_name(asked: AskedModel, words: str, param: str) -> None:
@@ -154,7 +154,7 @@ def test_what_no_rung_takes_is_refused_by_name(asked: AskedModel, words: str, pa
 
 def test_two_rungs_that_take_one_of_two_take_not_both() -> None:
     rungs = (replace(SMALL, takes_tools=False), replace(LARGE, takes_forms=False))
-    with pytest.raises(RequestError, match="takes tools and an answer"):
+    with pytest.raises(RequestError, match="supports tools and structured"):
         choose(rungs, AskedModel(has_tools=True, has_form=True), IF_NEEDED)
 
 

@@ -131,7 +131,7 @@ async def test_no_more_ids_than_a_context_holds_become_text_at_once() -> None:
         ]
     assert (taken.status, taken.json["prompt"]) == (200, "a" * most)
     assert (refused.status, refused.error["param"]) == (400, "tokens")
-    assert f"the {most} of a context" in refused.error["message"]
+    assert f"a context holds ({most})" in refused.error["message"]
 
 
 async def test_schemas_of_tools_are_gone_through_one_by_one() -> None:
@@ -156,7 +156,7 @@ async def test_tools_beyond_the_bound_of_a_grammar_are_refused_at_once() -> None
         answer = await server.post("/v1/chat/completions", asked | {"tool_choice": "required"})
         assert not server.grammars.checked
     assert (answer.status, answer.error["param"]) == (400, "tools")
-    assert "too large together" in answer.error["message"]
+    assert "too large in total" in answer.error["message"]
 
 
 async def test_a_message_in_very_many_parts_is_refused_by_their_number() -> None:

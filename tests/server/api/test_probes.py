@@ -145,7 +145,7 @@ async def test_what_is_not_there_says_so_in_json(method: str, path: str, status:
 
 async def test_a_websocket_asked_without_its_handshake_names_both_ways() -> None:
     answer = await requested("GET", "/v1/responses")
-    assert answer.error["message"] == "this path takes POST, and WebSockets"
+    assert answer.error["message"] == "this path accepts POST, and WebSockets"
 
 
 async def test_pools_and_their_bytes_are_in_the_metrics() -> None:

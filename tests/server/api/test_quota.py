@@ -245,7 +245,7 @@ async def test_who_asks_for_more_than_its_plan_has_is_told(world: World) -> None
     for path, body in ROUTES[:6:5]:
         answer = await world.ask(path, body)
         assert answer.status == 400
-        assert "4 tokens" in answer.json["error"]["message"]
+        assert "allows 4 " in answer.json["error"]["message"]
     assert not world.fleet.generations
 
 

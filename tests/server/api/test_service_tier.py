@@ -67,7 +67,7 @@ async def test_a_class_outside_the_plan_is_a_403_that_names_it(path: str) -> Non
         assert answer.status == 403
         error = answer.json["error"]
         assert error.get("code", "permission_denied") == "permission_denied"
-        assert "critical are not in the plan basic" in error["message"]
+        assert "critical is not in the plan basic" in error["message"]
         assert schedulings(server) == []
 
 

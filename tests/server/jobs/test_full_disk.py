@@ -260,7 +260,7 @@ async def test_no_line_begins_on_a_disk_that_is_nearly_full(world: World) -> Non
         await world.has_tried(5, LOOK)
         paused = await world.shown()
     assert not world.fleet.begun
-    assert paused["errors"]["data"][0]["message"] == "paused: the disk has too little room left"
+    assert paused["errors"]["data"][0]["message"] == "paused: the disk has too little free space"
     async with world.running():
         batch = await ended(world.storage)
     assert batch.request_counts.completed == 8
