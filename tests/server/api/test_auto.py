@@ -435,7 +435,7 @@ async def test_it_is_off_by_default_and_says_how_it_is_turned_on() -> None:
     async with ladder(AutoConfig()) as models:
         answer = await ask(models)
         assert (answer.status, answer.error["code"]) == (404, "model_not_found")
-        assert answer.error["message"].endswith("turns it on with [auto] ladder in triolet.toml")
+        assert answer.error["message"].endswith("turn it on with [auto] ladder in triolet.toml")
         assert (await models.server.request("GET", "/v1/models/auto")).status == 404
         listed = (await models.server.request("GET", "/v1/models")).json["data"]
         assert "auto" not in [card["id"] for card in listed]

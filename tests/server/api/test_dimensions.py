@@ -51,7 +51,7 @@ async def test_vectors_of_every_model_are_cut_and_have_length_1(
     [
         (0, "dimensions must be at least 1; it is 0"),
         (-1, "dimensions must be at least 1; it is -1"),
-        (SIZE + 1, "is 257; vectors of model demo have 256 numbers"),
+        (SIZE + 1, "is 257; embeddings of model demo have 256 dimensions"),
     ],
 )
 async def test_a_length_that_no_vector_has_is_refused_with_the_one_that_they_have(

@@ -383,5 +383,5 @@ async def test_an_unknown_model_is_404_and_a_stored_response_is_nowhere() -> Non
         stored = await server.request("GET", f"{PATH}/resp_1")
         listed = await server.request("GET", PATH)
     assert stored.status == 404
-    assert "not stored" in stored.error["message"]
+    assert "stores no responses" in stored.error["message"]
     assert (listed.status, listed.headers["allow"]) == (405, "POST")

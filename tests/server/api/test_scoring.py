@@ -147,7 +147,7 @@ async def test_a_model_without_vectors_says_so() -> None:
         )
         answer = await server.post("/v1/rerank", ASK)
     assert (answer.status, answer.error["param"]) == (400, "model")
-    assert "makes no vectors" in answer.error["message"]
+    assert "cannot compute embeddings" in answer.error["message"]
 
 
 async def test_a_ranking_is_charged_as_its_vectors_are() -> None:

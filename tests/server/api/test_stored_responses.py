@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 PATH = "/v1/responses"
 KEPT = StoredResponsesConfig(ttl_s=3600)
-HOW = "start the server with --responses-ttl 3600"
-GONE = "kept in memory for 3600 s after its last use"
+HOW = "start it with --responses-ttl 3600"
+GONE = "stored in memory for 3600 s after its last use"
 TOOLS = [{"type": "function", "name": "weather"}]
 CALL = '<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>'
 
@@ -273,7 +273,7 @@ async def test_a_restart_loses_them_and_the_error_says_so() -> None:
     lost = await posted(PATH, ask(previous_response_id=response["id"]), responses=KEPT)
     assert (lost.status, lost.error["param"]) == (400, "previous_response_id")
     assert response["id"] in lost.error["message"]
-    assert "a restart of the server" in lost.error["message"]
+    assert "the server restarts" in lost.error["message"]
 
 
 async def test_an_answer_that_is_given_twice_is_stored_once() -> None:

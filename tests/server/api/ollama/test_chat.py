@@ -209,7 +209,7 @@ async def test_calls_of_tools_are_whole_and_their_results_go_back() -> None:
         ]
         answer = await server.post("/api/chat", body | {"messages": [{**turns[1], "role": "tool"}]})
         assert answer.status == 400
-        assert answer.json["error"].startswith("messages.0.tool_calls may only be in the role")
+        assert answer.json["error"].startswith("messages.0.tool_calls is allowed only with")
         await server.post("/api/chat", body | {"messages": turns})
         prompt = bytes(server.fleet.generations[-1].request.prompt_ids).decode()
     found = [one for part in parts for one in part["message"].get("tool_calls", ())]
