@@ -360,7 +360,7 @@ class KeptAnswers:
         if fingerprint not in (None, answer.fingerprint):
             self._count("conflict")
             raise RequestError(
-                "this idempotency key was used for another request; use a new key for each request",
+                "the idempotency key was used for another request; use a new key for each request",
                 status=409,
                 code="idempotency_conflict",
                 param="idempotency-key",
@@ -417,7 +417,7 @@ class KeptAnswers:
         transcript = answer.transcript
         if position > transcript.end:
             raise RequestError(
-                f"this answer has only {transcript.end} events so far",
+                f"the answer has only {transcript.end} events so far",
                 status=400,
                 code="invalid_request_error",
                 param="last-event-id",

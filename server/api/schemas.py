@@ -1,9 +1,8 @@
 """Request schemas of chats, completions and tokenization, and the handling of unknown names.
 
-A parameter name is in one of four classes: applied (a field), accepted without effect (IGNORED),
-refused (UNSUPPORTED, unless its value changes nothing), or unknown. Unknown names are extensions of
-other servers or mistakes: HTTP endpoints ignore them and list them in the `x-triolet-ignored`
-response header; with `strict_requests` they are refused.
+A name is applied (a field), accepted without effect (IGNORED), refused (UNSUPPORTED, unless its
+value changes nothing), or unknown. Unknown names are ignored and listed in the response header
+`x-triolet-ignored`; with `strict_requests` they are refused.
 """
 
 from __future__ import annotations
@@ -503,9 +502,8 @@ def take_unknown(kind: type[StrictModel], body: dict[str, Any]) -> tuple[str, ..
     """Remove the names that an endpoint ignores from a body, extensions and some tools; return
     them.
 
-    A name that is a parameter of chats or completions, resembles a parameter of this endpoint, or
-    is malformed stays in the body, so that `read_request` refuses it: ignoring it would change the
-    answer, or it cannot be reported.
+    A parameter of chats or completions, a name that resembles a parameter of this endpoint, and a
+    malformed name stay in the body, so that `read_request` refuses them.
 
     Raises:
       RequestError: 400, there are more than MAX_UNKNOWN.

@@ -46,7 +46,7 @@ async def tokenize(services: Services) -> Response:
     fields = await read_fields(TokenizeRequest, services)
     model = named_model(fields.model, services)
     if (fields.prompt is None) == (fields.messages is None):
-        raise invalid_request("send either prompt or messages", "prompt")
+        raise invalid_request("the request must have either prompt or messages", "prompt")
     if fields.messages is not None:
         prompt = await model.text.render_chat(
             await turns(fields.messages),

@@ -1,4 +1,4 @@
-"""A model's adapters are models of their own to clients: named, listed, asked and told apart."""
+"""A model's adapters appear to clients as separate models: listed, requested and cached apart."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WITH_ADAPTERS: dict[str, Any] = {"model_adapters": ADAPTERS, "model_aliases": ("
 
 
 def asked_of(fleet: FakeFleet) -> list[bytes]:
-    """Return the adapter of everything that was begun."""
+    """Return the adapter of every submitted request."""
     inputs: Iterable[GenerationRequest] = fleet.inputs
     return [one.request.adapter for one in fleet.generations] + [one.adapter for one in inputs]
 
@@ -70,7 +70,7 @@ async def test_the_list_shows_adapters_with_parent_and_digest() -> None:
 
 @pytest.mark.parametrize("aliases", [(), (ANY_MODEL,)])
 async def test_an_unknown_adapter_is_told_which_there_are(aliases: tuple[str, ...]) -> None:
-    """Also where every name is taken: the base is no answer to an adapter's name."""
+    """Also if any model name is accepted: the base model must not answer for an adapter's name."""
     fleet = FakeFleet()
     async with surface(fleet, **WITH_ADAPTERS | {"model_aliases": aliases}) as server:
         path, body = COMPLETIONS[0]

@@ -1,4 +1,4 @@
-"""What coding agents send beside the conversation, over the Messages and the Responses API."""
+"""Requests of coding agents over the Messages and Responses APIs, with the fields they add."""
 
 from __future__ import annotations
 
@@ -158,6 +158,6 @@ async def test_a_prompt_beyond_the_context_is_refused_with_both_numbers_and_what
     assert refused.status == 400
     error = refused.json["error"]
     message = error if isinstance(error, str) else error["message"]
-    # Claude Code compacts its conversation on these words, which it knows from Anthropic's API.
+    # Claude Code compacts its conversation if it sees this phrase of Anthropic's API.
     assert f"prompt is too long: {prompt_tokens} tokens > {MAX_MODEL_LEN - 1} maximum" in message
     assert "Shorten the prompt" in message

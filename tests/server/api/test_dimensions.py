@@ -1,4 +1,4 @@
-"""How long vectors are: `dimensions` at /v1/embeddings and at /api/embed."""
+"""The `dimensions` parameter at /v1/embeddings and /api/embed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIZE = 256
 
 @pytest.fixture
 async def server() -> AsyncIterator[Surface]:
-    """A server whose model says nothing of the lengths that it was trained for."""
+    """Run a server whose model does not state the dimensions it was trained for."""
     async with surface() as opened:
         object.__setattr__(opened.services.models.first, "embedding", EmbeddingModel(size=SIZE))
         yield opened

@@ -1,4 +1,4 @@
-"""The words of errors: each names its subject, none shows what Python calls a thing."""
+"""Error texts: each names its parameter, and none contains Python terms."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WRONG: Final[tuple[Any, ...]] = (True, None, -1, 1e9, "x", [], [[]], [None], {},
 
 
 def kind_of(path: str) -> type[StrictModel]:
-    """Return what the body of a route is read with."""
+    """Return the request model of a route."""
     entries = [row.entry for row in ROUTES.rows if row.endpoint == f"POST {path}"]
     [body] = [entry.body for entry in entries if entry is not None]
     assert isinstance(body, type)
@@ -43,12 +43,12 @@ def user(**part: object) -> list[dict[str, Any]]:
 
 
 def field_names(kind: type[StrictModel]) -> list[str]:
-    """Return the names of the fields, as clients write them."""
+    """Return the field names as clients write them."""
     return [info.alias or name for name, info in kind.model_fields.items()]
 
 
 def is_told(message: str, subjects: Iterable[str]) -> bool:
-    """Return whether a message names one of these, in words that are none of Python's."""
+    """Return whether a message names one of these and contains no Python terms."""
     return not PYTHON.search(message) and any(one in message for one in subjects)
 
 

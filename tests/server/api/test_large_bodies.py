@@ -1,4 +1,4 @@
-"""Bodies that take long to parse: they never hold up the event loop, which keeps the workers."""
+"""Bodies that take long to parse never block the event loop, which sends the heartbeats."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SPACE = " " * INLINE_BYTES
 
 @asynccontextmanager
 async def another_task() -> AsyncIterator[Callable[[], int]]:
-    """Run a task that does nothing; yield a function that says how many steps it has done."""
+    """Run an idle task; yield a function that returns its number of steps."""
     done = 0
 
     async def count_steps() -> None:
@@ -96,7 +96,7 @@ async def test_a_large_body_that_waits_too_long_is_refused() -> None:
             for _ in range(2):
                 nursery.start_soon(post, server)
         held.let_all_go()
-    assert sorted(answer.status for answer in answers) == [400, 503], "begun, and not begun"
+    assert sorted(answer.status for answer in answers) == [400, 503], "one was started, one was not"
     [refused] = [answer for answer in answers if answer.status == 503]
     assert refused.error["code"] == "overloaded"
     assert int(refused.headers["retry-after"]) >= 1
@@ -224,7 +224,7 @@ async def test_a_long_conversation_that_has_been_checked_is_read_some_turns_at_a
     async with another_task() as steps:
         before = steps()
         read = await read_checked(StrictModel.kinds[kind], asked)
-        assert steps() - before >= 4 - 1, "the last slice is followed by no other step"
+        assert steps() - before >= 4 - 1, "no step follows the last slice"
     assert read == read_request(StrictModel.kinds[kind], asked)
 
 

@@ -1,4 +1,4 @@
-"""Everything beside generation: probes, models, the tokenizer, metrics, the page, access."""
+"""Endpoints beside generation: health checks, models, tokenizer, metrics, the page, access."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ async def test_requests_are_counted_by_route_and_errors_by_status() -> None:
         answer = await server.request("GET", "/metrics")
     assert b'triolet_http_errors_total{status="404"} 2.0' in answer.body
     assert b'triolet_http_requests_total{endpoint="none"} 1.0' in answer.body
-    # What a client made up is no label.
+    # A name made up by a client must not become a label.
     assert b'{endpoint="GET /v1/models/<path:name>"} 1.0' in answer.body
 
 

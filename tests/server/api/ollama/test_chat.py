@@ -1,4 +1,4 @@
-"""POST /api/chat and /api/generate: lines and whole answers, options, tools, errors, cancels."""
+"""POST /api/chat and /api/generate: streamed and whole answers, options, tools, errors, cancels."""
 
 from __future__ import annotations
 
