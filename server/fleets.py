@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-NO_TEMPLATE: Final = "it has no chat template: use /v1/completions, or serve a chat model"
+NO_TEMPLATE: Final = "use /v1/completions, or serve a model that has a chat template"
 
 
 class ModelFiles(NamedTuple):

@@ -75,7 +75,7 @@ large body it would run only about a hundred steps per second."""
 CLOSE_SHARE: Final = 0.5
 """The part of the grace period that is spent writing what is left. The rest is for exiting."""
 SPEND_SUFFIX: Final = ".spend.sqlite3"
-"""Path of the usage database, relative to the tenants file."""
+"""Suffix of the usage database's path, after the tenants file's path."""
 EXIT_FORCED: Final = 75
 """EX_TEMPFAIL of sysexits.h: distinguishes a restart from a crash or a bad configuration."""
 
@@ -314,7 +314,8 @@ async def _hand_over(state: ServerState, edge: Edge, handover_s: float) -> None:
     """Wait for a successor, stop accepting connections, and drain a little later.
 
     Until the drain, requests on open connections are answered with `connection: close`: their
-    clients did nothing wrong, and their next request reaches the successor."""
+    clients did nothing wrong, and their next request reaches the successor.
+    """
     await state.leaving.wait()
     if state.has_successor:
         edge.stop_accepting()

@@ -299,9 +299,7 @@ class ModelChanges:
     async def _remove(self, name: str) -> None:
         log.info("model_leaves", model=name)
         await self._fleets.by_model[name].drain(partial(model_removed, name))
-        if not self._services.models.is_listed(
-            name
-        ):  # cached answers of a route outlive its versions
+        if not self._services.models.is_listed(name):  # a route's answers outlive its versions
             self._services.kept.forget_model(name)
         self._forget(name)
         self._fleets.know(self._services.models.routes)

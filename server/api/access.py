@@ -315,7 +315,8 @@ async def let_in(services: Services, asked: Request, route: Route | None) -> Non
 
     Raises:
       RequestError: 429 if the tenant has no quota left or too many requests in flight; 429 or 503
-        if there is no room for its body."""
+        if there is no room for its body.
+    """
     scope, key = scope_of(asked.scope), current_line()
     entry, is_inner = scope.entry, scope.owner is not None
     enter_request(entry)

@@ -116,9 +116,7 @@ class RequestEntry:
         self.waits_for_leave = self.may_come_back = False
         for name, value in headers:
             if name == b"content-length":
-                self.expected_bytes = int(
-                    value
-                )  # the request parser has checked that these are digits
+                self.expected_bytes = int(value)  # the request parser checked the digits
             elif name in WAITING:
                 self.waits_for_leave = True
             elif name in COMING_BACK:

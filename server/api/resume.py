@@ -470,7 +470,8 @@ class KeptAnswers:
         """Remove finished answers until the weights add up to at most `most`.
 
         Each time, the owner with the largest weight loses its oldest finished answer, so an owner
-        below an equal share loses nothing."""
+        below an equal share loses nothing.
+        """
         total = sum(weights.values())
         if total <= most:
             return

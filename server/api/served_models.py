@@ -271,7 +271,8 @@ class ModelTable:
         """Return the model with this name, or the one that accepts every name.
 
         The latter does not apply to `NAME:ADAPTER` if NAME is a model, whether or not this process
-        has known the adapter: the base model must not answer for an unloaded adapter."""
+        has known the adapter: the base model must not answer for an unloaded adapter.
+        """
         found = self._by_name.get(name)
         if found is None and not self._names_an_adapter(name):
             found = self._any

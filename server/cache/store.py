@@ -1,7 +1,8 @@
 """A store of answers by key, limited in bytes and age.
 
 When it is full, `fair_lru.py` chooses what to evict. Expired answers are removed on the next
-access."""
+access.
+"""
 
 from __future__ import annotations
 

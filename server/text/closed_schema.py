@@ -177,7 +177,8 @@ class _Closing:
         """Return the keyword whose branches may be closed separately.
 
         oneOf rejects values that match several branches, so its branches are closed only if no two
-        of them share a value."""
+        of them share a value.
+        """
         if "anyOf" in node:
             return "anyOf"
         return "oneOf" if "oneOf" in node and self._are_apart(_list(node["oneOf"])) else None

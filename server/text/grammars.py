@@ -1,7 +1,8 @@
 """Checks whether a grammar can be used before its request is queued, and caches the results.
 
 The check compiles it in a child of a text process (grammar_check.py), because compiling in the
-server would block all streams."""
+server would block all streams.
+"""
 
 from __future__ import annotations
 

@@ -159,7 +159,8 @@ class OllamaAnswer(Serializer):
 
         The model is always loaded. The prompt's time runs from dispatch to the first token, so
         queueing counts only in the total. The rest is the completion's time, including waits for a
-        slow reader."""
+        slow reader.
+        """
         now, usage = trio.current_time(), end.usage
         ttft_s = usage.queue_s if usage.ttft_s is None else usage.ttft_s
         return {

@@ -2,7 +2,8 @@
 tokens.
 
 Channel `analysis` is reasoning, `final` is the answer. A message to `functions.NAME` is a tool
-call. Other messages on `commentary` accompany calls and are text."""
+call. Other messages on `commentary` accompany calls and are text.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Separates a model's reasoning from its answer: finds the marker tokens and parses the text.
 
 Markers are tokens, but a model may also write the same characters as ordinary tokens, for example
-to quote them. So the text shows a marker token in a form that no ordinary token has (`marked`)."""
+to quote them. So the text shows a marker token in a form that no ordinary token has (`marked`).
+"""
 
 from __future__ import annotations
 

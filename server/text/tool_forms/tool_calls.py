@@ -71,7 +71,8 @@ class PieceReader(Protocol):
         Args:
           is_cut: whether the completion was truncated. What follows a complete call opening is then
             dropped: half a call is neither a call nor text. An incomplete opening is text, unless
-              only whitespace separates it from a call."""
+              only whitespace separates it from a call.
+        """
         ...
 
 
@@ -235,7 +236,8 @@ class ToolForm(CallsRead, Protocol):
 
         Raises:
           UnenforceableSchemaError: this format cannot enforce a strict tool's schema, or cannot
-            write a required property."""
+            write a required property.
+        """
         ...
 
 
