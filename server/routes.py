@@ -74,10 +74,10 @@ from .jobs.forms import BatchFields
 USER, OPERATOR, NONE = Permission.USER, Permission.OPERATOR, Permission.NONE
 
 _RANKING = Entry(
-    "Text and vectors", "Rank documents by similarity to a query.", "Ranking", RerankRequest
+    "Text and embeddings", "Rank documents by similarity to a query.", "Ranking", RerankRequest
 )
 _SCORES = Entry(
-    "Text and vectors", "Score the similarity of one text to others.", "Scores", ScoreRequest
+    "Text and embeddings", "Score the similarity of one text to others.", "Scores", ScoreRequest
 )
 _REFUSAL = Entry(
     "Ollama",
@@ -93,7 +93,7 @@ ROWS: Final[tuple[Route, ...]] = (
         "/v1/chat/completions",
         chat_completions,
         USER,
-        Entry("Text and vectors", "Create a chat completion.", "ChatCompletion", ChatRequest),
+        Entry("Text and embeddings", "Create a chat completion.", "ChatCompletion", ChatRequest),
         cost="tokens",
         streams=True,
         is_resumable=True,
@@ -103,7 +103,9 @@ ROWS: Final[tuple[Route, ...]] = (
         "/v1/completions",
         completions,
         USER,
-        Entry("Text and vectors", "Complete one or more prompts.", "Completion", CompletionRequest),
+        Entry(
+            "Text and embeddings", "Complete one or more prompts.", "Completion", CompletionRequest
+        ),
         cost="tokens",
         streams=True,
         is_resumable=True,
@@ -114,7 +116,7 @@ ROWS: Final[tuple[Route, ...]] = (
         embeddings,
         USER,
         Entry(
-            "Text and vectors",
+            "Text and embeddings",
             "Create embeddings of one or more inputs.",
             "Embeddings",
             EmbeddingFields,

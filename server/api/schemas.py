@@ -144,7 +144,7 @@ def joined_text(value: object) -> object:
     if not isinstance(value, list):
         return value
     if len(value) > MAX_PARTS:
-        raise ValueError(f"may have at most {MAX_PARTS} parts")
+        raise ValueError(f"must have at most {MAX_PARTS} parts")
     texts = []
     for part in value:
         kind = part.get("type") if isinstance(part, dict) else None

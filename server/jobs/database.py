@@ -21,12 +21,12 @@ SCHEMA_VERSION: Final = 1
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS files (
     id TEXT PRIMARY KEY,
-    owner TEXT NOT NULL,              -- the tenant, empty where there are none
+    owner TEXT NOT NULL,              -- the tenant; empty without tenants
     created_at INTEGER NOT NULL,
     filename TEXT NOT NULL,
     purpose TEXT NOT NULL,
     bytes INTEGER NOT NULL,
-    content BLOB,                     -- NULL: the lines of a batch, told apart by `state`
+    content BLOB,                     -- NULL: it consists of its batch's lines with this `state`
     batch_id TEXT,
     state INTEGER
 ) STRICT;
@@ -58,8 +58,8 @@ CREATE TABLE IF NOT EXISTS lines (
     batch_id TEXT NOT NULL,
     number INTEGER NOT NULL,
     custom_id TEXT NOT NULL,
-    body BLOB,                        -- the request, until it is answered
-    state INTEGER NOT NULL DEFAULT 0, -- 0 waits, 1 answered, 2 failed
+    body BLOB,                        -- the request; NULL once it has a result
+    state INTEGER NOT NULL DEFAULT 0, -- 0 waiting, 1 answered, 2 failed
     result BLOB,
     PRIMARY KEY (batch_id, number)
 ) STRICT, WITHOUT ROWID;

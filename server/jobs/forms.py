@@ -48,7 +48,7 @@ def parse_upload(body: bytes, mimetype: str, options: dict[str, str]) -> FileUpl
     from werkzeug.formparser import FormDataParser
 
     parser = FormDataParser(
-        stream_factory=lambda *_, **__: BytesIO(),  # the body as a whole is bounded already
+        stream_factory=lambda *_, **__: BytesIO(),  # the whole body is already limited
         max_form_memory_size=MAX_FIELD_BYTES,
         max_form_parts=MAX_PARTS,
         silent=False,
