@@ -1,1 +1,4 @@
-"""The Trio front: HTTP, SSE, WebSocket, chat page; queue, routing, relay. Never imports torch."""
+"""The HTTP server: API routes, SSE, WebSockets, web pages, request queue and routing to workers.
+
+Runs on Trio and never imports torch.
+"""

@@ -1,7 +1,7 @@
-"""The application: serves the route table, and adds what every answer has in common.
+"""The Quart application: builds it from the route table and adds the headers, errors and access
+checks that all responses share.
 
-Authorisation is per route: the checks run for every route of the map, whatever its path looked like
-on the wire.
+Access checks run per route after routing, so the path's spelling on the wire cannot bypass them.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ HEADERS: Final = {"x-content-type-options": "nosniff", "referrer-policy": "no-re
 
 
 def build_app(services: Services, storage: Storage | None = None) -> PatchedQuart:
-    """Return the application, ready to be served.
+    """Return the application, ready to serve.
 
     Args:
-      services: what routes work with.
-      storage: files and batches; None where none are kept.
+      services: the parts that routes use.
+      storage: files and batches; None if they are disabled.
     """
     app = PatchedQuart("triolet", static_folder=None, template_folder=None)
     app.asgi_http_class = PatchedHTTPConnection
-    # A redirect to a tidier path would be a second way to each route.
+    # A redirect to the path without a slash would be a second way to reach each route.
     app.url_map.strict_slashes = True
     app.url_map.merge_slashes = False
     app.url_map.redirect_defaults = False
@@ -108,7 +108,7 @@ def _nearest_route() -> Route:
 
 async def _finish(services: Services, response: Response) -> Response:
     elapsed_s = trio.current_time() - current_scope().began_at
-    if not is_proxied():  # the server that passed it on has counted it
+    if not is_proxied():  # the proxying server has counted it
         services.metrics.http.request(request.endpoint or "none")
     response.headers.update(HEADERS)
     response.headers.update(current_scope().headers)
@@ -120,12 +120,12 @@ async def _finish(services: Services, response: Response) -> Response:
         response.headers.update(cache.headers)
     response.headers["openai-processing-ms"] = str(round(elapsed_s * 1000))
     for name, value in rate_headers(services.quotas).items():
-        response.headers.setdefault(name, value)  # the owner of a kept answer has set them already
+        response.headers.setdefault(name, value)  # the stored response's owner may have set them
     if origins := origins_here(services, route):
         own = tuple(response.headers.keys())
         response.headers.update(page_headers(request.headers.get("origin"), origins, own))
     if services.state.is_leaving:
-        # The next request needs a connection to another process.
+        # The client's next request must go to another process, over a new connection.
         response.headers["connection"] = "close"
     return response
 
@@ -138,10 +138,10 @@ async def _on_error(services: Services, error: Exception) -> Response:
         headers["allow"] = ", ".join(sorted(error.valid_methods or ()))
     is_cut = has_request_context() and current_scope().entry.is_cut
     if shown.status in {408, 413} or is_cut or services.state.is_draining:
-        # The rest of the body is not read, or the process ends: nothing more will be answered.
+        # The rest of the body is not read, or the process ends: no further response can follow.
         headers["connection"] = "close"
     if not has_request_context():
-        # A refused handshake passes no `_finish`.
+        # A refused WebSocket handshake skips `_finish`.
         headers["x-request-id"] = secrets.token_hex(16)
     else:
         current_scope().is_crowded_out = shown.is_crowded_out
@@ -158,7 +158,7 @@ async def _on_error(services: Services, error: Exception) -> Response:
 
 
 def _note_refusal(services: Services, error: RequestError, request_id: str | None) -> None:
-    """Log a refusal; a line of a batch tells its batch."""
+    """Log a refused request, with the batch id if it is a line of a batch."""
     asked = request if has_request_context() else websocket
     if scope_of(asked.scope).owner is not None:
         return
@@ -187,7 +187,7 @@ def _advice(error: HTTPException) -> str:
     path = (request if has_request_context() else websocket).path
     if isinstance(error, MethodNotAllowed):
         also = ", and WebSockets" if has_request_context() and ROUTES.find(f"{WS} {path}") else ""
-        return f"this path takes {', '.join(sorted(error.valid_methods or ()))}{also}"
+        return f"this path accepts {', '.join(sorted(error.valid_methods or ()))}{also}"
     if error.code == 404:
         return f"there is nothing at {echo(path)}: {advice_on(path)}"
     return f"{echo(path)}: {error.name}"

@@ -1,5 +1,5 @@
-"""The models of a server with their workers: what is read of a model's directory, and the queue and
-links that each has of its own."""
+"""Served models with their workers: reads a model's directory, and creates each model's own queue
+and worker links."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-NO_TEMPLATE: Final = "it cannot chat: use /v1/completions, or serve a model that is made for chats"
+NO_TEMPLATE: Final = "use /v1/completions, or serve a model that has a chat template"
 
 
 class ModelFiles(NamedTuple):
-    """What a server reads of a model's directory."""
+    """What a server reads from a model's directory."""
 
     text: TextModel
     defaults: SamplingDefaults
@@ -56,11 +56,11 @@ class ModelFiles(NamedTuple):
 
 
 def read_files(config: ServerConfig, do: Do) -> ModelFiles:
-    """Read what a server needs of a model's directory: seconds, for a large tokenizer.
+    """Read what a server needs from a model's directory. Takes seconds for a large tokenizer.
 
     Args:
-      config: of the server, for this model alone.
-      do: does what takes long with texts.
+      config: the server's settings for this model only.
+      do: runs slow text jobs.
 
     Raises:
       ModelError: a file is missing or broken.
@@ -86,8 +86,8 @@ def read_files(config: ServerConfig, do: Do) -> ModelFiles:
 
 
 def first_work(models: Sequence[ServedModel]) -> list[Work]:
-    """Return what each text process does before its first job: it imports what reads bodies, and
-    reads the model of a server that began with one. Of many most may never be asked."""
+    """Return the jobs that each text process runs first: import the body parsers, and load the
+    tokenizer if the server started with one model. Of many models, most may never be used."""
     work: list[Work] = [(checked_fields, ("ChatRequest", b"{}", True))]
     if len(models) == 1:
         work += *models[0].text.first_work, models[0].grammars.first_work
@@ -95,24 +95,24 @@ def first_work(models: Sequence[ServedModel]) -> list[Work]:
 
 
 def names_of(config: ServerConfig) -> dict[str, tuple[str, ...]]:
-    """Return the names of each model, its own first, by that."""
+    """Return each model's names, its primary name first, keyed by the primary name."""
     return {one.model_name: (one.model_name, *one.model_aliases) for one in config.of_models}
 
 
 class Fleets:
-    """The workers of all models: those of each have a queue and links of their own.
+    """The workers of all models. Each model has its own queue and links.
 
     Args:
-      config: of the server.
-      network: makes the links of all.
-      metrics: observe each.
-      quotas: of the tenants, whatever model they ask.
-      names: of each model with its aliases, by its name; kept up to date.
-      do: does what takes long with grammars.
-      ledger: records what was used; None where that is not kept.
+      config: the server's settings.
+      network: creates the sockets of all links.
+      metrics: observe every model.
+      quotas: the tenants' quotas, shared by all models.
+      names: each model's name and aliases, by name; kept up to date.
+      do: runs slow grammar jobs.
+      ledger: records usage; None if disabled.
 
     Attributes:
-      own_name: of this server among those on its port.
+      own_name: this server's name among the servers on its port.
       by_model: the workers of each model, by its name.
     """
 
@@ -139,22 +139,22 @@ class Fleets:
         return iter(self.by_model.values())
 
     def add_all(self, config: ServerConfig, files: Mapping[str, ModelFiles]) -> list[ServedModel]:
-        """Return the models that a server begins with.
+        """Return the models that a server starts with.
 
         Args:
-          config: of the server.
-          files: what was read of each, by its name.
+          config: the server's settings.
+          files: what was read for each model, by its name.
         """
         is_only = len(files) == 1
         return [self.add(one, files[one.model_name], is_only=is_only) for one in config.of_models]
 
     def add(self, config: ServerConfig, files: ModelFiles, *, is_only: bool) -> ServedModel:
-        """Return a model with a queue and links, which `run` keeps.
+        """Return a model with a new queue and links. Call `run` to start the links.
 
         Args:
-          config: of the server, for this model alone.
-          files: what was read of it.
-          is_only: whether the server was started with this model alone.
+          config: the server's settings for this model only.
+          files: what was read from its directory.
+          is_only: whether the server was started with this model only.
         """
         name = config.model_name
         if name not in self._metrics.fleets:
@@ -179,11 +179,11 @@ class Fleets:
         return self._served(config, files, fleet)
 
     def set_version(self, config: ServerConfig, files: ModelFiles) -> ServedModel:
-        """Return another version of a model, which its workers compute; requests that run go on.
+        """Return a new version of a model that the same workers serve. Running requests continue.
 
         Args:
-          config: of the server, for this version alone.
-          files: what was read of it.
+          config: the server's settings for this version only.
+          files: what was read from its directory.
         """
         fleet = self.by_model[config.model_name]
         fleet.set_version(config)
@@ -210,42 +210,45 @@ class Fleets:
         )
 
     def know(self, routes: Collection[str]) -> None:
-        """Let public names of these routes have prices and places in ladders, as those of models,
-        and of no others."""
+        """Register these public route names and no others, so that they have prices and places in
+        ladders like models."""
         for name in self._names.keys() - self.by_model.keys() - set(routes):
             del self._names[name]
         for name in routes:
             self._names.setdefault(name, (name,))
 
     def remove(self, name: str) -> None:
-        """Know a model no more, which has no request and is not kept."""
+        """Remove a model whose requests have all ended and whose links are closed."""
         del self.by_model[name], self._names[name]
         self._metrics.remove(name)
 
     async def run(
         self, name: str, task_status: trio.TaskStatus[trio.CancelScope] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Keep the links of a model until the scope is cancelled with which this is started."""
+        """Run a model's links until the cancel scope passed to `task_status` is cancelled."""
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self.by_model[name].run)
                 task_status.started(scope)
 
     async def drain(self) -> None:
-        """Refuse new requests for any model from now on, and wait until none runs."""
+        """Refuse new requests for every model, and wait until all running requests have ended."""
         async with trio.open_nursery() as nursery:
             for fleet in self:
                 nursery.start_soon(fleet.drain)
 
     def cancel_tenants(self, tenants: Set[str]) -> None:
-        """End all requests of tenants that were disabled or removed."""
+        """Cancel all requests of tenants that were disabled or removed."""
         for fleet in self:
             fleet.cancel_tenants(tenants)
 
     def hold_s(self) -> float:
-        """Return the longest time [s] that a line of a batch is held: for interactive requests of
-        any model, since models on one machine share its cores; of several only of those with
-        workers, since requests that wait for others need no cores yet."""
+        """Return the longest time [s] that any model holds a batch line back for interactive
+        requests.
+
+        Models on one machine share its cores. With several models, only those with workers count,
+        because requests that wait for a worker use no cores yet.
+        """
         is_only = len(self.by_model) == 1
         holding = [fleet for fleet in self if fleet.hold_s() > 0]
         return max(

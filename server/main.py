@@ -1,9 +1,9 @@
-"""The server process: puts the parts together, and takes them apart in order.
+"""The server process: builds and starts all parts, and shuts them down in order.
 
-At the end new requests are refused, the links let what runs finish (each stream gets its terminal
-event at the latest at the deadline), then connections close; a watchdog thread ends the process if
-something still hangs. Before that, where a successor accepts on the same socket, new connections
-are left to it, and clients of open ones are asked to connect again.
+Shutdown refuses new requests and lets running ones finish; streams get their terminal event by the
+drain deadline. Then connections close, and a watchdog thread ends the process if anything hangs.
+On a handover, a successor process already accepts on the same socket: new connections go to it, and
+clients on open connections are asked to reconnect.
 """
 
 from __future__ import annotations
@@ -61,23 +61,23 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 LARGE_BYTES: Final = MIB
-"""Blocks from here on go back to the system when they are freed: bodies, and what is made of them.
-Streams need none, so nothing frequent pays for it; a siege with bodies of 16 MiB leaves 6 MiB
-instead of 50."""
+"""Allocations of at least this many bytes return to the system when freed: bodies and what is built
+from them. Streams make none, so no frequent path pays for it. A load of 16 MiB bodies leaves 6 MiB
+resident instead of 50."""
 GC_THRESHOLDS: Final = (20_000, 50, 1000)
-"""Streams make few cycles and many objects: collecting as often as the default costs more than it
-finds, and a full collection over a large heap pauses every stream at once. The first bounds the
-shortest pause: a young collection takes 10 ms where 100,000 objects of a conversation are alive."""
+"""Garbage collection thresholds. Streams create many objects but few cycles, so the default
+thresholds cost more than they find, and a full collection of a large heap pauses every stream.
+The first threshold bounds the shortest pause: 10 ms for 100,000 live objects."""
 SWITCH_S: Final = 0.001
-"""After which a thread that computes lets the event loop go on. Python's default is five times
-that, and the loop asks anew after each call of the system: beside one large body, it would make
-some hundred steps a second."""
+"""Thread switch interval: how long a computing thread keeps the interpreter from the event loop.
+The default is five times longer. The loop gives up the lock at each system call, so beside one
+large body it would run only about a hundred steps per second."""
 CLOSE_SHARE: Final = 0.5
-"""Of the grace after the drain: for writing what is left. The rest is for leaving."""
+"""The part of the grace period that is spent writing what is left. The rest is for exiting."""
 SPEND_SUFFIX: Final = ".spend.sqlite3"
-"""Beside the file of tenants."""
+"""Suffix of the usage database's path, after the tenants file's path."""
 EXIT_FORCED: Final = 75
-"""EX_TEMPFAIL of sysexits: told apart from a crash and from a bad configuration."""
+"""EX_TEMPFAIL of sysexits.h: distinguishes a restart from a crash or a bad configuration."""
 
 
 async def serve(
@@ -87,12 +87,12 @@ async def serve(
     *,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until `state` says to drain, and what runs then has ended.
+    """Serve until `state` says to drain and all running requests have ended.
 
     Args:
-      state: how the caller says that it is enough; None to serve until cancelled.
-      on_drained: called once nothing runs any more, before connections are closed.
-      task_status: started with the address once connections are accepted, with workers or not.
+      state: tells the server to hand over or drain; None to serve until cancelled.
+      on_drained: called when all requests have ended, before connections close.
+      task_status: started with the address once connections are accepted, even without workers.
 
     Raises:
       ConfigError: the model, an address, the port, a directory or the tenants cannot be used.
@@ -143,7 +143,7 @@ async def serve(
 
 
 def _require_ladder(config: ServerConfig) -> None:
-    """Raise ConfigError for a ladder of models that are not served."""
+    """Raise ConfigError if a ladder names a model that is not served."""
     each = config.of_models
     aliases = [alias for one in each for alias in one.model_aliases]
     require_models(config.auto, [one.model_name for one in each], aliases)
@@ -158,7 +158,7 @@ def _metrics(config: ServerConfig) -> Metrics:
 def _show(
     metrics: Metrics, fleets: Fleets, edge: Edge, services: Services, processes: TextProcesses
 ) -> None:
-    """Let the metrics show what there is of everything."""
+    """Register every part's gauges with the metrics."""
     first, *others = fleets.by_model.items()
     metrics.watch(
         first[1].status, *edge.counters, others={name: fleet.status for name, fleet in others}
@@ -179,8 +179,8 @@ async def _drain(
     config: ServerConfig,
     on_drained: Callable[[], None] | None,
 ) -> None:
-    """Let what runs here finish, and what runs elsewhere for clients that are connected here; then
-    close connections."""
+    """Let requests finish, those here and those proxied to peers for local clients; then close
+    connections."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(fleets.drain)
         if peers is not None:
@@ -192,7 +192,7 @@ async def _drain(
 
 
 def _listen(config: ServerConfig, sockets: ExitStack) -> list[socket]:
-    """Open the sockets for clients, and for peers where there are any."""
+    """Open the client sockets, and the peer socket if there are peers."""
     listening = [sockets.enter_context(open_listening_socket(config))]
     if config.peers is not None:
         listening.append(sockets.enter_context(open_own_socket(config.peers)))
@@ -203,14 +203,14 @@ def _listen(config: ServerConfig, sockets: ExitStack) -> list[socket]:
 def _accounts(
     config: ServerConfig, metrics: Metrics, tenancy: Tenancy, names: Mapping[str, tuple[str, ...]]
 ) -> Iterator[tuple[Quotas, UsageLedger | None]]:
-    """Open the accounts of tenants, which servers on one port share as well as they can, and the
-    usage ledger where it is kept.
+    """Open the tenants' accounts, shared by the servers on one port as far as possible, and the
+    usage ledger if enabled.
 
     Args:
-      config: of the server.
-      metrics: are told.
+      config: the server's settings.
+      metrics: record account events.
       tenancy: the tenants.
-      names: of each model with its aliases, by its name.
+      names: each model's name and aliases, by name.
     """
     tenants, quotas = config.tenants, config.tenants.quotas
     if config.peers is not None:
@@ -219,7 +219,7 @@ def _accounts(
         quotas = replace(quotas, spend_file=tenants.file + SPEND_SUFFIX)
 
     def prices_of(model: str) -> Prices:
-        # The last charges of a model may come after it was removed.
+        # A model's last charges may arrive after it was removed.
         return tenancy.prices_of(*names.get(model, (model,)))
 
     with (
@@ -234,7 +234,7 @@ def _accounts(
 
 @contextmanager
 def _storage(config: ServerConfig) -> Iterator[Storage | None]:
-    """Open files and batches where they are kept; close them in the end."""
+    """Open the storage of files and batches if enabled; close it on exit."""
     if config.batches.directory is None:
         yield None
         return
@@ -248,13 +248,13 @@ def _storage(config: ServerConfig) -> Iterator[Storage | None]:
 def _tenancy(
     config: ServerConfig, metrics: Metrics, models: Collection[str], left_out: Collection[str]
 ) -> tuple[Tenancy, TenantFile | None]:
-    """Return the tenants, and the file that may change them.
+    """Return the tenants, and the watched file that may change them.
 
     Args:
-      config: of the server.
-      metrics: are told.
-      models: names of those that there are.
-      left_out: names of those that could not be read.
+      config: the server's settings.
+      metrics: record reloads.
+      models: names of the served models.
+      left_out: names of models that could not be read.
     """
     tenant_file = None
     tenancy = Tenancy()
@@ -276,7 +276,7 @@ async def _run_beside(
     fleets: Fleets,
     tenant_file: TenantFile | None,
 ) -> None:
-    """Do what no client waits for: batches, and looking for other tenants."""
+    """Run the background work: batches, and reloading the tenants file."""
     async with trio.open_nursery() as nursery:
         if storage is not None:
             nursery.start_soon(_run_batches, services, app, storage, fleets)
@@ -286,7 +286,7 @@ async def _run_beside(
 
 
 async def _follow(config: ServerConfig, fleets: Fleets, changes: ModelChanges) -> None:
-    """Follow the file of members, and tell control of the models, where there are these."""
+    """Follow the members file and report the models to control, if these are configured."""
     async with trio.open_nursery() as nursery:
         if config.control_socket is not None:
             changes.link = ControlLink(
@@ -301,7 +301,7 @@ async def _follow(config: ServerConfig, fleets: Fleets, changes: ModelChanges) -
 async def _run_batches(
     services: Services, app: QuartTrio, storage: Storage, fleets: Fleets
 ) -> None:
-    """Run batches until this process is about to leave; a successor goes on with them."""
+    """Run batches until this process begins to leave. A successor continues them."""
     config, on_line = services.config, services.metrics.http.batch_line
     runner = BatchRunner(storage, config.batches, app, config.host, fleets.hold_s, on_line)
     async with trio.open_nursery() as nursery:
@@ -311,10 +311,10 @@ async def _run_batches(
 
 
 async def _hand_over(state: ServerState, edge: Edge, handover_s: float) -> None:
-    """Once there is a successor leave new connections to it, and a little later drain.
+    """Wait for a successor, stop accepting connections, and drain a little later.
 
-    Until then requests on connections that were open already are answered, with the advice to close
-    them: their clients did nothing wrong, and the successor gets the next one.
+    Until the drain, requests on open connections are answered with `connection: close`: their
+    clients did nothing wrong, and their next request reaches the successor.
     """
     await state.leaving.wait()
     if state.has_successor:
@@ -324,10 +324,10 @@ async def _hand_over(state: ServerState, edge: Edge, handover_s: float) -> None:
 
 
 def main(config: ServerConfig) -> None:
-    """Run the process until SIGTERM or SIGINT, and through the drain that follows.
+    """Run the process until SIGTERM or SIGINT and the drain that follows.
 
     Raises:
-      ConfigError: as `serve`.
+      ConfigError: see `serve`.
     """
     sys.setswitchinterval(SWITCH_S)
     return_large_blocks(LARGE_BYTES)
@@ -375,7 +375,7 @@ async def _heed_signals(
     everything: trio.CancelScope,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Drain at the first request to end, leave at the second."""
+    """Drain at the first signal, exit at the second."""
     is_draining = False
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, SUCCESSOR_SIGNAL) as signals:
         task_status.started()
@@ -392,13 +392,13 @@ async def _heed_signals(
 
 
 class ExitWatchdog:
-    """Ends the process in time, from a thread: what hangs may be the event loop itself."""
+    """Ends the process on time, from a thread, since the event loop itself may hang."""
 
     def __init__(self) -> None:
         self._timer: threading.Timer | None = None
 
     def leave_within(self, seconds: float) -> None:
-        """Set the time that is left, instead of what was set before."""
+        """Set the time left [s], replacing any earlier value."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = threading.Timer(seconds, os._exit, [EXIT_FORCED])

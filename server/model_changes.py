@@ -1,7 +1,7 @@
-"""Models come and go while a server runs: the file of members says which it has.
+"""Adds, changes and removes models while the server runs, following the members file.
 
-A model is read in a thread and gets requests once its links are kept. One that is removed gets no
-new request, and its links end when the last one has its end.
+A new model's files are read in a thread; it gets requests once its links run. A removed model gets
+no new requests, and its links close when its last request has ended.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 LOOK_S: Final = 0.1 * SECONDS
-"""How often is looked whether the requests of an adapter that was unloaded have ended."""
+"""How often to check whether the requests of an unloaded adapter have ended."""
 UNREADABLE: Final = (ConfigError, OSError, ValueError, RecursionError)
-"""What files of one model may lead to; it must not end the server of the others."""
+"""Errors that one model's files can cause; they must not end the server of the other models."""
 
 
 class _Life(NamedTuple):
-    """A model that is served.
+    """A served model.
 
     Attributes:
-      kind: what it was told to be, without its workers.
-      scope: of the tasks that keep it.
+      kind: its configuration without its workers.
+      scope: cancels the tasks that run it.
     """
 
     kind: ServedModelConfig | None
@@ -58,16 +58,16 @@ class _Life(NamedTuple):
 
 
 class ModelChanges:
-    """The models of a server that follow the file of members.
+    """Keeps a server's models in step with the members file.
 
     Args:
-      services: whose table of models changes.
+      services: holds the table of models to change.
       fleets: the workers of each model.
-      nursery: keeps the models.
+      nursery: runs the models' tasks.
 
     Attributes:
       refused: why models of the file could not be added, by name.
-      link: to control, which is told of changes; None without control.
+      link: the link to control, which receives changes; None without control.
     """
 
     def __init__(self, services: Services, fleets: Fleets, nursery: trio.Nursery) -> None:
@@ -86,7 +86,7 @@ class ModelChanges:
         self._busy: set[str] = set()
 
     async def start(self) -> None:
-        """Keep the models that the table has."""
+        """Start the links of the models in the table."""
         told = {one.name: one for one in self._services.config.models}
         for name in list(self._fleets.by_model):
             await self._keep(name, kind_of(told[name]) if name in told else None)
@@ -96,10 +96,10 @@ class ModelChanges:
         self._served[name] = _Life(kind, scope)
 
     def use(self, file: Members) -> None:
-        """Have the models and workers of a file from now on.
+        """Switch to the models and workers of a members file.
 
         Raises:
-          ConfigError: a member is of another model; nothing has changed.
+          ConfigError: a member serves another model; nothing has changed.
         """
         self._members = by_model(file, list(self._fleets.by_model))
         if file.models is not None:
@@ -108,8 +108,8 @@ class ModelChanges:
         self._change()
 
     def _change(self) -> None:
-        """Begin what leads from the models that there are to those that are wanted. A model with a
-        change under way has its turn when that is over."""
+        """Start the changes from the current to the wanted models. A model that is changing already
+        is looked at again when that change ends."""
         wanted = self._wanted
         if wanted is not None:
             for name in [name for name in self.refused if name not in wanted]:
@@ -137,11 +137,11 @@ class ModelChanges:
                 self._fleets.by_model[name].set_members(members)
 
     def _usable_routes(self, *added: str) -> dict[str, Route]:
-        """Return the routes of the file. In place of one that cannot be used stands the one before,
-        until its versions are there or the file has another one.
+        """Return the file's routes. A route that cannot be used keeps its previous value until its
+        versions exist or the file changes it.
 
         Args:
-          added: versions that the server has from now on.
+          added: versions that the server is about to add.
         """
         before = self._services.models.routes
         present = {one.version for one in self._services.models} | {*added}
@@ -168,7 +168,7 @@ class ModelChanges:
         return routes
 
     def _use(self, routes: Mapping[str, Route], *added: ServedModel) -> None:
-        """Change the table in one step: routes, models that come, models that leave.
+        """Update the table in one step: routes, added models and removed models.
 
         Raises:
           ConfigError: two models have one name; nothing has changed.
@@ -187,11 +187,11 @@ class ModelChanges:
             self._begin(name, partial(self._remove, name))
 
     def _leaving(self, routes: Mapping[str, Route], most: int) -> list[str]:
-        """Return the models that are not wanted any more and that no route has.
+        """Return the models that are neither wanted nor named by a route.
 
         Args:
           routes: by public name.
-          most: of them; the last model answers until another one is there.
+          most: maximum number to return; the last model stays until another one is served.
         """
         if self._wanted is None:
             return []
@@ -207,7 +207,7 @@ class ModelChanges:
         return [name for name in self._served if name not in kept][:most]
 
     def _set_adapters(self, life: _Life, told: ServedModelConfig) -> None:
-        """Let requests name these adapters of a model that is served. Requests run on."""
+        """Set the adapters that requests may name. Running requests continue."""
         name, links = told.name, self._fleets.by_model[told.name]
         before = () if life.kind is None else life.kind.adapters
         try:
@@ -231,8 +231,8 @@ class ModelChanges:
             self.link.refresh()
 
     async def _end_adapter(self, links: Links, digest: str, full: str) -> None:
-        """Let the requests of an adapter that was unloaded finish within `drain_timeout_s`, and end
-        those that run longer."""
+        """Let requests of an unloaded adapter finish within `drain_timeout_s`, then cancel the
+        rest."""
         with trio.move_on_after(self._services.config.drain_timeout_s):
             while links.adapters.is_leaving(digest):  # noqa: ASYNC110 (requests set no event)
                 await trio.sleep(LOOK_S)
@@ -255,8 +255,8 @@ class ModelChanges:
             log.info("model_added", model=one.name, digest=one.digest)
 
     async def _read(self, one: ServedModelConfig, use: Use) -> bool:
-        """Read the files of a model and use them; return whether they can be used."""
-        # Its workers follow as members: an address that cannot be used is refused alone.
+        """Read a model's files and use them; return whether this succeeded."""
+        # Workers are added later as members, so that one bad address is refused alone.
         alone = replace(one, prefill_addresses=(), decode_addresses=())
         [config] = replace(self._services.config, models=(alone,)).of_models
         try:
@@ -276,7 +276,8 @@ class ModelChanges:
         self._refused_kinds.pop(name, None)
 
     async def _set_version(self, one: ServedModelConfig) -> None:
-        """Have another version of a model that the same workers compute. Requests run on."""
+        """Switch a model to another version that the same workers serve. Running requests
+        continue."""
         if await self._read(one, self._put):
             log.info("version_changed", model=one.name, digest=one.digest)
 
@@ -306,7 +307,7 @@ class ModelChanges:
     async def _remove(self, name: str) -> None:
         log.info("model_leaves", model=name)
         await self._fleets.by_model[name].drain(partial(model_removed, name))
-        if not self._services.models.is_listed(name):  # answers of a route outlive its versions
+        if not self._services.models.is_listed(name):  # a route's answers outlive its versions
             self._services.kept.forget_model(name)
         self._forget(name)
         self._fleets.know(self._services.models.routes)
@@ -318,12 +319,12 @@ class ModelChanges:
 
 
 def kind_of(model: ServedModelConfig) -> ServedModelConfig:
-    """Return what a model is, whichever workers it has."""
+    """Return a model's configuration without its workers."""
     return replace(model, prefill_addresses=(), decode_addresses=(), spare_addresses=())
 
 
 def has_other_adapters(life: _Life, told: ServedModelConfig) -> bool:
-    """Return whether a model has other adapters than it is to have, and is the same otherwise."""
+    """Return whether the wanted model differs from the served one in its adapters only."""
     if life.kind is None or life.kind == kind_of(told):
         return False
     is_told = replace(told, adapters=(), unnamed_adapters=())
@@ -331,8 +332,8 @@ def has_other_adapters(life: _Life, told: ServedModelConfig) -> bool:
 
 
 def has_other_version(life: _Life, told: ServedModelConfig) -> bool:
-    """Return whether a model has another version than it is to have, which the same workers
-    compute, with whatever adapters."""
+    """Return whether the wanted model is another version that the same workers serve, with any
+    adapters."""
     if life.kind is None or not told.compute_digest:
         return False
     own = replace(
@@ -348,20 +349,20 @@ def has_other_version(life: _Life, told: ServedModelConfig) -> bool:
 def read_models(
     config: ServerConfig, do: Do
 ) -> tuple[ServerConfig, dict[str, ModelFiles], frozenset[str], dict[str, Route]]:
-    """Read the models that a server begins with: those of its settings, or of the file of members
-    where that names models, which an earlier process may have followed.
+    """Read the models that a server starts with: those of the members file, if an earlier process
+    left one that names models, otherwise those of the settings.
 
     Args:
-      config: of the server.
-      do: does what takes long with texts.
+      config: the server's settings.
+      do: runs slow text jobs.
 
     Returns:
-      The configuration with these models, what was read of each, by its name, the names of those
-      that are left out, and the routes whose versions were all read.
+      The configuration with these models; what was read for each, by name; the names of models left
+      out; and the routes whose versions were all read.
 
     Raises:
-      ConfigError: a model of the settings cannot be read, or none can. One that came later and
-        cannot be read is left out.
+      ConfigError: a model of the settings cannot be read, or no model can. A model that was added
+        later and cannot be read is left out.
     """
     of_settings = {one.model_name for one in config.of_models}
     file = None

@@ -1,6 +1,6 @@
-"""The route table: one row for each route. To add a route, write its handler and its row.
+"""The route table, one row per route. To add a route, write its handler and a row here.
 
-The application, the checks of access, the limits, CORS and the OpenAPI document read these rows.
+The application, access checks, limits, CORS and the OpenAPI document all read this table.
 """
 
 from __future__ import annotations
@@ -74,11 +74,17 @@ from .jobs.forms import BatchFields
 USER, OPERATOR, NONE = Permission.USER, Permission.OPERATOR, Permission.NONE
 
 _RANKING = Entry(
-    "Text and vectors", "Order documents by how near they are to a query.", "Ranking", RerankRequest
+    "Text and embeddings", "Rank documents by similarity to a query.", "Ranking", RerankRequest
 )
-_SCORES = Entry("Text and vectors", "How near one text is to others.", "Scores", ScoreRequest)
+_SCORES = Entry(
+    "Text and embeddings", "Score the similarity of one text to others.", "Scores", ScoreRequest
+)
 _REFUSAL = Entry(
-    "Ollama", "Always refused: the model is the server's.", "OllamaError", status=501, error="Error"
+    "Ollama",
+    "Always refused: models are managed by the operator.",
+    "OllamaError",
+    status=501,
+    error="Error",
 )
 
 ROWS: Final[tuple[Route, ...]] = (
@@ -87,7 +93,7 @@ ROWS: Final[tuple[Route, ...]] = (
         "/v1/chat/completions",
         chat_completions,
         USER,
-        Entry("Text and vectors", "Answer a conversation.", "ChatCompletion", ChatRequest),
+        Entry("Text and embeddings", "Create a chat completion.", "ChatCompletion", ChatRequest),
         cost="tokens",
         streams=True,
         is_resumable=True,
@@ -98,7 +104,7 @@ ROWS: Final[tuple[Route, ...]] = (
         completions,
         USER,
         Entry(
-            "Text and vectors", "Continue one or several prompts.", "Completion", CompletionRequest
+            "Text and embeddings", "Complete one or more prompts.", "Completion", CompletionRequest
         ),
         cost="tokens",
         streams=True,
@@ -110,8 +116,8 @@ ROWS: Final[tuple[Route, ...]] = (
         embeddings,
         USER,
         Entry(
-            "Text and vectors",
-            "Turn one or several inputs into vectors.",
+            "Text and embeddings",
+            "Create embeddings of one or more inputs.",
             "Embeddings",
             EmbeddingFields,
         ),
@@ -124,7 +130,7 @@ ROWS: Final[tuple[Route, ...]] = (
         USER,
         Entry(
             "Responses (OpenAI)",
-            "Answer in the words of the Responses API; the same over a WebSocket at this path.",
+            "Create a response. This path also accepts WebSockets.",
             "Response",
             ResponseRequest,
         ),
@@ -140,7 +146,7 @@ ROWS: Final[tuple[Route, ...]] = (
         USER,
         Entry(
             "Responses (OpenAI)",
-            "Count the tokens of such a conversation.",
+            "Count the input tokens of a response request.",
             "InputTokens",
             InputTokensRequest,
         ),
@@ -151,21 +157,21 @@ ROWS: Final[tuple[Route, ...]] = (
         "/v1/responses/<response_id>",
         show_response,
         USER,
-        Entry("Responses (OpenAI)", "Show a stored response.", "Response"),
+        Entry("Responses (OpenAI)", "Get a stored response.", "Response"),
     ),
     Route(
         "DELETE",
         "/v1/responses/<response_id>",
         delete_response,
         USER,
-        Entry("Responses (OpenAI)", "Forget a stored response.", "Anything"),
+        Entry("Responses (OpenAI)", "Delete a stored response.", "Anything"),
     ),
     Route(
         "GET",
         "/v1/responses/<response_id>/input_items",
         list_input_items,
         USER,
-        Entry("Responses (OpenAI)", "List the items of a stored response's request.", "List"),
+        Entry("Responses (OpenAI)", "List the input items of a stored response.", "List"),
     ),
     Route(
         "POST",
@@ -174,7 +180,7 @@ ROWS: Final[tuple[Route, ...]] = (
         USER,
         Entry(
             "Messages (Anthropic)",
-            "Answer a conversation in the words of Anthropic's Messages API.",
+            "Create a message (Anthropic's Messages API).",
             "MessagesAnswer",
             MessagesRequest,
         ),
@@ -190,7 +196,7 @@ ROWS: Final[tuple[Route, ...]] = (
         USER,
         Entry(
             "Messages (Anthropic)",
-            "Count the tokens of such a conversation.",
+            "Count the input tokens of a message request.",
             "MessageTokens",
             CountRequest,
         ),
@@ -204,7 +210,7 @@ ROWS: Final[tuple[Route, ...]] = (
         USER,
         Entry(
             "Files and batches",
-            "Answer a file of requests in the background.",
+            "Create a batch: run a file of requests in the background.",
             "Batch",
             BatchFields,
         ),
@@ -217,7 +223,7 @@ ROWS: Final[tuple[Route, ...]] = (
         USER,
         Entry(
             "Files and batches",
-            "Keep a file of requests.",
+            "Upload a file of requests.",
             "File",
             UPLOAD,
             media="multipart/form-data",
@@ -237,7 +243,7 @@ ROWS: Final[tuple[Route, ...]] = (
         "/v1/files/<file_id>",
         show_file,
         USER,
-        Entry("Files and batches", "Show a file.", "File"),
+        Entry("Files and batches", "Get a file's description.", "File"),
         part="storage",
     ),
     Route(
@@ -245,7 +251,7 @@ ROWS: Final[tuple[Route, ...]] = (
         "/v1/files/<file_id>",
         delete_file,
         USER,
-        Entry("Files and batches", "Forget a file.", "Anything"),
+        Entry("Files and batches", "Delete a file.", "Anything"),
         part="storage",
     ),
     Route(
@@ -253,7 +259,7 @@ ROWS: Final[tuple[Route, ...]] = (
         "/v1/files/<file_id>/content",
         file_content,
         USER,
-        Entry("Files and batches", "What a file holds.", "application/octet-stream"),
+        Entry("Files and batches", "Download a file's content.", "application/octet-stream"),
         part="storage",
     ),
     Route(
@@ -269,7 +275,7 @@ ROWS: Final[tuple[Route, ...]] = (
         "/v1/batches/<batch_id>",
         show_batch,
         USER,
-        Entry("Files and batches", "How far a batch is.", "Batch"),
+        Entry("Files and batches", "Get a batch and its progress.", "Batch"),
         part="storage",
     ),
     Route(
@@ -277,7 +283,7 @@ ROWS: Final[tuple[Route, ...]] = (
         "/v1/batches/<batch_id>/cancel",
         cancel_batch,
         USER,
-        Entry("Files and batches", "End a batch.", "Batch"),
+        Entry("Files and batches", "Cancel a batch.", "Batch"),
         part="storage",
     ),
     Route("POST", "/v1/rerank", rerank, USER, _RANKING, cost="tokens"),
@@ -290,9 +296,7 @@ ROWS: Final[tuple[Route, ...]] = (
         "/api/chat",
         ollama_chat.chat,
         USER,
-        Entry(
-            "Ollama", "Answer a conversation, in Ollama's words.", "OllamaChatAnswer", OllamaChat
-        ),
+        Entry("Ollama", "Create a chat completion (Ollama).", "OllamaChatAnswer", OllamaChat),
         dialect="ollama",
         cost="tokens",
         streams=True,
@@ -302,7 +306,7 @@ ROWS: Final[tuple[Route, ...]] = (
         "/api/generate",
         ollama_chat.generate,
         USER,
-        Entry("Ollama", "Continue a prompt, in Ollama's words.", "OllamaText", OllamaGenerate),
+        Entry("Ollama", "Complete a prompt (Ollama).", "OllamaText", OllamaGenerate),
         dialect="ollama",
         cost="tokens",
         streams=True,
@@ -314,7 +318,7 @@ ROWS: Final[tuple[Route, ...]] = (
         USER,
         Entry(
             "Ollama",
-            "Turn one or several inputs into vectors, in Ollama's words.",
+            "Create embeddings of one or more inputs (Ollama).",
             "OllamaVectors",
             OllamaEmbed,
         ),
@@ -328,7 +332,7 @@ ROWS: Final[tuple[Route, ...]] = (
         USER,
         Entry(
             "Ollama",
-            "Turn a prompt into a vector, in Ollama's older words.",
+            "Create an embedding of one prompt (Ollama's older endpoint).",
             "OllamaVector",
             OllamaEmbeddings,
         ),
@@ -340,7 +344,7 @@ ROWS: Final[tuple[Route, ...]] = (
         "/api/tags",
         ollama_models.list_tags,
         USER,
-        Entry("Ollama", "List the served model.", "OllamaModels"),
+        Entry("Ollama", "List the served models.", "OllamaModels"),
         dialect="ollama",
     ),
     Route(
@@ -348,7 +352,7 @@ ROWS: Final[tuple[Route, ...]] = (
         "/api/ps",
         ollama_models.list_running,
         USER,
-        Entry("Ollama", "The same, as a loaded one.", "OllamaModels"),
+        Entry("Ollama", "List the served models as loaded models.", "OllamaModels"),
         dialect="ollama",
     ),
     Route(
@@ -356,7 +360,9 @@ ROWS: Final[tuple[Route, ...]] = (
         "/api/version",
         ollama_models.show_version,
         USER,
-        Entry("Ollama", "Which release's API is spoken.", "OllamaVersion"),
+        Entry(
+            "Ollama", "Get the Ollama version whose API this server implements.", "OllamaVersion"
+        ),
         dialect="ollama",
     ),
     Route(
@@ -364,7 +370,7 @@ ROWS: Final[tuple[Route, ...]] = (
         "/api/show",
         ollama_models.show,
         USER,
-        Entry("Ollama", "Show the model.", "OllamaModel", OllamaShow),
+        Entry("Ollama", "Get a model's details.", "OllamaModel", OllamaShow),
         dialect="ollama",
     ),
     Route("POST", "/api/pull", ollama_models.refuse, USER, _REFUSAL, dialect="ollama"),
@@ -377,44 +383,42 @@ ROWS: Final[tuple[Route, ...]] = (
         "/v1/models",
         list_models,
         USER,
-        Entry("Models and tokens", "List the served model.", "ModelList"),
+        Entry("Models and tokens", "List the served models.", "ModelList"),
     ),
     Route(
         "GET",
         "/v1/models/<path:name>",
         show_model,
         USER,
-        Entry("Models and tokens", "Show one model.", "Model"),
+        Entry("Models and tokens", "Get a model.", "Model"),
     ),
     Route(
         "GET",
         "/v1/usage",
         own_usage,
         USER,
-        Entry("Fleet", "What a tenant may use, and has used.", "TenantUsage"),
+        Entry("Fleet", "Get the calling tenant's limits and usage.", "TenantUsage"),
     ),
     Route(
         "GET",
         FLEET_USAGE,
         fleet_usage,
         OPERATOR,
-        Entry("Fleet", "The same of all tenants, for operators.", "TenantUsageList"),
+        Entry("Fleet", "Get every tenant's limits and usage, for operators.", "TenantUsageList"),
     ),
     Route(
         "GET",
         OWN_USAGE,
         server_usage,
         OPERATOR,
-        Entry("Fleet", "The same of one server process.", "TenantUsageList"),
+        Entry("Fleet", "Get the tenants' usage from one server process.", "TenantUsageList"),
     ),
     Route(
         "POST",
         "/tokenize",
         tokenize,
         USER,
-        Entry(
-            "Models and tokens", "Turn text or messages into token ids.", "Tokens", TokenizeRequest
-        ),
+        Entry("Models and tokens", "Tokenize text or messages.", "Tokens", TokenizeRequest),
         cost="request",
     ),
     Route(
@@ -422,83 +426,91 @@ ROWS: Final[tuple[Route, ...]] = (
         "/detokenize",
         detokenize,
         USER,
-        Entry("Models and tokens", "Turn token ids into text.", "Text", DetokenizeRequest),
+        Entry("Models and tokens", "Detokenize token ids.", "Text", DetokenizeRequest),
         cost="request",
     ),
     Route(
-        "GET", "/health/live", live, NONE, Entry("Process", "Whether the process runs.", "Health")
+        "GET",
+        "/health/live",
+        live,
+        NONE,
+        Entry("Process", "Liveness: whether the process runs.", "Health"),
     ),
     Route(
         "GET",
         "/ping",
         live,
         NONE,
-        Entry("Process", "The same, as some orchestrators call it.", "Health"),
+        Entry("Process", "Alias of /health/live.", "Health"),
     ),
     Route(
         "GET",
         "/health/ready",
         ready,
         NONE,
-        Entry("Process", "Whether a request sent now has workers.", "Health"),
+        Entry("Process", "Readiness: whether workers are available for requests.", "Health"),
     ),
     Route(
         "GET",
         "/health",
         ready,
         NONE,
-        Entry("Process", "The same, as some orchestrators call it.", "Health"),
+        Entry("Process", "Alias of /health/ready.", "Health"),
     ),
     Route(
         "GET",
         "/metrics",
         metrics,
         OPERATOR,
-        Entry("Fleet", "Everything counted, for Prometheus.", "text/plain"),
+        Entry("Fleet", "Metrics in the Prometheus text format.", "text/plain"),
     ),
-    Route("GET", "/version", version, USER, Entry("Process", "Which release this is.", "Version")),
-    Route("GET", "/load", load, OPERATOR, Entry("Fleet", "How much is going on.", "Load")),
+    Route(
+        "GET", "/version", version, USER, Entry("Process", "Get the Triolet version.", "Version")
+    ),
+    Route("GET", "/load", load, OPERATOR, Entry("Fleet", "Get the current load.", "Load")),
     Route(
         "GET",
         OWN_AUDIT,
         own_audit,
         OPERATOR,
-        Entry("Fleet", "The same of one server process.", "FleetAudit"),
+        Entry("Fleet", "Get the audit of one server process.", "FleetAudit"),
     ),
     Route(
         "GET",
         OWN_METRICS,
         own_metrics,
         OPERATOR,
-        Entry("Fleet", "The same of one server process.", "text/plain"),
+        Entry("Fleet", "Metrics of one server process.", "text/plain"),
     ),
     Route(
         "GET",
         OWN_LOAD,
         own_load,
         OPERATOR,
-        Entry("Fleet", "The same of one server process.", "Load"),
+        Entry("Fleet", "Get the load of one server process.", "Load"),
     ),
     Route(
         "GET",
         "/fleet/audit",
         fleet_audit,
         OPERATOR,
-        Entry("Fleet", "Every block, lease and request, for operators.", "FleetAudit"),
+        Entry("Fleet", "List all KV blocks, leases and requests, for operators.", "FleetAudit"),
     ),
     Route(
         "GET",
         OWN_STATUS,
         own_status,
         OPERATOR,
-        Entry("Fleet", "The same of one server process.", "FleetStatus"),
+        Entry("Fleet", "Get the fleet status from one server process.", "FleetStatus"),
     ),
     Route(
         "GET",
         STATUS,
         fleet_status,
         OPERATOR,
-        Entry("Fleet", "Workers, blocks, queue and latencies, for operators.", "FleetStatus"),
+        Entry(
+            "Fleet", "Get workers, KV blocks, queue and latencies, for operators.", "FleetStatus"
+        ),
     ),
     Route(
         "GET",
@@ -522,7 +534,7 @@ ROWS: Final[tuple[Route, ...]] = (
         "/dashboard",
         dashboard,
         NONE,
-        Entry("Pages", "A page that shows the fleet.", "text/html"),
+        Entry("Pages", "The dashboard page.", "text/html"),
         part="page files",
     ),
     Route(
@@ -530,7 +542,7 @@ ROWS: Final[tuple[Route, ...]] = (
         "/docs",
         api_page,
         NONE,
-        Entry("Pages", "A page that shows this document.", "text/html"),
+        Entry("Pages", "The API documentation page.", "text/html"),
         part="page files",
     ),
     Route(
@@ -538,7 +550,7 @@ ROWS: Final[tuple[Route, ...]] = (
         "/static/<path:name>",
         static_file,
         NONE,
-        Entry("Pages", "A file of the pages.", "text/html"),
+        Entry("Pages", "A static file of the pages.", "text/html"),
         part="page files",
     ),
 )

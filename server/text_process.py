@@ -1,4 +1,4 @@
-"""`python -m server.text_process`: a text process, with all jobs that there are."""
+"""Entry point of a text process: `python -m server.text_process`. Imports all text jobs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .text.process import main
 
 JOBS_OF = (json_body, forms, grammar_check, responses_schema, tokenizer)
 KINDS_OF = (json_body, forms, embeddings_schema, responses_schema, anthropic_schema, ollama_schema)
-"""Modules with jobs, and with kinds of request that one of these reads."""
+"""Modules that define jobs, and the request types that these jobs parse."""
 
 if __name__ == "__main__":
     main()

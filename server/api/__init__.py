@@ -1,1 +1,1 @@
-"""The outside surface: request schemas, routes, and how answers are written."""
+"""The HTTP and WebSocket API: request schemas, handlers and response writers."""

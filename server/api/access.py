@@ -1,10 +1,9 @@
-"""Access of requests: keys, origins, hosts, and what a request takes before its body is read.
+"""Access checks on requests before their body is read: host, origin, API key, rate and body size.
 
-A page on any site can send requests to localhost (cross-site request forgery), and a name that its
-owner resolves to 127.0.0.1 makes that page's origin look like ours (DNS rebinding). So behind a
-loopback address only known host names are answered, and what a browser says comes from another
-origin is refused unless that origin is allowed (CORS). No answer lets a browser send cookies along:
-keys travel in headers that pages set.
+Any web page can send requests to localhost (cross-site request forgery), and a host name that its
+owner points at 127.0.0.1 gives that page our origin (DNS rebinding). So on a loopback address only
+known host names are served, and browser requests from other origins are refused unless the origin
+is allowed (CORS). No response permits credentials such as cookies: pages set keys in headers.
 """
 
 from __future__ import annotations
@@ -46,25 +45,25 @@ if TYPE_CHECKING:
 _HOST: Final = re.compile(r"(?P<name>[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::\d{1,5})?")
 _HEADER_NAMES: Final = re.compile(r"[A-Za-z0-9-]{1,64}(?:[ \t]*,[ \t]*[A-Za-z0-9-]{1,64}){0,63}")
 USUAL_HEADERS: Final = "authorization, content-type, x-api-key"
-"""What a preflight permits that names no headers it wants to send."""
+"""Headers that a preflight allows if it names none."""
 SHOWN_HEADERS: Final = ("x-", "request-id", "retry-after", "openai-processing-ms", "age", "www-")
-"""How the names of those headers begin that a page's script may read, beside the few that the
-standard lets it."""
+"""Prefixes of response headers that scripts of other origins may read, beside the few that the
+standard always exposes."""
 _ASKED_FIRST: Final = frozenset({"application/json", "multipart/form-data"})
-"""Types of bodies for which a page of another origin gets a 403: a browser asks before it sends
-the first, and the second is that of files, which no other type can replace."""
+"""Body types that get a 403 from a foreign origin. Browsers send a preflight for the first; the
+second is for file uploads, which need it."""
 _OTHER_SITES: Final = frozenset({"cross-site", "same-site"})
-"""What a browser calls the page that asks, beside its Origin, if it is not of this origin."""
+"""Values of Sec-Fetch-Site for pages of other origins."""
 LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
 def check_host(host: str | None, own_name: str) -> None:
-    """Raise the RequestError for a Host header that is none of ours.
+    """Raise RequestError for a Host header that does not name this server.
 
     Args:
-      host: the header, None where a client of HTTP/1.0 sent none: no browser does.
-      own_name: the configured host. If other machines can reach it, a proxy or another name may
-        rightly stand in front, and rebinding gains nothing over asking directly.
+      host: the header; None for an HTTP/1.0 client without one, which is no browser.
+      own_name: the configured host. If other machines can reach it, any host name is accepted: a
+        proxy may be in front, and DNS rebinding gains nothing over a direct request.
     """
     if host is None or host == "":
         return
@@ -74,23 +73,25 @@ def check_host(host: str | None, own_name: str) -> None:
     name = match["name"].lower()
     is_ours = name in LOCAL_NAMES or name.strip("[]") == own_name.lower()
     if not is_ours and is_loopback(own_name):
-        raise http_error(403, f"this server does not answer as {echo(name)}; use localhost")
+        raise http_error(
+            403, f"this server does not accept the host name {echo(name)}; use localhost"
+        )
 
 
 def check_origin(
     origin: str | None, host: str | None, allowed: Collection[str], media: str | None = None
 ) -> None:
-    """Raise the RequestError for a request that a web page of another origin caused.
+    """Raise RequestError for a request from a web page of another origin.
 
-    Programs send JSON under any content-type; only a browser sends an Origin. A page of another
-    origin can send a body without a preflight if its type is not application/json, so it is asked
-    for that first, and then for permission.
+    Programs may send JSON with any content-type; only browsers send an Origin. A foreign page can
+    send a body without a preflight if its type is not application/json, so that type is required
+    first, and then permission.
 
     Args:
       origin: the Origin header; None from anything but a browser.
       host: the Host header.
-      allowed: other origins that may ask.
-      media: the type of the body, empty where the request does not say; None without a body.
+      allowed: other origins that are allowed.
+      media: the body's content-type; empty if missing, None without a body.
     """
     if origin is None or shown_origin(origin, allowed) is not None:
         return
@@ -108,7 +109,7 @@ def check_origin(
 
 
 def _origin(headers: Headers) -> str | None:
-    """Return the Origin; `null` for a page of another site if its browser hides the Origin."""
+    """Return the Origin; `null` for a page of another site whose browser hides the Origin."""
     is_foreign = headers.get("sec-fetch-site") in _OTHER_SITES
     return headers.get("origin", "null" if is_foreign else None)
 
@@ -122,7 +123,7 @@ def _is_own(origin: str, host: str | None) -> bool:
 
 
 def shown_origin(origin: str | None, allowed: Collection[str]) -> str | None:
-    """Return what `Access-Control-Allow-Origin` says to an origin; None for one not allowed."""
+    """Return the value of `Access-Control-Allow-Origin`; None for an origin not allowed."""
     if origin is None or not allowed:
         return None
     if ANY_ORIGIN in allowed:
@@ -133,14 +134,14 @@ def shown_origin(origin: str | None, allowed: Collection[str]) -> str | None:
 def page_headers(
     origin: str | None, allowed: Collection[str], names: Iterable[str]
 ) -> dict[str, str]:
-    """Return the headers by which a browser shows an answer to a page of another origin.
+    """Return the CORS headers that let a page of another origin read a response.
 
     Args:
       origin: the Origin header of the request.
-      allowed: origins that may ask; there are some.
-      names: of the answer's own headers.
+      allowed: allowed origins; not empty.
+      names: names of the response's headers.
     """
-    # Also without an Origin: what a cache keeps of that answer is not for pages.
+    # Also without an Origin: caches must not serve that response to pages.
     headers = {"vary": "Origin"}
     shown = shown_origin(origin, allowed)
     if shown is not None:
@@ -151,12 +152,12 @@ def page_headers(
 
 
 def preflight_headers(wanted: str | None, max_age_s: int) -> dict[str, str]:
-    """Return what the answer to a preflight of an allowed origin permits, beside `page_headers`.
+    """Return the response headers of an allowed origin's preflight, beside `page_headers`.
 
     Args:
-      wanted: names of headers that the page wants to send. Any may be: a header proves nothing of
-        its sender here but its key.
-      max_age_s: how long the answer holds.
+      wanted: header names that the page wants to send. All are allowed: no header but the key
+        proves anything about the sender.
+      max_age_s: how long the browser may cache the response.
     """
     is_list = wanted is not None and _HEADER_NAMES.fullmatch(wanted.strip()) is not None
     return {
@@ -167,21 +168,21 @@ def preflight_headers(wanted: str | None, max_age_s: int) -> dict[str, str]:
 
 
 SUBPROTOCOL: Final = "triolet"
-"""What a browser's WebSocket speaks beside the key: a browser can set no header there, and an
-address, with whatever is in it, ends up in logs and histories."""
+"""The subprotocol that a browser's WebSocket offers beside the key's. A browser cannot set headers
+on a WebSocket, and URLs end up in logs and histories."""
 KEY_SUBPROTOCOL: Final = "triolet-key."
-"""Before the key in base64url, in Sec-WebSocket-Protocol."""
+"""Prefix of the base64url key in Sec-WebSocket-Protocol."""
 
 
 def sent_key(
     authorization: str | None, x_api_key: str | None, subprotocols: Iterable[str] = ()
 ) -> str | None:
-    """Return the key that a request carries, None for none.
+    """Return the request's API key, or None.
 
     Args:
       authorization: the header; OpenAI's clients send `Bearer KEY`.
       x_api_key: the header; Anthropic's clients send the key there.
-      subprotocols: what a browser's WebSocket offers.
+      subprotocols: subprotocols that a browser's WebSocket offers.
     """
     if authorization is not None:
         scheme, _, key = authorization.partition(" ")
@@ -204,26 +205,26 @@ def _decoded(text: str) -> str | None:
 
 SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
 BODY_UNDER_WAY_S: Final = 0.1
-"""For a short body of a refused request that left its client together with the head."""
+"""How long to wait for the short body of a refused request that was sent with its headers."""
 
 
 def origins_here(services: Services, route: Route) -> Sequence[str]:
-    """Return the origins with pages that may use a route."""
+    """Return the origins whose pages may use a route."""
     return services.config.allow_origins if route.is_for_pages else ()
 
 
 async def check_request(services: Services, routes: RouteTable) -> Response | None:
-    """Let the running task serve this request's tenant, and read its body.
+    """Authenticate this request, make its tenant the current one, and read its body.
 
-    Any tenant's key opens a path or method that is not there.
+    For a path or method that does not exist, any tenant's key is accepted.
 
     Returns:
-      The answer to a browser's preflight, which carries no key; None for any other request.
+      The response to a browser's preflight, which carries no key; None for any other request.
 
     Raises:
       RequestError: 401 or 403; 429 or 503 before the body is read.
     """
-    # The proxy looks the request up at each access, which is a microsecond of everybody's way.
+    # The proxy resolves the request at each access, which costs every request a microsecond.
     asked: Request = request._get_current_object()  # type: ignore[attr-defined]
     headers = asked.headers
     check_host(headers.get("host"), services.config.host)
@@ -234,7 +235,7 @@ async def check_request(services: Services, routes: RouteTable) -> Response | No
     scope = scope_of(asked.scope)
     owner = scope.owner
     if owner is not None:
-        # From within: nothing that a client sends gets there.
+        # Internal batch request: clients cannot reach this branch.
         enter_batch()
         enter_tenant(services.tenancy.tenant_named(owner))
         enter_line(f"batches of {owner}")
@@ -258,7 +259,7 @@ async def check_request(services: Services, routes: RouteTable) -> Response | No
 def _answer_preflight(
     services: Services, asked: Request, origins: Sequence[str]
 ) -> Response | None:
-    """Return what an allowed origin's page may do; None if this is not what is asked."""
+    """Return the response to a CORS preflight from an allowed origin; None for other requests."""
     headers = asked.headers
     if asked.method != "OPTIONS" or "access-control-request-method" not in headers:
         return None
@@ -266,14 +267,14 @@ def _answer_preflight(
         return None
     wanted = headers.get("access-control-request-headers")
     max_age_s = services.config.preflight_max_age_s
-    # Without a body Quart would iterate over none, for which it wants an event loop of asyncio.
+    # Without a body Quart would create an iterator that needs an asyncio event loop.
     response = Response(b"", status=204, headers=preflight_headers(wanted, max_age_s))
     del response.headers["content-length"]  # not allowed in a 204
     return response
 
 
 async def check_websocket(services: Services, routes: RouteTable) -> None:
-    """Let the running task serve the client that opened this WebSocket.
+    """Authenticate this WebSocket and make its tenant the current one.
 
     Raises:
       RequestError: 401 or 403.
@@ -292,8 +293,8 @@ def check_key(
     headers: Headers,
     subprotocols: Iterable[str] = (),
 ) -> Tenant:
-    """Let the running task serve the tenant of the key that was sent, as that tenant is now. The
-    connection is of a tenant from then on; where there are no keys there is none.
+    """Authenticate a key, make its tenant the current one, and mark the connection as authenticated
+    (unless the server has no keys).
 
     Raises:
       RequestError: 401 or 403.
@@ -307,14 +308,14 @@ def check_key(
 
 
 async def let_in(services: Services, asked: Request, route: Route | None) -> None:
-    """Decide on the HTTP request before its body is read: take its ticket, and room for its body.
+    """Admit the HTTP request before its body is read: take its quota ticket and room for its body.
 
-    Refusals of one client beyond a rate wait for their answer. A request that may join a kept
-    answer needs no ticket: that costs nothing. Nor does one that a peer owns: the peer asks.
+    A client's refusals above a rate are delayed. A request that may join a stored answer needs no
+    ticket because it is free; nor does one that a peer owns, because the peer takes the ticket.
 
     Raises:
-      RequestError: 429, its tenant has nothing left or as much under way as it may; 429 or 503,
-        there is no room for its body.
+      RequestError: 429 if the tenant has no quota left or too many requests in flight; 429 or 503
+        if there is no room for its body.
     """
     scope, key = scope_of(asked.scope), current_line()
     entry, is_inner = scope.entry, scope.owner is not None
@@ -350,8 +351,8 @@ def _take_room(services: Services, entry: RequestEntry, key: str) -> None:
 
 
 async def _pause(services: Services, entry: RequestEntry, key: str) -> None:
-    """Wait until a refusal is due, and for a body that is on its way already: its connection can
-    then be used again."""
+    """Wait until a refusal is due, and for a body that is already arriving, so that its connection
+    can be reused."""
     now = trio.current_time()
     answered_at = now + services.refusals.wait_s(key, now)
     if entry.expected_bytes <= services.config.door.small_body_bytes:

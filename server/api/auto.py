@@ -1,7 +1,7 @@
-"""`model: auto`: plans a request on the model that its tenant's ladder gives it to.
+"""`model: auto`: plans a request on a model chosen from its tenant's ladder.
 
-The decision is `ladder.choose`; what a request needs is known from its plan on the model that would
-be chosen, so that a prompt is tokenised once more only where a model turns out too short for it.
+`ladder.choose` decides. It needs the size of the request, which comes from planning it on the
+candidate model; the prompt is tokenized again only if a model turns out to be too small.
 """
 
 from __future__ import annotations
@@ -44,13 +44,12 @@ T = TypeVar("T")
 
 
 def is_auto(name: str | None, services: Services) -> bool:
-    """Whether a request leaves the model open."""
+    """Whether a request leaves the choice of the model to the server."""
     return name == AUTO and services.config.auto.ladder is not None
 
 
 def current_ladder(services: Services) -> tuple[ServedModel, ...]:
-    """Return the models that may answer the current tenant's requests for `auto`, the smallest
-    first."""
+    """Return the models that may answer the current tenant's `auto` requests, smallest first."""
     names = current_tenant().auto or services.config.auto.ladder
     assert names is not None
     return tuple(chosen_version(name, services) for name in names)
@@ -61,15 +60,15 @@ async def plan_request(
     services: Services,
     plan_on: Callable[[ServedModel], Awaitable[GenerationPlan]],
 ) -> GenerationPlan:
-    """Return what is to be generated for a request, on the model that it names or is given to.
+    """Plan a request on the model that it names or that `auto` chooses.
 
     Args:
-      fields: what it asks for.
-      services: what it works with.
-      plan_on: returns what is to be generated on a model.
+      fields: the request.
+      services: the server's parts.
+      plan_on: returns the plan on a model.
 
     Raises:
-      RequestError: it is refused; 400 also where no model of the ladder takes it.
+      RequestError: the request is refused; 400 if no model of the ladder can take it.
     """
     if not is_auto(fields.model, services):
         model = check_fields(fields, services)
@@ -96,10 +95,10 @@ async def count_prompt(
     services: Services,
     count_on: Callable[[ServedModel], Awaitable[tuple[int, ...]]],
 ) -> tuple[int, ...]:
-    """Return the prompt of a request that is only counted, on the model that would answer it.
+    """Return the prompt of a count request, on the model that would answer it.
 
     Raises:
-      RequestError: as `plan_request`.
+      RequestError: see `plan_request`.
     """
     if not is_auto(fields.model, services):
         return await count_on(check_fields(fields, services))
@@ -117,15 +116,15 @@ async def _decide(
     *,
     refuses_early: bool,
 ) -> tuple[Choice, T]:
-    """Return the choice, and what trying the request on the chosen model gave.
+    """Choose a model; return the choice and the result of `try_on` for that model.
 
     Args:
-      fields: what is asked for.
-      services: what it works with.
-      try_on: tries it on a model.
-      size_of: what that model needs room for.
-      refuses_early: refuse it before its prompt is tokenised where every model that may answer it
-        would refuse it whatever the prompt is.
+      fields: the request.
+      services: the server's parts.
+      try_on: plans or counts the request on a model.
+      size_of: returns the size of a result.
+      refuses_early: whether to refuse before tokenizing if all possible models would refuse any
+        prompt.
     """
     check_is_open(services)
     _refuse_token_ids(fields)
@@ -143,11 +142,11 @@ async def _decide(
         try:
             choice = choose(rungs, asked, config.wake)
         except RequestError as error:
-            show_version("")  # of one that was tried
+            show_version("")  # clear the version of a tried model
             widest = max(rungs, key=attrgetter("context_tokens"))
             raise too_long.get(widest.model, error) from None
         if choice.model in tried:
-            # Another one may have been tried last.
+            # The last model tried may be another one.
             show_version(chosen_version(choice.model, services).digest)
             return choice, tried[choice.model]
         others = candidates(rungs, asked) - {choice.model}
@@ -158,8 +157,8 @@ async def _decide(
         except RequestError as error:
             if error.code != "context_length_exceeded":
                 raise
-            # By its bytes alone: it has no number of tokens, but more than there is room for. The
-            # model's context may have changed since; with a smaller one it would be tried again.
+            # Refused by its size in bytes, without a token count. The model's context may have
+            # changed since; with a smaller one the request would be tried again.
             too_long[choice.model] = error
             sizes[choice.model] = Size(contexts[choice.model])
             continue
@@ -173,17 +172,18 @@ async def _tried(
     try_on: Callable[[ServedModel], Awaitable[T]],
     others: Iterable[str] | None = None,
 ) -> T:
-    """Return what trying a request on a model gives.
+    """Return the result of `try_on` for a model.
 
     Args:
-      name: of the model.
-      fields: what is asked for.
-      services: what it works with.
-      try_on: tries it on a model.
-      others: names of models that may answer too, where it may be refused early; None where not.
+      name: the model's name.
+      fields: the request.
+      services: the server's parts.
+      try_on: plans or counts the request on a model.
+      others: names of models that may answer instead, if the request may be refused early; None if
+        it may not.
     """
     model = chosen_version(name, services)
-    show_version(model.digest)  # also of a refusal
+    show_version(model.digest)  # refusals show it too
     check_fields_for(fields, model, services)
     if others is not None:
         refuse_early(fields, model, [chosen_version(one, services) for one in sorted(others)])
@@ -191,15 +191,15 @@ async def _tried(
 
 
 def context_on(model: ServedModel, services: Services) -> int:
-    """Return how many tokens a model takes of requests that leave it open."""
+    """Return a model's context length for `auto` requests."""
     declared = services.config.auto.limits_of(model.name).context_tokens
     most = model.fleet.max_model_len
     return most if declared is None else min(declared, most)
 
 
 def widest_context(fields: GenerationFields, services: Services) -> int:
-    """Return the longest context of the models that may answer a request; 0 for one that names its
-    model."""
+    """Return the longest context of the models that may answer an `auto` request; 0 for a request
+    that names its model."""
     if not is_auto(fields.model, services):
         return 0
     rungs = [_rung(model, services) for model in current_ladder(services)]
@@ -208,7 +208,7 @@ def widest_context(fields: GenerationFields, services: Services) -> int:
 
 
 def _rung(model: ServedModel, services: Services) -> Rung:
-    """Return a model as the choice sees it."""
+    """Return a model as a rung of the ladder."""
     status = model.fleet.status()
     limits, context_tokens = services.config.auto.limits_of(model.name), context_on(model, services)
     return Rung(
@@ -231,7 +231,7 @@ def _has_form(fields: GenerationFields) -> bool:
 
 
 def _refuse_token_ids(fields: GenerationFields) -> None:
-    """Refuse what means another text on each model.
+    """Refuse token ids, which mean different text on each model.
 
     Raises:
       RequestError: 400.
@@ -245,7 +245,7 @@ def _refuse_token_ids(fields: GenerationFields) -> None:
     for param, is_asked in has_ids.items():
         if is_asked:
             raise invalid_request(
-                f"names tokens, which are others on each model that {AUTO!r} may choose; name a "
-                "model",
+                f"contains token ids, which differ between the models that {AUTO!r} may choose; "
+                "name a model",
                 param,
             )

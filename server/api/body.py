@@ -1,4 +1,4 @@
-"""From a request on the wire to checked fields: id, deadline, body within its time."""
+"""Reads a request: its id, deadline, and body, which is parsed and validated into fields."""
 
 from __future__ import annotations
 
@@ -38,19 +38,20 @@ KEY: Final = "idempotency-key"
 LAST_EVENT_ID: Final = "last-event-id"
 _VISIBLE: Final = re.compile(r"[\x21-\x7e]{1,255}")
 KEY_BYTES: Final = 32 * KIB
-"""Of a body's beginning and end, by which a request that is sent again is known."""
+"""Bytes of a body's start and end that identify a repeated request."""
 INLINE_BYTES: Final = 16 * KIB
-"""Bodies up to here are parsed at once, in a few tenths of a millisecond; the largest take seconds,
-in which no heartbeat would leave, and every worker would be thought lost."""
+"""Bodies up to this size are parsed at once, within tenths of a millisecond. The largest take
+seconds, during which no heartbeat could be sent and every worker would seem lost."""
 INLINE_OBJECTS: Final = 64
-"""In such a body: messages of one letter take ten times as long as as many bytes of text."""
+"""The limit for elements in such a body: one-letter messages take ten times as long as the same
+bytes of text."""
 
 
 def current_key() -> str | None:
-    """Return the key that the client gave its request, or None.
+    """Return the request's idempotency key, or None.
 
     Raises:
-      RequestError: 400, it is none, or there is a position without a key.
+      RequestError: 400; it is malformed, or a position was sent without a key.
     """
     headers = request.headers
     key = headers.get(KEY)
@@ -67,28 +68,28 @@ def current_key() -> str | None:
 
 
 def current_scope() -> RequestScope:
-    """Return the scope of the current request."""
+    """Return the current request's scope."""
     return scope_of(request.scope)
 
 
 VERSION_HEADER: Final = "x-triolet-model-version"
-"""On answers of a model that is a version of a store: its digest."""
+"""Response header with the digest of the model version, for models from a store."""
 
 
 LEVEL_HEADER: Final = "x-triolet-brownout"
-"""On answers that are shorter than their clients asked for: the level of brownout."""
+"""Response header with the brownout level, if the answer was shortened."""
 CAP_HEADER: Final = "x-triolet-max-tokens"
-"""With it: how long the answer may get."""
+"""Sent with it: the maximum number of output tokens."""
 
 
 def show_version(digest: str) -> None:
-    """Let the headers of the current request's answer name the version of its model.
+    """Show the model's version in the headers of the current response.
 
     Args:
-      digest: of the version; empty for a model that is in no store.
+      digest: digest of the version; empty for a model that is not in a store.
     """
     if not has_request_context():
-        return  # a message of a WebSocket
+        return  # a WebSocket message has no headers
     headers = current_scope().headers
     headers.pop(VERSION_HEADER, None)
     if digest:
@@ -96,22 +97,21 @@ def show_version(digest: str) -> None:
 
 
 def client_request_id(headers: Headers) -> str:
-    """Return the id that a client gives its request, if it is fit for headers and logs, else ""."""
+    """Return the client's id of the request if it is valid in headers and logs, else ""."""
     own = headers.get("x-request-id", "")
     return own if _REQUEST_ID.fullmatch(own) else ""
 
 
 def shown_request_id() -> str:
-    """Return the id that the answer carries: the client's own, or ours."""
+    """Return the request id to show in the response: the client's own or ours."""
     return client_request_id(request.headers) or current_scope().request_id.hex()
 
 
 def deadline_s(config: ServerConfig, *, is_streamed: bool = True) -> float:
-    """Return how long the request may take: what the client asks for, up to the default.
+    """Return the request's deadline: the client's timeout, limited by the default.
 
-    Official clients say how long they wait for the next byte. Where that is the whole answer,
-    the client is gone afterwards; a stream is kept alive. A line of a batch has as long as
-    its batch.
+    Official clients send how long they wait for the next byte. Unless the response is a stream,
+    which is kept alive, the client gives up after that time. A batch line has until its batch ends.
     """
     within_s = current_scope().within_s
     if within_s is not None:
@@ -125,21 +125,20 @@ def deadline_s(config: ServerConfig, *, is_streamed: bool = True) -> float:
         return min(float(hint), config.default_deadline_s)
     if not (text.isascii() and text.isdigit() and 0 < len(text) < 10 and int(text) > 0):
         raise invalid_request(
-            f"must be a number of milliseconds; it is {echo(text)}", "x-request-timeout-ms"
+            f"must be a number of milliseconds, not {echo(text)}", "x-request-timeout-ms"
         )
     return min(int(text) * MILLISECONDS, config.default_deadline_s)
 
 
 async def read_fields(kind: type[ModelT], services: Services) -> ModelT:
-    """Return the fields in the request's body, which is JSON whatever its content-type says.
+    """Parse and validate the JSON body, whatever its content-type.
 
-    Clients name others (curl's default is a form's, LiteLLM's text/plain or, in newer versions,
-    application/octet-stream). What a page of another origin may send is decided before, by
-    `check_origin`.
+    Clients send other types: curl's default is a form, LiteLLM's is text/plain or, in newer
+    versions, application/octet-stream. `check_origin` has already restricted web pages.
 
     Args:
-      kind: what they are read with.
-      services: what it works with.
+      kind: the request model.
+      services: the server's parts.
 
     Raises:
       RequestError: 400, 408, 413 or 415; 503 if too many large bodies wait to be parsed.
@@ -172,11 +171,11 @@ async def read_fields(kind: type[ModelT], services: Services) -> ModelT:
 
 
 async def read_checked(kind: type[ModelT], named: dict[str, Any]) -> ModelT:
-    """Return fields that have been checked, long lists of objects some elements at a time.
+    """Build a request model from validated fields, constructing long lists piece by piece.
 
     Args:
-      kind: what they are read with; it has no rule about two elements of a list.
-      named: by their names; nothing is wrong with them.
+      kind: the request model; it must have no validator across elements of a list.
+      named: valid field values, by name.
     """
     long = {
         name: value
@@ -199,7 +198,7 @@ async def read_checked(kind: type[ModelT], named: dict[str, Any]) -> ModelT:
 
 
 def note_ignored(names: Iterable[str], services: Services) -> None:
-    """Tell the client and the operator which parameters have no effect."""
+    """Report parameters without effect to the client and to the metrics."""
     headers = current_scope().headers
     shown = [headers[IGNORED_HEADER]] if IGNORED_HEADER in headers else []
     for name in names:
@@ -214,11 +213,11 @@ def is_quick(body: bytes | bytearray) -> bool:
 
 
 async def read_body(config: ServerConfig) -> bytes | bytearray:
-    """Return the request's body. A large one is not copied: that takes milliseconds.
+    """Read the request's body. A large one is not copied, which would take milliseconds.
 
     Raises:
       RequestError: 408 if it is too slow, 413 if it is too large; 429 or 503 if there is no room
-        for as much as came.
+        for it.
     """
     began_at = trio.current_time()
     entry = current_scope().entry

@@ -1,8 +1,8 @@
-"""What a completion has to be: from a request's constraint fields and tools to one grammar.
+"""Builds the grammar that a completion must follow from a request's constraint fields and tools.
 
-Where tools have to be called a grammar sees to it, so that it works with any model; where they may
-be, only strict functions have one, and those of a model that is told of tools in the generic form.
-It begins with the call.
+A grammar enforces required tool calls, so that they work with any model. Optional calls have a
+grammar only for strict functions and for models that use the generic tool format; it applies from
+the start of the call.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _CLOSING: Final = frozenset(")]}")
 
 
 async def read_grammar(fields: ConstraintFields, model: ServedModel) -> Grammar | None:
-    """Return the grammar that a request asks for, having had it compiled once.
+    """Return the grammar of a request's constraint fields, after a test compilation.
 
     Raises:
       RequestError: 400 that names the field; 503 if too many grammars wait to be compiled.
@@ -63,24 +63,24 @@ async def read_grammar(fields: ConstraintFields, model: ServedModel) -> Grammar 
 
 
 def asks_for_form(fields: ConstraintFields) -> bool:
-    """Return whether a request's answer has to have a form."""
+    """Return whether a request constrains the format of its answer."""
     return any(True for _ in _wanted(fields))
 
 
 def _is_strict(fields: ConstraintFields) -> bool:
-    """Return whether a schema is held to as OpenAI does: every object that it has is closed."""
+    """Return whether a schema is strict, as in OpenAI's API: all of its objects are closed."""
     wanted = None if fields.response_format is None else fields.response_format.json_schema
     return wanted is not None and bool(wanted.strict) and wanted.schema_ is not None
 
 
 def json_schema(schema: object) -> Grammar:
-    """Return the grammar of what a schema describes."""
+    """Return the grammar of a JSON Schema."""
     text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
     return Grammar(GrammarKind.JSON_SCHEMA, text)
 
 
 def check_bounds(grammar: Grammar, param: str, config: GrammarConfig) -> None:
-    """Refuse a grammar beyond the configured size or depth.
+    """Refuse a grammar above the configured size or depth.
 
     Raises:
       RequestError: 400 that names `param`.
@@ -150,7 +150,7 @@ def _of_vllm(
         yield f"{prefix}regex", Grammar(GrammarKind.REGEX, regex)
     if choice is not None:
         if not all(choice):
-            raise invalid_request("may hold no empty string", f"{prefix}choice")
+            raise invalid_request("must not contain an empty string", f"{prefix}choice")
         options = " | ".join(json.dumps(text, ensure_ascii=False) for text in choice)
         yield f"{prefix}choice", Grammar(GrammarKind.LARK, f"start: {options}")
     if lark is not None:
@@ -158,8 +158,7 @@ def _of_vllm(
 
 
 def _depth(text: str) -> int:
-    """Return how deep brackets are nested. Those in strings count too, unless
-    they are escaped."""
+    """Return the nesting depth of brackets, including unescaped ones in strings."""
     depth = deepest = 0
     for character in text:
         if character in _OPENING:
@@ -177,21 +176,21 @@ NO_ARGUMENTS: Final[dict[str, Any]] = {
 }
 ANY_ARGUMENTS: Final[dict[str, Any]] = {"type": "object"}
 NOT_SHOWN: Final = (
-    "are not shown to the model: its chat template ignores them, and it is not told of them in "
-    "another way. Start the server without --no-generic-tools (models of the harmony form have no "
-    "other way), use a model whose template shows tools, put a chat_template.jinja that does into "
-    "its directory, or demand a call with tool_choice (required, or a tool's name)"
+    "are not shown to the model: its chat template ignores them, and generic tools are off or not "
+    "possible. Start the server without --no-generic-tools (harmony models have no "
+    "generic tools), use a model whose template shows tools, put such a chat_template.jinja into "
+    "its directory, or require a call with tool_choice (required, or a tool's name)"
 )
 
 
 class ToolPlan(NamedTuple):
-    """What the tools of a request come to.
+    """How a request's tools are used.
 
     Attributes:
-      shown: what the chat template is given; None for nothing.
-      form: how calls in the completion are written; None if it is only text.
-      grammar: what the completion has to be, None for anything.
-      watch: ends a completion that repeats its calls; None if nothing does.
+      shown: tools passed to the chat template; None for none.
+      form: the format of calls in the completion; None if it is only text.
+      grammar: the grammar of the completion; None for unconstrained.
+      watch: ends a completion that repeats its calls; None for none.
     """
 
     shown: list[dict[str, Any]] | None = None
@@ -201,7 +200,7 @@ class ToolPlan(NamedTuple):
 
 
 async def plan_tools(fields: ChatRequest, model: ServedModel) -> ToolPlan:
-    """Return what the tools of a request come to; their grammar has been compiled once.
+    """Plan the use of a request's tools. Their grammar is test-compiled.
 
     Raises:
       RequestError: 400 that names the field; 503 if too many grammars wait to be compiled.
@@ -217,7 +216,7 @@ async def plan_tools(fields: ChatRequest, model: ServedModel) -> ToolPlan:
         raise invalid_request("has the same name twice", "tools")
     if choice == "none":
         return ToolPlan()
-    # Without a template no conversation is rendered at all, which says more.
+    # Without a chat template rendering fails anyway, with a clearer error.
     is_untold = model.text.tools is ToolSupport.NONE and model.text.has_chat_template
     if choice == "auto" and is_untold:
         raise invalid_request(NOT_SHOWN, "tools")
@@ -241,7 +240,8 @@ async def _grammar(
     fields: ChatRequest, functions: Sequence[Function], form: ToolForm, model: ServedModel
 ) -> Grammar | None:
     choice = fields.tool_choice or "auto"
-    # Of a form for the answer and one for calls only one can be held to; the first was asked for.
+    # Only one of the answer's format and the calls' format can be enforced. The client asked for
+    # the first.
     is_generic = model.text.tools is ToolSupport.GENERIC and not asks_for_form(fields)
     is_free = choice == "auto" and not is_generic
     if is_free and not any(function.strict for function in functions):
@@ -260,18 +260,18 @@ async def _grammar(
         wanted.append((function, schema))
     tools: list[CallSchema] = []
     for function, schema in wanted:
-        await trio.lowlevel.checkpoint()  # a schema takes milliseconds at its bounds
+        await trio.lowlevel.checkpoint()  # a schema of maximum size takes milliseconds
         is_strict = bool(function.strict)
         tools.append(CallSchema(function.name, closed(schema, is_strict=is_strict), is_strict))
     if not tools:
-        raise invalid_request("names a tool that is not among tools", "tool_choice")
+        raise invalid_request("names a tool that is not in tools", "tool_choice")
     demanded = CallRules(tools, choice != "auto", _is_single(fields), model.text.tool_tokens)
     try:
         rules = form.rules(demanded)
     except UnenforceableSchemaError as error:
         raise invalid_request(
-            f"cannot be enforced in the form in which this model calls tools: {error}; change the "
-            "schema, or leave the function to the model with tool_choice auto and without strict",
+            f"cannot be enforced in this model's tool call format: {error}; change the "
+            "schema, or use tool_choice auto without strict",
             "tools",
         ) from None
     text = "\n".join(["%llguidance {}", *rules])
@@ -281,11 +281,11 @@ async def _grammar(
 
 
 def _too_large() -> RequestError:
-    return invalid_request("are too large together to be enforced", "tools")
+    return invalid_request("are too large in total to be enforced", "tools")
 
 
 def _arguments(function: Function, *, is_free: bool) -> dict[str, Any]:
-    """Return the schema that a function's arguments are held to."""
+    """Return the JSON Schema that a function's arguments must match."""
     if is_free and not function.strict:
         return ANY_ARGUMENTS
     return NO_ARGUMENTS if function.parameters is None else function.parameters

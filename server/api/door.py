@@ -1,4 +1,5 @@
-"""Bounds at the door: rates, the room that bodies take, the pace and the log of refusals."""
+"""Limits before a request is read: rates, total size of bodies, and delay and logging of
+refusals."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class TokenBucket:
-    """Allows `per_s` events a second, and as many at once."""
+    """A token bucket that allows `per_s` events per second, and as many in a burst."""
 
     def __init__(self, per_s: float, now: float) -> None:
         self._per_s = per_s
@@ -38,20 +39,20 @@ OWN_SHARE: Final = "own_share"
 ALL: Final = "all"
 Reason = Literal["own_share", "all"]
 DISK_FULL: Final = 507
-"""A status of the server's that its operator has to do something about."""
+"""A 5xx status that the operator must act on."""
 MAX_PACED: Final = 4096
-"""Keys with counted refusals: as many as there may be connections."""
+"""Maximum number of keys with counted refusals: the maximum number of connections."""
 
 
 class BodyRoom:
-    """Bytes of all bodies that are received, parsed or tokenised.
+    """Limits the total bytes of bodies that are being received, parsed or tokenized.
 
     Args:
-      config: bounds.
+      config: limits.
 
     Attributes:
-      held_bytes: of all bodies.
-      refused: bodies for which there was no room, by what was full.
+      held_bytes: total bytes of all bodies.
+      refused: number of refused bodies, by the limit that was reached.
     """
 
     def __init__(self, config: DoorConfig) -> None:
@@ -65,19 +66,20 @@ class BodyRoom:
         return self._held_by.get(key, 0)
 
     def hold(self, key: str) -> BodyHold:
-        """Return what holds the room of one body of a key's."""
+        """Return a hold for one body of a key, without any bytes yet."""
         return BodyHold(self, key, self._config.small_body_bytes)
 
     def take(self, key: str, num_bytes: int, *, is_small: bool) -> None:
-        """Take room for bytes.
+        """Reserve bytes.
 
         Args:
-          key: of the tenant or address that the body is of.
-          num_bytes: more than before.
-          is_small: the whole body has at most `small_body_bytes`.
+          key: the tenant or address that sends the body.
+          num_bytes: additional bytes.
+          is_small: whether the whole body has at most `small_body_bytes`.
 
         Raises:
-          RequestError: 429 if the key has its share, 503 if all room is taken; nothing was taken.
+          RequestError: 429 if the key has used its share, 503 if all room is in use; nothing was
+            reserved.
         """
         if not is_small:
             self._check(key, num_bytes)
@@ -85,7 +87,7 @@ class BodyRoom:
         self.held_bytes += num_bytes
 
     def give_back(self, key: str, num_bytes: int) -> None:
-        """Give room back."""
+        """Release bytes."""
         self.held_bytes -= num_bytes
         self._held_by[key] -= num_bytes
         if not self._held_by[key]:
@@ -96,27 +98,27 @@ class BodyRoom:
         if self.held_by(key) + num_bytes > config.max_body_bytes_each:
             self.refused[OWN_SHARE] += 1
             raise too_many_waiting(
-                f"your requests under way have bodies of {config.max_body_bytes_each // MIB} MiB, "
-                "as many as may be read at once; wait for one of them to be answered",
+                f"the bodies of your running requests use {config.max_body_bytes_each // MIB} MiB, "
+                "the limit; wait for one of these requests to end",
                 config.body_retry_s,
             )
         if self.held_bytes + num_bytes > config.max_body_bytes:
             self.refused[ALL] += 1
             raise overloaded(
-                "this server reads as many bytes of bodies as it may", config.body_retry_s
+                "this server is reading as many body bytes as it can hold", config.body_retry_s
             )
 
 
 class BodyHold:
-    """The room that one request's body takes.
+    """The bytes reserved for one request's body.
 
     Args:
-      room: where it is taken.
-      key: of the tenant or address that the body is of.
-      small_bytes: bodies up to here are never refused.
+      room: the limit that it counts against.
+      key: the tenant or address that sends the body.
+      small_bytes: bodies up to this size are never refused.
 
     Attributes:
-      refusal: why the body is not taken any further; None while it is.
+      refusal: why the rest of the body is refused; None if it is not.
     """
 
     def __init__(self, room: BodyRoom, key: str, small_bytes: int) -> None:
@@ -128,10 +130,10 @@ class BodyHold:
         self.refusal: RequestError | None = None
 
     def grow_to(self, num_bytes: int) -> bool:
-        """Take room for a body that has so many bytes so far, or is to have.
+        """Reserve bytes until the hold has `num_bytes`, the size received or announced.
 
         Returns:
-          Whether there is room; if not, `refusal` says why.
+          Whether there is room; if not, `refusal` has the error.
         """
         if self.refusal is None and not self._is_over and num_bytes > self._held:
             more, is_small = num_bytes - self._held, num_bytes <= self._small_bytes
@@ -144,17 +146,17 @@ class BodyHold:
         return self.refusal is None
 
     def give_back(self) -> None:
-        """Give the room back: the body is not held any more. Idempotent."""
+        """Release the bytes. Idempotent."""
         if not self._is_over:
             self._is_over = True
             self._room.give_back(self._key, self._held)
 
 
 class RefusalPace:
-    """When refusals of each key may be answered: so many a second, each after the one before.
+    """Delays refusals, so that each key gets at most a number of them per second.
 
     Args:
-      config: rate and longest wait.
+      config: rate and maximum delay.
     """
 
     def __init__(self, config: DoorConfig) -> None:
@@ -163,7 +165,7 @@ class RefusalPace:
         self._next_at: dict[str, float] = {}
 
     def wait_s(self, key: str, now: float) -> float:
-        """Count a refusal, and return how long its answer waits: those of a second come at once."""
+        """Count a refusal and return its delay. A burst of one second's rate is not delayed."""
         if len(self._next_at) >= MAX_PACED and key not in self._next_at:
             self._next_at = {k: at for k, at in self._next_at.items() if at > now}
             if len(self._next_at) >= MAX_PACED:
@@ -175,9 +177,9 @@ class RefusalPace:
 
 
 class RefusalLog:
-    """Logs requests that end in an error of their client's, at most so many a second.
+    """Logs requests refused for an error of the client, up to a rate.
 
-    The message of an error is not logged: it may repeat what the client sent.
+    Error messages are not logged because they may repeat what the client sent.
 
     Args:
       config: the rate.
@@ -188,12 +190,12 @@ class RefusalLog:
         self._num_left_out = 0
 
     def tell(self, error: RequestError, now: float, **where: str | None) -> None:
-        """Log a refusal, unless there were too many; the next line then says how many.
+        """Log a refusal unless above the rate; the next line then counts the omitted ones.
 
         Args:
-          error: what the client is told.
-          now: in seconds, on any clock.
-          where: fields of the line that say which request it was.
+          error: the error sent to the client.
+          now: seconds on any clock.
+          where: fields that identify the request.
         """
         if not (400 <= error.status < 500 or error.status == DISK_FULL):
             return

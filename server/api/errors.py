@@ -1,7 +1,6 @@
-"""The error table: how an error of a request looks to its client.
+"""How request errors are returned to clients: HTTP status, JSON body and retry headers.
 
-HTTP status, JSON form and the headers for retries. Free of the framework, so that the parser of
-request heads and the WebSocket use it as well.
+Independent of the web framework, because the HTTP request parser and the WebSocket use it too.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 MAX_RETRY_AFTER_S = 120.0
-"""Above this the official clients do not retry at all. A time that is spread already is said as it
-is: a request that came sooner would find no room."""
+"""Official clients do not retry after a longer wait. Times that are already spread are sent as they
+are, since an earlier request would be refused."""
 RETRY_JITTER = 0.25
-"""Share added at random, so that clients refused together do not come back together."""
+"""Random share added to the wait, so that clients refused together do not retry together."""
 MAX_ECHO = 200
-"""Characters of a client's own input that an error repeats."""
+"""Maximum characters of a client's input that an error repeats."""
 
 
 class _Briefly(reprlib.Repr):
-    """Values of JSON, cut, in JSON's words."""
+    """A truncated repr of JSON values, in JSON's notation."""
 
     def repr_bool(self, value: bool, level: int) -> str:
         return str(value).lower()
@@ -50,10 +49,10 @@ _TYPES = {
 }
 
 FINAL_CODES = frozenset({"idempotency_conflict", "resume_expired", "insufficient_quota"})
-"""Official clients retry every 409 and 429; these stay what they are."""
+"""Codes that clients should not retry: official clients retry every 409 and 429."""
 
 UNSUPPORTED_PARAMETER = "unsupported_parameter"
-"""The code of a parameter that is known but not served."""
+"""The error code of a known but unsupported parameter."""
 
 CODES = {
     400: "invalid_request_error",
@@ -67,32 +66,32 @@ CODES = {
     500: "server_error",
     505: "http_version_not_supported",
 }
-"""The stable word of each status that the surface itself decides on."""
+"""The error code of each status that the API layer itself returns."""
 
 
 def http_error(status: int, message: str, param: str | None = None) -> RequestError:
-    """Return an error with the status's own code."""
+    """Return an error with the status's default code."""
     return RequestError(message, status=status, code=CODES[status], param=param)
 
 
 def too_large(max_body_bytes: int) -> RequestError:
-    """Return the error for a body beyond the bound."""
+    """Return the error for a body above the size limit."""
     return http_error(413, f"the request's body is larger than {max_body_bytes} bytes")
 
 
 def unsupported(param: str, what: str) -> RequestError:
-    """Return the error for a parameter that is known but not served here."""
+    """Return the error for a known but unsupported parameter."""
     message = f"{what} is not supported by this server"
     return invalid_request(message, param, code=UNSUPPORTED_PARAMETER)
 
 
 @contextmanager
 def params_called(names: Mapping[str, str]) -> Iterator[None]:
-    """Let errors name parameters as another API calls them.
+    """Rename parameters in errors to another API's names.
 
     Args:
-      names: by what they are called here, or how their names begin, longer beginnings first; `*`
-        is any one part, such as a number.
+      names: the other API's names, by ours or by a prefix of ours, longer prefixes first. `*`
+        matches any one part, such as an index.
     """
     try:
         yield
@@ -114,14 +113,14 @@ def _renamed(parts: list[str], names: Mapping[str, str]) -> str | None:
 
 
 def message_with_param(error: RequestError) -> str:
-    """Return an error's message with its parameter's name, for forms that have no field for it."""
+    """Return an error's message with its parameter, for formats without a field for it."""
     if error.param and not error.message.startswith(error.param):
         return f"{error.param}: {error.message}"
     return error.message
 
 
 def error_object(error: RequestError) -> dict[str, Any]:
-    """Return the value of the key `error`."""
+    """Return the JSON object of the key `error`."""
     kind = _TYPES.get(error.status)
     if kind is None:
         kind = "invalid_request_error" if error.status < 500 else "server_error"
@@ -129,12 +128,12 @@ def error_object(error: RequestError) -> dict[str, Any]:
 
 
 def error_body(error: RequestError) -> bytes:
-    """Return the JSON document of an error."""
+    """Return the JSON body of an error."""
     return msgspec.json.encode({"error": error_object(error)})
 
 
 def error_headers(error: RequestError) -> dict[str, str]:
-    """Return the headers that an error needs beside its body."""
+    """Return the headers of an error response."""
     if error.status == 401:
         return {"www-authenticate": "Bearer"}
     if error.code in FINAL_CODES:
@@ -151,6 +150,6 @@ def error_headers(error: RequestError) -> dict[str, str]:
 
 
 def echo(value: object) -> str:
-    """Return a client's own input, cut to what an error may repeat, and free of control codes."""
+    """Return a client's input, truncated and without control characters, for use in an error."""
     shown = _BRIEFLY.repr(value).encode("ascii", "backslashreplace").decode()
     return shown if len(shown) <= MAX_ECHO else shown[:MAX_ECHO] + "..."

@@ -1,4 +1,5 @@
-"""Fields that several endpoints share, as types for validation and for the OpenAPI document."""
+"""Request fields shared by several endpoints, for validation and the OpenAPI document, and the
+error texts of failed validation."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ Metadata: TypeAlias = Annotated[
     ],
     Field(max_length=MAX_METADATA),
 ]
-"""What a client notes beside its request; it comes back as it is."""
+"""Key-value pairs that a client attaches to a request; returned unchanged."""
 
 
 class TextPart(TypedDict):
@@ -41,7 +42,7 @@ class TextPart(TypedDict):
 
 
 ServiceTier: TypeAlias = Literal["auto", "default", "flex", "priority", "scale"]
-"""What the API calls classes; those that are none of ours leave the choice to the plan."""
+"""OpenAI's service tiers. Those without a class here use the plan's default."""
 Content: TypeAlias = str | list[TextPart]
 _StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 Stop: TypeAlias = (
@@ -87,27 +88,27 @@ WORDS: Final = {
     "dataclass_exact_type": "be a string or a list of blocks",
     "none_required": "be null",
 }
-"""What a value must do, by the library's word for what is wrong with it."""
+"""What a value must do, by pydantic's error type."""
 _OF_VALIDATORS: Final = ("value_error", "unsupported")
 _OF_FIELDS: Final = ("missing", *_OF_VALIDATORS)
-"""Errors of a field, which the body may lack."""
+"""Errors of a field that may be missing from the body."""
 OTHERWISE: Final = "be as /openapi.json describes it"
 
 
 class StrictFields(BaseModel):
-    """Nothing is converted: "1" is no number and true is no integer."""
+    """A model without type conversion: "1" is not a number and true is not an integer."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
 
 
 class FieldFault(NamedTuple):
-    """What is wrong with a request.
+    """The first validation error of a request.
 
     Attributes:
-      kind: the library's word for it.
-      param: where, as the client wrote it.
-      message: the words of a validator of ours, or what the value must do.
-      value: that is wrong.
+      kind: pydantic's error type.
+      param: the field's path in the body.
+      message: the message of our own validator, or what the value must do.
+      value: the invalid value.
     """
 
     kind: str
@@ -117,12 +118,12 @@ class FieldFault(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """A place in a body.
+    """A position in a body.
 
     Attributes:
-      path: names and indices that the body has.
-      num_before: parts of the library's path before the first that names no value but one of
-        several forms that a value may have; all of them where there is none.
+      path: names and indices in the body.
+      num_before: number of parts of pydantic's path before the first part that names a union
+        alternative instead of a value; all parts if there is none.
     """
 
     path: tuple[str | int, ...]
@@ -130,8 +131,8 @@ class _Place(NamedTuple):
 
 
 def first_fault(error: ValidationError, body: Mapping[str, Any]) -> FieldFault:
-    """Return what is wrong first. Of a value that fits none of its forms that is what is wrong with
-    the form that fits it furthest, or all that it might be."""
+    """Return the first error. For a value that matches no alternative of a union, report the
+    alternative that matches furthest, or list all alternatives."""
     details = error.errors(include_url=False)
     first = details[0]
     place = _place(first, body)
@@ -194,14 +195,14 @@ class NamedSchema(StrictFields):
 
 
 class ResponseFormat(StrictFields):
-    """OpenAI's form."""
+    """OpenAI's `response_format`."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
 
 
 class StructuredOutputs(StrictFields):
-    """vLLM's form: exactly one of these."""
+    """vLLM's `structured_outputs`: exactly one field must be set."""
 
     json_: Annotated[Schema | Text | None, Field(alias="json")] = None
     regex: Text | None = None
@@ -211,15 +212,15 @@ class StructuredOutputs(StrictFields):
 
 
 class ConstraintFields(StrictFields):
-    """All of them; at most one may be used."""
+    """All fields that constrain the output; at most one may be used."""
 
     response_format: ResponseFormat | None = Field(
         default=None,
-        description="Form of the answer: text (default), a JSON object, or a JSON Schema.",
+        description="Output format: text (default), a JSON object, or a JSON Schema.",
     )
     structured_outputs: StructuredOutputs | None = Field(
         default=None,
-        description="Form of the answer: one of json, regex, choice, grammar and json_object.",
+        description="Output format: one of json, regex, choice, grammar and json_object.",
     )
     guided_json: Schema | Text | None = Field(
         default=None, description="Older name of structured_outputs.json."
@@ -249,27 +250,27 @@ class Function(StrictFields):
 
 
 class Tool(StrictFields):
-    """A tool; there are no others but functions."""
+    """A tool. Only functions are supported."""
 
     type: Literal["function"]
     function: Function
 
 
 class FunctionName(StrictFields):
-    """A function, by its name."""
+    """A function's name."""
 
     name: ToolName
 
 
 class NamedTool(StrictFields):
-    """The one tool that has to be called."""
+    """The tool that the model must call."""
 
     type: Literal["function"]
     function: FunctionName
 
 
 class CalledFunction(StrictFields):
-    """What the model has called: arguments are JSON in a string."""
+    """A called function. `arguments` is JSON in a string."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -278,7 +279,7 @@ class CalledFunction(StrictFields):
 
 
 class ToolCall(StrictFields):
-    """A call in an earlier turn of the model's."""
+    """A tool call in an earlier assistant turn."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -290,30 +291,31 @@ class ToolCall(StrictFields):
 def offered_function(
     name: str, description: str | None, parameters: Schema | None, *, strict: bool | None
 ) -> Tool:
-    """Return a function that another API offers to the model."""
+    """Return a tool for a function given in another API's format."""
     function = Function(name=name, description=description, parameters=parameters, strict=strict)
     return Tool(type="function", function=function)
 
 
 def named_tool(name: str) -> NamedTool:
-    """Return the choice of one function."""
+    """Return the tool choice for one function."""
     return NamedTool(type="function", function=FunctionName(name=name))
 
 
 def earlier_call(call_id: str, name: str, arguments: str) -> ToolCall:
-    """Return a call in an earlier turn, with its arguments as JSON."""
+    """Return a tool call of an earlier turn; `arguments` is JSON."""
     return ToolCall(id=call_id, function=CalledFunction(name=name, arguments=arguments))
 
 
 class ToolFields(StrictFields):
-    """Tools and how they are to be used."""
+    """Tools and how the model may use them."""
 
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = Field(
         default=None, description="Functions that the model may call; default: none."
     )
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
-        default=None, description="Whether a function is called, or which one; default: auto."
+        default=None,
+        description="Whether the model must call a function, or which one; default: auto.",
     )
     parallel_tool_calls: bool | None = Field(
-        default=None, description="Allow several calls in one answer; default: true."
+        default=None, description="Allow several tool calls in one answer; default: true."
     )

@@ -1,4 +1,4 @@
-"""From a checked request to the generations of its choices, and from these to its answer."""
+"""Turns a validated request into generation requests, submits them, and returns the response."""
 
 from __future__ import annotations
 
@@ -56,11 +56,10 @@ SALT_BYTES: Final = 16
 
 
 def salt_of(cache_salt: str | None) -> bytes:
-    """Return a salt of one length for any text; empty, which is everybody's, for none.
+    """Return a salt of fixed length for `cache_salt`; empty, the shared salt, for None.
 
-    Where there are tenants, it is the tenant's own in either case: a tenant finds nothing of
-    another one's, whatever both call it. Every server of a fleet makes the same of it, so
-    that they share what their clients share.
+    With tenants, the salt always depends on the tenant, so that no tenant can hit another one's
+    cache. All servers of a fleet compute the same salt, so they share cached KV.
     """
     secret = current_tenant().secret
     if secret:
@@ -72,11 +71,11 @@ def salt_of(cache_salt: str | None) -> bytes:
 
 
 class Context(NamedTuple):
-    """Most tokens of prompt and completion together.
+    """The maximum number of prompt and completion tokens together.
 
     Attributes:
-      tokens: so many.
-      source: what sets the bound, for errors.
+      tokens: the maximum.
+      source: what sets it, for errors.
     """
 
     tokens: int
@@ -84,7 +83,7 @@ class Context(NamedTuple):
 
 
 def context_of(model: ServedModel, plan: TenantPlan) -> Context:
-    """Return what a model and a plan allow."""
+    """Return the limit of a model and a tenant's plan."""
     most, max_model_len = plan.max_context_tokens, model.fleet.max_model_len
     if most is None or most >= max_model_len:
         return Context(max_model_len, f"model {model.name}'s context")
@@ -92,7 +91,7 @@ def context_of(model: ServedModel, plan: TenantPlan) -> Context:
 
 
 def least(one: int | None, other: int | None) -> int | None:
-    """Return the tighter of two bounds; None is none."""
+    """Return the smaller of two limits; None means no limit."""
     if one is None or other is None:
         return other if one is None else one
     return min(one, other)
@@ -101,14 +100,14 @@ def least(one: int | None, other: int | None) -> int | None:
 def completion_budget(
     prompt_tokens: int, wanted: int | None, default: int | None, context: Context, param: str
 ) -> int:
-    """Return how many tokens a completion may have.
+    """Return the maximum number of completion tokens.
 
     Args:
       prompt_tokens: length of the prompt.
-      wanted: what the client asked for; must fit.
-      default: what it gets otherwise, as far as that fits; None for as many as fit.
-      context: what it has to fit into.
-      param: the field an error names.
+      wanted: the client's limit, which must fit.
+      default: the limit without one, cut to what fits; None for as many as fit.
+      context: the context that the request must fit into.
+      param: the field that errors name.
 
     Raises:
       RequestError: 400 context_length_exceeded.
@@ -116,7 +115,7 @@ def completion_budget(
     room = context.tokens - prompt_tokens
     place = "the prompt" if param == "prompt" else f"the prompt ({param})"
     if room < 1:
-        # Claude Code compacts its conversation on these words, which are Anthropic's.
+        # Claude Code compacts its conversation if it sees this phrase of Anthropic's API.
         too_long = (
             f"prompt is too long: {prompt_tokens} tokens > {context.tokens - 1} maximum; "
             f"{context.source} is {context.tokens} tokens, at least one of them for the answer. "
@@ -146,18 +145,18 @@ class GenerationPlan:
     """One request, ready to run.
 
     Attributes:
-      model: that it is for.
-      fields: what it asks for.
-      prompts: ids of each prompt.
-      max_tokens: most tokens per completion; None if the client did not say.
-      default_max_tokens: in that case; None for as many as fit.
+      model: the model that serves it.
+      fields: the request.
+      prompts: token ids of each prompt.
+      max_tokens: maximum tokens per completion; None if not given.
+      default_max_tokens: used if not given; None for as many as fit.
       param: the field that holds the prompts.
-      logprobs: alternatives per token, None for no logprobs.
-      grammar: what each completion has to be, None for anything.
-      tool_form: how calls of tools in it are written; None if there are none.
-      reasoning: what comes before the answer; None for nothing.
+      logprobs: number of alternatives per token; None for no logprobs.
+      grammar: the grammar of each completion; None for unconstrained.
+      tool_form: the format of tool calls in the text; None without tools.
+      reasoning: the reasoning before the answer; None without.
       watch: see GenerationRequest.
-      auto: how its model was chosen; None where the request names it.
+      auto: how its model was chosen; None if the request names it.
     """
 
     model: ServedModel
@@ -175,35 +174,35 @@ class GenerationPlan:
 
     @property
     def thinking(self) -> Thinking | None:
-        """How reasoning in the completion is written; None if there is none to be told apart."""
+        """The format of reasoning in the completion; None if it is not separated."""
         return None if self.reasoning is None else self.reasoning.thinking
 
     @property
     def per_prompt(self) -> int:
-        """Choices for each prompt."""
+        """Choices per prompt."""
         return self.fields.n or 1
 
     @property
     def count(self) -> int:
-        """Choices in all."""
+        """Total number of choices."""
         return len(self.prompts) * self.per_prompt
 
 
 def warming(plan: GenerationPlan) -> GenerationPlan:
-    """Return a plan of which only the prompt's KV is wanted, for the next request with it.
+    """Return a plan that only computes the prompt's KV, for later requests with this prompt.
 
-    The shortest completion there is: its one token is not shown.
+    It generates the shortest completion; its one token is not shown.
     """
-    # An answer that was given before would warm nothing.
+    # A cached answer would not compute any KV.
     fields = plan.fields.model_copy(update={"response_cache": None})
     return replace(plan, fields=fields, max_tokens=1)
 
 
 def named_model(name: str | None, services: Services) -> ServedModel:
-    """Return the model that the current request names; the answer's headers tell its version.
+    """Return the model that the current request names; show its version in the headers.
 
     Raises:
-      RequestError: 404, there is no such model; 400, the name leaves the model open.
+      RequestError: 404, the model does not exist; 400, the name is `auto`.
     """
     if name == AUTO and services.config.auto.ladder is not None:
         raise invalid_request(
@@ -216,13 +215,13 @@ def named_model(name: str | None, services: Services) -> ServedModel:
 
 
 def chosen_version(name: str | None, services: Services) -> ServedModel:
-    """Return the model that is called so; of a route, the version that the current request keeps.
+    """Return the model with this name. For a route, choose the current request's version.
 
-    All requests of a tenant go to one version. Without tenants each goes where its idempotency key
-    or its id leads.
+    All requests of a tenant go to one version. Without tenants, the idempotency key or request id
+    decides.
 
     Raises:
-      RequestError: 404, there is no such model.
+      RequestError: 404, the model does not exist.
     """
     model = services.models.named(name)
     if not model.public_name or not has_request_context():
@@ -237,10 +236,10 @@ def chosen_version(name: str | None, services: Services) -> ServedModel:
 
 
 def check_fields(fields: GenerationFields, services: Services) -> ServedModel:
-    """Refuse what can be refused before any text is worked on.
+    """Refuse what can be refused before any text is processed.
 
     Returns:
-      The model that the request is for.
+      The model that the request names.
 
     Raises:
       RequestError: 400, 404, or 503 while the process shuts down.
@@ -252,13 +251,13 @@ def check_fields(fields: GenerationFields, services: Services) -> ServedModel:
 
 
 def check_is_open(services: Services) -> None:
-    """Raise the RequestError, 503, while the process shuts down."""
+    """Raise RequestError (503) while the process shuts down."""
     if services.state.is_draining:
         raise draining()
 
 
 def check_fields_for(fields: GenerationFields, model: ServedModel, services: Services) -> None:
-    """Refuse what can be refused of a request for a model before any text is worked on.
+    """Refuse what can be refused of a request to a model before any text is processed.
 
     Raises:
       RequestError: 400, or 403 for a class outside of the tenant's plan.
@@ -267,22 +266,22 @@ def check_fields_for(fields: GenerationFields, model: ServedModel, services: Ser
     check_output(fields, current_tenant().plan)
     check_token_ids(fields, model)
     if (fields.n or 1) > services.config.max_choices:
-        raise invalid_request(f"at most {services.config.max_choices} choices are served", "n")
+        raise invalid_request(f"must be at most {services.config.max_choices}", "n")
     if fields.stream_options is not None and not fields.stream:
-        raise invalid_request("is for streams only; set stream to true", "stream_options")
+        raise invalid_request("is allowed only with stream: true", "stream_options")
 
 
 def refuse_early(
     fields: GenerationFields, model: ServedModel, others: Iterable[ServedModel] = ()
 ) -> None:
-    """Raise for a request that waits too long whatever its prompt is, before that is tokenised.
+    """Refuse a request before tokenizing it if it would wait too long whatever its prompt.
 
-    A request that may join a running or kept answer is not refused here.
+    A request that may join a running or stored answer is not refused here.
 
     Args:
-      fields: what it asks for.
-      model: that refuses and counts it.
-      others: that may answer it too: it is refused if each of them would refuse it.
+      fields: the request.
+      model: the model that refuses and counts it.
+      others: models that may answer instead; the request is refused only if all would refuse it.
 
     Raises:
       RequestError: 503.
@@ -302,7 +301,7 @@ def refuse_early(
 
 
 def current_ask_key() -> int:
-    """Return what names the request that is being answered; 0 if its prompt has to."""
+    """Return the key that identifies the current request; 0 to use its prompt."""
     return current_scope().key if has_request_context() else 0
 
 
@@ -313,7 +312,7 @@ def capped(
     scheduling: Scheduling,
     model: ServedModel,
 ) -> int:
-    """Return how many tokens an answer may have, of those asked for; the response says so."""
+    """Return the brownout limit on an answer's tokens; the response headers show it."""
     admission = model.fleet.admission
     cap = admission.max_tokens(scheduling, prompt_tokens)
     if cap is None or max_tokens <= max(cap, fields.min_tokens or 0):
@@ -329,13 +328,13 @@ def capped(
 def generation_requests(
     plan: GenerationPlan, services: Services, *, within_s: float, client_request_id: str
 ) -> list[GenerationRequest]:
-    """Return what is to be generated for each choice of a plan, in order.
+    """Return a generation request for each choice of a plan, in order.
 
     Args:
-      plan: what was asked for.
-      services: what it works with.
+      plan: the plan.
+      services: the server's parts.
       within_s: the deadline of each.
-      client_request_id: what the client calls the request.
+      client_request_id: the client's id for the request.
 
     Raises:
       RequestError: a prompt is too long for its completion.
@@ -387,7 +386,7 @@ def generation_requests(
 
 
 def _markers(plan: GenerationPlan) -> dict[int, str]:
-    """Return the tokens that the reader of a completion has to see, as its text shows them."""
+    """Return the tokens that the reader of a completion must see, with their text."""
     of_reasoning = {} if plan.reasoning is None else plan.reasoning.markers
     return {**(plan.model.text.tool_markers if plan.tool_form else {}), **of_reasoning}
 
@@ -398,10 +397,10 @@ async def begin(
     services: Services,
     live: RequestScope,
 ) -> OutputStream:
-    """Reserve what choices will probably use, and begin them; they end with `live`.
+    """Reserve quota for the choices and submit them; they end with `live`.
 
     Raises:
-      RequestError: one of them was refused, and nothing was begun.
+      RequestError: one of them was refused, and none was started.
     """
     with await reserved(requests, model, services):
         return submit_all(requests, model, live)
@@ -410,7 +409,7 @@ async def begin(
 def submit_all(
     requests: Sequence[GenerationRequest], model: ServedModel, live: RequestScope
 ) -> OutputStream:
-    """Begin choices that are reserved; nothing is awaited here."""
+    """Submit choices whose quota is reserved. Does not wait."""
     stream = model.fleet.submit(*requests)
     live.hold(stream)
     return stream
@@ -419,7 +418,7 @@ def submit_all(
 def own_requests(
     plan: GenerationPlan, services: Services, *, is_streamed: bool = True
 ) -> list[GenerationRequest]:
-    """Return what is to be generated for a plan of the HTTP request that is being answered."""
+    """Return the generation requests of a plan for the current HTTP request."""
     requests = generation_requests(
         plan,
         services,
@@ -431,7 +430,7 @@ def own_requests(
 
 
 def head(kind: str, prefix: str, model: ServedModel) -> dict[str, Any]:
-    """Return the fields that begin an answer and each chunk of a stream."""
+    """Return the first fields of a response and of each chunk of a stream."""
     return {
         "id": f"{prefix}-{current_scope().request_id.hex()}",
         "object": kind,
@@ -442,7 +441,7 @@ def head(kind: str, prefix: str, model: ServedModel) -> dict[str, Any]:
 
 
 def fingerprint_field(model: ServedModel) -> dict[str, str]:
-    """Return what an answer says of its model's version; nothing where that has no digest."""
+    """Return the model version's fingerprint as a response field; empty without a digest."""
     fingerprint = model.system_fingerprint
     return {} if fingerprint is None else {"system_fingerprint": fingerprint}
 
@@ -454,14 +453,15 @@ async def begin_stream(
     model: ServedModel,
     services: Services,
 ) -> Response:
-    """Begin what was asked for and return its stream. With a key it may be one that runs already.
+    """Submit requests and return the streaming response. With an idempotency key, it may be a
+    stream that is already running.
 
     Args:
-      requests: what is to be generated.
-      serializer: writes the answer.
-      fields: what the client sent, by which its retries are known.
-      model: that computes it.
-      services: what it works with.
+      requests: the generation requests.
+      serializer: writes the response.
+      fields: the client's fields, which identify its retries.
+      model: the model.
+      services: the server's parts.
     """
     key = current_key()
     if key is None:
@@ -478,7 +478,7 @@ def event_stream(
     services: Services,
     headers: Mapping[str, str] = STREAM_HEADERS,
 ) -> Response:
-    """Return the stream of what was begun, in the form of an endpoint."""
+    """Return the streaming response of a submitted stream."""
     body = EventStreamBody(
         stream,
         serializer,
@@ -495,7 +495,7 @@ async def begin_whole(
     model: ServedModel,
     services: Services,
 ) -> Response:
-    """Begin what was asked for, wait for its end and return the answer. See `begin_stream`."""
+    """Submit requests, wait for their end and return the response. See `begin_stream`."""
     key = current_key()
     if key is not None:
         return await resumable_whole(key, fields, serializer, requests, model, services)
@@ -504,7 +504,7 @@ async def begin_whole(
 
 
 async def whole_document(stream: OutputStream, serializer: Serializer) -> bytes:
-    """Wait for the end of what was begun and return the answer.
+    """Wait for the end of a stream and return the response body.
 
     Raises:
       RequestError: it failed.
@@ -519,5 +519,5 @@ async def whole_document(stream: OutputStream, serializer: Serializer) -> bytes:
 
 
 def json_response(document: object, status: int = 200) -> Response:
-    """Return a JSON document."""
+    """Return a JSON response."""
     return Response(msgspec.json.encode(document), status, content_type="application/json")

@@ -1,12 +1,11 @@
-"""Strict JSON of a request's body, and its fields.
+"""Strict JSON parsing of request bodies, and their validation into fields.
 
-JSON is refused beyond bad syntax for: a byte order mark, other encodings than UTF-8, NaN, numbers
-that overflow to infinity, duplicate keys (two readers would see two documents), lone surrogates
-(they cannot be encoded again), depth that exhausts the parser, objects with very many keys (each
-unknown one would make an error of its own) and very many values: they become objects of Python's,
-each of which costs the event loop something.
+Beyond bad syntax, the parser refuses byte order marks, encodings other than UTF-8, NaN, numbers
+that overflow, duplicate keys (readers would disagree), lone surrogates (they cannot be encoded),
+nesting that exhausts the parser, objects with very many keys (each unknown one makes an error) and
+very many values (each Python object costs event loop time).
 
-Large bodies are read in text processes, so nothing here knows of a request.
+Text processes parse large bodies, so this module does not use the current request.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ if TYPE_CHECKING:
 
 
 MAX_KEYS: Final = 1024
-"""Three times the largest object that any endpoint takes."""
+"""Three times the number of fields of the largest request."""
 MAX_WHOLE: Final = 1 << 63
-"""The largest integer of any field; beyond, a float with an integer's value stays a float."""
+"""The largest integer of any field. Floats with a larger whole value stay floats."""
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -51,7 +50,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _number(text: str) -> float:
-    """Return a number; as an integer where its value is one, as JSON Schema has it: 1.0 is 1."""
+    """Return a number, as an integer if its value is whole, as in JSON Schema: 1.0 is 1."""
     value = float(text)
     if not math.isfinite(value):
         raise _Refused(f"the number {echo(text)} is too large")
@@ -73,17 +72,19 @@ def _bad(reason: str) -> RequestError:
 
 @job
 def parse_object(body: bytes) -> dict[str, Any]:
-    """Return the JSON object in a request's body.
+    """Parse the JSON object in a request's body.
 
     Raises:
-      RequestError: 400, with the place of the fault.
+      RequestError: 400, with the position of the error.
     """
     if not body:
         raise http_error(400, "the body is empty; send a JSON object")
     if body.startswith(_BOM):
-        raise _bad("it begins with a byte order mark; send UTF-8 without one")
+        raise _bad("it starts with a byte order mark; send UTF-8 without one")
     if holds_many_values(body):
-        raise _bad(f"it holds more than {MAX_VALUES} values or {MAX_CONTAINERS} arrays and objects")
+        raise _bad(
+            f"it contains more than {MAX_VALUES} values or {MAX_CONTAINERS} arrays and objects"
+        )
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -97,7 +98,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise _bad(f"{error.msg} at line {error.lineno} column {error.colno}") from None
     except ValueError:
-        # Only the conversion of an integer of more than 4300 digits ends here.
+        # Only the conversion of an integer of more than 4300 digits raises this.
         raise _bad("an integer has too many digits") from None
     if not isinstance(value, dict):
         raise http_error(400, "the body is not a JSON object")
@@ -110,17 +111,17 @@ def _refuse_lone_surrogates(value: dict[str, Any]) -> None:
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise _bad("a string holds half of a surrogate pair") from None
+        raise _bad("a string contains half of a surrogate pair") from None
 
 
 def read_body_fields(
     kind: type[ModelT], body: bytes, is_strict: bool
 ) -> tuple[ModelT, tuple[str, ...]]:
-    """Return the fields in a body, and the names of those that have no effect.
+    """Parse a body; return its fields, and the names of fields without effect.
 
     Args:
-      kind: what they are read with.
-      body: as it came.
+      kind: the request model.
+      body: the raw body.
       is_strict: whether unknown names are refused.
 
     Raises:
@@ -135,12 +136,12 @@ def read_body_fields(
 def checked_fields(
     kind: str, body: bytes, is_strict: bool
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return what `read_request` makes fields of, having made them once: what is wrong with large
-    bodies is found here.
+    """Return a body's fields for `read_request` after validating them once, so that errors in large
+    bodies are found in this process.
 
     Args:
-      kind: the name of what they are read with.
-      body: as it came.
+      kind: name of the request model.
+      body: the raw body.
       is_strict: whether unknown names are refused.
 
     Raises:

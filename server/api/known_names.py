@@ -1,4 +1,4 @@
-"""Names of parameters without a field: taken without effect, refused, or of other servers."""
+"""Request parameters without a field: accepted without effect, refused, or from other servers."""
 
 from __future__ import annotations
 
@@ -8,92 +8,93 @@ IGNORED: Final = frozenset(
     "metadata user safety_identifier service_tier verbosity prompt_cache_key prompt_cache_options "
     "prompt_cache_retention reasoning reasoning_effort parallel_tool_calls".split()
 )
-"""Bookkeeping of the client's, or hints that change no promise."""
+"""Bookkeeping of the client, or hints."""
 
 UNSUPPORTED: Final[dict[str, tuple[str, tuple[Any, ...]]]] = {
-    "tools": ("calling tools (chats do, at /v1/chat/completions)", ([],)),
-    "tool_choice": ("calling tools (chats do, at /v1/chat/completions)", ("none", "auto")),
-    "functions": ("this name (it is tools, at /v1/chat/completions)", ([],)),
-    "function_call": ("this name (it is tool_choice)", ("none", "auto")),
-    "guided_decoding_backend": ("choosing what constrains output", ("auto", "guidance")),
+    "tools": ("tool calling (use /v1/chat/completions)", ([],)),
+    "tool_choice": ("tool calling (use /v1/chat/completions)", ("none", "auto")),
+    "functions": ("this name (use tools, at /v1/chat/completions)", ([],)),
+    "function_call": ("this name (use tool_choice)", ("none", "auto")),
+    "guided_decoding_backend": ("choosing the structured output backend", ("auto", "guidance")),
     "guided_whitespace_pattern": ("choosing the whitespace of JSON", ()),
     "structural_tag": ("a structural tag", ()),
-    "grammar": ("this name (it is structured_outputs.grammar)", ("",)),
-    "regex": ("this name (it is structured_outputs.regex)", ()),
+    "grammar": ("this name (use structured_outputs.grammar)", ("",)),
+    "regex": ("this name (use structured_outputs.regex)", ()),
     "modalities": (
-        'a modality other than text (ask for ["text"], and speak the answer yourself)',
+        'a modality other than text (send ["text"], and convert the answer to speech yourself)',
         (["text"],),
     ),
-    "audio": ("spoken output (leave it out, and speak the text of the answer yourself)", ()),
+    "audio": ("audio output (leave it out, and convert the answer to speech yourself)", ()),
     "prediction": ("predicted output (leave it out: it only saves time)", ()),
-    "moderation": ("moderation (ask a model to judge the text, in a request of its own)", ()),
+    "moderation": ("moderation (ask a model to judge the text, in a separate request)", ()),
     "web_search_options": (
-        "web search (offer a function in tools, and search when it is called)",
+        "web search (offer a function in tools, and search when the model calls it)",
         (),
     ),
     "store": ("storing completions (send false, and keep the answer yourself)", (False,)),
-    "best_of": ("best_of other than 1 (ask for n answers with logprobs, and choose)", (1,)),
+    "best_of": ("best_of other than 1 (request n answers with logprobs, and choose)", (1,)),
     "use_beam_search": ("beam search", (False,)),
-    "suffix": ("a suffix (write it into prompt, as the model expects it)", ("",)),
+    "suffix": ("a suffix (put it into prompt, as the model expects it)", ("",)),
     "prompt_logprobs": ("logprobs of the prompt", ()),
     "continue_final_message": ("continuing the last message", (False,)),
     "chat_template": ("a chat template in the request (it comes with the model)", ()),
-    "background": ("answering in the background (stream the answer, or use /v1/batches)", (False,)),
+    "background": ("background mode (stream the answer, or use /v1/batches)", (False,)),
     "conversation": ("a stored conversation (send all of its turns)", ()),
     "context_management": ("compaction (send fewer turns, or a summary of them)", ([],)),
-    "max_tool_calls": ("a bound of calls (none is made here: your program runs the functions)", ()),
+    "max_tool_calls": ("a limit on tool calls (your program makes all calls)", ()),
     "truncation": ("truncating the input (leave out the oldest turns)", ("disabled",)),
     "generate": ("a request without an answer", (True,)),
     # Extensions of vLLM, SGLang and llama.cpp that change what is generated or how it is written.
     "adaptive_target": ("adaptive sampling", (-1, -1.0)),
     "allowed_token_ids": ("a list of allowed tokens", ([],)),
     "bad_words": ("forbidden words", ([],)),
-    "custom_logit_processor": ("a processor of logits", ()),
-    "documents": ("documents beside the messages (put their text into a message)", ([],)),
+    "custom_logit_processor": ("custom logit processors", ()),
+    "documents": ("documents (put their text into a message)", ([],)),
     "dry_multiplier": ("DRY sampling", (0, 0.0)),
     "dynatemp_range": ("dynamic temperature", (0, 0.0)),
     "early_stopping": ("beam search", (False,)),
-    "ebnf": ("this name (it is structured_outputs.grammar)", ()),
-    "generation_prompt": ("another opening of the assistant's turn", ("",)),
-    "id_slot": ("choosing a slot", (-1,)),
+    "ebnf": ("this name (use structured_outputs.grammar)", ()),
+    "generation_prompt": ("a different start of the assistant's turn", ("",)),
+    "id_slot": ("slot selection", (-1,)),
     "image_data": ("images (describe them in the text)", ([],)),
-    "input_ids": ("a prompt of token ids beside messages (see POST /v1/completions)", ()),
-    "input_embeds": ("a prompt of vectors", ()),
-    "json_schema": ("this name (it is response_format or structured_outputs.json)", ()),
+    "input_ids": ("token ids as a prompt here (use POST /v1/completions)", ()),
+    "input_embeds": ("embeddings as a prompt", ()),
+    "json_schema": ("this name (use response_format or structured_outputs.json)", ()),
     "length_penalty": ("beam search", (1, 1.0)),
-    "logits_processors": ("processors of logits", ([],)),
+    "logits_processors": ("logit processors", ([],)),
     "logprob_token_ids": ("logprobs of tokens by their ids", ()),
-    "lora": ("this name (an adapter is part of model, as MODEL:ADAPTER)", ([],)),
-    "lora_path": ("this name (an adapter is part of model, as MODEL:ADAPTER)", ()),
+    "lora": ("this name (name the adapter in model, as MODEL:ADAPTER)", ([],)),
+    "lora_path": ("this name (name the adapter in model, as MODEL:ADAPTER)", ()),
     "mirostat": ("mirostat sampling", (0,)),
-    "n_cmpl": ("this name (it is n)", (1,)),
-    "n_indent": ("a least indentation", (0,)),
-    "n_predict": ("this name (it is max_tokens)", (-1,)),
-    "n_probs": ("this name (it is logprobs)", (0,)),
-    "prompt_embeds": ("a prompt of vectors", ()),
-    "repeat_penalty": ("this name (it is repetition_penalty)", (1, 1.0)),
-    "repetition_detection": ("an end at repeated tokens", ()),
+    "n_cmpl": ("this name (use n)", (1,)),
+    "n_indent": ("minimum indentation", (0,)),
+    "n_predict": ("this name (use max_tokens)", (-1,)),
+    "n_probs": ("this name (use logprobs)", (0,)),
+    "prompt_embeds": ("embeddings as a prompt", ()),
+    "repeat_penalty": ("this name (use repetition_penalty)", (1, 1.0)),
+    "repetition_detection": ("stopping at repeated tokens", ()),
     "return_hidden_states": ("hidden states in the answer", (False,)),
     "return_prompt_text": ("the prompt in the answer", (False,)),
     "return_prompt_token_ids": ("the prompt in the answer (see POST /tokenize)", (False,)),
-    "return_tokens": ("this name (it is return_token_ids)", (False,)),
-    "return_tokens_as_token_ids": ("this form of tokens (see return_token_ids)", (False,)),
-    "samplers": ("an order of samplers", ()),
-    "stop_regex": ("an expression that ends the text", ()),
+    "return_tokens": ("this name (use return_token_ids)", (False,)),
+    "return_tokens_as_token_ids": ("this token format (use return_token_ids)", (False,)),
+    "samplers": ("a sampler order", ()),
+    "stop_regex": ("stopping at a regular expression", ()),
     "top_n_sigma": ("top-n-sigma sampling", (-1, -1.0, 0, 0.0)),
     "truncate_prompt_tokens": ("truncating the prompt", ()),
     "typical_p": ("typical sampling", (1, 1.0)),
-    "watermarking": ("a watermark", (False,)),
+    "watermarking": ("watermarking", (False,)),
     "xtc_probability": ("XTC sampling", (0, 0.0)),
 }
-"""By name: what it would be, and the values that ask for nothing more than happens anyway."""
+"""Refused parameters, by name: a description, and the values that are accepted because they change
+nothing."""
 
-OWN_FUNCTION: Final = " (offer a function, and do in your program what it is called for)"
+OWN_FUNCTION: Final = " (offer a function instead, and run it in your program)"
 PARTS: Final = {
     **dict.fromkeys(("image", "image_url", "input_image"), "describe the image in a text part"),
-    **dict.fromkeys(("audio", "input_audio"), "send what is said as a text part"),
+    **dict.fromkeys(("audio", "input_audio"), "send the transcript as a text part"),
 }
-"""By the type of a part that is no text: what to send. Of all others, their text."""
+"""What to send instead of a part that is not text, by its type. For others: their text."""
 
 EXTENSIONS: Final = frozenset(
     # vLLM
@@ -115,6 +116,6 @@ EXTENSIONS: Final = frozenset(
     # benchmark clients and routers
     "nvext provider route transforms".split()
 )
-"""Extensions of other servers that change no promise, or only refine what UNSUPPORTED refuses.
-Metrics count them by name; every other unknown name is counted as OTHER_EXTENSION."""
+"""Extensions of other servers that change no promise or only refine what UNSUPPORTED refuses.
+Metrics count them by name; all other unknown names are counted as OTHER_EXTENSION."""
 OTHER_EXTENSION: Final = "other"

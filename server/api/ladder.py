@@ -1,7 +1,7 @@
-"""Which model of a ladder answers a request that leaves the model open. Pure.
+"""Chooses the model of a ladder for a request with `model: auto`. Pure.
 
-Of the rungs that take what the request asks for the smallest one answers; one that would have to be
-woken comes after those that are awake, unless the settings say otherwise.
+The smallest model that can take the request is chosen. Sleeping models come after running ones
+unless the settings say otherwise.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 
 
 class Reason(StrEnum):
-    """Why a rung was chosen."""
+    """Why a model was chosen."""
 
     SMALLEST = "smallest"
     """It is the first one."""
     CONTEXT = "context"
-    """The one below has too little room for prompt and completion."""
+    """The one below has too short a context for prompt and completion."""
     TOOLS = "tools"
-    """The one below is declared to take no tools."""
+    """The one below is declared without tools."""
     STRUCTURED_OUTPUT = "structured_output"
-    """The one below is declared to keep to no form."""
+    """The one below is declared without structured output."""
     ASLEEP = "asleep"
-    """The one below fits, and would have to be woken."""
+    """The one below fits, but is asleep."""
     WOKEN = "woken"
-    """No rung that fits is awake."""
+    """All models that fit are asleep."""
     KEPT = "kept"
-    """An answer with the request's key was begun on it."""
+    """An answer with the request's idempotency key was started on it."""
 
 
 _AWAKE, _COMING, _ASLEEP, _GONE = range(4)
@@ -49,7 +49,7 @@ NEAREST: Final[dict[ModelState, int]] = {
     ModelState.DRAINING: _ASLEEP,
     ModelState.ABSENT: _GONE,
 }
-"""How far a rung is, the nearest first: one that is coming already costs no load."""
+"""Distance of each state from serving, nearest first: a model that is waking needs no new load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +58,11 @@ class Rung:
 
     Attributes:
       model: its name.
-      context_tokens: for prompt and completion together.
-      takes_tools: as declared.
-      takes_forms: likewise, of structured output.
-      state: how far it is from answering.
-      can_be_woken: where it is asleep, its workers come when they are asked for.
+      context_tokens: maximum number of prompt and completion tokens together.
+      takes_tools: whether it is declared to support tools.
+      takes_forms: whether it is declared to support structured output.
+      state: its state.
+      can_be_woken: whether requests wake it if it is asleep.
     """
 
     model: str
@@ -74,18 +74,18 @@ class Rung:
 
     @property
     def distance(self) -> int:
-        """How far it is from answering, 0 for not at all."""
+        """Its distance from serving; 0 if it serves."""
         found = NEAREST[self.state]
         return _GONE if found == _ASLEEP and not self.can_be_woken else found
 
 
 class Size(NamedTuple):
-    """What a request needs room for on one model.
+    """The size of a request on one model.
 
     Attributes:
-      prompt_tokens: of its longest prompt, by that model's tokenizer.
-      completion_tokens: that it asks for; None if it does not say.
-      most_unasked: tokens of a completion that it gets in that case; None for as many as fit.
+      prompt_tokens: length of its longest prompt with the model's tokenizer.
+      completion_tokens: its completion limit; None if not given.
+      most_unasked: the completion limit used if not given; None for as many tokens as fit.
     """
 
     prompt_tokens: int
@@ -93,7 +93,7 @@ class Size(NamedTuple):
     most_unasked: int | None = None
 
     def tokens(self, unasked_tokens: int) -> int:
-        """Return prompt and completion together, with so much for one that is not asked for."""
+        """Return the total tokens, assuming `unasked_tokens` for a completion without a limit."""
         asked = self.completion_tokens
         if asked is None:
             most = self.most_unasked
@@ -103,13 +103,13 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AskedModel:
-    """What a request asks for.
+    """A request for `auto`.
 
     Attributes:
-      has_tools: it offers tools.
-      has_form: its answer has to have a form.
-      unasked_tokens: room for a completion whose length it does not say.
-      sizes: by model, of those that have been asked so far; the others are taken to have room.
+      has_tools: whether it offers tools.
+      has_form: whether its answer must have a format.
+      unasked_tokens: tokens to assume for a completion without a limit.
+      sizes: its size, by model, as far as known; other models are assumed to have room.
     """
 
     has_tools: bool = False
@@ -122,7 +122,7 @@ class Choice(NamedTuple):
     """A decision.
 
     Attributes:
-      model: the chosen one's name.
+      model: name of the chosen model.
       reason: why not a smaller one.
     """
 
@@ -131,15 +131,15 @@ class Choice(NamedTuple):
 
 
 def choose(rungs: Sequence[Rung], asked: AskedModel, wake: WakePolicy) -> Choice:
-    """Return the rung that answers.
+    """Choose the model that answers.
 
     Args:
-      rungs: the smallest first; at least one.
-      asked: what has to fit.
-      wake: when a rung that is asleep is taken.
+      rungs: the models, smallest first; at least one.
+      asked: the request.
+      wake: when to choose a model that is asleep.
 
     Raises:
-      RequestError: 400, no rung takes what is asked for, or has room.
+      RequestError: 400, no model can take the request.
     """
     lacks = [_lack(rung, asked, asked.unasked_tokens) for rung in rungs]
     if None not in lacks:
@@ -164,14 +164,14 @@ def choose(rungs: Sequence[Rung], asked: AskedModel, wake: WakePolicy) -> Choice
 
 
 def candidates(rungs: Sequence[Rung], asked: AskedModel) -> set[str]:
-    """Return the models that may still be chosen and answer, as far as sizes are known."""
+    """Return the models that may still be chosen, as far as sizes are known."""
     return {
         rung.model for rung in rungs if rung.distance != _GONE and _lack(rung, asked, 1) is None
     }
 
 
 def _lack(rung: Rung, asked: AskedModel, unasked_tokens: int) -> Reason | None:
-    """Return what a rung does not take; None if it takes all."""
+    """Return what the request needs and a model lacks; None if nothing."""
     if asked.has_tools and not rung.takes_tools:
         return Reason.TOOLS
     if asked.has_form and not rung.takes_forms:
@@ -183,15 +183,15 @@ def _lack(rung: Rung, asked: AskedModel, unasked_tokens: int) -> Reason | None:
 
 
 def _refusal(rungs: Sequence[Rung], asked: AskedModel) -> RequestError:
-    """Return the error for what no rung takes."""
+    """Return the error for a request that no model can take."""
     names = ", ".join(rung.model for rung in rungs)
     of_any_size = replace(asked, sizes={})
     able = [rung for rung in rungs if _lack(rung, of_any_size, 1) is None]
     if not able:
-        wanted = [("tools", asked.has_tools), ("an answer of a certain form", asked.has_form)]
+        wanted = [("tools", asked.has_tools), ("structured output", asked.has_form)]
         what = " and ".join(word for word, is_asked in wanted if is_asked)
         return invalid_request(
-            f"none of the models that may answer ({names}) takes {what}; name a model that does",
+            f"none of the models that may answer ({names}) supports {what}; name a model that does",
             "tools" if asked.has_tools else "response_format",
         )
     widest = max(able, key=lambda rung: rung.context_tokens)

@@ -1,4 +1,4 @@
-"""What one request may take: its class and shares, and its tenant's quotas."""
+"""The current request's service class, plan limits and quota reservations."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ _SHOWN: Final = {
 
 
 def enter_batch() -> None:
-    """Let the running task serve a line of a batch, whatever class it may ask for."""
+    """Mark the running task as serving a batch line, which sets its class."""
     _IS_BATCH.set(True)
 
 
 def renew_tenant(tenancy: Tenancy) -> Tenant:
-    """Return the running task's tenant as it is now, and go on as that: what it may do may have
-    changed while a body came, or while a WebSocket was open.
+    """Update the running task's tenant and return it. Its permissions may have changed while a body
+    arrived or a WebSocket was open.
 
     Raises:
-      RequestError: 401 or 403, it may ask no more.
+      RequestError: 401 or 403, it may send no more requests.
     """
     tenant = tenancy.tenant_named(current_tenant().name)
     enter_tenant(tenant)
@@ -55,14 +55,14 @@ def renew_tenant(tenancy: Tenancy) -> Tenant:
 
 
 def current_scheduling(service_tier: str | None = None, num_servers: int = 1) -> Scheduling:
-    """Return what the request that the running task serves claims.
+    """Return the scheduling of the current request.
 
     Args:
-      service_tier: as its client wishes.
-      num_servers: that serve the tenant: none sees what it has with the others.
+      service_tier: the tier that the client asked for.
+      num_servers: number of servers that serve the tenant; each sees only its own requests.
 
     Raises:
-      RequestError: 403, its tenant's plan has no such class.
+      RequestError: 403, its tenant's plan does not include the class.
     """
     tenant = current_tenant()
     plan = tenant.plan
@@ -84,19 +84,19 @@ def current_scheduling(service_tier: str | None = None, num_servers: int = 1) ->
 
 
 def check_output(fields: BaseModel, plan: Plan) -> None:
-    """Raise the RequestError for a completion that a plan does not allow."""
+    """Raise RequestError for a completion that exceeds the plan's limit."""
     for name in ("max_tokens", "max_completion_tokens"):
         wanted, most = getattr(fields, name, None), plan.max_output_tokens
         if wanted is not None and most is not None and wanted > most:
             raise invalid_request(
-                f"the plan {plan.name} allows {most} tokens for a completion; the request asks for "
+                f"the plan {plan.name} allows {most} completion tokens; the request asks for "
                 f"{wanted}",
                 name,
             )
 
 
 def check_input(num_tokens: int, plan: Plan, what: str, param: str) -> None:
-    """Raise the RequestError for an input without a completion that a plan does not allow."""
+    """Raise RequestError for an input without a completion that exceeds the plan's limit."""
     most = plan.max_context_tokens
     if most is not None and num_tokens > most:
         raise invalid_request(
@@ -107,30 +107,30 @@ def check_input(num_tokens: int, plan: Plan, what: str, param: str) -> None:
 
 
 def check_may_batch() -> None:
-    """Raise the RequestError, 403, if the running task's tenant may run no batches."""
+    """Raise RequestError (403) if the running task's tenant may not run batches."""
     if ServiceClass.BATCH not in current_tenant().plan.classes:
         raise outside_plan(ServiceClass.BATCH)
 
 
 def message_tier(service_tier: str | None, scheduling: Scheduling) -> dict[str, str]:
-    """Return the same in Anthropic's words, where it belongs to the usage."""
+    """Return the service tier in Anthropic's format, in which it is part of the usage."""
     tier = {ServiceClass.CRITICAL: "priority", ServiceClass.BATCH: "batch"}
     shown = tier.get(scheduling.service_class, "standard")
     return {} if service_tier is None else {"service_tier": shown}
 
 
 def tier_field(service_tier: str | None, scheduling: Scheduling) -> dict[str, str]:
-    """Return what an answer says of its request's class; nothing unless the client spoke of it."""
+    """Return the service tier for a response; empty if the client sent none."""
     return {} if service_tier is None else {"service_tier": _SHOWN[scheduling.service_class]}
 
 
 def outside_plan(service_class: ServiceClass) -> RequestError:
-    """Return the error for a class that a tenant's plan does not have."""
+    """Return the error for a class that a tenant's plan does not include."""
     plan = current_tenant().plan
     allowed = ", ".join(one.name.lower() for one in plan.classes)
     is_batch = service_class is ServiceClass.BATCH
     return RequestError(
-        f"requests of the class {service_class.name.lower()} are not in the plan {plan.name}, "
+        f"the class {service_class.name.lower()} is not in the plan {plan.name}, "
         f"which has {allowed}",
         status=403,
         code="permission_denied",
@@ -139,16 +139,16 @@ def outside_plan(service_class: ServiceClass) -> RequestError:
 
 
 _ENTRY: Final[ContextVar[RequestEntry | None]] = ContextVar("entry", default=None)
-"""Of the request that the running task serves, until it is queued."""
+"""The entry of the running task's request, until it is queued."""
 
 
 def enter_request(entry: RequestEntry) -> None:
-    """Let the running task serve a request that has come in."""
+    """Set the running task's request."""
     _ENTRY.set(entry)
 
 
 def enter_answer(services: Services, live: RequestScope) -> None:
-    """Take a WebSocket message's ticket; it has been read already.
+    """Take the quota ticket of a WebSocket message, which has already been read.
 
     Raises:
       RequestError: 429.
@@ -161,15 +161,15 @@ def enter_answer(services: Services, live: RequestScope) -> None:
 async def reserved(
     requests: Sequence[GenerationRequest], model: ServedModel, services: Services
 ) -> Reservation:
-    """Take what some completions will probably use. A prompt counts once, whatever is made of it.
+    """Reserve quota for some completions. A prompt is counted once, however many they are.
 
     Args:
-      requests: one for each completion; none where nothing is to be begun.
-      model: that they are for, which has prices of its own.
-      services: with the accounts.
+      requests: one per completion; empty if nothing will be started.
+      model: the model, which determines the prices.
+      services: provide the accounts.
 
     Raises:
-      RequestError: 429 or 400; nothing was taken.
+      RequestError: 429 or 400; nothing was reserved.
     """
     asked = [
         AskedTokens(
@@ -185,14 +185,14 @@ async def reserved(
 
 
 async def reserve_for(asked: Sequence[AskedTokens], services: Services) -> Reservation:
-    """Do the same for anything.
+    """Reserve quota for any token counts.
 
     Raises:
-      RequestError: 429 or 400; 401 or 403 if the tenant may ask no more.
+      RequestError: 429 or 400; 401 or 403 if the tenant may send no more requests.
     """
     reservation = await services.quotas.reserve(current_tenant(), asked)
     try:
-        renew_tenant(services.tenancy)  # it may have been disabled meanwhile
+        renew_tenant(services.tenancy)  # it may have been disabled in the meantime
     except RequestError:
         reservation.give_back()
         raise
@@ -202,7 +202,7 @@ async def reserve_for(asked: Sequence[AskedTokens], services: Services) -> Reser
 
 
 def rate_headers(quotas: Quotas) -> dict[str, str]:
-    """Return what an answer says of its tenant's limits; nothing where there are none."""
+    """Return the headers with the tenant's limits; empty without limits."""
     tenant = current_tenant()
     whole = limits_of(tenant.plan)
     limits = quotas.store.enforced(whole)
@@ -224,7 +224,7 @@ def rate_headers(quotas: Quotas) -> dict[str, str]:
 
 
 def _shown(seconds: float) -> str:
-    """Return a duration in the API's form: 120ms, 7.5s, 6m0s."""
+    """Return a duration in the API's format: 120ms, 7.5s, 6m0s."""
     milliseconds = math.ceil(max(0.0, seconds) * 1000)
     if milliseconds < 1000:
         return f"{milliseconds}ms"

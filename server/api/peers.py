@@ -1,4 +1,4 @@
-"""The other servers on this port: which of them owns a key, and what is asked of them."""
+"""The other servers on this port: which one owns an idempotency key, and requests to them."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ _R = TypeVar("_R")
 
 READ_BYTES: Final = 65_536
 ALONE: Final = "server"
-"""What workers and audits call the only server on a port."""
+"""The name of a server that is alone on its port, for workers and audits."""
 
 
 class PeerAnswer:
-    """An answer that is being read. Its request holds it: the connection ends with that.
+    """A response being read from a peer. The client's request owns it, and its end closes the
+    connection.
 
     Args:
-      stream: to the peer.
-      patience_s: how long it may say nothing at all.
-      on_end: told once that it is over, or given up.
+      stream: connection to the peer.
+      patience_s: maximum silence.
+      on_end: called when the response has ended or was cancelled.
 
     Attributes:
-      status: of its head.
-      headers: of its head, in lower case.
+      status: HTTP status.
+      headers: response headers, in lower case.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class PeerAnswer:
 
     @property
     def has_begun(self) -> bool:
-        """Whether anything may have been spent on it: the peer does not say."""
+        """Whether workers may have started on it. The peer does not report this."""
         return True
 
     async def ask(
@@ -63,10 +64,10 @@ class PeerAnswer:
         headers: Sequence[tuple[str, str]] = (),
         body: bytes = b"",
     ) -> None:
-        """Ask, and wait for the head of the answer.
+        """Send the request, and wait for the response's headers.
 
         Raises:
-          OSError, trio.BrokenResourceError, h11.RemoteProtocolError: there is no answer.
+          OSError, trio.BrokenResourceError, h11.RemoteProtocolError: there is no response.
         """
         own = [("host", "localhost"), ("connection", "close"), ("content-length", str(len(body)))]
         request = h11.Request(method=method, target=target, headers=[*own, *headers])
@@ -81,7 +82,7 @@ class PeerAnswer:
                 self.headers = {name.decode(): value.decode() for name, value in event.headers}
 
     async def next_data(self) -> bytes:
-        """Return what comes next of the body; empty at its end.
+        """Return the next part of the body; empty at its end.
 
         Raises:
           OSError, trio.BrokenResourceError, h11.RemoteProtocolError: it was cut off.
@@ -94,7 +95,7 @@ class PeerAnswer:
                 return bytes(event.data)
 
     def cancel(self, reason: CancelReason) -> None:
-        """Hang up, for which the peer needs no reason. Idempotent."""
+        """Close the connection. Idempotent."""
         del reason
         self._stream.socket.close()
         self._on_end(self)
@@ -108,7 +109,7 @@ class PeerAnswer:
     async def _in_time(self, call: Callable[[_A], Awaitable[_R]], argument: _A) -> _R:
         with trio.move_on_after(self._patience_s):
             return await call(argument)
-        raise trio.BrokenResourceError("it says nothing")
+        raise trio.BrokenResourceError("the peer sent nothing in time")
 
 
 log = structlog.get_logger(__name__)
@@ -132,19 +133,19 @@ class Peers:
         self._ended = trio.Event()
 
     def owner_of(self, key: str) -> str | None:
-        """Return which of the others keeps what a key names; None if this one does.
+        """Return the peer that owns a key; None if this server does.
 
-        All servers say the same of a key, whichever of them are alive.
+        All servers return the same owner for a key, whichever of them are alive.
         """
         names = (self.own_name, *self._paths)
         owner = max(names, key=lambda name: blake2b(f"{name}\0{key}".encode()).digest())
         return None if owner == self.own_name else owner
 
     async def connect(self, name: str, patience_s: float) -> PeerAnswer:
-        """Open a connection to one of the others, which may say nothing for so long.
+        """Open a connection to a peer.
 
         Raises:
-          OSError: it does not listen, or too many wait already.
+          OSError: the peer does not listen, or too many connections wait.
         """
         stream = await trio.open_unix_socket(self._paths[name])
         answer = PeerAnswer(stream, patience_s, self._end)
@@ -152,7 +153,7 @@ class Peers:
         return answer
 
     async def drain(self, within_s: float) -> None:
-        """Wait until all answers of others that are passed on here are over, or the time is."""
+        """Wait until all proxied responses have ended, up to a limit."""
         with trio.move_on_after(within_s):
             while self._answers:
                 await self._ended.wait()
@@ -163,10 +164,10 @@ class Peers:
         self._ended = trio.Event()
 
     async def ask(self, target: str) -> dict[str, bytes | None]:
-        """GET something of each at once.
+        """Send a GET request to all peers concurrently.
 
         Returns:
-          The bodies by name; None for a server that did not answer in time, or not with 200.
+          The bodies by name; None for a peer that did not answer with 200 in time.
         """
         answers: dict[str, bytes | None] = dict.fromkeys(self._paths)
 
@@ -183,9 +184,9 @@ class Peers:
         return answers
 
     async def _get(self, name: str, target: str) -> bytes | None:
-        """Return the body of an answer with 200, or None for any other."""
+        """Return the body of a response with 200; None for any other."""
         stream = await trio.open_unix_socket(self._paths[name])
-        # No drain waits for it.
+        # The drain does not wait for this request.
         answer = PeerAnswer(stream, self._ask_timeout_s, self._answers.discard)
         try:
             await answer.ask("GET", target)

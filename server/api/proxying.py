@@ -1,8 +1,8 @@
-"""Requests with an idempotency key that another server on this port owns.
+"""Proxies requests to the server on this port that owns their idempotency key.
 
-The kernel gives a retry of such a request to any server. Which one keeps the key's answer follows
-from the key alone, and any other passes the request on: two requests with one key meet in one
-process, and no two servers have to agree on anything.
+The kernel may deliver a retry to any server. The key alone determines which server stores its
+answer, and the others proxy to it, so requests with one key meet in one process without
+coordination.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 PROXIED: Final = "x-triolet-passed-on"
-"""Header that names the owner. A server that is named so owns the key, so nothing is passed on
-twice. A client that says so only keeps its own retries apart."""
+"""The header that names the owner. The named server handles the request itself, so no request is
+proxied twice. A client that sets it only separates its own retries."""
 _TAKEN: Final = (
     "accept",
     "anthropic-version",
@@ -42,7 +42,7 @@ _TAKEN: Final = (
     "x-request-timeout-ms",
     "x-stainless-read-timeout",
 )
-"""Headers that decide what comes of a request. Its Origin is checked where it arrived."""
+"""Request headers to forward. Origin is checked where the request arrived."""
 _OF_CONNECTION: Final = frozenset(
     {"connection", "content-length", "date", "keep-alive", "server", "transfer-encoding"}
 )
@@ -51,14 +51,14 @@ _NO_ANSWER: Final = (OSError, trio.BrokenResourceError, h11.RemoteProtocolError)
 
 
 def is_proxied() -> bool:
-    """Return whether a peer got this request and passed it on."""
+    """Return whether a peer proxied this request to us."""
     return PROXIED in request.headers and current_scope().connection.is_unix
 
 
 def proxy_to_owner(
     view: Callable[[Services], Awaitable[Response]],
 ) -> Callable[[Services], Awaitable[Response]]:
-    """Return a view that lets the owner of a request's key answer it."""
+    """Return a view that lets the owner of the request's key answer it."""
 
     async def answer(services: Services) -> Response:
         owner = owner_elsewhere(services)
@@ -68,10 +68,10 @@ def proxy_to_owner(
 
 
 def owner_elsewhere(services: Services) -> str | None:
-    """Return the peer that owns the key of the current request; None if it is answered here.
+    """Return the peer that owns the current request's key; None if this server answers it.
 
     Raises:
-      RequestError: 400, the key is none.
+      RequestError: 400, the key is invalid.
     """
     peers = services.peers
     key = None if peers is None else current_key()
@@ -81,10 +81,10 @@ def owner_elsewhere(services: Services) -> str | None:
 
 
 async def _proxy(owner: str, services: Services) -> Response:
-    """Return the owner's answer.
+    """Return the owner's response.
 
     Raises:
-      RequestError: 503, it does not answer, or this process is to leave.
+      RequestError: 503, the owner does not answer, or this process is shutting down.
     """
     assert services.peers is not None
     if services.state.is_draining:
@@ -94,14 +94,14 @@ async def _proxy(owner: str, services: Services) -> Response:
     headers += [(PROXIED, owner), ("x-request-id", shown_request_id())]
     if request.scope["client"] is not None:
         headers.append(("x-forwarded-for", request.scope["client"][0]))
-    # Nothing that it does may take longer, and it says so itself when the time is over.
+    # The owner enforces the request's deadline and reports it.
     patience_s = services.config.default_deadline_s + services.config.keep_alive_s
     services.metrics.http.resumption("passed_on")
     try:
         answer = await services.peers.connect(owner, patience_s)
         current_scope().hold(answer)
         await answer.ask("POST", request.path, headers, bytes(body))
-        current_scope().entry.queue()  # it is under way there now
+        current_scope().entry.queue()  # it runs on the peer now
         del body
         shown = {k: v for k, v in answer.headers.items() if k not in _OF_CONNECTION}
         if shown.get("content-type", "").startswith("text/event-stream"):
@@ -109,23 +109,23 @@ async def _proxy(owner: str, services: Services) -> Response:
         whole = b"".join([data async for data in ProxiedBody(answer)])
     except _NO_ANSWER as error:
         log.warning("sibling_silent", server=owner, reason=str(error))
-        message = "the server that keeps the answers of this idempotency key does not answer"
+        message = "the server that holds the answer of this idempotency key does not respond"
         raise overloaded(message, retry_after_s=_RETRY_S) from None
     return Response(whole, answer.status, headers=shown)
 
 
 class ProxiedBody(StreamBody):
-    """Gives back what a peer says as it comes. If that breaks off, so does this.
+    """Passes on a peer's response as it arrives. If that is cut off, this body is, too.
 
     Args:
-      answer: held by its request.
+      answer: the peer's response, owned by the request.
     """
 
     def __init__(self, answer: PeerAnswer) -> None:
         self._answer = answer
 
     async def __anext__(self) -> bytes:
-        """Return what comes next."""
+        """Return the next part."""
         if data := await self._answer.next_data():
             return data
         raise StopAsyncIteration

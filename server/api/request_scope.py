@@ -1,7 +1,7 @@
-"""A request while it runs: its connection, what it holds, and the one place where all of it ends.
+"""A running request: its client connection, the resources it holds, and their release.
 
 A request holds its streams here and not in its response, because a response that a client drops is
-finalised at a time that nothing determines.
+finalized at an unpredictable time.
 """
 
 from __future__ import annotations
@@ -24,50 +24,50 @@ if TYPE_CHECKING:
     from .served_models import ServedModel
 
 SCOPE_KEY: Final = "triolet"
-"""Where the state of an ASGI scope holds its RequestScope."""
+"""Key of the RequestScope in the state of an ASGI scope."""
 
 UNIX_PEER: Final = "<local>"
-"""The other end of a Unix socket, which only this user has."""
+"""The other end of a Unix socket, which is accessible only to this user."""
 
 
 class ClientChannel:
-    """Leads to a client past the application (server/edge/http.py). This one leads nowhere: its
-    request is from within, or its connection has ended."""
+    """A direct way to write to a client, past the application (server/edge/http.py). This base
+    class goes nowhere: for internal requests and ended connections."""
 
     def try_send(self, data: bytes) -> bool:
-        """Send a piece of the body of a response, or one text message of a WebSocket in UTF-8. It
-        neither waits nor raises.
+        """Send a part of a response body, or a WebSocket text message in UTF-8. Never waits or
+        raises.
 
         Returns:
-          False if nothing was done: there is no room, something else is being written, or this is
-          no moment for it. Then the piece goes the usual way.
+          False if nothing was sent: there is no room, another write is in progress, or the protocol
+          does not allow it now. The caller then sends it through the application.
         """
         del data
         return False
 
     async def ask_for_body(self) -> None:
-        """Tell the client to send its body, if it waits to be told."""
+        """Send `100 Continue` if the client waits for it."""
         await trio.lowlevel.checkpoint()
 
     def note_key(self) -> None:
-        """Note that a request has passed the check of keys."""
+        """Record that a request has passed the key check."""
 
 
 class ClientConnection:
-    """A client's connection, as the requests on it see it.
+    """A client's connection, as its requests see it.
 
-    Trust follows from its other end and never from the client's address.
+    Trust depends on the connection's other end, never on the client address from a header.
 
     Args:
-      host: address of the other end, whatever a proxy says of the client, or UNIX_PEER; empty for
-        requests from within, which have no connection.
-      channel: leads to it; None for one that leads nowhere.
+      host: address of the other end, whatever a proxy reports, or UNIX_PEER; empty for internal
+        requests, which have no connection.
+      channel: direct channel to the client; None for none.
 
     Attributes:
-      host: as above.
-      is_forwarding: the other end has named another client for the whole connection.
-      disconnect_reason: how the client went; CLIENT_GONE unless the connection was cut.
-      channel: as above.
+      host: see Args.
+      is_forwarding: whether the other end named another client for the whole connection.
+      disconnect_reason: how the client disconnected; CLIENT_GONE unless the connection was cut.
+      channel: see Args.
     """
 
     def __init__(self, host: str = "", channel: ClientChannel | None = None) -> None:
@@ -78,37 +78,37 @@ class ClientConnection:
 
     @property
     def is_unix(self) -> bool:
-        """Whether the other end is a process of this very user."""
+        """Whether the other end is a process of the same user."""
         return self.host == UNIX_PEER
 
     def let_go(self) -> None:
-        """Part from the protocol, which holds this connection as well."""
+        """Drop the reference to the protocol, which also references this connection."""
         self.channel = ClientChannel()
 
 
 WAITING: Final = frozenset({b"expect", b"transfer-encoding"})
-"""Headers of requests with bodies that wait for leave, however short they are."""
+"""Headers of requests whose bodies wait for permission, whatever their size."""
 
 COMING_BACK: Final = frozenset({b"idempotency-key", b"last-event-id"})
-"""Headers of requests that may have an answer already."""
+"""Headers of requests whose answer may already exist."""
 
 
 class RequestEntry:
-    """How far a request has come in, and what it holds until it is queued.
+    """The admission state of a request, and what it holds until it is queued.
 
     Args:
-      headers: of the request, in lower case; none of a WebSocket's message.
+      headers: request headers in lower case; empty for a WebSocket message.
 
     Attributes:
-      expected_bytes: of the body, as its head says; 0 if it does not.
-      waits_for_leave: its client does not say how long its body is, or waits to be asked for it.
-      may_come_back: it names an answer that may be there already.
-      received_bytes: of the body, so far.
-      is_decided: it is let in, or turned away.
-      is_turned_away: its body is dropped unread.
-      is_whole: all of its body came.
-      ticket: counts it as under way; None where it does not count.
-      hold: of the room that its body takes; None where that is not counted.
+      expected_bytes: the body's announced size; 0 if unknown.
+      waits_for_leave: whether the client sent no size or waits for permission to send the body.
+      may_come_back: whether it names an answer that may already exist.
+      received_bytes: bytes of the body so far.
+      is_decided: whether it was admitted or refused.
+      is_turned_away: whether its body is dropped unread.
+      is_whole: whether the complete body has arrived.
+      ticket: counts it as in flight; None if it is not counted.
+      hold: the room reserved for its body; None if it is not counted.
     """
 
     def __init__(self, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
@@ -116,7 +116,7 @@ class RequestEntry:
         self.waits_for_leave = self.may_come_back = False
         for name, value in headers:
             if name == b"content-length":
-                self.expected_bytes = int(value)  # the parser of heads lets digits through only
+                self.expected_bytes = int(value)  # the request parser checked the digits
             elif name in WAITING:
                 self.waits_for_leave = True
             elif name in COMING_BACK:
@@ -127,50 +127,50 @@ class RequestEntry:
         self._changed: trio.Event | None = None
 
     async def wait_decided(self) -> None:
-        """Wait until it is let in, or turned away."""
+        """Wait until it is admitted or refused."""
         while not self.is_decided:
             await self._wait_changed()
 
     async def wait_whole(self) -> None:
-        """Wait until all of its body came."""
+        """Wait until the complete body has arrived."""
         while not self.is_whole:
             await self._wait_changed()
 
     def decide(self, *, is_turned_away: bool) -> None:
-        """Let it in, or drop its body."""
+        """Admit it, or drop its body."""
         self.is_decided, self.is_turned_away = True, is_turned_away
         self._wake()
 
     def complete(self) -> None:
-        """Note that nothing more of the body comes."""
+        """Record that the body is complete."""
         self.is_whole = True
         self._wake()
 
     @property
     def is_cut(self) -> bool:
-        """Whether the rest of the body is not taken: the connection cannot be used again."""
+        """Whether the rest of the body is not read, so that the connection cannot be reused."""
         is_full = self.hold is not None and self.hold.refusal is not None
         return (self.is_turned_away or is_full) and not self.is_whole
 
     def receive(self, num_bytes: int) -> bool:
-        """Count bytes of the body; return whether they are to be kept."""
+        """Count bytes of the body; return whether to keep them."""
         self.received_bytes += num_bytes
         return self.hold is None or self.hold.grow_to(self.received_bytes)
 
     def begin_work(self) -> None:
-        """Let the request count from here on, even if nothing comes of it."""
+        """Count the request against its quota from here on, whatever its outcome."""
         if self.ticket is not None:
             self.ticket.has_cost = True
 
     def queue(self) -> None:
-        """Let go of everything: the request is queued, or of another server. Idempotent."""
+        """Release everything because the request is queued here or by a peer. Idempotent."""
         if self.ticket is not None:
             self.ticket.spare()
         if self.hold is not None:
             self.hold.give_back()
 
     def leave(self, error: RequestError | None) -> None:
-        """Let go of everything: the request is over, maybe by an error. Idempotent."""
+        """Release everything because the request has ended, possibly in an error. Idempotent."""
         if self.ticket is not None and error is not None and error.status >= 500:
             self.ticket.spare()
         if self.ticket is not None:
@@ -179,7 +179,7 @@ class RequestEntry:
             self.hold.give_back()
 
     async def _wait_changed(self) -> None:
-        # Made where a task waits, which is seldom.
+        # Created only when a task waits, which is rare.
         self._changed = self._changed or trio.Event()
         await self._changed.wait()
 
@@ -190,40 +190,40 @@ class RequestEntry:
 
 
 class Running(Protocol):
-    """Something that a request began: a generation, or a run of inputs."""
+    """Work that a request started: a generation or an embedding run."""
 
     @property
     def has_begun(self) -> bool:
-        """Whether anything may have been spent on it."""
+        """Whether workers may have started on it."""
         ...
 
     def cancel(self, reason: CancelReason) -> None:
-        """End it now. Idempotent."""
+        """Cancel it now. Idempotent."""
         ...
 
 
 class RequestScope:
-    """One request and what it began. On exit that ends, however it exits.
+    """One request and the work that it started. Leaving the context cancels that work.
 
     Args:
-      connection: of its client.
-      headers: as `RequestEntry` takes them.
-      owner: tenant of a request from within, which has no key; None for a client's.
-      within_s: in which a request from within is to be done; None for a client's.
+      connection: the client's connection.
+      headers: see `RequestEntry`.
+      owner: the tenant of an internal request, which has no key; None for a client's.
+      within_s: the time limit of an internal request; None for a client's.
 
     Attributes:
       request_id: 16 random bytes.
-      began_at: when it came, on Trio's clock.
-      connection: as above.
-      owner: as above.
-      within_s: as above.
-      entry: how far it has come in.
-      key: names what it asks for, so that a retry is known; 0 before that is known.
-      headers: that its response has to have.
-      versions: that routes gave it, by the model's name: a route that moves leaves it where it is.
-      cache: what it says of the response cache, and what came of that.
-      while_client_stays: cancelled once the client is gone.
-      is_crowded_out: it was refused, because of what waited or ran already.
+      began_at: arrival time on Trio's clock.
+      connection: see Args.
+      owner: see Args.
+      within_s: see Args.
+      entry: its admission state.
+      key: identifies its content to recognize retries; 0 until known.
+      headers: headers to add to its response.
+      versions: versions chosen by routes, by model name, so that a route change does not move it.
+      cache: its response cache settings and outcome.
+      while_client_stays: cancelled when the client is gone.
+      is_crowded_out: whether it was refused because of other waiting or running requests.
     """
 
     def __init__(
@@ -250,19 +250,19 @@ class RequestScope:
         self._num_ended = 0
 
     def note_client_gone(self) -> None:
-        """End what the request began, and cancel what runs for the client: it is gone, or has its
-        answer. Idempotent."""
-        # First, so that who waits for what ends here is cancelled instead of told of that end.
+        """Cancel the request's work and what waits for it: the client is gone or has its response.
+        Idempotent."""
+        # First, so that tasks that wait for the work are cancelled before they see it end.
         self.while_client_stays.cancel()
         self._end_running()
 
     def hold(self, running: Running) -> None:
-        """End this with the request."""
+        """Cancel this work when the request ends."""
         self._running.append(running)
 
     @property
     def has_begun(self) -> bool:
-        """Whether anything may have been spent on it by workers."""
+        """Whether workers may have started on the request."""
         return any(running.has_begun for running in self._running)
 
     def __enter__(self) -> RequestScope:
@@ -278,7 +278,7 @@ class RequestScope:
         self._end_running()
 
     def _end_running(self) -> None:
-        """End each thing once, also what was begun after the client had gone."""
+        """Cancel everything once, including work started after the client left."""
         for running in self._running[self._num_ended :]:
             running.cancel(self.connection.disconnect_reason)
         self._num_ended = len(self._running)
@@ -291,13 +291,13 @@ def scope_of(scope: Any) -> RequestScope:  # noqa: ANN401 (ASGI's, of either kin
 
 
 class ServerState:
-    """Whether this process takes requests, and what it tells connected clients.
+    """Whether this process accepts requests, and its shutdown stage.
 
     Attributes:
-      leaving: set once this process is about to leave: clients are told to connect anew.
-      draining: set once it takes nothing new; answers under way go on.
-      has_successor: another process accepts connections at this address now.
-      was_ready: it said once that a request had workers to go to.
+      leaving: set when the process is about to shut down: clients are told to reconnect.
+      draining: set when it refuses new requests; running ones continue.
+      has_successor: whether another process accepts connections at this address.
+      was_ready: whether it has ever reported ready.
     """
 
     def __init__(self) -> None:
@@ -307,7 +307,7 @@ class ServerState:
 
     @property
     def is_leaving(self) -> bool:
-        """Whether clients should look for another connection."""
+        """Whether clients should reconnect."""
         return self.leaving.is_set()
 
     @property
@@ -316,11 +316,11 @@ class ServerState:
         return self.draining.is_set()
 
     def hand_over(self) -> None:
-        """Leave new connections to a successor, which listens on the same socket. Idempotent."""
+        """Leave new connections to a successor that listens on the same socket. Idempotent."""
         self.has_successor = self.has_successor or not self.is_leaving
         self.leaving.set()
 
     def drain(self) -> None:
-        """Refuse what is new from now on. Idempotent."""
+        """Refuse new requests from now on. Idempotent."""
         self.leaving.set()
         self.draining.set()

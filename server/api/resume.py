@@ -1,6 +1,7 @@
-"""Answers that outlive their connections: written down frame by frame, read from any position.
+"""Resumable answers, which outlive their connection: an answer's frames are logged and can be read
+from any position.
 
-A client that comes back within a grace goes on reading where it stopped.
+A client that returns within a grace period continues where it stopped.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ if TYPE_CHECKING:
 
 
 class Transcript:
-    """Numbered frames.
+    """A log of numbered frames.
 
     Attributes:
-      first: position of the oldest frame that is still here.
-      num_bytes: of the frames that are here.
-      is_over: nothing follows.
+      first: position of the oldest stored frame.
+      num_bytes: size of the stored frames.
+      is_over: whether the log is complete.
     """
 
     def __init__(self) -> None:
@@ -50,26 +51,26 @@ class Transcript:
         return self.first + len(self._frames)
 
     def add(self, frame: bytes) -> None:
-        """Say something."""
-        assert not self.is_over, "nothing follows the end"
+        """Append a frame."""
+        assert not self.is_over, "no frame may follow the end"
         self._starts.append(self._said_bytes)
         self._frames.append(frame)
         self._said_bytes += len(frame)
         self.num_bytes += len(frame)
 
     def since(self, position: int) -> list[bytes]:
-        """Return the frames from a position on, which is here or the end."""
-        assert self.first <= position <= self.end, "forgotten, or not said yet"
+        """Return the frames from a position on, which must be stored or the end."""
+        assert self.first <= position <= self.end, "position is not in the log"
         return list(islice(self._frames, position - self.first, None))
 
     def bytes_since(self, position: int) -> int:
-        """Return how many bytes there are from a position on."""
+        """Return the number of bytes from a position on."""
         if position >= self.end:
             return 0
         return self._said_bytes - self._starts[max(position, self.first) - self.first]
 
     def forget(self, until: int, max_bytes: int) -> None:
-        """Forget the oldest frames before a position, until no more than so many bytes are left."""
+        """Remove the oldest frames before a position until at most `max_bytes` are left."""
         while self.num_bytes > max_bytes and self.first < min(until, self.end):
             self.num_bytes -= len(self._frames.popleft())
             self._starts.popleft()
@@ -83,22 +84,22 @@ class ResumableAnswer:
     """One answer.
 
     Args:
-      serializer: of the endpoint.
-      fingerprint: of what was asked for.
-      config: bounds.
-      model: name of the one that it was begun on.
-      digest: of that model's version; empty for one that is in no store.
+      serializer: the endpoint's serializer.
+      fingerprint: digest of the request's content.
+      config: limits.
+      model: name of the model that it was started on.
+      digest: digest of that model's version; empty for a model that is not in a store.
 
     Attributes:
-      serializer: as above.
-      fingerprint: as above.
-      model: as above.
-      digest: as above.
-      is_outdated: its model was removed; another one may have the name.
-      transcript: what has been said so far.
-      failure: what went wrong, once something has.
-      alone_since: since when it has no reader; None while it has one.
-      grace_s: how long it goes on then.
+      serializer: see Args.
+      fingerprint: see Args.
+      model: see Args.
+      digest: see Args.
+      is_outdated: whether its model was removed; another one may have the name now.
+      transcript: the frames so far.
+      failure: its error, if it has failed.
+      alone_since: since when it has had no reader; None with a reader.
+      grace_s: how long it continues without a reader.
       ended_at: when it ended; None while it runs.
     """
 
@@ -128,7 +129,7 @@ class ResumableAnswer:
         self._changed = trio.Event()
 
     def start(self, stream: OutputStream) -> None:
-        """Write down what comes of a stream, which ends when this answer is given up."""
+        """Log the events of a stream, which is cancelled with this answer."""
         self._stream = stream
         for index in range(len(stream.generations)):
             stream.add_stage(index, ResumeLog(self, index))
@@ -136,7 +137,7 @@ class ResumableAnswer:
         self.go_on()
 
     def read_from(self, position: int) -> ResumingReader:
-        """Return a reader that begins at a position, which must be here."""
+        """Return a reader that starts at a position, which must be stored."""
         reader = ResumingReader(self, position)
         self._readers.add(reader)
         self.alone_since = None
@@ -159,58 +160,59 @@ class ResumableAnswer:
                 self.go_on()
 
     def stop(self) -> None:
-        """End it, as its client wishes. Idempotent."""
+        """Cancel it for its client. Idempotent."""
         self.serializer.is_stopped = True
         self.give_up(CancelReason.STOPPED)
 
     def give_up(self, reason: CancelReason) -> None:
-        """End whatever still runs of it. Idempotent."""
+        """Cancel it if it still runs. Idempotent."""
         self._is_given_up = True
         if self._stream is not None:
             self._stream.cancel(reason)
         self.go_on()
 
     async def wait_changed(self) -> None:
-        """Wait until more was said, or all."""
+        """Wait until frames are added or the answer ends."""
         await self._changed.wait()
 
     def forgotten(self) -> RequestError:
-        """Return what to tell a reader of what is not kept any more."""
+        """Return the error for a reader whose next frames were removed."""
         return RequestError(
-            f"events before {self.transcript.first} of this answer are not kept any more",
+            f"events before {self.transcript.first} of this answer are no longer stored",
             status=410,
             code="resume_expired",
         )
 
     def go_on(self) -> None:
-        """Listen, unless it is over or too far ahead of its readers."""
+        """Listen to the stream unless it has ended or is too far ahead of the readers."""
         shall_listen = self.ended_at is None and not self._is_ahead()
         if self._stream is not None and shall_listen is not self._is_listening:
             self._is_listening = shall_listen
             self._stream.listen(self._note_logged if shall_listen else None, self._fail)
         if self.ended_at is not None:
-            self._stream = None  # its stages hold this answer: they would hold one another
+            self._stream = None  # break the reference cycle with its stages
 
     def _note_logged(self, _: Events) -> None:
-        """Look whether that was all, or enough for now; the log has written it down."""
+        """Check whether the answer has ended or must pause; the log stage has recorded the
+        events."""
         if self.ended_at is None and self._stream is not None and self._stream.is_over:
             self._end(self.serializer.end())
         self.go_on()
 
     def _fail(self, error: Exception) -> None:
-        """End it by an error of this server."""
+        """End it with an internal error."""
         log.error("answer_failed", exc_info=error)
         self.failure = server_error()
         self._end([])
         self.give_up(CancelReason.STOPPED)
 
     def note(self, index: int, event: Event) -> None:
-        """Write down an event of a choice."""
+        """Log an event of a choice."""
         if self.ended_at is not None:
             return
         frames = self.serializer.event(index, event)
         if isinstance(event, Failed):
-            # One error ends the whole answer.
+            # An error of one choice ends the whole answer.
             self.failure = event.error
             self._end(frames)
             if not self._is_given_up:
@@ -234,20 +236,20 @@ class ResumableAnswer:
 
     def _is_ahead(self) -> bool:
         if self._is_given_up:
-            return False  # its end is still to be taken
+            return False  # its end must still be read
         fastest = max((reader.position for reader in self._readers), default=None)
         if fastest is None:
-            # A client that comes back finds what was written since the last reader left.
+            # A client that returns finds what was written since the last reader left.
             return self.transcript.bytes_since(self._left_at) >= self._config.buffer_bytes
         return self.transcript.bytes_since(fastest) >= self._config.ahead_bytes
 
 
 class ResumeLog(OutputStage):
-    """The output stage that writes a choice's events down, as frames that its readers get.
+    """The output stage that logs a choice's events as frames for readers.
 
     Args:
-      answer: of the choice.
-      index: of the choice.
+      answer: the choice's answer.
+      index: index of the choice.
     """
 
     def __init__(self, answer: ResumableAnswer, index: int) -> None:
@@ -255,21 +257,21 @@ class ResumeLog(OutputStage):
         self._index = index
 
     def push(self, event: Event) -> Sequence[Event]:
-        """Write down one event."""
+        """Log an event."""
         self._answer.note(self._index, event)
         return (event,)
 
 
 class ResumingReader:
-    """One reader of an answer. Part of a request, with which it ends.
+    """A reader of an answer. It belongs to a request and ends with it.
 
     Args:
-      answer: what it reads.
-      position: of the next frame.
+      answer: the answer to read.
+      position: position of the next frame.
 
     Attributes:
-      answer: the same.
-      position: the same.
+      answer: see Args.
+      position: see Args.
     """
 
     def __init__(self, answer: ResumableAnswer, position: int) -> None:
@@ -278,40 +280,40 @@ class ResumingReader:
 
     @property
     def has_begun(self) -> bool:
-        """Whether anything may have been spent on it: it outlives its readers, begun or not."""
+        """Always True: the answer outlives its readers, started or not."""
         return True
 
     @property
     def is_lost(self) -> bool:
-        """Whether what it should read next is forgotten: it is far slower than another one."""
+        """Whether its next frame was removed because it is far slower than another reader."""
         return self.position < self.answer.transcript.first
 
     @property
     def is_done(self) -> bool:
-        """Whether it has read all there will ever be."""
+        """Whether it has read the complete answer."""
         transcript = self.answer.transcript
         return transcript.is_over and self.position == transcript.end
 
     def take(self) -> list[bytes]:
-        """Return all frames that it has not read."""
+        """Return all unread frames."""
         frames = self.answer.transcript.since(self.position)
         self.position += len(frames)
         self.answer.go_on()
         return frames
 
     def cancel(self, reason: CancelReason) -> None:
-        """Go; the answer stays for a while. Idempotent."""
+        """Stop reading; the answer stays for a while. Idempotent."""
         self.answer.leave(self, reason)
 
 
 class Name(NamedTuple):
-    """What an answer is found by.
+    """The key of an answer.
 
     Attributes:
-      owner: the tenant that pays with its own answers when room runs out; empty where there are no
-        tenants, and all clients share one room then.
-      scope: of the client; the same text of another client is another name.
-      text: the client's word, or an id of ours.
+      owner: the tenant whose answers are evicted first when it uses too much room; empty without
+        tenants, when all clients share the room.
+      scope: the client; equal texts of two clients are different keys.
+      text: the client's idempotency key, or an id of ours.
     """
 
     owner: str
@@ -323,10 +325,10 @@ class KeptAnswers:
     """All resumable answers of this process.
 
     Args:
-      config: bounds.
-      is_leaving: whether this process is to leave: then answers without readers end at once.
-      count: told of what becomes of answers, by a word.
-      sweeps: called with the time at each sweep, to forget what is old elsewhere.
+      config: limits.
+      is_leaving: whether this process is shutting down: answers without readers then end at once.
+      count: called with the outcome of each answer.
+      sweeps: called with the time at each sweep, to remove expired data elsewhere.
     """
 
     def __init__(
@@ -346,10 +348,10 @@ class KeptAnswers:
         return len(self._answers)
 
     def find(self, name: Name, fingerprint: bytes | None = None) -> ResumableAnswer | None:
-        """Return the answer of a name, or None if there is none.
+        """Return the answer with a key, or None.
 
         Raises:
-          RequestError: 409, something else was asked for by that name.
+          RequestError: 409, the key was used for another request.
         """
         self._forget_old(trio.current_time())
         answer = self._answers.get(name)
@@ -358,7 +360,7 @@ class KeptAnswers:
         if fingerprint not in (None, answer.fingerprint):
             self._count("conflict")
             raise RequestError(
-                "another request was sent with this idempotency key; use a key for each",
+                "the idempotency key was used for another request; use a new key for each request",
                 status=409,
                 code="idempotency_conflict",
                 param="idempotency-key",
@@ -366,11 +368,11 @@ class KeptAnswers:
         return answer
 
     def forget_model(self, model: str) -> None:
-        """Give the answers of a model and its adapters, or of one adapter, to new readers no more:
-        it was removed.
+        """Stop giving the answers of a removed model and its adapters, or of one adapter, to new
+        readers.
 
         Args:
-          model: its name, behind which that of an adapter may stand.
+          model: its name, or MODEL:ADAPTER.
         """
         for answer in self._answers.values():
             if model in (answer.model, answer.model.partition(SEPARATOR)[0]):
@@ -382,10 +384,10 @@ class KeptAnswers:
         answer: ResumableAnswer,
         submit: Callable[[], OutputStream],
     ) -> None:
-        """Begin an answer and keep it, in the place of one of that name.
+        """Start an answer and store it, replacing an earlier one with this key.
 
         Raises:
-          RequestError: refused; nothing was begun or forgotten.
+          RequestError: refused; nothing was started or removed.
         """
         live = [other for other, one in self._answers.items() if one.ended_at is None]
         num_own = sum(other.owner == name.owner for other in live)
@@ -394,7 +396,7 @@ class KeptAnswers:
         most_own = max(1, int(most * self._config.owner_share)) if name.owner else most
         if len(live) >= most or num_own >= most_own:
             raise RequestError(
-                f"{len(live)} resumable answers are under way, {num_own} of them yours",
+                f"{len(live)} resumable answers are running, {num_own} of them yours",
                 status=503,
                 code="overloaded",
                 param="idempotency-key",
@@ -407,15 +409,15 @@ class KeptAnswers:
         self._count("begun")
 
     def join(self, answer: ResumableAnswer, position: int) -> ResumingReader:
-        """Return a reader of an answer that is kept.
+        """Return a reader of a stored answer.
 
         Raises:
-          RequestError: 400, it has not come so far; 410, that part is forgotten.
+          RequestError: 400, the position is in the future; 410, it was removed.
         """
         transcript = answer.transcript
         if position > transcript.end:
             raise RequestError(
-                f"only {transcript.end} events of this answer were sent so far",
+                f"the answer has only {transcript.end} events so far",
                 status=400,
                 code="invalid_request_error",
                 param="last-event-id",
@@ -427,14 +429,14 @@ class KeptAnswers:
         return answer.read_from(position)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Give up answers that stay without readers, and forget what is old, until cancelled."""
+        """Cancel answers that stay without readers, and remove old ones, until cancelled."""
         task_status.started()
         while True:
             await trio.sleep(self._config.sweep_s)
             self.sweep(trio.current_time())
 
     def sweep(self, now: float) -> None:
-        """Look whether a time is over."""
+        """Apply all time limits."""
         for answer in self._answers.values():
             grace_s = 0.0 if self._is_leaving() else answer.grace_s
             is_alone = answer.ended_at is None and answer.alone_since is not None
@@ -455,7 +457,7 @@ class KeptAnswers:
         }
 
     def _make_room(self) -> None:
-        """Forget finished answers until the rest fits."""
+        """Remove finished answers until the rest fits."""
         self._evict(dict.fromkeys(self._answers, 1), self._config.max_kept)
         sizes = {
             name: answer.transcript.num_bytes
@@ -465,10 +467,10 @@ class KeptAnswers:
         self._evict(sizes, self._config.max_kept_bytes)
 
     def _evict(self, weights: dict[Name, int], most: int) -> None:
-        """Forget finished answers until all weights add up to no more than `most`.
+        """Remove finished answers until the weights add up to at most `most`.
 
-        The owner with the most weight loses its oldest finished one each time, so that an owner
-        with less than its equal part loses nothing.
+        Each time, the owner with the largest weight loses its oldest finished answer, so an owner
+        below an equal share loses nothing.
         """
         total = sum(weights.values())
         if total <= most:

@@ -1,8 +1,8 @@
-"""Idempotency-Key and Last-Event-ID: HTTP requests with answers that outlive their connection.
+"""Idempotency-Key and Last-Event-ID: HTTP requests whose answers outlive their connection.
 
-A request with a key begins an answer, or joins the one that a request with the same key and the
-same content began, live or finished. A stream then numbers its events, and one that was cut goes on
-behind the event that its client saw last. Without a key nothing of this happens.
+A request with a key starts an answer, or joins the running or finished answer of an earlier request
+with the same key and content. Its stream numbers the events, and a reconnecting client continues
+after the last event that it received. Requests without a key are not affected.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ if TYPE_CHECKING:
     from .stream import Serializer
 
 JOINED: Final = "idempotency-replayed"
-"""Header of an answer that another request began."""
+"""Response header that marks an answer started by an earlier request."""
 
 
 def _wanted_position() -> int | None:
-    """Return the position behind the last event that the client has, or None if it has none."""
+    """Return the position after the client's last event, or None if it has none."""
     text = request.headers.get(LAST_EVENT_ID)
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise invalid_request(f"must be the id of an event; it is {echo(text)}", LAST_EVENT_ID)
+        raise invalid_request(f"must be an event id, not {echo(text)}", LAST_EVENT_ID)
     return int(text) + 1
 
 
 def _fingerprint(fields: BaseModel) -> bytes:
-    """Return what two requests have in common if and only if they ask for the same."""
+    """Return a digest that is equal if and only if two requests have the same content."""
     content = request.path.encode() + b"\0" + fields.model_dump_json().encode()
     return blake2b(content, digest_size=16).digest()
 
@@ -62,33 +62,33 @@ async def kept_reader(
     model: ServedModel,
     services: Services,
 ) -> tuple[ResumingReader, bool]:
-    """Begin, join or continue an answer; its reading ends with the current request.
+    """Start, join or continue an answer. Its reader ends with the current request.
 
     Args:
-      key: its name.
-      fields: what was asked for.
-      serializer: of the endpoint.
-      requests: what is to be generated.
-      model: that generates it.
-      services: where it is kept.
+      key: its idempotency key.
+      fields: the request.
+      serializer: the endpoint's serializer.
+      requests: the generation requests.
+      model: the model.
+      services: hold the answer.
 
     Returns:
-      What reads it, and whether it has just been begun.
+      The reader, and whether the answer has just been started.
 
     Raises:
       RequestError: it was refused.
     """
     found = kept_answer(key, fields, services)
     with await reserved(() if found else requests, model, services):
-        # Nothing waits from here on: two requests with one key begin one answer.
+        # Nothing waits from here on, so two requests with one key start one answer.
         position = _wanted_position()
         answer = found or kept_answer(key, fields, services)
         is_new = answer is None
         if answer is None:
             if position is not None:
                 raise RequestError(
-                    f"there is no answer of this {KEY} any more; leave {LAST_EVENT_ID} away to "
-                    "begin anew",
+                    f"the answer of this {KEY} no longer exists; leave out {LAST_EVENT_ID} to "
+                    "start again",
                     status=404,
                     code="not_found",
                     param=LAST_EVENT_ID,
@@ -96,7 +96,8 @@ async def kept_reader(
             fingerprint, config = _fingerprint(fields), services.config.resume
             answer = ResumableAnswer(serializer, fingerprint, config, model.name, model.digest)
             services.kept.begin(_name_of(key), answer, partial(model.fleet.submit, *requests))
-        # Of two requests with one key that leave the model open the other may have begun first.
+        # Of two `auto` requests with one key, the other one may have started first on another
+        # model.
         show_version(answer.digest)
         reader = services.kept.join(answer, position or 0)
         current_scope().hold(reader)
@@ -111,7 +112,7 @@ async def resumable_stream(
     model: ServedModel,
     services: Services,
 ) -> Response:
-    """Return a stream that may be continued. See `kept_reader`."""
+    """Return a stream that can be continued. See `kept_reader`."""
     reader, is_new = await kept_reader(key, fields, serializer, requests, model, services)
     body = ResumableBody(reader, serializer, services.config.keep_alive_s)
     return Response(body, headers={} if is_new else {JOINED: "true"})
@@ -125,9 +126,9 @@ async def resumable_whole(
     model: ServedModel,
     services: Services,
 ) -> Response:
-    """Wait for an answer that comes as a whole. See `kept_reader`."""
+    """Wait for a whole answer. See `kept_reader`."""
     if LAST_EVENT_ID in request.headers:
-        raise invalid_request("is for streams only; set stream to true", LAST_EVENT_ID)
+        raise invalid_request("is allowed only with stream: true", LAST_EVENT_ID)
     reader, is_new = await kept_reader(key, fields, serializer, requests, model, services)
     frames: list[bytes] = []
     while not reader.is_done:
@@ -142,24 +143,24 @@ async def resumable_whole(
 
 
 def has_answer(services: Services) -> bool:
-    """Return whether something is kept by the request's key, whatever it was that asked."""
+    """Return whether an answer with the request's key exists, whatever the request was."""
     key = current_key()
     return key is not None and services.kept.find(_name_of(key)) is not None
 
 
 def kept_model(services: Services) -> str | None:
-    """Return the name of the model that an answer with the request's key was begun on; None where
-    there is none."""
+    """Return the name of the model on which the answer with the request's key was started; None
+    without an answer."""
     key = current_key()
     answer = None if key is None else services.kept.find(_name_of(key))
     return None if answer is None else answer.model
 
 
 def kept_answer(key: str, fields: BaseModel, services: Services) -> ResumableAnswer | None:
-    """Return the answer of a key if there is one to be joined, so that nothing is begun.
+    """Return the answer of a key if it can be joined, so that nothing new is started.
 
     Raises:
-      RequestError: 409, another request has the key.
+      RequestError: 409, the key was used for another request.
     """
     answer = services.kept.find(_name_of(key), _fingerprint(fields))
     is_good = answer is not None and (_wanted_position() is not None or answer.failure is None)
@@ -167,7 +168,7 @@ def kept_answer(key: str, fields: BaseModel, services: Services) -> ResumableAns
 
 
 def _name_of(key: str) -> Name:
-    # A client never meets the keys of others. Credentials are checked elsewhere.
+    # Keys of different clients never collide. Credentials are checked elsewhere.
     tenant = current_tenant().name
     keys = (request.headers.get(name, "") for name in ("authorization", "x-api-key"))
     client = f"tenant {tenant}" if tenant else "\0".join(keys)
@@ -179,9 +180,9 @@ class ResumableBody(StreamBody):
     """Writes the events of an answer, each with its position as `id`.
 
     Args:
-      reader: gives the events.
-      serializer: of what is not the answer's: the end of a reader that is lost.
-      keep_alive_s: after so much silence there is a sign of life.
+      reader: reads the events.
+      serializer: writes the error for a reader that fell too far behind.
+      keep_alive_s: silence after which a keep-alive is sent.
     """
 
     def __init__(self, reader: ResumingReader, serializer: Serializer, keep_alive_s: float) -> None:
@@ -190,7 +191,7 @@ class ResumableBody(StreamBody):
         self._keep_alive_s = keep_alive_s
 
     async def __anext__(self) -> bytes:
-        """Return the next write."""
+        """Return the next bytes to write."""
         reader = self._reader
         await trio.lowlevel.checkpoint()
         deadline = trio.current_time() + self._keep_alive_s

@@ -1,4 +1,4 @@
-"""One row of the route table, and how a request finds its row. The rows are in server/routes.py."""
+"""The types of the route table, whose rows are in server/routes.py, and the lookup of a row."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ if TYPE_CHECKING:
     from .schemas import StrictModel
 
 WS: Final = "WS"
-"""Stands where a method does in the row of a WebSocket."""
+"""The method of a WebSocket route."""
 Method = Literal["GET", "HEAD", "POST", "DELETE"]
 METHODS: Final[tuple[str, ...]] = get_args(Method)
 JSON: Final = "application/json"
 
 
 class Permission(Enum):
-    """Whose key opens a route, on a server with tenants."""
+    """The key that a route requires on a server with tenants."""
 
     NONE = "none"
-    """No key: whether the process is well, and pages that ask for a key themselves."""
+    """No key: for health checks, and for pages, which ask for a key themselves."""
     USER = "user"
     OPERATOR = "operator"
 
 
 Dialect = Literal["openai", "anthropic", "ollama"]
-"""Whose API a route belongs to: decides the form of errors and streams."""
+"""The API that a route belongs to; sets the format of errors and streams."""
 Cost = Literal["nothing", "request", "tokens"]
-"""Which of a tenant's limits a request counts in before its body is read: none, because no text is
-worked on or lines of batches count themselves; those on requests; those on requests and tokens."""
+"""The tenant limits that a request counts against before its body is read. "nothing" is for routes
+that process no text, or whose batch lines count themselves; "tokens" includes "request"."""
 RoutePart = Literal["storage", "storage or none", "page files", "document"]
-"""What a handler takes first, before `services`. Without `--batch-dir` a route with "storage"
-answers 404 instead."""
+"""The handler's first argument, before `services`. Without `--batch-dir`, a route with "storage"
+returns 404."""
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentedOperation:
-    """What the OpenAPI document says of a route.
+    """A route's entry in the OpenAPI document.
 
     Attributes:
-      heading: under which it is shown.
+      heading: the group in which it is listed.
       summary: one line.
-      result: name of a component for JSON, or the media type of another answer.
-      body: what its request is read with, or its schema; None where there is no body.
-      media: of the request's body.
-      status: of a good answer.
-      error: name of a component for any other; None for that of the dialect.
+      result: name of a component for JSON, or the media type of another response.
+      body: the request model, or a schema; None without a body.
+      media: media type of the request body.
+      status: status of a successful response.
+      error: name of the component for errors; None for that of the dialect.
     """
 
     heading: str
@@ -65,20 +65,20 @@ class DocumentedOperation:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One row.
+    """A row of the route table.
 
     Attributes:
       method: GET also serves HEAD.
-      path: with variable parts as werkzeug writes them.
-      view: takes its part, `services` and the variable parts.
-      permission: whose key opens it.
-      entry: in the OpenAPI document; None for a WebSocket, for which OpenAPI has no words.
-      dialect: of its errors and streams.
-      cost: what it takes of its tenant's limits.
-      streams: whether `stream: true` gets events.
-      is_resumable: whether one of several servers keeps its answer by the idempotency key.
-      is_open_to_pages: whether pages of allowed origins may use it although no key opens it.
-      part: what the view takes first.
+      path: with variables in werkzeug's syntax.
+      view: the handler; takes its part, `services` and the path variables.
+      permission: the required key.
+      entry: in the OpenAPI document; None for a WebSocket, which OpenAPI cannot describe.
+      dialect: the format of its errors and streams.
+      cost: the tenant limits that it counts against.
+      streams: whether `stream: true` returns events.
+      is_resumable: whether the owner of the idempotency key answers it, of several servers.
+      is_open_to_pages: whether pages of allowed origins may use it although it needs no key.
+      part: the handler's first argument.
     """
 
     method: Method | Literal["WS"]
@@ -96,12 +96,12 @@ class Route:
 
     @property
     def endpoint(self) -> str:
-        """The name in the URL map and in metrics."""
+        """Its name in the URL map and in metrics."""
         return f"{self.method} {self.path}"
 
     @property
     def is_for_pages(self) -> bool:
-        """Whether pages of allowed origins may use it; never what is for operators."""
+        """Whether pages of allowed origins may use it; never true for operators' routes."""
         return self.permission is Permission.USER or self.is_open_to_pages
 
 
@@ -110,7 +110,7 @@ class RouteTable:
 
     Args:
       rows: in the order of the OpenAPI document.
-      trees: beginnings of paths; what has no row there is answered in the form of the first row.
+      trees: path prefixes; other paths below them use the error format of their first row.
     """
 
     def __init__(self, rows: Sequence[Route], trees: Sequence[str]) -> None:
@@ -123,14 +123,14 @@ class RouteTable:
         self._root = begins["/"]
 
     def find(self, endpoint: str | None) -> Route | None:
-        """Return the row of an endpoint; None where there is no route for path and method."""
+        """Return the row of an endpoint; None if no route matches the path and method."""
         return self._of_endpoints.get(endpoint or "")
 
     def nearest(self, endpoint: str | None, path: str) -> Route:
-        """Return the row of an endpoint, or else the row whose path is the longest beginning.
+        """Return the row of an endpoint, or else the row with the longest matching path prefix.
 
-        The form of errors and the origins of pages are also those of a path that is not there, of
-        a wrong method and of a preflight.
+        This determines the error format and allowed origins of unknown paths, wrong methods and
+        preflights.
         """
         found = self.find(endpoint)
         if found is not None:

@@ -1,4 +1,5 @@
-"""Sampling parameters from a request's fields, and logprobs in the two forms of the API. Pure."""
+"""Converts request fields to sampling parameters, and formats logprobs for chats and completions.
+Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ def sampling_params(
     grammar: Grammar | None = None,
     reasoning: ReasoningTokens | None = None,
 ) -> SamplingParams:
-    """Return the parameters of the first choice."""
+    """Return the sampling parameters of the first choice."""
     min_tokens = fields.min_tokens or 0
     if min_tokens > max_tokens:
         raise invalid_request(f"min_tokens exceeds max_tokens ({max_tokens})", "min_tokens")
@@ -36,14 +37,14 @@ def sampling_params(
         min_tokens=min_tokens,
         temperature=_or(fields.temperature, defaults.temperature),
         top_p=_or(fields.top_p, defaults.top_p),
-        # Other servers say -1 for off.
+        # Other servers use -1 for off.
         top_k=defaults.top_k if fields.top_k is None else max(0, fields.top_k),
         min_p=_or(fields.min_p, defaults.min_p),
         presence_penalty=_or(fields.presence_penalty, 0.0),
         frequency_penalty=_or(fields.frequency_penalty, 0.0),
         repetition_penalty=_or(fields.repetition_penalty, defaults.repetition_penalty),
         logit_bias=fields.logit_bias,
-        # Negative seeds are allowed by the API; the generator is keyed by 63 bits.
+        # The API allows negative seeds; the generator takes 63 bits.
         seed=new_seed() if fields.seed is None else fields.seed & MAX_SEED,
         stop_token_ids=fields.stop_token_ids,
         ignore_eos=bool(fields.ignore_eos),
@@ -54,7 +55,7 @@ def sampling_params(
 
 
 def cache_ask(fields: GenerationFields, params: SamplingParams) -> CacheAsk | None:
-    """Return what a client says of the response cache; None for nothing."""
+    """Return the request's response cache settings; None for none."""
     if fields.response_cache is None:
         return None
     return CacheAsk(
@@ -64,22 +65,22 @@ def cache_ask(fields: GenerationFields, params: SamplingParams) -> CacheAsk | No
 
 
 def of_choice(params: SamplingParams, index: int) -> SamplingParams:
-    """Return the parameters of one of several choices: the same but for the seed."""
+    """Return the parameters of one choice: the same with another seed."""
     return replace(params, seed=(params.seed + index) & MAX_SEED)
 
 
 def check_token_ids(fields: SamplingFields, model: ServedModel) -> None:
-    """Raise the RequestError for an id that the model does not have."""
+    """Raise RequestError for a token id that the model does not have."""
     check_ids([token_id for token_id, _ in fields.logit_bias], model, "logit_bias")
     check_ids(fields.stop_token_ids, model, "stop_token_ids")
 
 
 def check_ids(ids: Sequence[int], model: ServedModel, param: str) -> None:
-    """Raise the RequestError for an id outside the model's vocabulary."""
+    """Raise RequestError for a token id outside the model's vocabulary."""
     largest, size = max(ids, default=0), model.text.vocab_size
     if largest >= size:
         raise invalid_request(
-            f"{param} has the id {largest}; those of model {model.name} are below {size}", param
+            f"{param} has the token id {largest}; ids of model {model.name} are below {size}", param
         )
 
 
@@ -117,8 +118,8 @@ def completion_logprobs(
 
     Args:
       tokens: in order.
-      offset: characters of the completion's text before the first of them.
-      tops: the alternatives to each of them.
+      offset: number of characters of the completion's text before the first token.
+      tops: the alternatives of each token.
     """
     names, logprobs, offsets = [], [], []
     for token in tokens:

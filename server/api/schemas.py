@@ -1,9 +1,8 @@
-"""What a request may hold: names, types and ranges.
+"""Request schemas of chats, completions and tokenization, and the handling of unknown names.
 
-Each name falls into one of four classes: applied (a field here), accepted without effect
-(IGNORED), refused by name (UNSUPPORTED, unless it asks for what happens anyway), or unknown.
-Unknown names are extensions of other servers or mistakes: HTTP endpoints ignore them and name them
-in the answer's `x-triolet-ignored`; with `strict_requests` they are refused.
+A name is applied (a field), accepted without effect (IGNORED), refused (UNSUPPORTED, unless its
+value changes nothing), or unknown. Unknown names are ignored and listed in the response header
+`x-triolet-ignored`; with `strict_requests` they are refused.
 """
 
 from __future__ import annotations
@@ -55,11 +54,11 @@ if TYPE_CHECKING:
 
 MAX_MESSAGES: Final = 4096
 TURNS_AT_ONCE: Final = 256
-"""Of a conversation, put into other words before others may run: some take 10 µs."""
+"""Turns of a conversation to convert before other tasks may run; some take 10 µs."""
 MAX_PARTS: Final = 1024
-"""Of one message: what people attach are a few files."""
+"""Parts of one message; people attach a few files."""
 MAX_DETOKENIZED: Final = 1 << 18
-"""The longest contexts of models that are served; most have fewer."""
+"""The longest context of served models; most have a shorter one."""
 
 
 def _stop(value: object) -> object:
@@ -69,14 +68,14 @@ def _stop(value: object) -> object:
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise ValueError("must be a string or a list of strings")
     if len(texts) > MAX_STOP_STRINGS:
-        raise ValueError(f"may hold at most {MAX_STOP_STRINGS} strings")
+        raise ValueError(f"must have at most {MAX_STOP_STRINGS} strings")
     if not all(0 < len(text) <= MAX_STOP_CHARS for text in texts):
         raise ValueError(f"strings must have 1 to {MAX_STOP_CHARS} characters")
     return tuple(texts)
 
 
 StopStrings = Annotated[tuple[str, ...], BeforeValidator(_stop, json_schema_input_type=fields.Stop)]
-"""One string or several, which end the text before the first that occurs."""
+"""One or more strings; the text ends before the first one found."""
 
 
 def _logit_bias(value: object) -> object:
@@ -87,7 +86,7 @@ def _logit_bias(value: object) -> object:
     pairs = []
     for key, bias in value.items():
         if not (key.isascii() and key.isdigit() and len(key) < 10):
-            raise ValueError(f"the key {echo(key)} is no token id")
+            raise ValueError(f"the key {echo(key)} is not a token id")
         if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
             raise ValueError(f"the bias of {key} must be a number from -100 to 100")
         pairs.append((int(key), float(bias)))
@@ -107,10 +106,10 @@ def _ids_up_to(most: int, value: object) -> tuple[int, ...]:
 
 
 def _ids(value: Sequence[object]) -> tuple[int, ...]:
-    # Thrice through the list in C, which takes a third of the time of once in Python.
+    # Three passes over the list in C take a third of the time of one in Python.
     are_ints = set(map(type, value)) <= {int}
     if not are_ints or (value and (min(value) < 0 or max(value) > MAX_INT)):  # type: ignore[type-var,operator]
-        raise ValueError("token ids must be integers from 0 on")
+        raise ValueError("token ids must be integers of at least 0")
     return tuple(value)  # type: ignore[arg-type]
 
 
@@ -141,11 +140,11 @@ TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text"})
 
 
 def joined_text(value: object) -> object:
-    """Return the text of a message's content: a string, or parts that are all text."""
+    """Return the text of a message's content: a string, or a list of text parts."""
     if not isinstance(value, list):
         return value
     if len(value) > MAX_PARTS:
-        raise ValueError(f"may have at most {MAX_PARTS} parts")
+        raise ValueError(f"must have at most {MAX_PARTS} parts")
     texts = []
     for part in value:
         kind = part.get("type") if isinstance(part, dict) else None
@@ -156,7 +155,7 @@ def joined_text(value: object) -> object:
             raise PydanticCustomError("unsupported", f"content of type {echo(kind)} ({advice})")
         text = part.get("text")
         if not isinstance(text, str):
-            raise ValueError("a text part must hold a text")
+            raise ValueError("a text part must have a text")
         texts.append(text)
     return "".join(texts)
 
@@ -165,10 +164,10 @@ class StrictModel(StrictFields):
     """The fields of a request, or of a part of one.
 
     Attributes:
-      ignored: names that this endpoint accepts without effect.
+      ignored: names that the endpoint accepts without effect.
       unsupported: names that it refuses (see UNSUPPORTED).
-      skipped_tools: types of tools that it leaves out.
-      kinds: all of them, by name.
+      skipped_tools: tool types that it leaves out.
+      kinds: all request models, by name.
     """
 
     ignored: ClassVar[frozenset[str]] = IGNORED
@@ -186,13 +185,13 @@ _Call = TypeVar("_Call", bound=StrictFields)
 
 
 def assistant_calls(calls: list[_Call] | None, info: ValidationInfo) -> list[_Call] | None:
-    """Return the calls of a turn.
+    """Return the tool calls of a turn.
 
     Raises:
-      ValueError: it is not the model's turn.
+      ValueError: the turn is not the assistant's.
     """
     if calls and info.data.get("role") != "assistant":
-        raise ValueError("may only be in the role assistant")
+        raise ValueError("is allowed only with the role assistant")
     return calls
 
 
@@ -204,13 +203,13 @@ class Message(StrictModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = None
-    # Of the tool whose result the turn is; templates are not told the names of others.
+    # Name of the tool whose result the turn is; templates get no other names.
     name: str | None = None
-    # What the turn's model thought; newer clients call it `reasoning`.
+    # The model's reasoning in that turn; newer clients call it `reasoning`.
     reasoning: Annotated[
         str | None, Field(validation_alias=AliasChoices("reasoning_content", "reasoning"))
     ] = None
-    # Behind the calls, which may stand in its place.
+    # After the calls, because they may replace it.
     content: Annotated[
         str | None,
         BeforeValidator(joined_text, json_schema_input_type=fields.Content | None),
@@ -238,104 +237,105 @@ ServedName = Annotated[
 ]
 Stream = Annotated[
     bool | None,
-    Field(description="Send the answer piece by piece, as server-sent events; default: false."),
+    Field(description="Stream the answer as server-sent events; default: false."),
 ]
 ThinkingBudget = Annotated[
     Annotated[int, Field(ge=0, le=MAX_INT)] | None,
-    Field(description="Most tokens of reasoning before the answer; default: no bound."),
+    Field(description="Maximum number of reasoning tokens; default: no limit."),
 ]
 
 
 class ServiceFields(StrictModel):
-    """How early a request runs."""
+    """Fields that decide how soon a request runs."""
 
     priority: Annotated[int, Field(ge=-100, le=100)] | None = Field(
-        default=None, description="Order among your own requests: lower runs earlier; default: 0."
+        default=None,
+        description="Priority among your own requests: lower runs earlier; default: 0.",
     )
     service_tier: fields.ServiceTier | None = Field(
-        default=None, description="Class of service; auto, default and scale leave it to the plan."
+        default=None, description="Service class; auto, default and scale use the plan's default."
     )
 
 
 class CommonSamplingFields(StrictModel):
-    """What every API calls the same of sampling."""
+    """Sampling fields with the same name in every API."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(
-        default=None, description="Randomness; 0 takes the likeliest token; default: the model's."
+        default=None, description="Randomness; 0 takes the most likely token; default: the model's."
     )
     top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(
         default=None,
-        description="Sample from the likeliest tokens up to this share; default: the model's.",
+        description="Sample from the most likely tokens up to this total; default: the model's.",
     )
     top_k: Annotated[int, Field(ge=-1, le=MAX_TOP_K)] | None = Field(
         default=None,
-        description="Sample from so many likeliest tokens; 0, -1: all; default: the model's.",
+        description="Sample from this many most likely tokens; 0, -1: all; default: the model's.",
     )
     min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(
         default=None,
-        description="Leave out tokens below this share of the likeliest; default: the model's.",
+        description="Drop tokens below this share of the most likely; default: the model's.",
     )
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(
-        default=None, description="Lower the score of tokens that have occurred; default: 0."
+        default=None, description="Lower the logits of tokens that have occurred; default: 0."
     )
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(
-        default=None, description="Lower scores by how often tokens have occurred; default: 0."
+        default=None, description="Lower logits by how often tokens have occurred; default: 0."
     )
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = Field(
         default=None,
-        description="Make sampling repeatable: same request, same tokens; default: random.",
+        description="Seed for reproducible sampling; default: random.",
     )
     stop: StopStrings = Field(
-        default=(), description="Texts that end the answer and are left out of it; default: none."
+        default=(), description="Stop strings, not included in the output; default: none."
     )
 
 
 class SamplingFields(CommonSamplingFields):
-    """What decides the next token and the end."""
+    """All fields that affect the choice of tokens and the end."""
 
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = Field(
         default=None,
-        description="Divide the score of tokens that have occurred; default: the model's.",
+        description="Divide the logits of tokens that have occurred; default: the model's.",
     )
     logit_bias: Annotated[
         tuple[tuple[int, float], ...],
         BeforeValidator(_logit_bias, json_schema_input_type=fields.LogitBias),
     ] = Field(
         default=(),
-        description="Numbers to add to the scores of tokens, by token id; default: none.",
+        description="Numbers to add to the logits of tokens, by token id; default: none.",
     )
     stop_token_ids: Annotated[
         tuple[int, ...], BeforeValidator(_token_ids, json_schema_input_type=fields.StopTokenIds)
     ] = Field(default=(), description="Token ids that end the answer; default: none.")
     ignore_eos: bool | None = Field(
-        default=None, description="Go on after the model's end tokens; default: false."
+        default=None, description="Continue after the model's end tokens; default: false."
     )
     min_tokens: Annotated[int, Field(ge=0, le=MAX_INT)] | None = Field(
         default=None,
-        description="Length before which the answer cannot end, in tokens; default: 0.",
+        description="Minimum number of output tokens; default: 0.",
     )
 
 
 CacheSalt = Annotated[str, Field(min_length=1, max_length=256)] | None
-"""Requests with different salts share no KV, so that the time of an answer does not tell whether
-another client has asked the same."""
+"""Requests with different salts share no KV, so that response times do not reveal another client's
+prompts."""
 
 
 ResponseCacheUse = Literal["allow", "refresh"] | None
-"""Whether an answer that was given before will do, or shall be replaced; else it is computed and
-not kept. Where the server keeps no answers it makes no difference."""
+"""Whether to use a stored answer, or to replace it; None to compute an answer and not store it. Has
+no effect if the server's response cache is off."""
 
 
 class CacheFields(StrictModel):
-    """What earlier work may be used again."""
+    """Cache settings."""
 
     cache_salt: CacheSalt = Field(
         default=None,
-        description="Share the prompt cache only with requests of this salt; default: none.",
+        description="Share the prefix cache only with requests of this salt; default: none.",
     )
     response_cache: ResponseCacheUse = Field(
         default=None,
-        description="Take an answer given before, or refresh it; default: compute, keep none.",
+        description="Use the response cache, or refresh its entry; default: do not use it.",
     )
 
 
@@ -343,45 +343,45 @@ class StreamOptions(StrictModel):
     """How a stream is written."""
 
     include_usage: bool | None = None
-    # Every chunk carries the counts so far; an extension of vLLM's that benchmark clients send.
+    # Every chunk has the counts so far: an extension of vLLM that benchmark clients use.
     continuous_usage_stats: bool | None = None
     include_obfuscation: Literal[False] | None = None
 
 
 class GenerationFields(SamplingFields, ConstraintFields, CacheFields, ServiceFields):
-    """What chat and plain completions have in common."""
+    """Fields shared by chats and plain completions."""
 
     model: ServedName = None
     n: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, description="Answers to each prompt; default: 1."
+        default=None, description="Number of choices per prompt; default: 1."
     )
     max_tokens: Annotated[int, Field(ge=1, le=MAX_INT)] | None = Field(
         default=None,
-        description="Longest answer, in tokens; default: what fits (/v1/completions: 16).",
+        description="Maximum number of output tokens; default: what fits (/v1/completions: 16).",
     )
     stream: Stream = None
     stream_options: StreamOptions | None = Field(
-        default=None, description="What a stream holds beside the answer, such as token counts."
+        default=None, description="Stream options, such as token counts."
     )
     skip_special_tokens: bool | None = Field(
         default=None, description="Leave special tokens out of the text; default: true."
     )
     include_stop_str_in_output: bool | None = Field(
-        default=None, description="Keep the text that ended the answer; default: false."
+        default=None, description="Include the stop string in the output; default: false."
     )
     return_token_ids: bool | None = Field(
-        default=None, description="Add the answer's token ids; default: false."
+        default=None, description="Return the output's token ids; default: false."
     )
 
 
 def shared_fields(request: StrictModel, but: Collection[str]) -> dict[str, Any]:
-    """Return the fields of another API's request that chats call the same, but for some."""
+    """Return the fields of another API's request with the same name in a chat, except some."""
     names = GenerationFields.model_fields.keys() & type(request).model_fields.keys() - set(but)
     return {name: getattr(request, name) for name in names}
 
 
 class TemplateSwitches(TypedDict, total=False):
-    """What of a chat template a client may switch: names that templates in the wild agree on."""
+    """Chat template switches that clients may set; common names among published templates."""
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid")  # type: ignore[misc]
 
@@ -396,58 +396,59 @@ TemplateKwargs = Annotated[
     ),
 ]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-"""How much a model should reason. `none` turns it off; the others are told to templates that read
-them, and are hints elsewhere."""
+"""Reasoning effort. `none` turns reasoning off; other values are passed to templates that support
+them, and are otherwise hints."""
 
 
 class ChatRequest(GenerationFields, ToolFields):
-    """POST /v1/chat/completions."""
+    """The body of POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] = Field(
         description="The conversation, oldest turn first."
     )
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_INT)] | None = Field(
-        default=None, description="Newer name of max_tokens, which counts before it."
+        default=None, description="Newer name of max_tokens; takes precedence over it."
     )
     logprobs: bool | None = Field(
-        default=None, description="Add the log probability of each token; default: false."
+        default=None, description="Return the log probability of each token; default: false."
     )
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = Field(
         default=None,
-        description="Likeliest tokens to list at each place; needs logprobs; default: 0.",
+        description="Number of most likely tokens to list per token; needs logprobs; default: 0.",
     )
     add_generation_prompt: bool | None = Field(
         default=None,
-        description="Open the assistant's turn at the end of the prompt; default: true.",
+        description="Start the assistant's turn at the end of the prompt; default: true.",
     )
     continue_final_message: bool | None = Field(
-        default=None, description="Continue the last message, the assistant's; default: false."
+        default=None,
+        description="Continue the last message, which must be the assistant's; default: false.",
     )
     chat_template_kwargs: TemplateKwargs = None
     reasoning_effort: Effort | None = Field(
-        default=None, description="How much to reason; none turns it off; default: the template's."
+        default=None, description="Reasoning effort; none turns it off; default: the template's."
     )
     thinking_token_budget: ThinkingBudget = None
 
     unsupported: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {
         **UNSUPPORTED,
-        "add_special_tokens": ("special tokens beside those of the chat template", (False,)),
+        "add_special_tokens": ("special tokens in addition to the chat template's", (False,)),
         "echo": ("repeating the last message", (False,)),
     }
 
 
 class CompletionRequest(GenerationFields):
-    """POST /v1/completions."""
+    """The body of POST /v1/completions."""
 
     prompt: Annotated[
         tuple[Prompt, ...], BeforeValidator(read_prompts, json_schema_input_type=fields.Prompts)
-    ] = Field(description="A text or token ids to continue, or a list of either.")
+    ] = Field(description="A text or token ids to complete, or a list of either.")
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = Field(
         default=None,
-        description="Likeliest tokens to list at each place; default: no log probabilities.",
+        description="Number of most likely tokens to list per token; default: no logprobs.",
     )
     echo: bool | None = Field(
-        default=None, description="Put the prompt in front of its completion; default: false."
+        default=None, description="Return the prompt before its completion; default: false."
     )
 
     unsupported: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {
@@ -457,51 +458,52 @@ class CompletionRequest(GenerationFields):
 
 
 class TokenizeRequest(StrictModel):
-    """POST /tokenize: a prompt, or messages as a chat would send them."""
+    """The body of POST /tokenize: a prompt, or messages rendered as in a chat."""
 
     model: ServedName = None
     prompt: str | None = Field(default=None, description="Text to tokenize; send this or messages.")
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = Field(
-        default=None, description="Conversation to tokenize as a chat would; send this or prompt."
+        default=None, description="Conversation to render and tokenize; send this or prompt."
     )
     add_special_tokens: bool = Field(
         default=True, description="Add the tokenizer's special tokens to prompt; default: true."
     )
     add_generation_prompt: bool = Field(
-        default=True, description="Open the assistant's turn behind messages; default: true."
+        default=True, description="Start the assistant's turn after messages; default: true."
     )
     return_token_strs: bool = Field(
-        default=False, description="Add each token's text; default: false."
+        default=False, description="Return each token's text; default: false."
     )
 
 
 class DetokenizeRequest(StrictModel):
-    """POST /detokenize."""
+    """The body of POST /detokenize."""
 
     model: ServedName = None
-    # One error for the list: a million bad ids would make a million of them.
+    # Report one error for the whole list: a million bad ids would make a million errors.
     tokens: Annotated[
         tuple[int, ...],
         BeforeValidator(partial(_ids_up_to, MAX_DETOKENIZED), json_schema_input_type=fields.Ids),
-    ] = Field(description="Token ids to turn into text.")
+    ] = Field(description="Token ids to detokenize.")
 
 
 ModelT = TypeVar("ModelT", bound=StrictModel)
 
 
 MAX_UNKNOWN: Final = 16
-"""Unknown names in one body; the extensions of all known servers together send fewer."""
+"""Maximum unknown names in a body. The extensions of all known servers together are fewer."""
 EXTENSION_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 TYPO_RATIO: Final = 0.8
-"""Names that are so alike are one name with a typing error, or the same parameter of another
-server (`max_new_tokens`): ignoring it would change the answer."""
+"""Names at least this similar are a typing error or another server's name of a parameter
+(`max_new_tokens`); ignoring them would change the answer."""
 
 
 def take_unknown(kind: type[StrictModel], body: dict[str, Any]) -> tuple[str, ...]:
-    """Remove from a body what its endpoint ignores, extensions and some tools; return their names.
+    """Remove the names that an endpoint ignores from a body, extensions and some tools; return
+    them.
 
-    A name that is a parameter of chat or completions, resembles one of this endpoint, or is no word
-    stays and is refused by `read_request`: it would change the answer, or cannot be told.
+    A parameter of chats or completions, a name that resembles a parameter of this endpoint, and a
+    malformed name stay in the body, so that `read_request` refuses them.
 
     Raises:
       RequestError: 400, there are more than MAX_UNKNOWN.
@@ -547,19 +549,19 @@ def _field_names(kind: type[StrictModel]) -> frozenset[str]:
 
 @cache
 def _known_names(kind: type[StrictModel]) -> frozenset[str]:
-    """Return all names that an endpoint knows; asked for with every request."""
+    """Return all names that an endpoint recognizes; cached because every request needs it."""
     return _field_names(kind) | kind.ignored | kind.unsupported.keys()
 
 
 def _meant(name: str, fields: Iterable[str]) -> str | None:
-    """Return the parameter with a name that an unknown one resembles."""
+    """Return the parameter that an unknown name resembles, or None."""
     if not EXTENSION_NAME.fullmatch(name):
-        return None  # comparing costs the product of their lengths
+        return None  # the cost is the product of the lengths
     return next(iter(get_close_matches(name, fields, 1, TYPO_RATIO)), None)
 
 
 def read_request(kind: type[ModelT], body: dict[str, Any]) -> ModelT:
-    """Return a request's fields.
+    """Validate a body and return the request's fields.
 
     Raises:
       RequestError: 400 that names the parameter.
@@ -583,7 +585,7 @@ def read_request(kind: type[ModelT], body: dict[str, Any]) -> ModelT:
 
 
 def _refusal(fault: FieldFault, fields: Iterable[str]) -> RequestError:
-    # A name that the client made up may be as long as its body.
+    # A name made up by the client may be as long as its body.
     param = fault.param[:MAX_ECHO] or None
     if fault.kind == "unsupported":
         return unsupported(param or "", fault.message)
@@ -591,8 +593,8 @@ def _refusal(fault: FieldFault, fields: Iterable[str]) -> RequestError:
         return http_error(400, f"{param} is required", param)
     if fault.kind == "extra_forbidden":
         meant = _meant(param or "", fields)
-        advice = f"; is {meant} meant?" if meant else ""
-        return http_error(400, f"{echo(param)} is no parameter of this endpoint{advice}", param)
+        advice = f"; did you mean {meant}?" if meant else ""
+        return http_error(400, f"{echo(param)} is not a parameter of this endpoint{advice}", param)
     if fault.kind == "value_error":
         return http_error(400, f"{param} {fault.message}", param)
     return http_error(400, f"{param} {fault.message}; it is {echo(fault.value)}", param)

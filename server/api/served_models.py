@@ -1,4 +1,4 @@
-"""The models of this server: each with its text, workers and words; a request names one of them."""
+"""The models that the server serves, and the table that finds the model a request names."""
 
 from __future__ import annotations
 
@@ -28,34 +28,34 @@ if TYPE_CHECKING:
     from ..text.tokenizer import TextModel
 
 MAX_LISTED: Final = 16
-"""Names in an error about a model: GET /v1/models lists all."""
+"""Maximum number of names in an error about an unknown model."""
 MAX_COMPARED: Final = 64
-"""Characters of an unknown name that are compared with the names there are: a body may hold a name
-of megabytes, which would take a second of the event loop."""
+"""Characters of an unknown name that are compared with existing names: a name of megabytes would
+take a second of the event loop."""
 FINGERPRINT_DIGITS: Final = 12
-"""Of a digest in `system_fingerprint`: enough to tell versions apart, short enough to read."""
+"""Digits of a digest in `system_fingerprint`: enough to distinguish versions, short to read."""
 DIGEST: Final = "sha256:"
 AUTO_IS_OFF: Final = (
-    f"a choice by the server ({AUTO}) is off here; its operator turns it on with [auto] ladder in "
+    f"choosing a model with {AUTO} is off; the operator can turn it on with [auto] ladder in "
     "triolet.toml"
 )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServedModel:
-    """One model, and all that a request needs of it.
+    """A model with everything that requests to it need.
 
     Attributes:
-      config: the server's settings as they are for this model alone.
-      fleet: its workers, with a queue of their own.
+      config: the server's settings for this model only.
+      fleet: its workers, with their own queue.
       text: its tokenizer and template.
       grammars: checks grammars against its tokens.
-      defaults: sampling where a client says nothing.
-      embedding: how inputs become vectors.
-      card: what clients that show models are told.
-      page_words: what the chat page says.
-      adapter: the LoRA adapter that computes its answers; None for the base alone.
-      public_name: of the route that it is a version of; empty where it answers under its own name.
+      defaults: default sampling parameters.
+      embedding: its embedding settings.
+      card: metadata for clients that list models.
+      page_words: texts for the chat page.
+      adapter: its LoRA adapter; None for the base model.
+      public_name: the route that it is a version of; empty if it is served under its own name.
     """
 
     config: ServerConfig
@@ -71,58 +71,58 @@ class ServedModel:
 
     @property
     def name(self) -> str:
-        """What answers call it."""
+        """Its name in responses."""
         return self.names[0]
 
     @property
     def base_name(self) -> str:
-        """The name of the model without its adapter, which has prices and limits."""
+        """The model's name without the adapter; prices and limits use it."""
         return self.public_name or self.config.model_name
 
     @property
     def version(self) -> str:
-        """The name that its queue and workers have, which no other model of the server has."""
+        """The name used by its queue and workers, unique on this server."""
         return self.config.model_name
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every name that is listed, its own first."""
+        """All listed names, the primary one first."""
         aliases = (one for one in self.config.model_aliases if one != ANY_MODEL)
         behind = "" if self.adapter is None else f"{SEPARATOR}{self.adapter.name}"
         return tuple(f"{name}{behind}" for name in (self.base_name, *aliases))
 
     @property
     def digest(self) -> str:
-        """sha256:… of its version, or of its adapter; empty for a directory that is in no store."""
+        """sha256:… of its version or adapter; empty for a directory that is not in a store."""
         return self.config.model_digest if self.adapter is None else self.adapter.digest
 
     @property
     def adapter_key(self) -> bytes:
-        """What frames call its adapter; empty for the base alone."""
+        """Its adapter's key in frames; empty for the base model."""
         return b"" if self.adapter is None else digest_bytes(self.adapter.digest)
 
     @property
     def with_adapters(self) -> list[ServedModel]:
-        """The same with each of its adapters."""
+        """Return this model and this model with each of its adapters."""
         return [replace(self, adapter=one) for one in self.config.model_adapters]
 
     @property
     def system_fingerprint(self) -> str | None:
-        """The digest in the short form of OpenAI's answers; None without one."""
+        """The digest in the short form of OpenAI's responses; None without one."""
         digits = self.digest.removeprefix(DIGEST)
         return f"fp_{digits[:FINGERPRINT_DIGITS]}" if digits else None
 
     @property
     def state(self) -> ModelState:
-        """How far it is from answering, as its workers show."""
+        """Its state, according to its workers."""
         return state_of(self.fleet.status())
 
     def keeping(self, store: ResponseStore, name: str) -> ServedModel:
-        """Return the same with answers that are given again from a store.
+        """Return this model with a response cache.
 
         Args:
-          store: of all models.
-          name: in those of its answers; no other model of this process ever has it.
+          store: the answers of all models.
+          name: the model's name in cache keys, which no other model of this process ever has.
         """
         assert not isinstance(self.fleet, CachingFleet)
         fleet = CachingFleet(self.fleet, store, self.config.response_cache, name)
@@ -130,7 +130,7 @@ class ServedModel:
 
 
 def state_of(status: FleetStatus) -> ModelState:
-    """Return the state that workers show, or that control tells of those that are not there."""
+    """Return a model's state from its workers, or from control if it has none."""
     if status.is_draining:
         return ModelState.DRAINING
     if status.is_ready:
@@ -142,20 +142,20 @@ def state_of(status: FleetStatus) -> ModelState:
 
 
 class ModelTable:
-    """All models of a server by their names, each alone and with each of its adapters.
+    """All models of a server by name, each alone and with each of its adapters.
 
     Args:
-      models: the first answers requests that name none.
-      routes: by public name; each version of them is one of the models.
+      models: the first one answers requests that name no model.
+      routes: by public name; each of their versions is one of the models.
 
     Attributes:
-      first: of them.
-      listed: every model, and behind each the same with its adapters. Of the versions of a route
-        the stable one stands for all.
-      routes: as above.
+      first: the first model.
+      listed: every model, each followed by itself with its adapters. A route's stable version
+        represents all of its versions.
+      routes: see Args.
 
     Raises:
-      ConfigError: two of them have one name.
+      ConfigError: two models have one name.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class ModelTable:
                 if other is not model and not is_same_route:
                     raise ConfigError(
                         f"two models are called {name!r}: {other.config.model_dir} and "
-                        f"{model.config.model_dir}; give one another name or alias"
+                        f"{model.config.model_dir}; rename one of them"
                     )
         self.first, self.routes = models[0], routes
         self.listed = [one for one in listed if by_name[one.name] is one]
@@ -195,16 +195,16 @@ class ModelTable:
         without: Collection[str] = (),
         order: Sequence[str] = (),
     ) -> None:
-        """Have these routes and no others, and other models.
+        """Replace the routes, and add and remove models.
 
         Args:
-          routes: by public name; their versions are all there then.
-          added: come behind the others that are not in `order`.
-          without: names of models that leave; one is left at least.
-          order: names of models; the first of them that is here answers requests that name none.
+          routes: by public name; all of their versions must exist after the change.
+          added: models to add, after those not in `order`.
+          without: names of models to remove; at least one model must be left.
+          order: names of models; the first one that exists answers requests that name no model.
 
         Raises:
-          ConfigError: two of them have one name, and are no versions of one route; nothing has
+          ConfigError: two models have one name and are not versions of one route; nothing has
             changed.
         """
         kept = (one for one in self._models if one.version not in without)
@@ -213,15 +213,15 @@ class ModelTable:
         self._use(ordered, routes)
 
     def public_name_of(self, version: str) -> str:
-        """Return what clients call a version."""
+        """Return the public name of a version."""
         return next(one.base_name for one in self._models if one.version == version)
 
     def version_for(self, model: ServedModel, choose: Callable[[Route], str]) -> ServedModel:
-        """Return the version that a request gets; the model itself where no route has it.
+        """Return the version that a request gets; the model itself if it is not part of a route.
 
         Args:
-          model: as it was found by its name.
-          choose: returns the name of the version, of a route.
+          model: the model found by name.
+          choose: returns the name of a route's version.
         """
         route = self.routes.get(model.public_name)
         if route is None:
@@ -234,16 +234,16 @@ class ModelTable:
         return next(same, model)
 
     def set_adapters(self, name: str, adapters: tuple[AdapterConfig, ...]) -> None:
-        """Have these adapters of a model and no others.
+        """Replace a model's adapters.
 
         Raises:
-          ConfigError: a model or alias has the name of one; nothing has changed.
+          ConfigError: a model or alias has an adapter's name; nothing has changed.
         """
         [own] = [one for one in self._models if one.version == name]
         self.put(replace(own, config=replace(own.config, model_adapters=adapters)))
 
     def put(self, model: ServedModel) -> None:
-        """Have this in place of the model with the same name for workers.
+        """Replace the model with the same version name.
 
         Raises:
           ConfigError: another model has one of its names; nothing has changed.
@@ -259,19 +259,19 @@ class ModelTable:
 
     @property
     def names(self) -> list[str]:
-        """Every name that is listed."""
+        """All listed names."""
         return list(self._by_name)
 
     @property
     def takes_any_name(self) -> bool:
-        """Whether one of them answers to every name."""
+        """Whether a model accepts every name."""
         return self._any is not None
 
     def find(self, name: str) -> ServedModel | None:
-        """Return the model that is called so, or the one that answers to every name.
+        """Return the model with this name, or the one that accepts every name.
 
-        The latter is none for `NAME:ADAPTER` with the name of a model, whether or not this process
-        has seen that adapter: no base answers for one that was unloaded.
+        The latter does not apply to `NAME:ADAPTER` if NAME is a model, whether or not this process
+        has known the adapter: the base model must not answer for an unloaded adapter.
         """
         found = self._by_name.get(name)
         if found is None and not self._names_an_adapter(name):
@@ -283,14 +283,14 @@ class ModelTable:
         return bool(behind) and before in self._by_name
 
     def is_listed(self, name: str) -> bool:
-        """Whether a model is called exactly so."""
+        """Whether a model has exactly this name."""
         return name in self._by_name
 
     def named(self, name: str | None) -> ServedModel:
-        """Return the model that a request names; the first where it names none.
+        """Return the model that a request names; the first one if it names none.
 
         Raises:
-          RequestError: 404, there is no such model.
+          RequestError: 404, the model does not exist.
         """
         found = self.first if name is None else self.find(name)
         if found is None:
@@ -304,7 +304,7 @@ class ModelTable:
         return found
 
     def _listed(self, wanted: str) -> str:
-        """Return which names there are, and the one that was probably meant."""
+        """Return the list of names, and the one that was probably meant."""
         names = self.names
         shown = ", ".join(names[:MAX_LISTED])
         rest = len(names) - MAX_LISTED

@@ -1,4 +1,4 @@
-"""The parts of the server that every route is handed."""
+"""`Services`: the server's parts that every route handler receives."""
 
 from __future__ import annotations
 
@@ -30,42 +30,42 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What routes work with."""
+    """The parts of the server that route handlers use."""
 
     config: ServerConfig
     models: ModelTable
     metrics: Metrics
     state: ServerState = field(default_factory=ServerState)
     count_connections: Callable[[], int] = lambda: 0
-    """How many clients are connected."""
+    """Returns the number of connected clients."""
     peers: Peers | None = None
-    """None where this is the only server."""
+    """None if this is the only server on its port."""
     tenancy: Tenancy = field(default_factory=Tenancy)
     """Tenants and their keys; without tenants every client is served."""
     quotas: Quotas = field(default_factory=quotas_in_memory)
-    """What they may use."""
+    """The tenants' quotas."""
     do: Do = at_once
-    """Does work that takes long, in processes where the server has streams."""
+    """Runs slow jobs, in separate processes if the server has streams."""
     started_at: int = field(default_factory=lambda: int(time.time()))
-    """Unix time at which the models became available here, which the API calls their creation."""
+    """Unix time at which the models became available here; the API reports it as their creation."""
     wall: Callable[[], float] = time.time
-    """Returns the Unix time; temporary routes expire by it."""
+    """Returns the Unix time, by which temporary routes expire."""
     kept: KeptAnswers = field(init=False)
-    """Answers that clients may come back to."""
+    """Resumable answers."""
     bodies: BodyRoom = field(init=False)
-    """Bytes of bodies under way."""
+    """Limits the total size of request bodies."""
     refusals: RefusalPace = field(init=False)
-    """How fast refusals are answered."""
+    """Delays refusals."""
     recent: RecentFigures = field(init=False)
-    """What was counted in the last seconds."""
+    """Figures of the last seconds."""
     refusal_log: RefusalLog = field(init=False)
-    """Which of them are logged."""
+    """Logs refusals up to a rate."""
     store: ResponseStore | None = field(init=False, default=None)
-    """Answers that are given again, of all models; None where none are."""
+    """The response cache of all models; None if it is off."""
     responses: ResponseStore = field(init=False)
-    """Stored responses; empty where none are kept."""
+    """Stored responses; always empty if they are off."""
     lives: Iterator[int] = field(init=False, default_factory=count)
-    """Tells models of one name apart, which came one after the other."""
+    """Numbers that distinguish successive models with the same name."""
 
     def __post_init__(self) -> None:
         door = self.config.door
@@ -77,9 +77,9 @@ class Services:
         self.metrics.http.kept["response_store"] = self.responses
         sweeps = [self.responses.expire]
         if self.config.response_cache.max_bytes:
-            # One for all models: its bounds are those of the server.
+            # One store for all models: its limits apply to the server.
             store = ResponseStore(self.config.response_cache)
-            object.__setattr__(self, "store", store)  # as a frozen dataclass's own __init__ does
+            object.__setattr__(self, "store", store)  # like the __init__ of a frozen dataclass
             models = ModelTable([self.with_store(one) for one in self.models], self.models.routes)
             object.__setattr__(self, "models", models)
             self.metrics.http.kept["response_cache"] = store
@@ -93,7 +93,7 @@ class Services:
         object.__setattr__(self, "kept", kept)
 
     def with_store(self, model: ServedModel) -> ServedModel:
-        """Return a model whose answers are given again, where they are kept."""
+        """Return a model with a response cache, if enabled."""
         if self.store is None:
             return model
         return model.keeping(self.store, f"{model.name} {next(self.lives)}")

@@ -1,8 +1,8 @@
-"""Streams of events as the bodies of responses.
+"""Response bodies that stream events, and the base class of serializers.
 
-A task's turn, the application's send and the protocol's machinery cost several times what the write
-itself does. So a piece of an answer is written straight into the kernel where that needs no waiting
-(`ClientChannel.try_send`), and goes the usual way where it fails.
+A task switch, the application's send and the protocol stack cost several times the write itself. So
+pieces are written directly to the socket if that needs no waiting (`ClientChannel.try_send`), and
+through the application otherwise.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 KEEP_ALIVE: Final = b": keep-alive\n\n"
-"""A comment of Server-Sent Events."""
+"""A comment in Server-Sent Events."""
 
 
 class StreamBody(ResponseBody):
-    """Gives one write after the other, until StopAsyncIteration."""
+    """Yields one write after another until StopAsyncIteration."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -41,14 +41,14 @@ class StreamBody(ResponseBody):
         exc_value: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        """Nothing to give back."""
+        """Do nothing: there is nothing to release."""
 
     def __aiter__(self) -> Self:
         return self
 
     @abstractmethod
     async def __anext__(self) -> bytes:
-        """Return the next write."""
+        """Return the next bytes to write."""
 
 
 @dataclass(slots=True)
@@ -56,11 +56,11 @@ class Answer:
     """One choice, complete once it has its end.
 
     Attributes:
-      texts: of its tokens.
-      token_ids: of its tokens.
-      logprobs: of its tokens, if they were asked for.
-      scored: of each of these what its answer writes of its alternatives, which are then dropped.
-      end: why it has ended.
+      texts: the texts of its tokens.
+      token_ids: the ids of its tokens.
+      logprobs: the logprobs of its tokens, if requested.
+      scored: per token, the serialized form of its alternatives, which are then dropped.
+      end: why it ended.
     """
 
     texts: list[str] = field(default_factory=list)
@@ -76,16 +76,16 @@ class Answer:
 
     @property
     def finished(self) -> Finished:
-        """Its end; only asked for once it is there."""
+        """Its end; use only after it has ended."""
         assert self.end is not None
         return self.end
 
 
 def add_event(answers: Sequence[Answer], index: int, event: Event) -> None:
-    """Add an event to the answer of its choice.
+    """Add an event to its choice's answer.
 
     Raises:
-      RequestError: it is the bad end.
+      RequestError: the choice failed.
     """
     answer = answers[index]
     match event:
@@ -100,37 +100,37 @@ def add_event(answers: Sequence[Answer], index: int, event: Event) -> None:
 
 
 class Serializer(ABC):
-    """Writes one answer in the words of one endpoint, as frames of bytes. Pure; one per answer.
+    """Writes one answer in an endpoint's format, as frames of bytes. Pure; one per answer.
 
     Attributes:
-      keep_alive: what is sent into a silence; clients skip it.
-      is_stopped: the client asked for the end, so that a Failed is no failure.
+      keep_alive: sent during silence; clients skip it.
+      is_stopped: whether the client asked for the end, so that a Failed is not an error.
     """
 
     keep_alive: bytes = KEEP_ALIVE
     is_stopped = False
 
     def begin(self) -> list[bytes]:
-        """Return what comes before all else."""
+        """Return the frames before everything else."""
         return []
 
     @abstractmethod
     def event(self, index: int, event: Event) -> list[bytes]:
-        """Return what an event of a choice looks like; of a Failed, the end of the answer."""
+        """Return the frames of an event; for a Failed, the end of the answer."""
 
     def end(self) -> list[bytes]:
-        """Return what follows the good ends of all choices."""
+        """Return the frames after all choices have ended normally."""
         return []
 
 
 class WholeAnswer(Serializer):
-    """An answer that is sent in one piece, once all of it is there.
+    """An answer that is sent as a whole at its end.
 
     Args:
       count: number of choices.
-      document: writes it.
-      score: returns what it writes of a token's alternatives, as that comes: those of thousands of
-        tokens at the end would hold up all streams; None to leave them as they are.
+      document: serializes the answers.
+      score: serializes a token's alternatives as they arrive, because doing so for thousands of
+        tokens at the end would block all streams; None to leave them unchanged.
     """
 
     def __init__(
@@ -144,11 +144,11 @@ class WholeAnswer(Serializer):
         self._score = score
 
     def event(self, index: int, event: Event) -> list[bytes]:
-        """Take an event; of a failure nothing is shown."""
+        """Add an event; failures show nothing."""
         if isinstance(event, Delta) and self._score is not None:
             scored = [msgspec.Raw(msgspec.json.encode(self._score(t))) for t in event.logprobs]
             self._answers[index].scored += scored
-            # A million alternatives that are kept would be gone through at each garbage collection.
+            # Garbage collection would traverse a million stored alternatives each time.
             kept = tuple(replace(token, top=()) for token in event.logprobs)
             event = msgspec.structs.replace(event, logprobs=kept)
         if not isinstance(event, Failed):
@@ -156,19 +156,19 @@ class WholeAnswer(Serializer):
         return []
 
     def end(self) -> list[bytes]:
-        """Return the whole."""
+        """Return the whole answer."""
         return [self._document(self._answers)]
 
 
 class EventStreamBody(StreamBody):
-    """Reads a stream, writes the body of a response.
+    """Reads a stream and writes the response body.
 
     Args:
-      stream: what to read.
-      serializer: of the endpoint.
-      connection: of the client.
-      keep_alive_s: silence after which something is sent that says nothing, which also finds out
-        whether the client is still there.
+      stream: the stream to read.
+      serializer: the endpoint's serializer.
+      connection: the client's connection.
+      keep_alive_s: silence after which a keep-alive is sent, which also detects a disconnected
+        client.
     """
 
     def __init__(
@@ -188,13 +188,13 @@ class EventStreamBody(StreamBody):
         self._shown_at = trio.current_time()
 
     async def __anext__(self) -> bytes:
-        """Return the next write that does not go the short way."""
+        """Return the next bytes that cannot be written directly."""
         if self._opening:
             opening, self._opening = self._opening, b""
             return opening
         if self._is_over:
             raise StopAsyncIteration
-        # Tokens that show nothing, such as special ones, are silence too.
+        # Tokens without visible text, such as special tokens, count as silence.
         self._shown_at = trio.current_time()
         while True:
             written = await self._stream.pump(self._write, self._silent_until)
@@ -210,12 +210,12 @@ class EventStreamBody(StreamBody):
         return self._shown_at + self._keep_alive_s
 
     def _write(self, events: Events) -> bytes | None:
-        """Send events the short way; return what is left for the usual one, None for nothing."""
+        """Write events directly; return the bytes that are left for the application, or None."""
         frames: list[bytes] = []
         for index, event in events:
             frames += self._serializer.event(index, event)
             if isinstance(event, Failed):
-                # One error ends the whole answer; the other choices end with the request.
+                # An error ends the whole answer; the other choices end with the request.
                 self._is_over = True
                 break
         else:

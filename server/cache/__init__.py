@@ -1,1 +1,1 @@
-"""The response cache: answers given lately, given again."""
+"""The response cache: stores recent answers and replays them for equal requests."""

@@ -1,7 +1,8 @@
-"""The fleet with a cache of answers in front of it.
+"""The response cache in front of a model's workers: looks requests up, records new answers and
+replays stored ones.
 
-An answer's name is a digest. Two requests have one name if and only if they are of one tenant and
-salt, go to one model with one adapter, and their answers cannot differ.
+The key of an answer is a digest. Two requests have the same key if and only if they have the same
+tenant, salt, model and adapter, and their answers cannot differ.
 """
 
 from __future__ import annotations
@@ -45,21 +46,21 @@ if TYPE_CHECKING:
 
 
 EVENTS_AT_ONCE: Final = 16
-"""Of a replay. A client that reads slowly holds what was taken, as text and in copies."""
+"""Events per read of a replay. A slow client's buffers hold the events read, as text and copies."""
 PIECE_BYTES: Final = 29
 TOKEN_BYTES: Final = 4
 SCORE_BYTES: Final = 55
 ALTERNATIVE_BYTES: Final = 24
-"""About what a piece without its text, a token, its score and another one's beside it cost in a
-script."""
+"""Approximate bytes in a script of a piece without its text, a token, its log probability, and an
+alternative token."""
 
 
 class Script(msgspec.Struct, frozen=True, array_like=True):
-    """A whole answer in the pieces in which it was sent.
+    """A complete answer, in the pieces in which it was sent.
 
     Attributes:
       deltas: text and tokens, in the pieces in which they were read.
-      end: with the usage of the request that computed it.
+      end: the final event, with the usage of the request that computed it.
     """
 
     deltas: tuple[Delta, ...]
@@ -70,9 +71,9 @@ class Recording(OutputStage):
     """The output stage that records the events of one generation.
 
     Args:
-      request: as it runs.
-      max_bytes: about as much is written down; of a longer answer nothing is kept.
-      on_finished: called with the request and the whole answer, if it had its good end.
+      request: the request, with its final settings.
+      max_bytes: approximate limit; a longer answer is not recorded.
+      on_finished: called with the request and the complete answer if it ended without an error.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Recording(OutputStage):
         self._on_finished = on_finished
 
     def push(self, event: Event) -> Sequence[Event]:
-        """Write down one event."""
+        """Record an event."""
         match event:
             case Delta() if self._room > 0:
                 self._deltas.append(event)
@@ -101,21 +102,21 @@ class Recording(OutputStage):
 
 
 class Replay:
-    """A kept answer as a generation. It holds no lease, no reservation.
+    """Replays a stored answer as a generation. It holds no lease and no reservation.
 
     Args:
-      request: what was asked for.
-      script: what was answered.
+      request: the request.
+      script: the stored answer.
 
     Attributes:
-      has_begun: whether a worker was ever asked to compute it: none is.
+      has_begun: always False, because no worker computes it.
     """
 
     has_begun: Final = False
 
     def __init__(self, request: GenerationRequest, script: Script) -> None:
         self.request = request
-        # The tokens are those that it took; it waited for nothing this time.
+        # Token counts are those of the original request; this one waited for nothing.
         usage = script.end.usage
         self._usage = replace(usage, queue_s=0.0, ttft_s=None if usage.ttft_s is None else 0.0)
         end = replace(script.end, usage=self._usage)
@@ -123,11 +124,11 @@ class Replay:
 
     @property
     def has_events(self) -> bool:
-        """Whether something is left of it."""
+        """Whether events are left."""
         return bool(self._events)
 
     def attach(self, reader: OutputReader, index: int) -> None:
-        """Tell its reader: all of it is here."""
+        """Notify the reader that all events are available."""
         reader.note_filled(index)
 
     def take_now(self) -> Sequence[Event]:
@@ -136,15 +137,17 @@ class Replay:
         return [self._events.popleft() for _ in range(count)]
 
     def cancel(self, reason: CancelReason) -> None:
-        """End it now. Idempotent; nothing after a terminal event."""
+        """End the replay now. Idempotent; has no effect after a terminal event."""
         if self._events and not isinstance(self._events[-1], Failed):
-            error = RequestError(f"the answer was ended: {reason}", status=499, code="cancelled")
+            error = RequestError(
+                f"the answer was cancelled: {reason}", status=499, code="cancelled"
+            )
             self._events.clear()
             self._events.append(Failed(error, self._usage))
 
 
 def size_of(delta: Delta) -> int:
-    """Return about how many bytes of a script it takes."""
+    """Return the approximate size of a delta in a script, in bytes."""
     scores = sum(SCORE_BYTES + ALTERNATIVE_BYTES * len(score.top) for score in delta.logprobs)
     return len(delta.text) + PIECE_BYTES + TOKEN_BYTES * len(delta.token_ids) + scores
 
@@ -153,11 +156,10 @@ NAME_BYTES: Final = 32
 
 
 def name_of(request: GenerationRequest, fingerprint: str, model: str = "") -> bytes:
-    """Return the name of a request's answer by the model with this fingerprint.
+    """Return the cache key of a request to the model with this fingerprint.
 
-    The model's own name counts too: two models with the same weights may have two tokenizers.
-    Time, urgency and deadline of a request make no difference to it; nor does the seed where
-    the best token is always taken.
+    The model's name is part of the key because two models with the same weights may have different
+    tokenizers. Priority, deadline and times are not; nor is the seed with greedy sampling.
     """
     sampling = request.sampling
     if sampling.temperature == 0:
@@ -184,18 +186,18 @@ def name_of(request: GenerationRequest, fingerprint: str, model: str = "") -> by
 
 
 NOT_SERVING: Final = frozenset({"connecting", "draining", "dead"})
-"""Workers that get nothing new: their model is answered with no more, or not yet. A late worker
-is mostly back in a second, with the same model."""
+"""States of workers that get no new requests. Their model is no longer, or not yet, served. A late
+worker is not among them: it usually returns within a second, with the same model."""
 
 
 class CachingFleet:
-    """A fleet that gives answers again.
+    """A fleet with a response cache.
 
     Args:
-      fleet: which computes what is not here.
-      store: what is kept, of this model and of others.
-      config: bounds.
-      model: its name.
+      fleet: the workers that compute answers on a miss.
+      store: stored answers of all models.
+      config: limits.
+      model: the model's name.
     """
 
     def __init__(
@@ -212,14 +214,14 @@ class CachingFleet:
 
     @property
     def admission(self) -> Admission:
-        """The fleet's: what is kept is found by a prompt, and these have none yet."""
+        """The fleet's admission. The cache looks up prompts, and none exist at this stage."""
         return self._fleet.admission
 
     def submit(self, *requests: GenerationRequest) -> OutputStream:
-        """Begin the choices of one answer, all of them or none; or give all of them again.
+        """Start all choices of an answer or none, or replay all of them from the cache.
 
         Raises:
-          RequestError: one was refused.
+          RequestError: a choice was refused.
         """
         ask = requests[0].cache
         if ask is None:
@@ -248,41 +250,41 @@ class CachingFleet:
         return stream
 
     def embed(self, requests: Sequence[GenerationRequest]) -> EmbeddingRun:
-        """Begin to make vectors; they are not kept."""
+        """Compute embeddings; they are not cached."""
         return self._fleet.embed(requests)
 
     @property
     def max_model_len(self) -> int:
-        """Most tokens of prompt and completion together."""
+        """Maximum number of prompt and completion tokens together."""
         return self._fleet.max_model_len
 
     def status(self) -> FleetStatus:
-        """Look at the fleet."""
+        """Return the fleet's status."""
         return self._fleet.status()
 
     async def audit(self, connections: int = 0) -> FleetAudit:
-        """Ask every worker for its account."""
+        """Collect the audit of every worker."""
         return await self._fleet.audit(connections)
 
     def _find(self, names: Sequence[bytes]) -> list[KeptAnswer]:
-        """Return all of these answers, or none."""
+        """Return all of these answers, or an empty list if any is missing."""
         now = trio.current_time()
         found = [kept for name in names if (kept := self.store.find(name, now)) is not None]
         return found if len(found) == len(names) else []
 
     def _fingerprint(self) -> str:
-        """Return what names the one model that is served; empty while none is, or two are."""
+        """Return the fingerprint of the served model; empty if there are none or several."""
         workers = self._fleet.status().workers
         known = {worker.fingerprint for worker in workers if worker.state not in NOT_SERVING} - {""}
         return known.pop() if len(known) == 1 else ""
 
     def _keep(self, name: bytes, request: GenerationRequest, script: Script) -> None:
-        """Keep an answer, if it is what its name says."""
+        """Store an answer if it still matches its key."""
         is_whole = (
             script.end.reason is FinishReason.STOP
             or script.end.usage.completion_tokens == request.sampling.max_tokens
         )
-        # Less computed than was asked for changes the request, or its end.
+        # If less was computed than requested, the request or its end has changed.
         if not is_whole or name_of(request, script.end.fingerprint, self._model) != name:
             return
         keeper = Keeper(request.scheduling.tenant.encode(), request.scheduling.cache_share)

@@ -1,6 +1,7 @@
-"""Answers by name, for a short time and within so many bytes.
+"""A store of answers by key, limited in bytes and age.
 
-When room runs out, fair_lru.py decides which answer goes. What is too old is gone at the next look.
+When it is full, `fair_lru.py` chooses what to evict. Expired answers are removed on the next
+access.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ if TYPE_CHECKING:
     from triolet.fair_lru import Keeper
 
 ENTRY_BYTES: Final = 512
-"""What an answer costs beside its own bytes."""
+"""Overhead per stored answer."""
 
 
 class KeptAnswer(NamedTuple):
-    """One answer.
+    """A stored answer.
 
     Attributes:
       answer: its bytes.
       tenant: its owner.
-      since: when it was kept.
+      since: when it was stored.
     """
 
     answer: bytes
@@ -35,20 +36,20 @@ class KeptAnswer(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """What it costs."""
+        """Bytes charged for it, with overhead."""
         return len(self.answer) + ENTRY_BYTES
 
 
 class ResponseStore:
-    """All answers of one server.
+    """All stored answers of one server.
 
     Args:
-      config: bounds.
+      config: limits.
 
     Attributes:
-      used_bytes: of all that is kept.
-      gone: answers that are not kept any more, by why.
-      outcomes: requests by what came of them.
+      used_bytes: bytes charged for all stored answers.
+      gone: number of removed answers, by reason.
+      outcomes: number of requests, by outcome.
     """
 
     def __init__(self, config: ResponseCacheConfig | StoredResponsesConfig) -> None:
@@ -56,14 +57,14 @@ class ResponseStore:
         self.gone: Counter[str] = Counter({"expired": 0, "evicted": 0})
         self.outcomes: Counter[CacheOutcome] = Counter(dict.fromkeys(CacheOutcome, 0))
         self._config = config
-        self._kept: dict[bytes, KeptAnswer] = {}  # the oldest first
+        self._kept: dict[bytes, KeptAnswer] = {}  # oldest first
         self._order: FairLru[bytes] = FairLru()
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def find(self, name: bytes, now: float) -> KeptAnswer | None:
-        """Return an answer, None if it is not here."""
+        """Return an answer, or None if it is not stored."""
         self.expire(now)
         kept = self._kept.get(name)
         if kept is not None:
@@ -71,10 +72,10 @@ class ResponseStore:
         return kept
 
     def keep(self, name: bytes, answer: bytes, keeper: Keeper, now: float) -> bool:
-        """Keep an answer, instead of an earlier one of this name.
+        """Store an answer, replacing an earlier one with this key.
 
         Returns:
-          Whether it is kept: not if it is too large.
+          Whether it was stored; False if it is too large.
         """
         self.expire(now)
         kept = KeptAnswer(answer, keeper.tenant, now)
@@ -91,7 +92,7 @@ class ResponseStore:
         return name in self._kept
 
     def expire(self, now: float) -> None:
-        """Forget what is too old."""
+        """Remove expired answers."""
         while self._kept:
             name, kept = next(iter(self._kept.items()))
             if now - kept.since < self._config.ttl_s:
@@ -100,18 +101,20 @@ class ResponseStore:
             self.gone["expired"] += 1
 
     def held_by(self, tenant: bytes) -> int:
-        """Return the bytes of a tenant's answers."""
+        """Return the bytes that a tenant's answers use."""
         return self._order.held_by(tenant)
 
     def check_invariants(self) -> None:
-        """Assert that bytes and names agree."""
+        """Assert that sizes and keys are consistent."""
         self._order.check_invariants()
-        assert set(self._order) == self._kept.keys(), "an answer has no place in the order"
-        assert self.used_bytes == sum(kept.num_bytes for kept in self._kept.values()), "lost bytes"
-        assert self.used_bytes <= self._config.max_bytes, "more than may be kept"
+        assert set(self._order) == self._kept.keys(), "an answer is missing from the order"
+        assert self.used_bytes == sum(kept.num_bytes for kept in self._kept.values()), (
+            "used_bytes is wrong"
+        )
+        assert self.used_bytes <= self._config.max_bytes, "more bytes than allowed"
 
     def drop(self, name: bytes) -> None:
-        """Forget an answer that is here."""
+        """Remove an answer that is stored."""
         kept = self._kept.pop(name)
         self._order.remove((name,), kept.tenant)
         self.used_bytes -= kept.num_bytes

@@ -1,1 +1,1 @@
-"""What the parts of the server agree upon: one generation, one embedding, one charge."""
+"""Types shared by the server's packages: generations, output events, request events and costs."""

@@ -1,8 +1,7 @@
-"""One generation or vector as the API sees it: what is asked for, the events that come back, and
-what it costs.
+"""Types of one generation or embedding: the request, its output events and its cost.
 
-The contract between server/api (which writes answers), server/scheduling (where requests begin and
-end) and server/tenants (which keeps the accounts).
+Shared by server/api, which writes responses, server/scheduling, which runs requests, and
+server/tenants, which keeps accounts.
 """
 
 from __future__ import annotations
@@ -24,43 +23,43 @@ if TYPE_CHECKING:
 
 
 NO_TOKENS: Final = SamplingParams(max_tokens=0)
-"""Of a request for a vector."""
+"""Sampling parameters of an embedding request."""
 
 
 class FinishReason(StrEnum):
-    """How a completion ended well; in the API's words."""
+    """Why a completion ended normally, in the API's terms."""
 
     STOP = "stop"
     LENGTH = "length"
 
 
 class CancelReason(StrEnum):
-    """Why a generation was ended from outside."""
+    """Why a generation was cancelled from outside."""
 
     CLIENT_GONE = "client_gone"
-    WENT_AWAY = "went_away"  # said so: a page that was left, or is loaded again
-    STOPPED = "stopped"  # the client asked: WebSocket cancel, stop button
+    WENT_AWAY = "went_away"  # a page reported that it was closed or reloaded
+    STOPPED = "stopped"  # requested by the client: WebSocket cancel, stop button
     STALLED = "stalled"
     DRAIN = "drain"
 
 
 class CacheOutcome(StrEnum):
-    """What came of asking for an answer that may have been given before."""
+    """The result of a cache lookup."""
 
     HIT = "hit"
-    MISS = "miss"  # computed, and kept if it comes to a good end
-    BYPASS = "bypass"  # no function of the request, or of no one model
+    MISS = "miss"  # computed, and stored if it ends without an error
+    BYPASS = "bypass"  # the answer is not determined by the request, or by one model
 
 
 @dataclass(slots=True)
 class CacheAsk:
-    """What a client says of the response cache, and what came of that.
+    """A client's cache settings and the outcome.
 
     Attributes:
-      may_find: an answer that was given before will do; if not, only this one is kept.
-      is_reproducible: the answer is a function of the request.
-      outcome: set when the request is begun, where answers are kept at all.
-      age_s: how long ago a hit was computed.
+      may_find: whether a stored answer may be used; if False, the new answer is only stored.
+      is_reproducible: whether the request determines the answer.
+      outcome: set when the request starts, if the cache is enabled.
+      age_s: age of the stored answer on a hit.
     """
 
     may_find: bool
@@ -70,7 +69,7 @@ class CacheAsk:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What the client is told."""
+        """Response headers that report the outcome."""
         if self.outcome is None:
             return {}
         shown = {"x-triolet-cache": self.outcome.value}
@@ -78,18 +77,18 @@ class CacheAsk:
 
 
 class TextWatch(Protocol):
-    """Reads the text of one completion as it comes."""
+    """Watches the text of one completion as it is generated."""
 
     def push(self, text: str) -> bool:
-        """Take more text; return whether the completion has to end behind it."""
+        """Add text; return whether the completion must end after it."""
         ...
 
 
 class AutoChoice(NamedTuple):
-    """How the model of a request that left it open was chosen.
+    """How the model of a request with `model: auto` was chosen.
 
     Attributes:
-      reason: why this one, in one word.
+      reason: one word that explains the choice.
       largest: name of the last model of the ladder.
     """
 
@@ -99,32 +98,31 @@ class AutoChoice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One sequence to generate. `n` choices are n of these.
+    """A request to generate one sequence. `n` choices are n of these.
 
     Attributes:
-      request_id: 16 random bytes; what logs, frames and errors call it.
+      request_id: 16 random bytes; identifies it in logs, frames and errors.
       prompt_ids: the whole prompt, at least one token.
       sampling: parameters with the seed already set.
-      stop: stop strings; the text ends before the first that occurs.
-      deadline_s: seconds from submission after which it ends with 504.
-      priority: lower runs earlier among those of one tenant and class; 0 is normal.
-      skip_special_tokens: leave special tokens out of the text.
-      include_stop: keep the stop string in the text.
-      client_request_id: what its client calls it; appears beside `request_id` in the log.
-      cache_salt: requests share KV with those of the same salt; empty for the common one.
-      origin_id: the request_id of another completion of the same prompt and salt, with which it may
-        share KV while that runs; empty for none.
+      stop: stop strings; the text ends before the first one found.
+      deadline_s: seconds from submission until it fails with 504.
+      priority: lower runs earlier within one tenant and class; 0 is normal.
+      skip_special_tokens: whether to leave special tokens out of the text.
+      include_stop: whether to keep the stop string in the text.
+      client_request_id: the client's id for it; logged beside `request_id`.
+      cache_salt: requests share KV only with those of the same salt; empty for the default.
+      origin_id: request_id of another completion of the same prompt and salt whose KV it may share
+        while that one runs; empty for none.
       scheduling: its tenant and class.
-      key: names what is asked for, so that a client that comes back is known; 0 for the prompt
-        itself.
-      cache: whether its answer may be one that was given before; None for no. The choices of one
-        request have one.
-      watch: begins what ends the completion by its text, beside stop strings; None for nothing.
-      form: of the vector that it ends with; None for a request for tokens.
-      adapter: digest of the LoRA adapter that computes it; empty for the base alone.
-      markers: tokens that the reader of the text has to see, and how the text shows each, whether
-        special tokens are left out or not; None for no such tokens.
-      auto: how its model was chosen; None where its client named it.
+      key: identifies equal requests, so that a repeated one is recognized; 0 to use the prompt.
+      cache: response cache settings, shared by the choices of one request; None to bypass it.
+      watch: creates a watch that can end the completion by its text, beside stop strings; None for
+        none.
+      form: format of the resulting embedding; None for a text request.
+      adapter: digest of the LoRA adapter; empty for the base model.
+      markers: tokens that the reader of the text must see, with their text, even if special tokens
+        are skipped; None for none.
+      auto: how its model was chosen; None if the client named it.
     """
 
     request_id: bytes
@@ -158,7 +156,7 @@ def input_request(
     scheduling: Scheduling = DEFAULT_SCHEDULING,
     adapter: bytes = b"",
 ) -> GenerationRequest:
-    """Return the request for the vector of one input."""
+    """Return the request for the embedding of one input."""
     return GenerationRequest(
         request_id,
         input_ids,
@@ -177,9 +175,9 @@ class TokenLogprob:
     """A chosen token and its alternatives.
 
     Attributes:
-      token_id: the id.
-      text: its own text (may be a replacement character for part of one).
-      raw: its own bytes.
+      token_id: its id.
+      text: its text alone; a replacement character if it is part of a character.
+      raw: its bytes.
       logprob: natural logarithm, before temperature and penalties.
       top: alternatives, best first, as (token_id, text, raw, logprob).
     """
@@ -192,9 +190,9 @@ class TokenLogprob:
 
 
 class Delta(msgspec.Struct, frozen=True, gc=False):
-    """New text. May be empty text with tokens whose characters are not complete yet.
+    """New text. The text may be empty while the tokens' characters are incomplete.
 
-    One is made for each token, hence no dataclass: it takes a tenth of the time.
+    One is created per token, so this is not a dataclass: a Struct takes a tenth of the time.
     """
 
     text: str
@@ -208,12 +206,12 @@ class Usage:
 
     Attributes:
       prompt_tokens: tokens in the prompt.
-      completion_tokens: tokens generated, the end token included.
-      cached_tokens: prompt tokens with KV that was already there.
-      queue_s: from submission to dispatch.
-      ttft_s: from submission to the first token, None if there was none.
-      reasoning_tokens: completion tokens before the answer, markers not counted; None where the
-        model does not reason.
+      completion_tokens: tokens generated, including the end token.
+      cached_tokens: prompt tokens whose KV was cached.
+      queue_s: time from submission to dispatch.
+      ttft_s: time from submission to the first token; None without one.
+      reasoning_tokens: completion tokens before the answer, without markers; None if the model does
+        not reason.
     """
 
     prompt_tokens: int
@@ -226,15 +224,15 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The one good end.
+    """The terminal event of a completed sequence.
 
     Attributes:
-      reason: why it came.
-      usage: what it took.
-      stop_string: that was found.
-      fingerprint: of the model that made it; empty if that is not known.
-      is_by_stop_token: a token of the client's `stop_token_ids` ended it, and none of the model's
-        own end tokens.
+      reason: why it ended.
+      usage: its token counts and times.
+      stop_string: the stop string found.
+      fingerprint: fingerprint of the model; empty if unknown.
+      is_by_stop_token: whether one of the client's `stop_token_ids` ended it, rather than an end
+        token of the model.
     """
 
     reason: FinishReason
@@ -245,14 +243,14 @@ class Finished:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the model had not ended it."""
+        """Whether it ended before the model's own end."""
         is_stopped = self.stop_string is not None or self.is_by_stop_token
         return is_stopped or self.reason is FinishReason.LENGTH
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The one bad end: the client is told of it in the form of the API."""
+    """The terminal event of a failed sequence. The API reports its error to the client."""
 
     error: RequestError
     usage: Usage
@@ -264,19 +262,19 @@ Events: TypeAlias = list[tuple[int, Event]]
 
 
 class OutputReader(Protocol):
-    """Takes the events of choices, or the ends of inputs."""
+    """Receives the events of choices, or the ends of inputs."""
 
     def note_filled(self, index: int) -> None:
-        """Note that one of them has events where it had none. It neither waits nor raises."""
+        """Record that a choice or input has events where it had none. Must not wait or raise."""
         ...
 
 
 class Generation(Protocol):
-    """One choice of a running request, as its stream reads it."""
+    """One choice of a running request, as seen by its stream."""
 
     @property
     def request(self) -> GenerationRequest:
-        """What was asked for."""
+        """The request."""
         ...
 
     @property
@@ -286,41 +284,41 @@ class Generation(Protocol):
 
     @property
     def has_events(self) -> bool:
-        """Whether events are here."""
+        """Whether events are available."""
         ...
 
     def attach(self, reader: OutputReader, index: int) -> None:
-        """Tell a reader when events are here where there were none.
+        """Notify a reader when events become available.
 
         Args:
-          reader: that takes the events.
-          index: by which it knows this choice.
+          reader: the reader of the events.
+          index: the reader's index of this choice.
         """
         ...
 
     def take_now(self) -> Sequence[Event]:
-        """Return the events that are here, adjacent deltas merged into one; of many a part.
+        """Return available events, with adjacent deltas merged. May return only some of many.
 
-        Taking them is what gives the worker credit to go on. The last event is a Finished or a
-        Failed.
+        Taking events gives the worker credit to continue. The last event is a Finished or a Failed.
         """
         ...
 
     def cancel(self, reason: CancelReason) -> None:
-        """End it now, from anywhere, without waiting. Idempotent; nothing after a terminal event.
+        """End it now, without waiting, from any task. Idempotent; has no effect after a terminal
+        event.
 
-        The peer tasks send the END frames that free its blocks; its reader gets a Failed.
+        The links send the END frames that free its blocks; its reader gets a Failed.
         """
         ...
 
 
 class RequestCost(NamedTuple):
-    """What a request costs, in thousand-millionths of the operator's currency.
+    """The cost of a request, in billionths of the operator's currency.
 
     Attributes:
-      nanos: charged for it.
-      nanos_on_largest: what the same tokens would have cost on the last model of the ladder; None
-        where its client named the model.
+      nanos: the amount charged.
+      nanos_on_largest: what the same tokens would cost on the last model of the ladder; None if
+        the client named the model.
     """
 
     nanos: int

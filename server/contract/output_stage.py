@@ -1,4 +1,5 @@
-"""The stages that the events of a choice pass between the detokenizer and the serializer."""
+"""The base class of output stages, which process a choice's events between the detokenizer and the
+serializer."""
 
 from __future__ import annotations
 
@@ -13,24 +14,24 @@ if TYPE_CHECKING:
 
 
 class OutputStage:
-    """One step on the way of a choice's events from the detokenizer to the serializer. It may
-    change text, hold it back, or write it down; this one passes everything on.
+    """A step between the detokenizer and the serializer that can change, hold back or record
+    events. This base class passes everything on.
 
     Stop strings are the first stage. They act when a token arrives, because they end the request.
-    The stages of a stream (`OutputStream.add_stage`) act when its reader takes events.
+    A stream's own stages (`OutputStream.add_stage`) act when its reader takes events.
     """
 
     def push(self, event: Event) -> Sequence[Event]:
-        """Take an event; return what goes on to the next stage, in order."""
+        """Process an event; return the events for the next stage, in order."""
         return (event,)
 
     def finish(self) -> Sequence[Event]:
-        """Return what was held back. Called once, before the last event is pushed."""
+        """Return the events held back. Called once, before the last event is pushed."""
         return ()
 
 
 def pass_through(stages: Sequence[OutputStage], event: Event) -> list[Event]:
-    """Return what the last of some stages gives for an event."""
+    """Return the output of a chain of stages for an event."""
     passed = [event]
     for stage in stages:
         given, passed = passed, []

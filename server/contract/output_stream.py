@@ -1,4 +1,4 @@
-"""The stream of one request's events, as everything that shows an answer reads it."""
+"""`OutputStream`: the events of one request, as every response writer reads them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Left = TypeVar("Left")
 
 
 class StreamDelivery:
-    """Calls `deliver` of streams that have events; here each by itself, in the next turn of the
-    event loop."""
+    """Calls `deliver` on streams that have events; this base class does so for each one separately,
+    in the event loop's next turn."""
 
     def add(self, stream: OutputStream) -> None:
         """Deliver soon, once for all events that arrive together."""
@@ -38,22 +38,21 @@ def _raise(error: Exception) -> NoReturn:
 
 
 class OutputStream:
-    """The events of one request's choices, for its one reader.
+    """The events of one request's choices, for a single reader.
 
-    A reader iterates (`async for events in stream`), which costs a task's turn for each token, or
-    it passes a `write` that is called in the turn in which events arrive (`pump`, `listen`).
+    A reader either iterates (`async for events in stream`), which costs a task switch per token, or
+    passes a `write` function that is called in the turn in which events arrive (`pump`, `listen`).
 
-    Resource handling: a stream owns nothing. One that is dropped without `cancel` is found by the
-    stall bound.
+    A stream owns no resources. If it is dropped without `cancel`, the stall limit ends its request.
 
     Args:
-      generations: one for each choice, in order.
-      delivery: delivers to this stream, beside others.
+      generations: one per choice, in order.
+      delivery: delivers events to this stream and others.
 
     Attributes:
-      generations: as above.
-      tenant: of the request.
-      delivered_at: when `write` was called last, on Trio's clock.
+      generations: one per choice, in order.
+      tenant: the request's tenant.
+      delivered_at: when `write` was last called, on Trio's clock.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class OutputStream:
         return not self._num_open
 
     def take(self) -> Events:
-        """Return (index of the choice, event) of what is here, without waiting."""
+        """Return available events with the index of their choice, without waiting."""
         filled, self._filled = self._filled, []
         taken: Events = []
         for index in filled:
@@ -105,7 +104,7 @@ class OutputStream:
         return taken
 
     def add_stage(self, index: int, stage: OutputStage) -> None:
-        """Have a choice's events pass a stage, behind those that they pass already."""
+        """Add a stage after the stages that a choice's events already pass."""
         self._stages = self._stages or [[] for _ in self.generations]
         self._stages[index].append(stage)
 
@@ -113,9 +112,9 @@ class OutputStream:
         return self
 
     async def __anext__(self) -> Events:
-        """Wait for events and take them. Cancellation-safe: what was not returned stays.
+        """Wait for events and take them. Cancellation-safe: no events are lost.
 
-        The wait needs no deadline of its own: a request's deadline gives it its last event.
+        The wait has no deadline of its own: the request's deadline produces its last event.
 
         Raises:
           trio.BusyResourceError: the stream has another reader.
@@ -128,14 +127,14 @@ class OutputStream:
     async def pump(
         self, write: Callable[[Events], Left | None], deadline: float = math.inf
     ) -> Left | None:
-        """Call `write` with events as they arrive, until it leaves something.
+        """Call `write` with events as they arrive, until it returns something.
 
         Args:
-          write: must not wait; returns what it could not write, None if that is nothing.
+          write: must not wait; returns what it could not write, or None.
           deadline: on Trio's clock.
 
         Returns:
-          What `write` left; None if the deadline came first, or the stream is over.
+          What `write` returned; None at the deadline or the end of the stream.
 
         Raises:
           Exception: raised by `write`.
@@ -149,7 +148,7 @@ class OutputStream:
             if self._filled:
                 await trio.lowlevel.checkpoint()
                 self.deliver(trio.current_time())
-            if not self._woken.is_set():  # else what is left would be lost by a cancel
+            if not self._woken.is_set():  # otherwise a cancel would lose what is left
                 with trio.move_on_at(deadline):
                     await self._woken.wait()
         finally:
@@ -163,12 +162,12 @@ class OutputStream:
         write: Callable[[Events], None] | None,
         fail: Callable[[Exception], None] = _raise,
     ) -> None:
-        """Have `write` called with events as they arrive, until None is passed.
+        """Call `write` with events as they arrive, until `listen(None)`.
 
         Args:
           write: must not wait.
-          fail: called with what was raised by `write`, or while events were taken for it: the
-            caller of both delivers to all streams.
+          fail: called with any error from `write` or from taking events, because the caller
+            delivers to all streams.
 
         Raises:
           trio.BusyResourceError: the stream has another reader.
@@ -180,18 +179,19 @@ class OutputStream:
             self._note_due()
 
     def deliver(self, now: float) -> None:
-        """Give the reader what has arrived. One reader's error is raised in its own task."""
+        """Pass the available events to the reader. An error of one reader is raised in its own
+        task."""
         self._is_due = False
         self.delivered_at = now
         if not self._filled:
             return
         if self._write is not None:
             left: object
-            fail = self._fail  # a reader that stops listening is told all the same
+            fail = self._fail  # report the error even if the reader stops listening
             try:
                 left = self._write(self.take())
-            except Exception as error:  # noqa: BLE001 (its reader is told)
-                if self._woken is None:  # no task waits that could raise it
+            except Exception as error:  # noqa: BLE001 (reported to its reader)
+                if self._woken is None:  # no task waits to raise it
                     fail(error)
                     return
                 left = error
@@ -202,12 +202,12 @@ class OutputStream:
             self._woken.set()
 
     def cancel(self, reason: CancelReason) -> None:
-        """End every choice now, without waiting. Idempotent."""
+        """Cancel all choices now, without waiting. Idempotent."""
         for generation in self.generations:
             generation.cancel(reason)
 
     def note_filled(self, index: int) -> None:
-        """Note that a choice has events where it had none."""
+        """Record that a choice has events where it had none."""
         self._filled.append(index)
         self._note_due()
 

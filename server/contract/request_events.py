@@ -1,7 +1,7 @@
-"""The life of a request, published once: `RequestEvents` hands each event to those that subscribed.
+"""Events in the life of a request, and `RequestEvents`, which passes them to subscribers.
 
-Events carry ids, labels, counts and times, never text. Metrics, the access log, the accounts of
-tenants and the usage ledger subscribe (server/fleets.py); nothing else counts requests.
+Events carry ids, labels, counts and times, never text. Metrics, the access log, tenant accounts and
+the usage ledger subscribe (server/fleets.py); nothing else counts requests.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RequestFacts:
-    """What all events of one sequence or input say of it.
+    """Facts shared by all events of one sequence or input.
 
     Attributes:
-      request_id: its own.
-      prompt_id: id of the first completion of the same prompt; its own unless it is another one.
-      client_request_id: what its client calls it.
+      request_id: its id.
+      prompt_id: id of the first completion of the same prompt; equal to `request_id` for that one.
+      client_request_id: the client's id for it.
       model: public name of its model.
-      model_digest: of the model's version; empty for a model in no store.
-      adapter: digest of its LoRA adapter; empty for the base alone.
-      tenant: empty where there are none.
-      service_class: that it was scheduled in.
-      is_input: it ends with a vector.
-      auto: how its model was chosen; None where its client named it.
+      model_digest: digest of the model's version; empty for a model that is not in a store.
+      adapter: digest of its LoRA adapter; empty for the base model.
+      tenant: empty without tenants.
+      service_class: the class in which it was scheduled.
+      is_input: whether it produces an embedding.
+      auto: how its model was chosen; None if the client named it.
     """
 
     request_id: bytes
@@ -54,7 +54,7 @@ class RequestFacts:
 
     @classmethod
     def of(cls, spec: GenerationRequest, model: str = "", model_digest: str = "") -> RequestFacts:
-        """Return the facts of a request for a model's version."""
+        """Return the facts of a request to a model's version."""
         return cls(
             spec.request_id,
             spec.origin_id or spec.request_id,
@@ -71,7 +71,7 @@ class RequestFacts:
 
 @dataclass(frozen=True, slots=True)
 class RequestRefused:
-    """A request was refused before anything was begun. It has no other event."""
+    """A request was refused before it started. It has no other event."""
 
     code: str
     tenant: str
@@ -80,14 +80,14 @@ class RequestRefused:
 
 @dataclass(frozen=True, slots=True)
 class AnswerRepeated:
-    """A request was answered with what was computed before. It has no other event."""
+    """A request was answered from the response cache. It has no other event."""
 
     request_id: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class RequestAccepted:
-    """A request was taken on: exactly one RequestEnded follows."""
+    """A request was accepted. Exactly one RequestEnded follows."""
 
     facts: RequestFacts
     max_tokens: int
@@ -95,7 +95,7 @@ class RequestAccepted:
 
 @dataclass(frozen=True, slots=True)
 class RequestDispatched:
-    """Its first attempt begins, `queue_s` after it was submitted."""
+    """The request's first attempt starts, `queue_s` after submission."""
 
     facts: RequestFacts
     queue_s: float
@@ -103,7 +103,7 @@ class RequestDispatched:
 
 @dataclass(frozen=True, slots=True)
 class FirstTokenArrived:
-    """Its first token came, `ttft_s` after it was submitted."""
+    """The request's first token arrived, `ttft_s` after submission."""
 
     facts: RequestFacts
     ttft_s: float
@@ -111,7 +111,7 @@ class FirstTokenArrived:
 
 @dataclass(frozen=True, slots=True)
 class AttemptFailed:
-    """An attempt is over, and the request goes on with another one."""
+    """An attempt failed, and the request continues with another one."""
 
     facts: RequestFacts
     cause: str
@@ -119,16 +119,16 @@ class AttemptFailed:
 
 @dataclass(frozen=True, slots=True)
 class RequestEnded:
-    """It got its terminal event.
+    """The request got its terminal event.
 
     Attributes:
-      facts: of the request.
-      outcome: the column of the accounts.
-      phase: where it was when it ended.
-      usage: its own tokens and times.
-      elapsed_s: since it was submitted.
-      is_begun: a worker was asked to compute it.
-      cost: what it is charged; None where nothing is.
+      facts: the request's facts.
+      outcome: the column of the accounts in which it counts.
+      phase: its phase when it ended.
+      usage: its token counts and times.
+      elapsed_s: time since submission.
+      is_begun: whether a worker was asked to compute it.
+      cost: the amount charged; None if nothing is charged.
     """
 
     facts: RequestFacts
@@ -141,7 +141,7 @@ class RequestEnded:
 
     @property
     def counted(self) -> Usage:
-        """Its usage in sums: of several completions the first counts their prompt."""
+        """Its usage for totals: of several completions, only the first counts the prompt tokens."""
         if self.facts.prompt_id == self.facts.request_id:
             return self.usage
         return replace(self.usage, prompt_tokens=0, cached_tokens=0)
@@ -160,22 +160,22 @@ E = TypeVar("E", bound=RequestEvent)
 
 
 def no_price(request_id: bytes, usage: Usage, *, is_begun: bool) -> RequestCost | None:
-    """Charge nothing."""
+    """Return None: charge nothing."""
     del request_id, usage, is_begun
     return None
 
 
 class RequestEvents:
-    """Hands each event to those that subscribed to its kind, in the order in which they did.
+    """Passes each event to the handlers subscribed to its kind, in order of subscription.
 
-    Handlers are synchronous and quick: they run between two tokens. A handler that raises stops
-    neither the request nor the other handlers.
+    Handlers are synchronous and must be quick: they run between two tokens. An exception in a
+    handler stops neither the request nor the other handlers.
 
     Args:
-      price: returns what a request costs that ends.
+      price: returns the cost of a request that ends.
 
     Attributes:
-      price: as given.
+      price: see Args.
     """
 
     def __init__(self, price: Callable[..., RequestCost | None] = no_price) -> None:
@@ -188,15 +188,15 @@ class RequestEvents:
         self._handlers[kind].append(handler)
 
     def publish(self, event: RequestEvent) -> None:
-        """Call the handlers of an event."""
+        """Call the event's handlers."""
         for handler in self._handlers[type(event)]:
             try:
                 handler(event)
-            except Exception as error:  # noqa: BLE001 (whatever it is, streams go on)
+            except Exception as error:  # noqa: BLE001 (streams must continue after any error)
                 self._note_failure(handler, type(event), error)
 
     def _note_failure(self, handler: Callable[[Any], None], kind: type, error: Exception) -> None:
-        """Log the first failure of a handler with a kind of event, then each tenfold count."""
+        """Log a handler's first failure with a kind of event, then its 10th, 100th and so on."""
         name = getattr(handler, "__qualname__", str(handler))
         self._failures[name, kind.__name__] += 1
         count = self._failures[name, kind.__name__]

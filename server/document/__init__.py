@@ -1,1 +1,1 @@
-"""The OpenAPI document, made from what really serves it."""
+"""The OpenAPI document, generated from the route table and the request models."""

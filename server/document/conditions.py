@@ -1,7 +1,7 @@
-"""Conditions between fields, as JSON Schema: what validators refuse although each field is right.
+"""Conditions between request fields and limits of this server, as JSON Schema for /openapi.json.
 
-By the name of a component. JSON Schema has no words for the rest (RELATIONS): sums of two fields,
-names that occur in another field, values that are programs.
+Keyed by component name. Conditions that JSON Schema cannot express (sums of fields, names that
+another field must contain, programs as values) are described in RELATIONS.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 Schema = dict[str, Any]
 
 RELATIONS: Final = (
-    "the tokens of a prompt and its completion fit into the context, and min_tokens and a budget "
-    "of reasoning into max_tokens; a tool has a name of its own, and tool_choice names one of "
-    "tools; a message that is to be continued is the last, of the assistant and not empty; text_1 "
-    "and text_2 have as many texts, or one; only one of response_format, structured_outputs and "
-    "guided_ asks for something; a JSON Schema, a regular expression and a grammar can be "
-    "compiled; the model's chat template takes the conversation, and shows the tools; a "
-    "response or an item that is named is stored"
+    "prompt and completion tokens must fit into the context; min_tokens and the reasoning budget "
+    "must fit into max_tokens; tool names must be unique, and tool_choice must name one of tools; "
+    "a message to continue must be the last one, from the assistant and not empty; text_1 and "
+    "text_2 must have equally many texts, or one of them a single text; only one of "
+    "response_format, structured_outputs and guided_* may be set; JSON Schemas, regular "
+    "expressions and grammars must compile; the model's chat template must accept the conversation "
+    "and show the tools; responses and items that are named must be stored"
 )
-"""What else holds between fields; the document says it in prose."""
+"""The remaining conditions between fields, as prose in the document."""
 
 _UNBOUNDED: Final = {
     ("InputTokensRequest", "max_output_tokens"),
     ("InputTokensRequest", "min_tokens"),
     ("MessagesRequest", "max_tokens"),
 }
-"""Lengths of an answer that have no effect, or are cut to what fits into the context."""
+"""Limits on an answer's length that have no effect or are cut to what fits into the context."""
 _NULL: Final[Schema] = {"type": "null"}
 _OFF: Final[Schema] = {"enum": [None, False]}
 _ONE_OR_MORE: Final[Schema] = {"type": "array", "minItems": 1}
@@ -49,12 +49,12 @@ _CONTENT: Final[Schema] = {"type": ["string", "array"]}
 
 
 def _has(**properties: Schema) -> Schema:
-    """Return the schema of objects that have all of these."""
+    """Return the schema of objects that have all of these properties."""
     return {"type": "object", "required": list(properties), "properties": properties}
 
 
 def _may_have(**properties: Schema) -> Schema:
-    """Return the schema of objects whose properties are so where they are there."""
+    """Return the schema of objects whose properties match these where present."""
     return {"properties": properties}
 
 
@@ -200,22 +200,21 @@ STATELESS: Final[dict[str, tuple[Schema, ...]]] = {
     "InputTokensRequest": (_STATELESS,),
     "ResponseRequest": (_STATELESS,),
 }
-"""Further conditions where no responses are kept."""
+"""Additional conditions when responses are not stored."""
 
 UNLISTED: Final[dict[str, tuple[str, ...]]] = {
     "ChatRequest": (*_GUIDED, "continue_final_message"),
     "CompletionRequest": _GUIDED,
 }
-"""Fields that are served, but are no properties in the document: the older names of what
-structured_outputs says, of which each excludes every other, and one that depends on the end of the
-conversation. With conditions for all of them the programs that make requests from a document give
-up."""
+"""Fields that are served but not listed as properties: the older, mutually exclusive names of
+structured_outputs, and a field that depends on the end of the conversation. Programs that generate
+requests from a document give up if it has conditions for all of them."""
 MORE: Final = "x-triolet-more"
-"""Where they stand instead."""
+"""The extension that lists these fields instead."""
 
 
 def add_conditions(schemas: dict[str, Schema], services: Services) -> None:
-    """Add to each component what its validators ask for beyond the types of its fields."""
+    """Add the conditions that validators check beyond the types of fields."""
     for component, names in UNLISTED.items():
         if component in schemas:
             properties = schemas[component]["properties"]
@@ -231,7 +230,7 @@ _UNITS_S: Final = (("s", 1), ("m", 60), ("h", 3600), ("d", 86_400))
 
 
 def up_to(most: int) -> str:
-    """Return an expression for the decimal numbers from 1 to `most`, without leading zeros."""
+    """Return a regular expression for decimal numbers from 1 to `most`, without leading zeros."""
     digits = str(most)
     size = len(digits)
     parts = [f"[1-9][0-9]{{0,{size - 2}}}"] if size > 1 else []
@@ -244,14 +243,14 @@ def up_to(most: int) -> str:
 
 
 def add_limits(schemas: dict[str, Schema], services: Services) -> None:
-    """Narrow the fields that this server bounds.
+    """Apply this server's limits to fields.
 
     Args:
-      schemas: of requests, by the names of their components; changed.
-      services: of the server.
+      schemas: request schemas by component name; modified in place.
+      services: the server's parts.
     """
     names = model_names(services)
-    # The widest of all models: a narrower one says so itself.
+    # Use the widest limits of all models; a model with narrower ones refuses the rest itself.
     ids = max(model.text.vocab_size for model in services.models) - 1
     room = max(model.fleet.max_model_len for model in services.models) - 1
     config = services.config
@@ -279,7 +278,7 @@ def add_limits(schemas: dict[str, Schema], services: Services) -> None:
 
 
 def model_names(services: Services) -> list[str]:
-    """Return the names that requests may use; none where any will do."""
+    """Return the model names that requests may use; empty if any name is accepted."""
     if services.models.takes_any_name:
         return []
     return [*services.models.names, *([AUTO] if is_auto(AUTO, services) else [])]
@@ -300,7 +299,7 @@ def _narrow_bias(schema: Schema, largest: int) -> None:
 
 
 def _narrow_lists(schemas: dict[str, Schema], services: Services) -> None:
-    """Bound how many prompts, inputs and documents there are, and how long those of ids."""
+    """Limit the number of prompts, inputs and documents, and the length of token id lists."""
     config = services.config
     room = max(model.fleet.max_model_len for model in services.models) - 1
     longest = max(model.embedding.max_input_tokens or room for model in services.models)
@@ -319,7 +318,7 @@ def _narrow_lists(schemas: dict[str, Schema], services: Services) -> None:
                 part["maxItems"] = most_ids if is_ids else most
     model = services.models.first.embedding
     if any(other.embedding != model for other in services.models):
-        return  # what vectors may be like depends on the model
+        return  # the allowed dimensions depend on the model
     for component in ("EmbeddingFields", "OllamaEmbed"):
         dimensions = schemas.get(component, {}).get("properties", {}).get("dimensions", {})
         if model.size:
@@ -327,14 +326,14 @@ def _narrow_lists(schemas: dict[str, Schema], services: Services) -> None:
 
 
 def _narrow(schema: Schema, kind: str, **bounds: object) -> None:
-    """Give bounds to the alternatives of one type."""
+    """Apply limits to the alternatives of one type."""
     for part in [schema, *schema.get("anyOf", ())]:
         if part.get("type") == kind:
             part |= bounds
 
 
 def _parts(schema: Schema) -> Iterator[Schema]:
-    """Yield a schema and all that it is made of."""
+    """Yield a schema and all of its parts."""
     yield schema
     for part in schema.get("anyOf", ()):
         yield from _parts(part)

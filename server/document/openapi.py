@@ -1,7 +1,7 @@
-"""GET /openapi.json: the route table as a document.
+"""GET /openapi.json: the OpenAPI document, generated from the route table.
 
-Paths come from the rows that the application serves and bodies from the models that requests are
-read with, so neither can drift.
+Paths come from the served routes and bodies from the models that parse requests, so the document
+cannot differ from what is served.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Document = dict[str, Any]
 PAGE: Final = "text/html"
 PATH: Final = "/openapi.json"
 REFUSED: Final = "x-triolet-refused"
-"""Beside a schema's properties: names that are known and not served."""
+"""The extension that lists fields which are recognized but not supported."""
 _VARIABLE: Final = re.compile(r"<(?:\w+:)?(\w+)>")
 _STREAMS: Final[dict[Dialect, str]] = {
     "openai": "text/event-stream",
@@ -43,7 +43,7 @@ _ERRORS: Final[dict[Dialect, str]] = {
 
 
 class ServedDocument:
-    """The document of some routes, written once: that takes 50 ms, and needs no key."""
+    """The encoded document. It is built once, which takes 50 ms, and needs no API key."""
 
     def __init__(self, routes: Sequence[Route]) -> None:
         self._routes = routes
@@ -51,7 +51,7 @@ class ServedDocument:
         self._text = b""
 
     def answer(self, services: Services) -> Response:
-        """Answer with the document."""
+        """Return the document as a response."""
         models = tuple((model.names, model.fleet.max_model_len) for model in services.models)
         depends_on = models, services.tenancy.is_open
         if depends_on != self._of:
@@ -61,7 +61,7 @@ class ServedDocument:
 
 
 def openapi_document(routes: Sequence[Route], services: Services) -> Document:
-    """Return the OpenAPI document of some routes, with the bounds of `services`."""
+    """Return the OpenAPI document of the routes, with this server's limits."""
     schemas: dict[str, Any] = {}
     paths: dict[str, Document] = {}
     for route in routes:
@@ -69,19 +69,19 @@ def openapi_document(routes: Sequence[Route], services: Services) -> Document:
             path = _VARIABLE.sub(r"{\1}", route.path)
             operation = _operation(route, route.entry, schemas, services)
             paths.setdefault(path, {})[route.method.lower()] = operation
-    assert not schemas.keys() & RESULTS.keys(), "a request and an answer share a name"
+    assert not schemas.keys() & RESULTS.keys(), "a request and a response share a name"
     add_limits(schemas, services)
     add_conditions(schemas, services)
     is_strict = services.config.strict_requests
-    unlisted = "Fields that are not listed are " + (
-        "refused by name" if is_strict else "ignored and named in x-triolet-ignored, or refused"
+    unlisted = "Unlisted fields are " + (
+        "refused" if is_strict else "refused, or ignored and named in x-triolet-ignored"
     )
     document: Document = {
         "openapi": "3.1.0",
         "info": {
             "title": "Triolet",
             "version": VERSION,
-            "description": f"{unlisted}. Also: {RELATIONS}.",
+            "description": f"{unlisted}. Further conditions: {RELATIONS}.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths,
@@ -117,7 +117,7 @@ def _operation(
 
 
 def _variable(route: Route, services: Services) -> Document:
-    """Return what a variable part of a path may be."""
+    """Return the schema of a path variable."""
     names = model_names(services) if route.path.startswith("/v1/models/") else []
     return {"type": "string", "enum": names} if names else {"type": "string", "minLength": 1}
 
@@ -127,7 +127,7 @@ def _answer(route: Route, entry: DocumentedOperation) -> Document:
         content: Document = {JSON: {"schema": ref(entry.result)}}
         if route.streams:
             content[_STREAMS[route.dialect]] = {}
-    elif entry.summary.startswith("A file"):
+    elif entry.summary.startswith("A static file"):
         content = {media: {} for media in (PAGE, "text/javascript", "text/css", "image/svg+xml")}
     else:
         content = {entry.result: {"schema": {"type": "string"}}}
@@ -136,14 +136,14 @@ def _answer(route: Route, entry: DocumentedOperation) -> Document:
 
 def _error(route: Route, entry: DocumentedOperation) -> Document:
     schema = ref(entry.error or _ERRORS[route.dialect])
-    return {"description": "Why not.", "content": {JSON: {"schema": schema}}}
+    return {"description": "Error.", "content": {JSON: {"schema": schema}}}
 
 
 def _add_schema(kind: type[StrictModel], schemas: dict[str, Any]) -> str:
-    """Add a request's schema and those that it is made of. Returns its name."""
+    """Add a request's schema and its parts. Return its name."""
     schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
     for name, part in schema.pop("$defs", {}).items():
-        assert schemas.setdefault(name, part) == part, f"two models are named {name}"
+        assert schemas.setdefault(name, part) == part, f"two request models are named {name}"
     if schema.get("additionalProperties") is False:
         schema["properties"] |= _ignored_names(kind)
         schema[REFUSED] = _refused_names(kind)
@@ -155,21 +155,21 @@ def _add_schema(kind: type[StrictModel], schemas: dict[str, Any]) -> str:
 
 
 def _ignored_names(kind: type[StrictModel]) -> dict[str, Any]:
-    """Return what is taken although no field is named so, because it has no effect."""
+    """Return fields that are accepted without a model field because they have no effect."""
     return {
-        name: {"description": "Accepted without effect."}
+        name: {"description": "Accepted, but has no effect."}
         for name in sorted(kind.ignored - set(kind.model_fields))
     }
 
 
 def _refused_names(kind: type[StrictModel]) -> dict[str, Any]:
-    """Return what would have an effect and is not served, with what it would be.
+    """Return the recognized fields that are not supported, each with a description of its effect.
 
-    Not among the properties: most are names of other servers, and a field of each would hide those
-    that are served. Values that ask for nothing are taken all the same.
+    They are not listed as properties because most come from other servers and would hide the
+    supported ones. Values that have no effect are accepted.
     """
     return {
-        name: {"description": f"Not served: {what}.", "enum": [None, *harmless]}
+        name: {"description": f"Not supported: {what}.", "enum": [None, *harmless]}
         for name, (what, harmless) in kind.unsupported.items()
         if name not in kind.model_fields
     }

@@ -1,7 +1,7 @@
-"""What answers look like, for the OpenAPI document.
+"""Schemas of responses for the OpenAPI document.
 
-Answers are written by hand for speed, so their schemas stand here; tests hold every real answer
-against them.
+Responses are serialized by hand for speed, so their schemas are defined here. Tests check every
+real response against them.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _ANY_OBJECT: Final[Schema] = {"type": ["object", "null"]}
 
 
 def _object(**properties: Schema) -> Schema:
-    """Return an object that has all of these; more may be there."""
+    """Return the schema of an object with these required properties and any others."""
     return {"type": "object", "required": list(properties), "properties": properties}
 
 
 def _with_optional(schema: Schema, **properties: Schema) -> Schema:
-    """Return an object that may have these as well."""
+    """Return the schema with these optional properties added."""
     return {**schema, "properties": schema["properties"] | properties}
 
 
@@ -71,14 +71,14 @@ _MODEL: Final = _object(
 _LISTED_MODEL: Final = _with_optional(_MODEL, ladder=_list(_TEXT))
 
 UPLOAD: Final = _object(
-    purpose={**_one_of("batch"), "description": "What the file is for: a batch."},
+    purpose={**_one_of("batch"), "description": "Purpose of the file: batch."},
     file={
         "type": "string",
         "format": "binary",
-        "description": "The file, with a request as JSON on each line.",
+        "description": "The file: one JSON request per line.",
     },
 )
-"""A request's body, but one that no model reads."""
+"""The body of a file upload, which is not parsed by a request model."""
 
 _LIMIT: Final[Schema] = {"type": ["number", "null"]}
 _TENANT_USAGE: Final = _object(

@@ -1,1 +1,1 @@
-"""Files and batches: what outlives the process, and the work that it is for."""
+"""The files and batches API: SQLite storage and the runner of batches."""

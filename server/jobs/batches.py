@@ -1,8 +1,8 @@
-"""Stored batches: their states, their lines, and the lease to run them.
+"""Batches in SQLite: their states, their lines, and the lease that lets one process run them.
 
-Blocking. A line's result, its batch's counts and, with the last line, the batch's end are one
-transaction, and only the process that holds the lease may write one. So a line may be computed
-twice, by a process that died or stood still, but it is answered once.
+All calls block. One transaction writes a line's result, the batch's counts and, with the last line,
+the end of the batch; only the holder of the lease may write it. So a line may be computed twice if
+a process dies or stalls, but it gets one result only.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Batches:
     """All batches.
 
     Args:
-      connection: of the database.
-      config: bounds.
-      holder: this process, as the lease names it.
+      connection: connection to the database.
+      config: limits.
+      holder: this process's name in the lease.
     """
 
     def __init__(self, connection: sqlite3.Connection, config: BatchConfig, holder: str) -> None:
@@ -69,7 +69,7 @@ class Batches:
         """Add a batch.
 
         Raises:
-          RequestError: its file is not there, or too many batches are open.
+          RequestError: its file does not exist, or too many batches are open.
         """
         with transaction(self._connection):
             row = self._connection.execute(
@@ -84,7 +84,7 @@ class Batches:
                 )
             if row["purpose"] != "batch":
                 raise RequestError(
-                    f"the file {echo(batch.input_file_id)} was not uploaded for batches",
+                    f"the file {echo(batch.input_file_id)} was not uploaded with purpose batch",
                     status=400,
                     code="invalid_request_error",
                     param="input_file_id",
@@ -98,7 +98,7 @@ class Batches:
             most = self._config.max_open_batches
             if num_open >= most or num_own >= self._config.most_of(owner, most):
                 raise RequestError(
-                    f"{num_open} batches have not ended yet, {num_own} of them yours",
+                    f"{num_open} batches have not ended, {num_own} of them yours; try again later",
                     status=429,
                     code="rate_limit_exceeded",
                     retry_after_s=60.0,
@@ -122,14 +122,14 @@ class Batches:
         return batch
 
     def get(self, batch_id: str, owner: str | None = None) -> BatchRecord | None:
-        """Return a batch, or None; of one owner, or of any where none is named."""
+        """Return a batch, or None. If an owner is given, return only that owner's batch."""
         row = self._connection.execute(
             "SELECT * FROM batches WHERE id = ?1 AND (?2 IS NULL OR owner = ?2)", (batch_id, owner)
         ).fetchone()
         return None if row is None else _record(row)
 
     def page(self, owner: str, after_id: str | None, limit: int) -> Page[BatchRecord]:
-        """Return some batches, newest first, behind `after_id`."""
+        """Return a page of batches after `after_id`, newest first."""
         rows = self._connection.execute(
             "SELECT * FROM batches WHERE (?1 IS NULL OR order_number < (SELECT order_number FROM "
             "batches WHERE id = ?1)) AND owner = ?3 ORDER BY order_number DESC LIMIT ?2",
@@ -138,7 +138,7 @@ class Batches:
         return Page([_record(row) for row in rows[:limit]], len(rows) > limit)
 
     def cancel(self, owner: str, batch_id: str, now: int) -> BatchRecord | None:
-        """Cancel a batch; return it, or None if there is none.
+        """Cancel a batch; return it, or None if it does not exist.
 
         Raises:
           RequestError: 409; it has ended.
@@ -158,10 +158,10 @@ class Batches:
         return self.get(batch_id)
 
     def take_lease(self, now: float) -> bool:
-        """Return whether this process may run batches for `lease_s` from now on."""
+        """Take or renew the lease for `lease_s`; return whether this process holds it."""
         with transaction(self._connection):
             row = self._connection.execute("SELECT holder, until FROM lease").fetchone()
-            # A clock that was set back must not keep a dead holder's lease for ever.
+            # If the clock was set back, a dead holder's lease must not last forever.
             is_over = row is None or not now <= row["until"] <= now + 2 * self._config.lease_s
             if not is_over and row["holder"] != self._holder:
                 return False
@@ -172,12 +172,12 @@ class Batches:
         return True
 
     def give_lease_back(self) -> None:
-        """Let another process run batches at once."""
+        """Release the lease, so that another process can run batches at once."""
         with transaction(self._connection):
             self._connection.execute("DELETE FROM lease WHERE holder = ?", (self._holder,))
 
     def advance(self, now: int) -> None:
-        """Begin, expire and end what is due. For the holder of the lease."""
+        """Start, expire and end the batches that are due. Only the lease holder may call this."""
         marks = ", ".join("?" * len(OPEN))
         rows = self._connection.execute(
             f"SELECT * FROM batches WHERE status IN ({marks}) ORDER BY order_number", OPEN
@@ -191,8 +191,8 @@ class Batches:
                 self._begin(batch, now)
 
     def waiting(self, limit: int, resting: Collection[str] = ()) -> list[WaitingLine]:
-        """Return lines to run, at most `limit` of each owner: of the batches with the earliest end
-        of window, of these the oldest; none of resting owners."""
+        """Return lines to run, at most `limit` per owner. Batches with the earliest deadline come
+        first, then the oldest. Owners in `resting` are skipped."""
         owners = self._connection.execute(
             "SELECT owner FROM batches WHERE status = ? "
             f"AND owner NOT IN ({', '.join('?' * len(resting))}) "
@@ -212,12 +212,12 @@ class Batches:
         ]
 
     def is_wanted(self, batch_id: str) -> bool:
-        """Return whether a batch's lines are to be run."""
+        """Return whether a batch's lines should still run."""
         batch = self.get(batch_id)
         return batch is not None and batch.status is BatchState.IN_PROGRESS
 
     def finish_line(self, line: WaitingLine, result: bytes, now: int, *, is_good: bool) -> bool:
-        """Write a line's one result; return whether this call wrote it."""
+        """Write a line's result if it has none; return whether this call wrote it."""
         with transaction(self._connection):
             lease = self._connection.execute("SELECT holder FROM lease").fetchone()
             if lease is None or lease["holder"] != self._holder:
@@ -251,7 +251,7 @@ class Batches:
         with transaction(self._connection):
             present = self.get(batch.id)
             if present is None or present.status is not BatchState.VALIDATING:
-                return  # cancelled meanwhile
+                return  # cancelled in the meantime
             if checked.errors:
                 self._refuse(batch, checked, now)
                 return
@@ -275,7 +275,7 @@ class Batches:
         self._step(batch, BatchStep.REFUSE, now)
 
     def _end(self, batch: BatchRecord, step: BatchStep, now: int) -> None:
-        """End a batch before all of its lines are done: the others fail with the reason."""
+        """End a batch before all of its lines have results. The others fail with the reason."""
         code, message = _UNDONE[step]
         with transaction(self._connection):
             rows = self._connection.execute(
@@ -295,7 +295,7 @@ class Batches:
             self._close(batch, step, now)
 
     def _close(self, batch: BatchRecord, step: BatchStep, now: int) -> None:
-        """Move to the last state, and show the lines' results as files."""
+        """Move to the final state, and publish the results as files."""
         self._step(batch, step, now)
         for name, state in ((OUTPUT, database.ANSWERED), (ERRORS, database.FAILED)):
             count, size = self._connection.execute(
@@ -324,7 +324,7 @@ class Batches:
 
 
 def line_id(batch_id: str, number: int) -> str:
-    """Return the id of a line's answer."""
+    """Return the id of a line's result."""
     return f"batch_req_{batch_id.removeprefix('batch_')}_{number}"
 
 

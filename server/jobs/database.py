@@ -1,4 +1,4 @@
-"""The tables of files and batches."""
+"""The SQLite schema of files and batches, and how database errors become HTTP errors."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ SCHEMA_VERSION: Final = 1
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS files (
     id TEXT PRIMARY KEY,
-    owner TEXT NOT NULL,              -- the tenant, empty where there are none
+    owner TEXT NOT NULL,              -- the tenant; empty without tenants
     created_at INTEGER NOT NULL,
     filename TEXT NOT NULL,
     purpose TEXT NOT NULL,
     bytes INTEGER NOT NULL,
-    content BLOB,                     -- NULL: the lines of a batch, told apart by `state`
+    content BLOB,                     -- NULL: it consists of its batch's lines with this `state`
     batch_id TEXT,
     state INTEGER
 ) STRICT;
@@ -58,8 +58,8 @@ CREATE TABLE IF NOT EXISTS lines (
     batch_id TEXT NOT NULL,
     number INTEGER NOT NULL,
     custom_id TEXT NOT NULL,
-    body BLOB,                        -- the request, until it is answered
-    state INTEGER NOT NULL DEFAULT 0, -- 0 waits, 1 answered, 2 failed
+    body BLOB,                        -- the request; NULL once it has a result
+    state INTEGER NOT NULL DEFAULT 0, -- 0 waiting, 1 answered, 2 failed
     result BLOB,
     PRIMARY KEY (batch_id, number)
 ) STRICT, WITHOUT ROWID;
@@ -80,16 +80,16 @@ log = structlog.get_logger(__name__)
 FILE_NAME: Final = "batches.sqlite3"
 FORM: Final = DatabaseForm("the database", "--batch-dir", FILE_NAME, SCHEMA, SCHEMA_VERSION)
 BUSY_S: Final = 10.0
-"""How long a transaction waits for another process's: theirs take milliseconds."""
+"""How long a transaction waits for another process's transaction, which takes milliseconds."""
 LOG_AGAIN_S: Final = 60.0
-"""After which an error that lasts is logged again."""
+"""How long until a persistent error is logged again."""
 LATER_S: Final = 5.0
-"""When to ask again after the database failed."""
+"""`Retry-After` when the database fails."""
 T = TypeVar("T")
 
 
 def open_database(directory: str) -> sqlite3.Connection:
-    """Open the database in a directory, which is made if it is not there.
+    """Open the database in a directory, creating the directory if necessary.
 
     Raises:
       ConfigError: it cannot be used.
@@ -101,21 +101,21 @@ def open_database(directory: str) -> sqlite3.Connection:
 
 
 def free_bytes(connection: sqlite3.Connection, directory: str) -> int:
-    """Return how much may still be written: on the disk, and into pages of deleted files."""
+    """Return how many bytes can still be written, counting free disk space and free pages."""
     (num_pages,) = connection.execute("PRAGMA freelist_count").fetchone()
     (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
     return shutil.disk_usage(directory).free + int(num_pages * page_bytes)
 
 
 class FailureLog:
-    """Logs that the database fails: each error once, and again after a while, not at each try."""
+    """Logs database failures: each error once, and again after a while, instead of on every try."""
 
     def __init__(self) -> None:
         self._error = ""
         self._again_at = 0.0
 
     def note(self, error: Exception) -> None:
-        """Log an error that is news."""
+        """Log an error if it is new or was last logged long ago."""
         text, now = said_by(error), time.monotonic()
         if text != self._error or now >= self._again_at:
             log.error("database_failed", error=text)
@@ -123,17 +123,17 @@ class FailureLog:
 
 
 def stored(work: Callable[[], T], failures: FailureLog) -> T:
-    """Do something with the database and return what it returns.
+    """Run a database operation and return its result.
 
     Raises:
-      RequestError: 507, the disk is full; 503, anything else, such as another process that holds
-        the database for too long.
+      RequestError: 507 if the disk is full; 503 for any other failure, such as another process
+        holding the database for too long.
     """
     try:
         return work()
     except (sqlite3.Error, OSError) as error:
         if _is_full(error):
-            # Logged once by what runs batches, which pauses them; here it would be each try.
+            # The batch runner logs this once and pauses; here it would be logged on every try.
             raise RequestError(
                 "files and batches cannot be stored just now: the disk is full",
                 status=507,

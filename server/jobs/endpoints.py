@@ -1,4 +1,4 @@
-"""/v1/files and /v1/batches."""
+"""Handlers of /v1/files and /v1/batches."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ DEFAULT_PAGE: Final = 20
 
 
 def checked_id(text: str) -> str:
-    """Return an id of a valid form.
+    """Return an id if it has a valid form.
 
     Raises:
-      RequestError: 404; nothing can have it.
+      RequestError: 404; no id has this form.
     """
     if not _ID.fullmatch(text):
         raise missing(text)
@@ -48,33 +48,33 @@ def checked_id(text: str) -> str:
 
 def missing(text: str) -> RequestError:
     """Return the error for an unknown id."""
-    return http_error(404, f"there is nothing with the id {echo(text)}")
+    return http_error(404, f"there is no file or batch with the id {echo(text)}")
 
 
 def page_arguments() -> tuple[str | None, int]:
     """Return `after` and `limit` of the query.
 
     Raises:
-      RequestError: 400; the limit is no number in its range.
+      RequestError: 400; the limit is not a number in its range.
     """
     after = request.args.get("after")
     text = request.args.get("limit", str(DEFAULT_PAGE))
     if not (text.isascii() and text.isdigit() and len(text) < 6 and int(text) >= 1):
-        raise http_error(400, "limit must be a number from 1 on", "limit")
+        raise http_error(400, "limit must be a whole number of at least 1", "limit")
     return (None if not after else checked_id(after)), min(int(text), MAX_PAGE)
 
 
 def file_document(record: FileRecord) -> dict[str, Any]:
-    """Return a file in the API's form."""
+    """Return a file as the API's JSON object."""
     return {**asdict(record), "object": "file", "status": "processed"}
 
 
 def batch_document(record: BatchRecord, paused: str | None = None) -> dict[str, Any]:
-    """Return a batch in the API's form.
+    """Return a batch as the API's JSON object.
 
     Args:
-      record: of the batch.
-      paused: why no line begins on this server now; shown as an error of a batch that is open.
+      record: the batch.
+      paused: why this server starts no lines now; shown as an error of an open batch.
     """
     document = {**asdict(record), "object": "batch", "finalizing_at": record.completed_at}
     errors = record.errors
@@ -86,7 +86,7 @@ def batch_document(record: BatchRecord, paused: str | None = None) -> dict[str, 
 
 
 def page_document(page: Page[Any], items: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a page in the API's form."""
+    """Return a page as the API's JSON list."""
     return {
         "object": "list",
         "data": items,
@@ -97,8 +97,10 @@ def page_document(page: Page[Any], items: list[dict[str, Any]]) -> dict[str, Any
 
 
 def keeps_no_files(services: Services, **_ids: str) -> NoReturn:
-    """Refuse every request about files and batches: 404."""
-    raise http_error(404, "this server keeps no files: start it with --batch-dir DIRECTORY")
+    """Refuse every request to files and batches with 404."""
+    raise http_error(
+        404, "files and batches are disabled on this server: start it with --batch-dir DIRECTORY"
+    )
 
 
 async def upload_file(storage: Storage, services: Services) -> Response:
@@ -107,7 +109,7 @@ async def upload_file(storage: Storage, services: Services) -> Response:
         raise draining()
     if request.mimetype != "multipart/form-data":
         raise http_error(
-            415, "the body is no form; send multipart/form-data, with the parts purpose and file"
+            415, "the body is not a form; send multipart/form-data, with the parts purpose and file"
         )
     options = dict(request.mimetype_params)
     body = await read_body(services.config)
@@ -130,7 +132,7 @@ async def upload_file(storage: Storage, services: Services) -> Response:
 
 
 async def list_files(storage: Storage, services: Services) -> Response:
-    """Return files, newest first."""
+    """List files, newest first."""
     after, limit = page_arguments()
     page = await storage.run(
         storage.files.page, current_tenant().name, after, limit, request.args.get("purpose")
@@ -165,7 +167,7 @@ async def _record(storage: Storage, file_id: str) -> FileRecord:
 
 
 class FileParts:
-    """The content of a file, read as it is sent. It holds nothing between two parts."""
+    """Reads a file's content from the database part by part while it is sent."""
 
     def __init__(self, storage: Storage, file_id: str) -> None:
         self._storage = storage
@@ -185,7 +187,7 @@ class FileParts:
 
 
 async def create_batch(storage: Storage | None, services: Services) -> Response:
-    """Begin a batch; its file is checked by the runner."""
+    """Create a batch. The runner checks its file later."""
     check_may_batch()
     if storage is None:
         keeps_no_files(services)
@@ -209,7 +211,7 @@ async def create_batch(storage: Storage | None, services: Services) -> Response:
 
 
 async def list_batches(storage: Storage, services: Services) -> Response:
-    """Return batches, newest first."""
+    """List batches, newest first."""
     page = await storage.run(storage.batches.page, current_tenant().name, *page_arguments())
     items = [batch_document(one, storage.paused) for one in page.items]
     return json_response(page_document(page, items))
@@ -224,7 +226,7 @@ async def show_batch(storage: Storage, services: Services, batch_id: str) -> Res
 
 
 async def cancel_batch(storage: Storage, services: Services, batch_id: str) -> Response:
-    """Cancel a batch; its answers stay."""
+    """Cancel a batch; results of finished lines stay."""
     record = await storage.run(
         storage.batches.cancel, current_tenant().name, checked_id(batch_id), int(time_of_day())
     )

@@ -1,5 +1,5 @@
-"""What the bodies of /v1/files and /v1/batches hold. Text processes read the large ones, so nothing
-here knows of a request."""
+"""Request bodies of /v1/files and /v1/batches. Text processes parse the large ones, so this module
+does not use the current request."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from ..text.process import job
 
 MAX_PARTS: Final = 16
 PIECE_BYTES: Final = 64 * 1024
-"""That werkzeug reads at once."""
+"""The block size in which werkzeug reads."""
 MAX_FIELD_BYTES: Final = 2 * PIECE_BYTES
-"""Of plain fields; also bounds what the parser holds of a file at a time, a piece and what may be
-the beginning of its end."""
+"""Maximum size of all plain fields. Also bounds how much of a file the parser buffers at a time: a
+block, and a possible start of the boundary."""
 
 
 class FileUpload(NamedTuple):
     """The parts of an upload.
 
     Attributes:
-      fields: plain ones, by name.
-      filename: of the file, as its client calls it.
-      content: of the file.
+      fields: plain fields, by name.
+      filename: the file's name, from the client.
+      content: the file's bytes.
     """
 
     fields: dict[str, str]
@@ -38,17 +38,17 @@ class FileUpload(NamedTuple):
 
 @job
 def parse_upload(body: bytes, mimetype: str, options: dict[str, str]) -> FileUpload:
-    """Return the file named `file` and the fields beside it.
+    """Return the part named `file` and the plain fields.
 
     Raises:
-      RequestError: 400; it is no such form.
+      RequestError: 400; the body is not a valid form.
     """
-    # The library takes 30 ms that the start of every text process would pay.
+    # Importing werkzeug here saves every text process 30 ms at start.
     from werkzeug.exceptions import HTTPException
     from werkzeug.formparser import FormDataParser
 
     parser = FormDataParser(
-        stream_factory=lambda *_, **__: BytesIO(),  # the body as a whole is bounded already
+        stream_factory=lambda *_, **__: BytesIO(),  # the whole body is already limited
         max_form_memory_size=MAX_FIELD_BYTES,
         max_form_parts=MAX_PARTS,
         silent=False,
@@ -73,27 +73,27 @@ MAX_WINDOW_S: Final = 30 * 86_400
 def _window(value: object) -> object:
     found = _WINDOW.fullmatch(value) if isinstance(value, str) else None
     if found is None or seconds_of_window(found[0]) > MAX_WINDOW_S:
-        raise ValueError("must be a time such as 24h: a number of s, m, h or d, up to 30d")
+        raise ValueError("must be a duration such as 24h: a number with s, m, h or d, up to 30d")
     return value
 
 
 def seconds_of_window(window: str) -> int:
-    """Return the seconds of a checked window."""
+    """Return the seconds of a validated window."""
     return int(window[:-1]) * _UNIT_S[window[-1]]
 
 
 class BatchFields(StrictModel):
-    """POST /v1/batches."""
+    """The body of POST /v1/batches."""
 
     input_file_id: Annotated[str, Field(min_length=1, max_length=64)] = Field(
-        description="Id of an uploaded file of requests."
+        description="Id of the uploaded file of requests."
     )
     endpoint: Literal[
         "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"
-    ] = Field(description="Route that all lines of the file are for.")
+    ] = Field(description="Route that all requests of the file use.")
     completion_window: Annotated[
         str, BeforeValidator(_window), Field(pattern="^[1-9][0-9]{0,5}[smhd]$")
-    ] = Field(description="Longest time until the end, such as 24h: s, m, h or d, up to 30d.")
+    ] = Field(description="Time limit of the batch, such as 24h: s, m, h or d, up to 30d.")
     metadata: Metadata | None = Field(
-        default=None, description="Pairs of texts that come back with the batch; default: none."
+        default=None, description="Keys and values that are returned with the batch; default: none."
     )

@@ -1,6 +1,7 @@
-"""Files, batches and their lines: records, the states of a batch, request and answer lines. Pure.
+"""Records of files, batches and lines; the state table of batches; parsing of input lines and
+encoding of output lines. Pure.
 
-The table of states is the whole truth: a step that it does not have raises and changes nothing.
+A step that is not in the state table raises and changes nothing.
 """
 
 from __future__ import annotations
@@ -20,26 +21,26 @@ T = TypeVar("T")
 
 
 class BatchState(StrEnum):
-    """Where a batch is."""
+    """The state of a batch."""
 
-    VALIDATING = "validating"  # its file was not looked at yet
+    VALIDATING = "validating"  # its file has not been checked yet
     FAILED = "failed"  # its file cannot be run
     IN_PROGRESS = "in_progress"
-    COMPLETED = "completed"  # every line has its answer, good or bad
-    EXPIRED = "expired"  # its window is over; what is not done is an error
-    CANCELLING = "cancelling"  # lines under way still end
+    COMPLETED = "completed"  # every line has a result or an error
+    EXPIRED = "expired"  # its window ended; lines without a result are errors
+    CANCELLING = "cancelling"  # running lines may still finish
     CANCELLED = "cancelled"
 
 
 class BatchStep(StrEnum):
-    """What moves it."""
+    """An event that changes the state of a batch."""
 
     REFUSE = "refuse"
     BEGIN = "begin"
     COMPLETE = "complete"
     EXPIRE = "expire"
     CANCEL = "cancel"
-    STOP = "stop"  # a cancel is done
+    STOP = "stop"  # cancelling has finished
 
 
 _S, _E = BatchState, BatchStep
@@ -70,17 +71,17 @@ def after(state: BatchState, step: BatchStep) -> BatchState:
     """Return the state that `step` leads to.
 
     Raises:
-      LocalProtocolError: there is no such step from here.
+      LocalProtocolError: the table has no such step.
     """
     try:
         return TRANSITIONS[state][step]
     except KeyError:
-        raise LocalProtocolError(f"{step.value} is no step from {state.value}") from None
+        raise LocalProtocolError(f"{step.value} is not a valid step from {state.value}") from None
 
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """A file, without its content. Field names are the API's."""
+    """A file without its content. Field names are the API's."""
 
     id: str
     created_at: int
@@ -91,7 +92,7 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Lines of a batch."""
+    """Line counts of a batch."""
 
     total: int = 0
     completed: int = 0
@@ -123,16 +124,16 @@ class BatchRecord:
 
 
 class WaitingLine(NamedTuple):
-    """A line that has no answer.
+    """A line without a result.
 
     Attributes:
-      batch_id: of its batch.
-      number: its place.
-      custom_id: what its client calls it.
-      endpoint: where it goes.
+      batch_id: the batch it belongs to.
+      number: its position.
+      custom_id: the client's id for it.
+      endpoint: the path of its request.
       body: the request.
-      owner: the tenant; empty where there are no tenants.
-      expires_at: when its batch's window ends, in seconds since 1970.
+      owner: the tenant; empty without tenants.
+      expires_at: when the batch's window ends, in seconds since 1970.
     """
 
     batch_id: str
@@ -145,7 +146,7 @@ class WaitingLine(NamedTuple):
 
 
 class Page(NamedTuple, Generic[T]):
-    """Some files or batches of many, newest first."""
+    """A page of files or batches, newest first."""
 
     items: list[T]
     has_more: bool
@@ -153,14 +154,14 @@ class Page(NamedTuple, Generic[T]):
 
 MAX_CUSTOM_ID: Final = 512
 MAX_ERRORS: Final = 100
-"""That are listed of one file; the rest of it is not looked at."""
+"""Maximum number of errors reported per file; the rest of the file is not checked."""
 
 
 class Line(NamedTuple):
     """A request of a batch.
 
     Attributes:
-      custom_id: what its client calls it; no other line has it.
+      custom_id: the client's id for it, unique in the batch.
       body: the request, as JSON.
     """
 
@@ -169,12 +170,12 @@ class Line(NamedTuple):
 
 
 class BatchLineError(NamedTuple):
-    """What is wrong with a file.
+    """An error in an input file.
 
     Attributes:
-      code: a word for programs.
-      message: for people.
-      line: from 1 on; None for the whole file.
+      code: machine-readable code.
+      message: text for people.
+      line: line number from 1; None for the whole file.
     """
 
     code: str
@@ -183,7 +184,7 @@ class BatchLineError(NamedTuple):
 
 
 class CheckedFile(NamedTuple):
-    """What a file holds.
+    """A parsed input file.
 
     Attributes:
       lines: its requests.
@@ -195,12 +196,12 @@ class CheckedFile(NamedTuple):
 
 
 def check_file(content: bytes, endpoint: str, max_lines: int) -> CheckedFile:
-    """Read a batch's input.
+    """Parse a batch's input file.
 
     Args:
-      content: JSON objects, one a line; empty lines are passed over.
-      endpoint: that all of them are for.
-      max_lines: as many may be.
+      content: one JSON object per line; empty lines are skipped.
+      endpoint: the path that every line must name.
+      max_lines: maximum number of lines.
     """
     lines: list[Line] = []
     errors: list[BatchLineError] = []
@@ -209,7 +210,9 @@ def check_file(content: bytes, endpoint: str, max_lines: int) -> CheckedFile:
         if not text.strip():
             continue
         if len(lines) >= max_lines:
-            errors.append(BatchLineError("too_many_lines", f"at most {max_lines} lines are run"))
+            errors.append(
+                BatchLineError("too_many_lines", f"a batch has at most {max_lines} lines")
+            )
             break
         line = _line(text, endpoint, number)
         if isinstance(line, Line) and line.custom_id in seen:
@@ -222,22 +225,22 @@ def check_file(content: bytes, endpoint: str, max_lines: int) -> CheckedFile:
         seen.add(line.custom_id)
         lines.append(line)
     if not lines and not errors:
-        errors.append(BatchLineError("empty_file", "the file holds no request"))
+        errors.append(BatchLineError("empty_file", "the file contains no requests"))
     return CheckedFile(lines, errors)
 
 
 def answer_line(
     line_id: str, custom_id: str, status: int, request_id: str, body: bytes, version: str = ""
 ) -> bytes:
-    """Return the line that tells of an answer.
+    """Return the output line of an answered request.
 
     Args:
-      line_id: its own.
-      custom_id: of the request, as its client chose it.
-      status: of HTTP.
-      request_id: of the request in the log.
-      body: of the answer.
-      version: digest of the model that answered; empty for one that is in no store.
+      line_id: id of the output line.
+      custom_id: the client's id for the request.
+      status: HTTP status.
+      request_id: the request's id in the log.
+      body: the response body.
+      version: digest of the model that answered; empty for a model that is not in a store.
     """
     try:
         shown: object = msgspec.Raw(body) if json.loads(body) is not None else None
@@ -250,7 +253,7 @@ def answer_line(
 
 
 def error_line(line_id: str, custom_id: str, code: str, message: str) -> bytes:
-    """Return the line that tells why there is no answer."""
+    """Return the output line of a request that has no response."""
     return _encoded(line_id, custom_id, None, {"code": code, "message": message})
 
 
@@ -260,7 +263,7 @@ def _encoded(line_id: str, custom_id: str, response: object, error: object) -> b
 
 
 def _line(text: bytes, endpoint: str, number: int) -> Line | BatchLineError:
-    """Return a line's request, or what is wrong with it."""
+    """Return a line's request, or its error."""
     try:
         fields: dict[str, Any] = parse_object(text)
     except RequestError as error:
@@ -273,9 +276,11 @@ def _line(text: bytes, endpoint: str, number: int) -> Line | BatchLineError:
     if fields.get("method") != "POST":
         return BatchLineError("invalid_method", "method must be POST", number)
     if fields.get("url") != endpoint:
-        return BatchLineError("invalid_url", f"url must be {endpoint}, as of the batch", number)
+        return BatchLineError(
+            "invalid_url", f"url must be {endpoint}, the batch's endpoint", number
+        )
     if not isinstance(body, dict):
         return BatchLineError("invalid_body", "body must be an object", number)
     if body.get("stream"):
-        return BatchLineError("invalid_body", "a line of a batch cannot be streamed", number)
+        return BatchLineError("invalid_body", "stream must be false in a batch", number)
     return Line(custom_id, msgspec.json.encode(body))

@@ -1,7 +1,7 @@
-"""Runs the lines of batches: each is a request to this process's own application.
+"""Runs batches: sends each line as an ASGI request to this process's own application.
 
-It passes the same code as a client's request, from the body's bytes to the answer's, and has the
-same checks, limits and bits; only its class is lower.
+A line takes the same path as a client's request, with the same checks, limits and results, in a
+lower service class.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 
 
 class InnerAnswer(NamedTuple):
-    """The answer to an inner request.
+    """The response to an inner request.
 
     Attributes:
-      status: of HTTP.
-      request_id: of the request.
-      body: of the answer.
+      status: HTTP status.
+      request_id: the request's id.
+      body: the response body.
       retry_after_s: from `Retry-After-Ms`; None without this header.
-      is_crowded_out: it was refused because of other requests that wait or run.
-      version: digest of the model that answered; empty for one that is in no store.
+      is_crowded_out: whether it was refused because other requests wait or run.
+      version: digest of the model that answered; empty for a model that is not in a store.
     """
 
     status: int
@@ -53,28 +53,28 @@ class InnerAnswer(NamedTuple):
 
 
 def receiving(body: bytes) -> Callable[[], Awaitable[dict[str, Any]]]:
-    """Return where an application of ASGI receives a body in one part, without a disconnect."""
+    """Return an ASGI `receive` that delivers the body in one part and never disconnects."""
     events = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> dict[str, Any]:
         if events:
             return events.pop()
         await trio.sleep_forever()
-        raise AssertionError("it sleeps for ever")
+        raise AssertionError("sleep_forever returned")
 
     return receive
 
 
 class InnerRequest:
-    """A POST of JSON. It is asked once.
+    """A POST with a JSON body to the application in this process. It can be sent once.
 
     Args:
-      host: that the application takes for its own.
-      path: of the endpoint.
+      host: host name that the application accepts.
+      path: path of the endpoint.
       body: JSON.
-      request_id: for the log, and for the answer.
-      owner: the tenant of the request; empty where there are none.
-      within_s: how long it may take.
+      request_id: id for the log and the response.
+      owner: the request's tenant; empty without tenants.
+      within_s: its deadline.
     """
 
     def __init__(
@@ -109,11 +109,11 @@ class InnerRequest:
 
     @property
     def has_begun(self) -> bool:
-        """Whether anything may have been spent on it by workers."""
+        """Whether workers may have started to compute it."""
         return self._request.has_begun
 
     async def ask(self, app: Callable[..., Awaitable[None]]) -> InnerAnswer:
-        """Ask an application of ASGI, in this process."""
+        """Send the request to an ASGI application in this process."""
         sent: list[dict[str, Any]] = []
 
         async def send(message: dict[str, Any]) -> None:
@@ -139,21 +139,20 @@ class InnerRequest:
 log = structlog.get_logger(__name__)
 
 LATER: Final = frozenset({408, 499, 503, 504})
-"""Statuses after which the same request may well succeed."""
+"""Statuses after which the same request may succeed when retried."""
 LEAST_WITHIN_S: Final = 1.0
-"""Least deadline of a line; the end of its batch's window ends it by itself."""
+"""Shortest deadline of a line; the end of the batch's window ends it anyway."""
 MOST_WAIT_S: Final = 120.0
-"""Longest rest of a refused line, whatever `Retry-After` says: a line that is tried too early gets
-the remaining wait, and other requests may have ended."""
+"""Longest rest of a refused line, whatever `Retry-After` says. A line retried too early receives
+the remaining wait, and other requests may have ended by then."""
 LIMITED_RETRY_S: Final = 60.0
-"""When lines of a tenant are tried again that has met a limit of which it is not known when it will
-not be met any more, such as its budget."""
+"""How long a tenant's lines rest after a limit whose end is unknown, such as its budget."""
 LIMIT_MET: Final = 429
-"""Status of a request that a limit of its tenant refuses; the request itself is valid."""
+"""Status of a valid request that a tenant's limit refused."""
 HOLD_POLL_S: Final = 0.02
-"""Interval of checks for waiting interactive requests; a check costs a fiftieth of a heartbeat."""
+"""How often to check for waiting interactive requests. A check costs 2% of a heartbeat."""
 LEAST_LEASE_PART: Final = 3
-"""The lease is renewed after one part in this many of its length."""
+"""The lease is renewed after 1/n of its length."""
 
 
 class BatchRunner:
@@ -161,10 +160,10 @@ class BatchRunner:
 
     Args:
       storage: files and batches.
-      config: bounds.
-      app: the application, of ASGI.
-      host: that it takes for its own.
-      hold_s: returns the longest time [s] that a line is held for interactive requests.
+      config: limits.
+      app: the ASGI application.
+      host: host name that the application accepts.
+      hold_s: returns how long [s] a line is held back for interactive requests.
       on_line: called with the outcome of each line.
     """
 
@@ -188,10 +187,10 @@ class BatchRunner:
         self._lease_until = 0.0
         self._resting: dict[str, float] = {}  # owners, until when
         self._resting_lines: dict[tuple[str, int], float] = {}
-        self._num_held = 0  # answers that wait for room
+        self._num_held = 0  # answers that wait to be stored
 
     async def run(self) -> None:
-        """Run batches until cancelled; the next holder of the lease runs the unanswered lines."""
+        """Run batches until cancelled. The next lease holder runs the lines without results."""
         try:
             async with trio.open_nursery() as nursery:
                 while True:
@@ -199,7 +198,7 @@ class BatchRunner:
                     try:
                         await self._look(nursery)
                     except RequestError as error:
-                        # Others hold the lease when ours is over.
+                        # Another process takes the lease when ours expires.
                         self._pause(error.message)
                         await trio.sleep(self._config.poll_s)
                     with trio.move_on_after(self._config.poll_s):
@@ -209,7 +208,7 @@ class BatchRunner:
                 await self._storage.run(self._storage.batches.give_lease_back)
 
     async def _look(self, nursery: trio.Nursery) -> None:
-        """Begin, end and drop what is due.
+        """Start and expire batches that are due, cancel unwanted lines, and start new lines.
 
         Raises:
           RequestError: the database fails.
@@ -220,25 +219,25 @@ class BatchRunner:
             self._go_on()
             return
         if self._num_held:
-            return  # these first: a batch that ended before them would end without them
+            return  # their results first: else their batch could end without them
         await self._storage.run(self._storage.batches.advance, int(time_of_day()))
         await self._drop_unwanted()
         free, least = await self._storage.free_bytes(), self._config.min_free_bytes
         if free < least:
-            self._pause("the disk has too little room left", free_bytes=free, min_free_bytes=least)
+            self._pause("the disk has too little free space", free_bytes=free, min_free_bytes=least)
             return
-        if not self._num_held:  # nothing was refused meanwhile
+        if not self._num_held:  # every answer was stored
             self._go_on()
             await self._begin(nursery)
 
     def _go_on(self) -> None:
-        """Log once that lines begin again."""
+        """Resume starting lines; log this once."""
         if self._storage.paused is not None:
             log.info("batches_resumed", was=self._storage.paused)
             self._storage.paused = None
 
     def _pause(self, reason: str, **figures: int) -> None:
-        """Log once why no line begins; tenants see the reason, the log also the figures."""
+        """Stop starting lines; log this once. Tenants see the reason, the log also the figures."""
         if self._storage.paused is None:
             log.error("batches_paused", reason=reason, **figures)
         self._storage.paused = reason
@@ -255,8 +254,8 @@ class BatchRunner:
         room = self._config.concurrency - len(self._running)
         if room <= 0:
             return
-        # At most `concurrency` lines run, so twice as many lines of an owner include idle ones. If
-        # all lines of an owner are refused, as many rest, and no more are tried.
+        # At most `concurrency` lines run, so twice as many lines per owner include idle ones. If
+        # all of an owner's lines are refused, that many rest and no more are tried.
         now = trio.current_time()
         self._resting = {owner: until for owner, until in self._resting.items() if until > now}
         lines = await self._storage.run(
@@ -268,7 +267,7 @@ class BatchRunner:
         busy = self._running.keys() | self._resting_lines
         idle = [line for line in lines if (line.batch_id, line.number) not in busy]
         while idle and room > 0:
-            # The owner with fewest under way; of these the oldest batch.
+            # Take the owner with the fewest running lines, and its most urgent line.
             line = min(idle, key=lambda one: self._num_running[one.owner])
             idle.remove(line)
             room -= 1
@@ -286,12 +285,12 @@ class BatchRunner:
                 await self._keep(line, answer)
         finally:
             del self._running[line.batch_id, line.number]
-            self._num_running -= Counter((line.owner,))  # forgets owners without any
+            self._num_running -= Counter((line.owner,))  # drops owners at zero
             self._storage.changed.set()
 
     def _rest(self, line: WaitingLine, answer: InnerAnswer) -> None:
-        """Put a refused line aside until it is tried again; others run in its place. It is no
-        failed attempt; the end of its batch's window ends it. A limit rests its whole tenant."""
+        """Set a refused line aside until its retry time; others run in its place. This does not
+        count as an attempt. If a tenant's limit refused it, all of the tenant's lines rest."""
         now = trio.current_time()
         if answer.is_crowded_out:
             wait_s = min(answer.retry_after_s or self._config.retry_s, MOST_WAIT_S)
@@ -302,11 +301,12 @@ class BatchRunner:
             self._on_line("limited")
 
     async def _answer(self, line: WaitingLine) -> InnerAnswer:
-        """Send a line's request until its status is not in LATER, or `max_line_attempts` times."""
+        """Send a line's request until its status is not in LATER, up to `max_line_attempts`
+        times."""
         attempt = 0
         while True:
             since = trio.current_time()
-            # The fleet signals nothing here.
+            # The fleet has no event for this.
             while trio.current_time() - since < self._hold_s():  # noqa: ASYNC110
                 await trio.sleep(HOLD_POLL_S)
             answer = await self._ask(line)
@@ -320,7 +320,8 @@ class BatchRunner:
             await trio.sleep(self._config.retry_s * 2 ** (attempt - 1))
 
     async def _ask(self, line: WaitingLine) -> InnerAnswer | None:
-        """Send a line's request once; None if it was cancelled because its class is paused."""
+        """Send a line's request once. Return None if it was cancelled because its class is
+        paused."""
         within_s = max(line.expires_at - time_of_day(), LEAST_WITHIN_S)
         own_id = line_id(line.batch_id, line.number)
         request = InnerRequest(self._host, line.endpoint, line.body, own_id, line.owner, within_s)
@@ -332,8 +333,8 @@ class BatchRunner:
         return answer
 
     async def _take_back(self, request: InnerRequest, scope: trio.CancelScope) -> None:
-        """Cancel a request that has not begun after its class was paused for `paused_s`: while it
-        waits it holds a reservation of its tenant's limits, and the pause may take hours."""
+        """Cancel a request that has not started `paused_s` after its class was paused. While it
+        waits it holds a reservation of its tenant's limits, and the pause may last for hours."""
         paused_at = math.inf
         while not request.has_begun:
             now = trio.current_time()
@@ -344,8 +345,8 @@ class BatchRunner:
             await trio.sleep(self._config.poll_s)
 
     async def _keep(self, line: WaitingLine, answer: InnerAnswer) -> None:
-        """Store an answer. While the database fails, hold it in the line's place until its batch's
-        window ends: it was computed and charged, and must not be again."""
+        """Store an answer. While the database fails, keep it in memory until the batch's window
+        ends: it was computed and charged, so it must not be computed again."""
         if await self._is_written(line, answer):
             return
         self._on_line("held")
@@ -362,7 +363,7 @@ class BatchRunner:
         self._on_line("dropped")
 
     async def _is_written(self, line: WaitingLine, answer: InnerAnswer) -> bool:
-        """Return whether the database has taken an answer, or wants it no more."""
+        """Return whether the database has stored an answer or no longer needs it."""
         try:
             await self._finish(line, answer)
         except RequestError as error:
@@ -376,7 +377,7 @@ class BatchRunner:
         try:
             result = answer_line(own_id, line.custom_id, status, request_id, body, answer.version)
         except ValueError:
-            code, message = "server_error", "the answer could not be written down"
+            code, message = "server_error", "the answer could not be stored"
             result = error_line(own_id, line.custom_id, code, message)
         is_good = status < 400
         is_done = await self._storage.run(
@@ -385,7 +386,7 @@ class BatchRunner:
         self._on_line("dropped" if not is_done else "completed" if is_good else "failed")
 
     async def _drop_unwanted(self) -> None:
-        """End lines of batches that were cancelled or have expired."""
+        """Cancel lines of batches that were cancelled or have expired."""
         for batch_id in {batch_id for batch_id, _ in self._running}:
             if not await self._storage.run(self._storage.batches.is_wanted, batch_id):
                 for (of_batch, _), scope in self._running.items():

@@ -1,7 +1,7 @@
-"""Stored files: what was uploaded, and the results of batches seen as files.
+"""Stored files, and `Storage`, which runs database calls on files and batches in a thread.
 
-Blocking. A result's file has no content of its own: it is the answered lines of its
-batch, so that a line cannot be done and missing in the file, or the other way round.
+The calls of `Files` block. A result file has no content of its own: it consists of the results of
+its batch's lines, so the file and the line states cannot disagree.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 
 COLUMNS: Final = "id, created_at, filename, purpose, bytes"
 CONTENT_ROWS: Final = 64
-"""Lines that are read at once."""
+"""Lines read per query."""
 
 
 class Files:
     """All files.
 
     Args:
-      connection: of the database.
-      config: how much may be kept.
+      connection: connection to the database.
+      config: limits.
     """
 
     def __init__(self, connection: sqlite3.Connection, config: BatchConfig) -> None:
@@ -51,7 +51,7 @@ class Files:
         """Add a file.
 
         Raises:
-          RequestError: 413; too many are kept already.
+          RequestError: 413; too many files or bytes are stored already.
         """
         with transaction(self._connection):
             for one in ("", owner):
@@ -64,7 +64,8 @@ class Files:
         return FileRecord(file_id, at, filename, purpose, len(content))
 
     def _check_room(self, owner: str, num_bytes: int) -> None:
-        """Raise the RequestError, 413, if an owner has too much; all do, where none is named."""
+        """Raise RequestError (413) if an owner stores too much. Without an owner, count all
+        files."""
         config = self._config
         count, held = self._connection.execute(
             "SELECT count(*), coalesce(sum(bytes), 0) FROM files WHERE ?1 = '' OR owner = ?1",
@@ -75,14 +76,14 @@ class Files:
         ):
             of_owner = "of yours " if owner else ""
             raise RequestError(
-                f"{count} files {of_owner}with {held} bytes are kept already; delete some",
+                f"{count} files {of_owner}with {held} bytes are stored already; delete some",
                 status=413,
                 code="storage_full",
                 param="file",
             )
 
     def get(self, owner: str, file_id: str) -> FileRecord | None:
-        """Return a file, or None."""
+        """Return a file, or None if it does not exist."""
         row = self._connection.execute(
             f"SELECT {COLUMNS} FROM files WHERE id = ? AND owner = ?", (file_id, owner)
         ).fetchone()
@@ -91,7 +92,7 @@ class Files:
     def page(
         self, owner: str, after: str | None, limit: int, purpose: str | None
     ) -> Page[FileRecord]:
-        """Return some files, newest first, behind `after`."""
+        """Return a page of files after `after`, newest first."""
         rows = self._connection.execute(
             f"SELECT {COLUMNS} FROM files WHERE (?1 IS NULL OR purpose = ?1) AND (?2 IS NULL OR "
             "rowid < (SELECT rowid FROM files WHERE id = ?2)) AND owner = ?4 "
@@ -101,10 +102,10 @@ class Files:
         return Page([FileRecord(*row) for row in rows[:limit]], len(rows) > limit)
 
     def delete(self, owner: str, file_id: str) -> bool:
-        """Delete a file; return whether it was there.
+        """Delete a file; return whether it existed.
 
         Raises:
-          RequestError: 409; a batch that has not ended needs it.
+          RequestError: 409; an open batch needs it.
         """
         with transaction(self._connection):
             marks = ", ".join("?" * len(OPEN))
@@ -131,8 +132,8 @@ class Files:
         return row is not None
 
     def content(self, file_id: str, part: int) -> bytes | None:
-        """Return a part of a file, counted from 0; nothing behind the last one, None if there is
-        no such file."""
+        """Return a part of a file, counted from 0: empty after the last part, None if the file does
+        not exist."""
         row = self._connection.execute(
             "SELECT batch_id, state, iif(?2, x'', content) AS content FROM files WHERE id = ?1",
             (file_id, part),
@@ -154,24 +155,24 @@ T = TypeVar("T")
 
 
 def time_of_day() -> float:
-    """Return seconds since 1970: the clock of what outlives a process or is shared by several, such
-    as creation times, ends of batches and the lease."""
+    """Return seconds since 1970. Use this clock for times that are stored or shared between
+    processes: creation times, batch deadlines, the lease."""
     return time.time()
 
 
 class Storage:
-    """Files and batches of one directory.
+    """The files and batches in one directory.
 
     Args:
-      directory: where the database is.
-      config: bounds.
-      holder: this process, as the lease names it.
+      directory: the directory of the database.
+      config: limits.
+      holder: this process's name in the lease.
 
     Attributes:
-      files: to be called through `run`.
-      batches: likewise.
-      changed: set whenever there may be new work; replaced by the waiting task.
-      paused: why no line of a batch begins, for want of room; None while lines begin.
+      files: stored files; call through `run`.
+      batches: stored batches; call through `run`.
+      changed: set when there may be new work; replaced by the waiting task.
+      paused: why no lines start, for lack of space; None while lines start.
 
     Raises:
       ConfigError: the directory cannot be used.
@@ -191,19 +192,19 @@ class Storage:
         """Call a method of `files` or `batches` in a thread, one call at a time.
 
         Raises:
-          RequestError: as the call does; 507 where the disk is full, 503 where the database fails.
+          RequestError: as the call does; 507 if the disk is full, 503 if the database fails.
         """
         work = partial(call, *args, **kwargs)
         return await in_thread(partial(stored, work, self._failures), self._writer)
 
     async def free_bytes(self) -> int:
-        """Return how much the database may still take: of its disk, and of its own free pages.
+        """Return how many bytes the database can still store: free disk space and its free pages.
 
         Raises:
-          RequestError: 503, it cannot be known.
+          RequestError: 503, it cannot be determined.
         """
         return await self.run(free_bytes, self._connection, self._directory)
 
     def close(self) -> None:
-        """Close the database. No call may be under way."""
+        """Close the database. No call may be running."""
         self._connection.close()

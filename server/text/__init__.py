@@ -1,1 +1,1 @@
-"""Text in and out: chat template, tokenizer, incremental detokeniser, stop strings."""
+"""Text processing: chat templates, tokenizer, incremental detokenizer, stop strings, tool calls."""

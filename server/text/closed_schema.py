@@ -1,9 +1,9 @@
-"""A JSON Schema with its objects closed: where it lists keys and says nothing about others, a
-completion ends at the listed ones.
+"""Closes the objects of a JSON Schema: an object that lists keys, and does not mention others, then
+allows only the listed ones.
 
-A schema without `additionalProperties` allows any key, and a model that is held to it may invent
-keys up to its token limit. Each change narrows the schema, so every value of the closed schema is a
-value of the schema that was sent.
+Without `additionalProperties`, any key is allowed, and a model constrained by the schema may invent
+keys up to its token limit. Each change narrows the schema, so every value of the closed schema is
+valid in the original one.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from triolet.sampling import MAX_GRAMMAR_CHARS
 Schema = dict[str, Any]
 
 MAX_STEPS: Final = 8192
-"""Schemas looked at and keys repeated to close one schema, in the thread of all requests. A schema
-of the largest size that is allowed has 3,000 parts; combinations look at a part more than once and
-repeat its keys."""
+"""Maximum number of schemas visited and keys copied per schema, since this runs in the event loop's
+thread. A schema of maximum size has 3,000 parts; combinations visit parts and copy keys
+repeatedly."""
 MAX_CHAIN: Final = 32
-"""References that lead to one another: as many as brackets may be nested."""
+"""Maximum length of a chain of references, equal to the allowed nesting depth."""
 _COMBINING: Final = ("allOf", "anyOf", "oneOf")
 _BY_NAME: Final = ("properties", "patternProperties", "$defs", "definitions")
 _VALUES: Final = ("items", "prefixItems", "additionalItems", "additionalProperties")
@@ -34,30 +34,30 @@ _ABOUT_KEYS: Final = frozenset(
     "properties patternProperties additionalProperties required minProperties const enum".split()
 )
 _SAYING: Final = frozenset({"const", "enum", "additionalProperties"})
-"""A schema with one of these says itself which keys there may be."""
+"""Keywords that already define which keys are allowed."""
 _LEFT_OPEN: Final = frozenset(
     "not if then else contains dependentSchemas dependentRequired dependencies propertyNames "
     "unevaluatedProperties $anchor $dynamicAnchor $dynamicRef $recursiveRef".split()
 )
-"""A schema with one of these stays as it is: to narrow what is negated would widen the whole, and
-references by anchor are not followed."""
+"""A schema with one of these is not changed: narrowing a negated schema would widen the whole, and
+references by anchor are not resolved."""
 
 
 class _LeftOpen(Exception):
-    """The schema cannot be closed within what is understood of it."""
+    """The schema has parts that cannot be closed safely."""
 
 
 def closed_text(text: str, *, is_strict: bool = False) -> str:
     """Return the text of a JSON Schema with its objects closed, or `text` itself.
 
     Args:
-      text: nested as deeply as `GrammarConfig.max_depth` at most.
-      is_strict: as for `closed`.
+      text: nested at most `GrammarConfig.max_depth` deep.
+      is_strict: see `closed`.
     """
     try:
         schema = json.loads(text)
     except ValueError:
-        return text  # the compiler says what is wrong with it
+        return text  # the compiler will report the error
     narrower = closed(schema, is_strict=is_strict) if isinstance(schema, dict) else schema
     if narrower == schema:
         return text
@@ -69,8 +69,8 @@ def closed(schema: Schema, *, is_strict: bool = False) -> Schema:
     """Return a schema with its objects closed.
 
     Args:
-      schema: nested as deeply as `GrammarConfig.max_depth` at most.
-      is_strict: close objects that list no keys as well.
+      schema: nested at most `GrammarConfig.max_depth` deep.
+      is_strict: whether to close objects without listed keys, too.
     """
     try:
         return _Closing(schema, is_strict=is_strict).run()
@@ -80,15 +80,15 @@ def closed(schema: Schema, *, is_strict: bool = False) -> Schema:
 
 @dataclass(slots=True)
 class _Keys:
-    """What a schema says about keys, with all that is combined with it.
+    """What a schema and everything it combines specify about keys.
 
     Attributes:
       names: listed and required keys.
-      patterns: of patternProperties.
-      is_list: keys are listed, if only none.
-      is_object: the type is named.
-      is_said: the schema says which other keys there may be.
-      least: the number of keys that an object must have.
+      patterns: patterns of patternProperties.
+      is_list: whether keys are listed, even if the list is empty.
+      is_object: whether the type is given.
+      is_said: whether the schema defines which other keys are allowed.
+      least: minimum number of keys.
     """
 
     names: dict[str, None] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class _Keys:
     least: int = 0
 
     def add(self, other: _Keys) -> None:
-        """Take in what another schema says of the same value."""
+        """Add the keys of another schema for the same value."""
         self.names |= other.names
         self.patterns |= other.patterns
         self.is_list |= other.is_list
@@ -109,22 +109,21 @@ class _Keys:
 
 
 class _Form(Enum):
-    """What becomes of a schema."""
+    """How to transform a schema."""
 
     CLOSED = "closed"
-    PART = "part"  # open itself, what is in it closed
-    SENT = "sent"  # as it is, to its last part
+    PART = "part"  # stays open, but its parts are closed
+    SENT = "sent"  # unchanged, including all parts
 
 
 class _Closing:
-    """One schema while it is closed.
+    """Closes one schema.
 
-    A part of a combination stays open, because the keys of its neighbours are no additional ones.
-    The combination is closed as one, with the keys of all parts; where it has branches, each of
-    them with its own keys and those around it. What a part refers to is copied, because elsewhere
-    the same definition may be a whole value. Branches of oneOf that may share values stay as they
-    are to the last of their parts: one that takes fewer values might leave another alone with a
-    value that both took.
+    A part of a combination stays open, because the keys of the other parts are not additional ones.
+    The combination is closed as a whole, with the keys of all parts; if it has branches, each is
+    closed with its own keys and the surrounding ones. Referenced parts are copied, because the same
+    definition may be a complete value elsewhere. Branches of oneOf that may share values stay
+    unchanged: narrowing one branch might make a value match only the other, and so become valid.
     """
 
     def __init__(self, root: Schema, *, is_strict: bool) -> None:
@@ -133,14 +132,14 @@ class _Closing:
         self._keys_of: dict[str, _Keys] = {}
         self._chain: list[str] = []
         self._name_of_copy: dict[tuple[str, _Form], str] = {}
-        self._is_apart: dict[int, bool] = {}  # by the id of a list in the schema
+        self._is_apart: dict[int, bool] = {}  # by id() of a list in the schema
         self._num_steps = 0
 
     def run(self) -> Schema:
         """Return the closed schema.
 
         Raises:
-          _LeftOpen: it stays as it is.
+          _LeftOpen: it must stay unchanged.
         """
         done: Schema = self._whole(self._root)
         copies: Schema = {}
@@ -153,7 +152,7 @@ class _Closing:
         return done | {"$defs": done.get("$defs", {}) | copies} if copies else done
 
     def _whole(self, node: Any) -> Any:  # noqa: ANN401
-        """Return a schema that alone describes a value, closed."""
+        """Return the closed form of a schema that alone describes a value."""
         if not isinstance(node, dict):
             return node
         combining = [word for word in (*_COMBINING, "$ref") if word in node]
@@ -175,18 +174,18 @@ class _Closing:
         return done
 
     def _branching(self, node: Schema) -> str | None:
-        """Return the keyword with branches that may be closed one by one.
+        """Return the keyword whose branches may be closed separately.
 
-        A value that several branches of oneOf take, it does not take: they are closed if none of
-        them shares a value with another.
+        oneOf rejects values that match several branches, so its branches are closed only if no two
+        of them share a value.
         """
         if "anyOf" in node:
             return "anyOf"
         return "oneOf" if "oneOf" in node and self._are_apart(_list(node["oneOf"])) else None
 
     def _are_apart(self, branches: list[Any]) -> bool:
-        """Return whether no two of these schemas share an object or an array. What else they may
-        share stays shared, for it has no keys."""
+        """Return whether no two of these schemas share an object or an array. Other shared values
+        have no keys and do not matter."""
         if (known := self._is_apart.get(id(branches))) is not None:
             return known
         objects, arrays = [], []
@@ -195,7 +194,7 @@ class _Closing:
             objects += [] if tags is None else [tags]
             arrays += [] if array is None else [array]
         self._spend(len(objects) ** 2)
-        # Arrays that no branch looks into are taken by the same branches afterwards.
+        # Arrays whose content no branch constrains match the same branches after closing.
         are_arrays_apart = len(arrays) <= 1 or not any(arrays)
         self._is_apart[id(branches)] = are_arrays_apart and all(
             any(one[key].isdisjoint(other[key]) for key in one.keys() & other.keys())
@@ -207,8 +206,8 @@ class _Closing:
         self,
         branch: Any,  # noqa: ANN401
     ) -> tuple[dict[str, frozenset[str]] | None, bool | None]:
-        """Return the strings that required keys of an object may have, None if it is no object;
-        and whether it says something of what is in an array, None if it is no array."""
+        """Return the allowed strings of an object's required keys, None if it is not an object; and
+        whether it constrains an array's content, None if it is not an array."""
         for _ in range(MAX_CHAIN):
             if not isinstance(branch, dict) or "$ref" not in branch or "properties" in branch:
                 break
@@ -236,17 +235,17 @@ class _Closing:
         return tags, array
 
     def _done(self, node: Any, form: _Form) -> Any:  # noqa: ANN401
-        """Return a schema in a form."""
+        """Return a schema transformed to a form."""
         if not isinstance(node, dict):
             return node
         return self._whole(node) if form is _Form.CLOSED else self._mapped(node, form)
 
     def _mapped(self, node: Schema, form: _Form) -> Schema:
-        """Return a schema with the schemas in it done.
+        """Return a schema with its subschemas transformed.
 
         Args:
           node: the schema.
-          form: of those that it combines, which describe the same value.
+          form: the form of combined subschemas, which describe the same value.
         """
         self._look_at(node)
         inner = _Form.SENT if form is _Form.SENT else _Form.CLOSED
@@ -279,11 +278,11 @@ class _Closing:
             raise _LeftOpen
 
     def _narrowed(self, done: Any, keys: _Keys) -> Any:  # noqa: ANN401
-        """Return a schema that takes no other keys than these, if others may be left out."""
+        """Return a schema restricted to these keys, if other keys may be omitted."""
         if not isinstance(done, dict) or not _may_be("object", done):
             return done
         is_list = keys.is_list or (self._is_strict and keys.is_object)
-        is_short = keys.least > len(keys.names)  # a pattern may match one key only
+        is_short = keys.least > len(keys.names)  # a pattern may match only one key
         if keys.is_said or is_short or not is_list:
             return done
         self._spend(len(keys.names) + len(keys.patterns))
@@ -295,7 +294,7 @@ class _Closing:
         return done
 
     def _keys(self, node: Any) -> _Keys:  # noqa: ANN401
-        """Return what a schema says about keys, with all that it combines."""
+        """Return what a schema and everything it combines specify about keys."""
         if not isinstance(node, dict):
             return _Keys()
         self._look_at(node)
@@ -316,7 +315,7 @@ class _Closing:
         return keys
 
     def _keys_at(self, pointer: str) -> _Keys:
-        """Return what a reference's target says about keys."""
+        """Return what a reference's target specifies about keys."""
         target = self._target(pointer)
         if pointer not in self._keys_of:
             if pointer in self._chain or len(self._chain) == MAX_CHAIN:
@@ -329,7 +328,7 @@ class _Closing:
         return keys
 
     def _copied(self, pointer: str, form: _Form) -> str:
-        """Return a reference to a copy of a reference's target in a form."""
+        """Return a reference to a transformed copy of a reference's target."""
         if (pointer, form) not in self._name_of_copy:
             name = f"part-{len(self._name_of_copy)}"
             while name in _dict(self._root.get("$defs", {})):
@@ -338,7 +337,7 @@ class _Closing:
         return f"#/$defs/{self._name_of_copy[pointer, form]}"
 
     def _target(self, pointer: Any) -> Any:  # noqa: ANN401
-        """Return what a reference within the document leads to."""
+        """Return the target of a reference within the document."""
         if not isinstance(pointer, str) or (pointer != "#" and not pointer.startswith("#/")):
             raise _LeftOpen
         found: Any = self._root
@@ -354,13 +353,13 @@ class _Closing:
 
 
 def _may_be(kind: str, node: Schema) -> bool:
-    """Return whether a schema's own type lets a value be of a kind."""
+    """Return whether a schema's `type` allows a kind of value."""
     own = node.get("type", kind)
     return bool(own == kind or (isinstance(own, list) and kind in own))
 
 
 def _strings(schema: Any) -> frozenset[str] | None:  # noqa: ANN401
-    """Return the strings that a schema takes, if it takes nothing else and names them."""
+    """Return the strings that a schema allows, if it lists them and allows nothing else."""
     if not isinstance(schema, dict):
         return None
     values = [schema["const"]] if "const" in schema else schema.get("enum")

@@ -1,7 +1,7 @@
-"""Text of single tokens and of completions, and stop strings in it.
+"""Incremental detokenization, texts of single tokens, and stop strings.
 
-Stop strings depend on the characters, never on how they were cut into pieces: the stop string that
-is complete first wins, and of those that end together the longest.
+Stop strings match characters, independent of token boundaries: the first one completed wins, and of
+several completed together, the longest.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _SPACE_MARK: Final = "\u2581"
 
 
 class TokenText(NamedTuple):
-    """One token by itself.
+    """The text of one token alone.
 
     Attributes:
-      text: as text; a replacement character stands for part of one.
-      raw: the bytes that it stands for.
+      text: its text; a replacement character if it is part of a character.
+      raw: its bytes.
     """
 
     text: str
@@ -42,13 +42,13 @@ class TokenText(NamedTuple):
 
 
 class Vocabulary:
-    """Texts of single tokens, and two facts about all of them.
+    """Texts of single tokens, and two properties of the vocabulary.
 
     Args:
-      tokenizer: of the model.
+      tokenizer: the model's tokenizer.
 
     Attributes:
-      longest_token_bytes: no token stands for more bytes than this.
+      longest_token_bytes: maximum number of bytes of a token.
       anchor_ids: an ordinary token to decode others after, or nothing.
     """
 
@@ -57,7 +57,7 @@ class Vocabulary:
         self._added = {i: t.content for i, t in tokenizer.get_added_tokens_decoder().items()}
         self._byte_of = _byte_level_alphabet() if _is_byte_level(tokenizer) else {}
         self._is_bytes_only = _decoder_of(tokenizer).get("type") == "ByteLevel"
-        # Bounded by the vocabulary.
+        # Limited by the vocabulary's size.
         self._known: dict[int, TokenText] = {}
         self._plain: dict[int, str | None] = {}
         pieces = tokenizer.get_vocab(with_added_tokens=True)
@@ -66,7 +66,7 @@ class Vocabulary:
         self.anchor_ids = tuple(i for i in anchors if i is not None)[:1]
 
     def token(self, token_id: int) -> TokenText:
-        """Return what one id says; empty for an id that the tokenizer does not have."""
+        """Return the text of one id; empty for an id that the tokenizer does not have."""
         known = self._known.get(token_id)
         if known is None:
             known = self._read(token_id)
@@ -74,12 +74,12 @@ class Vocabulary:
         return known
 
     def plain_text(self, token_id: int) -> str | None:
-        """Return what an id adds to a text whatever stands before it, as long as that ends with a
-        whole character; None if it may depend on more."""
+        """Return the text that an id adds after any text that ends with a complete character; None
+        if it may depend on that text."""
         try:
             return self._plain[token_id]
         except KeyError:
-            pass  # not asked for yet
+            pass  # not cached yet
         piece = self._tokenizer.id_to_token(token_id)
         if piece is None:
             return None
@@ -111,7 +111,7 @@ class Vocabulary:
         return TokenText(raw.decode(errors="replace"), raw)
 
     def _text_behind_anchor(self, token_id: int, piece: str) -> str:
-        """Decode within a sequence: by itself a word-start token would lose its space."""
+        """Decode after an anchor token: alone, a word-start token would lose its space."""
         if not self.anchor_ids:
             return piece.replace(_SPACE_MARK, " ")
         before = str(self._tokenizer.decode(self.anchor_ids))
@@ -136,10 +136,10 @@ def _parts(decoder: dict[str, object]) -> Iterator[dict[str, object]]:
 
 
 def _byte_level_alphabet() -> dict[str, bytes]:
-    """Return the byte for each character of byte-level vocabularies.
+    """Return the byte of each character in byte-level vocabularies.
 
-    Source: GPT-2. Bytes that are visible characters in Latin-1 stand for themselves, the others are
-    shifted, in order, to code points from 256 on.
+    Source: GPT-2. Bytes that are visible Latin-1 characters map to themselves; the others map, in
+    order, to code points from 256 on.
     """
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in set(visible)]
@@ -149,12 +149,12 @@ def _byte_level_alphabet() -> dict[str, bytes]:
 
 
 class StopStrings(OutputStage):
-    """The output stage that ends a text at a stop string. It holds back only what may be the
-    beginning of one.
+    """The output stage that ends a text at a stop string. It holds back only text that may be the
+    start of one.
 
     Args:
       stop: the strings, none empty.
-      include_stop: the text ends behind the stop string instead of before it.
+      include_stop: whether to keep the stop string in the text.
 
     Attributes:
       matched: the stop string that ended the text; None before.
@@ -169,7 +169,7 @@ class StopStrings(OutputStage):
         self.matched: str | None = None
 
     def push(self, event: Event) -> Sequence[Event]:
-        """Pass on the text that may be shown. After a match nothing more may be pushed."""
+        """Pass on the text that may be shown. Must not be called after a match."""
         if not self._stop or not isinstance(event, Delta):
             return (event,)
         text = self._held + event.text
@@ -184,32 +184,31 @@ class StopStrings(OutputStage):
         return (replace(event, text=text[:cut]),)
 
     def finish(self) -> Sequence[Event]:
-        """Return what was held back."""
+        """Return the text held back."""
         held, self._held = self._held, ""
         return (Delta(held, ()),) if held else ()
 
 
 CONTEXT_TOKENS: Final = 8
-"""Tokens of the prompt that the first piece is decoded after: whether a word-start token shows its
-space depends on there being text before it. A character has at most four byte tokens."""
+"""Prompt tokens to decode before the first piece: a word-start token shows its space only after
+other text. A character has at most four byte tokens."""
 MAX_PENDING_TOKENS: Final = 64
-"""Ids without a character border, after which they are shown as they are. No character is that
-long, so this is noise of the model; each further id would cost a decode of all of them."""
+"""Ids without a character boundary before they are shown anyway. No character is that long, so this
+is noise, and each further id would decode all of them again."""
 REPLACEMENT: Final = "\ufffd"
 
 
 class Detokenizer:
-    """The text of one completion.
+    """Detokenizes one completion incrementally.
 
     Args:
-      tokenizer: of the model.
-      anchor_ids: an ordinary token (or none, if the vocabulary has no such): text is decoded after
-        it where there is no other context.
-      prompt_ids: what the completion continues.
-      skip_special_tokens: leave special tokens out of the text.
-      vocabulary: says what an id adds to any text that ends with a whole character, if it does so
-        without regard to that text: most ids of vocabularies of bytes. A tenth of the decoder's
-        cost, which need not see them then. None to have it see all.
+      tokenizer: the model's tokenizer.
+      anchor_ids: an ordinary token (or none if the vocabulary has none) to decode after if there is
+        no other context.
+      prompt_ids: the prompt of the completion.
+      skip_special_tokens: whether to leave special tokens out of the text.
+      vocabulary: provides the text of ids that do not depend on their context, which are most ids
+        of byte-level vocabularies. Takes a tenth of the time of decoding. None to decode all ids.
     """
 
     def __init__(
@@ -228,13 +227,13 @@ class Detokenizer:
         self._pending: list[int] = []
         context = list(prompt_ids[-CONTEXT_TOKENS:])
         if self._decode(context).endswith(REPLACEMENT):
-            # The prompt ends within a character: the decoder would show its rest as completion.
+            # The prompt ends within a character, whose rest would be shown as completion.
             context = self._anchor_ids
         self._context = context
         self._stream = self._new_stream(context)
 
     def push(self, token_id: int) -> str:
-        """Return the text that this id completes; empty within a character."""
+        """Return the text that an id completes; empty within a character."""
         vocabulary = self._vocabulary
         if vocabulary is not None and not self._pending:
             text = vocabulary.plain_text(token_id)
@@ -243,9 +242,9 @@ class Detokenizer:
         self._pending.append(token_id)
         try:
             piece = self._stream.step(self._tokenizer, token_id)
-        except Exception:  # noqa: BLE001 (the library raises plain Exception, nothing narrower)
-            # A byte that fits no character changed how the bytes before it decode, which are shown
-            # already. Those stand; what came since is decoded by itself.
+        except Exception:  # noqa: BLE001 (the library raises plain Exception)
+            # An invalid byte changed how earlier bytes decode, but their text is already shown.
+            # Keep it, and decode what came since separately.
             self._context = self._anchor_ids
             return self._restart(self._pending_text())
         if piece is not None:
@@ -257,7 +256,7 @@ class Detokenizer:
         return ""
 
     def flush(self) -> str:
-        """Return what is left of an unfinished character: no more ids come."""
+        """Return the rest of an incomplete character at the end."""
         return self._restart(self._pending_text()) if self._pending else ""
 
     def _restart(self, text: str) -> str:

@@ -1,5 +1,5 @@
-"""Compiles a grammar and walks through it, which finds out before a request is queued what a worker
-would find out after some tens of its tokens: that masks cost too much. Runs in a text process.
+"""Compiles a grammar and walks through it before its request is queued, to find masks that are too
+costly for workers. Runs in a text process.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ if TYPE_CHECKING:
 
 
 WALKS: Final = ("first", "longest", "any")
-"""How each walk chooses its tokens. Long ones make many rows of a parse at once, the first ones, by
-their ids, are the short ones of most vocabularies."""
+"""How each walk chooses tokens. Long tokens create many parser rows at once; the first ids are the
+short tokens of most vocabularies."""
 LONGEST_OF: Final = 16
-"""Allowed tokens of which the longest is taken."""
+"""Number of allowed tokens to take the longest from."""
 
 
 def walk(
     tokenizer: LLTokenizer, matcher: LLMatcher, eos_token_ids: Sequence[int], bounds: GrammarConfig
 ) -> None:
-    """Follow a grammar through some of its texts, by turns, the same ones each time.
+    """Follow a grammar through sample texts, the same ones each time, in alternating walks.
 
     Args:
-      tokenizer: of the matcher.
-      matcher: before the first token; not changed.
+      tokenizer: the matcher's tokenizer.
+      matcher: at its start; not modified.
       eos_token_ids: the model's end tokens, which no walk takes.
-      bounds: of walks: when to stop.
+      bounds: limits of the walks.
 
     Raises:
-      GrammarTooCostly: one mask takes too long, or too much of what the library counts.
+      GrammarTooCostly: a mask takes too long, or exceeds a limit of the library.
     """
     began_s = time.thread_time()
     walks = [
@@ -69,7 +69,7 @@ def walk(
 
 
 class _Walk:
-    """One of the walks."""
+    """One walk through a grammar."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class _Walk:
         self._is_over = False
 
     def go(self) -> float:
-        """Go on by a token; return the processor time [s] that it took, 0 behind the end."""
+        """Advance by one token; return the CPU time [s] it took, 0 after the end."""
         if self._is_over:
             return 0.0
         began_s = time.thread_time()
@@ -123,8 +123,8 @@ class _Walk:
 
 
 def next_token(mask: bytes, start: int) -> int | None:
-    """Return the first token of a mask of bits at or behind `start`, else the first of all; None if
-    there is none."""
+    """Return the first token in a bit mask at or after `start`, else the first of all; None if the
+    mask is empty."""
     place = start // 8
     behind = mask[place] >> start % 8 << start % 8
     if not behind:
@@ -133,18 +133,19 @@ def next_token(mask: bytes, start: int) -> int | None:
             rest = mask.lstrip(b"\0")
         if not rest:
             return None
-        # Counted from the end: what was cut off stands before it.
+        # Counted from the end, because the mask was cut at its start.
         place, behind = len(mask) - len(rest), rest[0]
     return place * 8 + (behind & -behind).bit_length() - 1
 
 
 MAX_ANSWER_BYTES: Final = 4096
 MAX_TOKENIZERS: Final = 8
-"""That are kept, each of some tens of megabytes: of the models used last."""
+"""Maximum number of cached tokenizers, each of some tens of megabytes; the least recent is
+dropped."""
 
 
 class GrammarAnswer(IntEnum):
-    """What becomes of a grammar; the first byte of what its child process says."""
+    """The result of a check; the first byte of the child process's output."""
 
     USABLE = 0
     REFUSED = 1
@@ -153,8 +154,8 @@ class GrammarAnswer(IntEnum):
 
 @lru_cache(maxsize=MAX_TOKENIZERS)
 def tokenizer_of(path: str, life: str, eos_token_ids: tuple[int, ...]) -> LLTokenizer:
-    """Return a model's tokenizer as grammars need it, read once by this process."""
-    del life  # tells files apart that came to the same path
+    """Return a model's tokenizer for grammars, cached in this process."""
+    del life  # part of the cache key: another model may reuse the path
     return build_tokenizer(read_text(Path(path)), eos_token_ids)
 
 
@@ -167,18 +168,18 @@ def check_grammar(
     kind: str,
     text: str,
 ) -> tuple[GrammarAnswer, str]:
-    """Compile a grammar and follow it for a while, in a child process that may be ended.
+    """Compile a grammar and follow it for a while, in a child process with limits.
 
     Args:
-      path: of the model's tokenizer.json.
-      life: of the model in the server, made up.
+      path: path of the model's tokenizer.json.
+      life: random id of the model in the server.
       eos_token_ids: the model's end tokens.
-      config: a GrammarConfig.
-      kind: of the grammar.
+      config: a GrammarConfig's fields.
+      kind: the grammar's kind.
       text: the grammar.
 
     Returns:
-      What becomes of it, and a message.
+      The result and a message.
     """
     bounds = msgspec.convert(config, GrammarConfig)
     grammar = Grammar(GrammarKind(kind), text)
@@ -204,7 +205,7 @@ def _verdict(
         matcher = compile_grammar(tokenizer, grammar)
         mask = matcher.compute_bitmask()
         if any(mask) and not matcher.is_error():
-            # One mask of the walks may go on when their time is up.
+            # One mask of a walk may run past the walks' time limit.
             limit_cpu(bounds.walk_cpu_s + bounds.walk_mask_cpu_s)
             walk(tokenizer, matcher, eos_token_ids, bounds)
     except GrammarTooCostly as error:

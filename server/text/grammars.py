@@ -1,7 +1,7 @@
-"""Says whether a grammar can be used, before a request that carries it is queued.
+"""Checks whether a grammar can be used before its request is queued, and caches the results.
 
-A text process compiles it, in a child that may be ended (grammar_check.py); here every stream of
-every client would wait for it. Its answers are remembered.
+The check compiles it in a child of a text process (grammar_check.py), because compiling in the
+server would block all streams.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 
 class Grammars:
-    """Has grammars checked, and remembers what became of them.
+    """Checks grammars and caches the results.
 
-    Requests of one client with the same grammar at the same time are one question.
+    Concurrent requests of one client with the same grammar share one check.
 
     Args:
       tokenizer_path: the model's tokenizer.json.
       eos_token_ids: the model's end tokens.
-      config: bounds.
-      do: does what takes long.
-      count: told of each answer by a word.
+      config: limits.
+      do: runs slow jobs.
+      count: called with the result of each check.
     """
 
     def __init__(
@@ -49,7 +49,8 @@ class Grammars:
         do: Do,
         count: Callable[[str], None] = lambda word: None,
     ) -> None:
-        # Another model may come to the same directory: processes keep what they have read.
+        # Another model may replace this one in its directory, but processes cache what they have
+        # read.
         life = secrets.token_hex(8)
         path, bounds = str(tokenizer_path), msgspec.to_builtins(config)
         self._model = path, life, eos_token_ids, bounds
@@ -61,14 +62,14 @@ class Grammars:
 
     @property
     def first_work(self) -> Work:
-        """What makes a process read the tokenizer."""
+        """The job that makes a text process load the tokenizer."""
         return check_grammar, (*self._model, GrammarKind.REGEX.value, "a")
 
     async def check(self, grammar: Grammar, param: str) -> None:
         """Return if a grammar can be used.
 
         Raises:
-          RequestError: 400 that names `param`; 429 or 503 if too many wait.
+          RequestError: 400 that names `param`; 429 or 503 if too many checks wait.
         """
         answer = self._remembered.get(grammar)
         if answer is None:
@@ -83,7 +84,7 @@ class Grammars:
             raise invalid_request(f"{reason}; make it simpler", param)
 
     async def _ask(self, grammar: Grammar, param: str) -> tuple[GrammarAnswer, str]:
-        # One question of each key: one that is shared by two keys would end with its first asker.
+        # Share a check only within one key: it ends with the request that started it.
         name = (current_line(), grammar)
         lock = self._asking.setdefault(name, trio.Lock())
         try:

@@ -1,7 +1,7 @@
-"""Work of unknown cost in a child process that the kernel ends when it takes too much.
+"""Runs work of unknown cost in a child process with CPU and memory limits set by the kernel.
 
-Only for helper processes with one thread, never for the server: a fork copies the locks that other
-threads hold, but not the threads that would release them.
+Only for single-threaded helper processes, never for the server: a fork copies locks held by other
+threads, but not the threads that would release them.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _STDERR: Final = 2
 def run_isolated(
     work: Callable[[], bytes], *, cpu_s: float, memory_bytes: int, max_bytes: int
 ) -> bytes | None:
-    """Return what `work` returns in a child process; None if it raised or took too much.
+    """Return the result of `work` from a child process; None if it raised or exceeded a limit.
 
-    Waits until the child has ended, without a deadline: a child that gets no processor uses up none
-    of its time. So the server ends a helper process that does not answer in time.
+    Waits for the child without a deadline, because a child that gets no CPU uses none of its limit.
+    The server terminates a helper process that does not answer in time.
 
     Args:
-      work: encodes the errors that it expects.
-      cpu_s: processor time; the work may set a new limit with `limit_cpu`.
-      memory_bytes: address space on top of what this process has.
-      max_bytes: of the result.
+      work: must encode the errors that it expects.
+      cpu_s: CPU time limit; the work may set a new one with `limit_cpu`.
+      memory_bytes: address space beyond what this process has.
+      max_bytes: maximum size of the result.
     """
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        # Never returns into the code of its parent, whatever happens.
+        # Must never return into the parent's code, whatever happens.
         status = 1
         try:
             os.close(reading)
@@ -57,16 +57,16 @@ def run_isolated(
 
 
 def limit_cpu(cpu_s: float) -> None:
-    """Have the kernel end this process after so much more of processor time."""
+    """Make the kernel kill this process after this much more CPU time."""
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
 
 
 def _limit(memory_bytes: int) -> None:
-    """Have the kernel refuse this process memory, and keep it quiet."""
+    """Set the memory limit, and silence stderr."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # What a library that runs out of memory says on its way out is not logged.
+    # Do not log the message of a library that runs out of memory.
     os.dup2(os.open(os.devnull, os.O_WRONLY), _STDERR)

@@ -1,22 +1,23 @@
-"""Decides which chat templates cost at most a fixed multiple of their input.
+"""Decides which chat templates render in time proportional to their input.
 
-A template is linear if each of its operations is known here and goes through no text, list or
-object more than a fixed number of times. Three things are followed from where a value arises to
+A template is linear if each of its operations is known here and traverses no text, list or object
+more than a fixed number of times. The analysis tracks three things from where a value is created to
 where it is used:
 
-- Its level. A loop takes something apart: all items together are as large as the whole. So within
-  two loops an operation may go through what belongs to the inner loop's item, and through literals,
-  but not through the outer item or the whole conversation, once more in each turn. What
-  `loop.first` or `loop.last` guards happens once in a loop, so it is outside of it. Output may
-  repeat anything: all of it together has a bound.
-- Its size, as a multiple of the input. Joining adds sizes, escaping multiplies them. All that a
-  template builds, taken together, has a bound, so that no size doubles again and again.
-- Its names. All assignments to a name count for all its uses. Names are followed until nothing
-  changes any more; what grows from turn to turn, such as a text that each message is added to,
-  never comes to rest, and is not linear.
+- Its level. A loop splits a value into items, which together are as large as the whole. So inside
+  two loops, an operation may traverse parts of the inner loop's item, and literals, but not the
+  outer item or the whole conversation, which would repeat on every iteration. Code guarded by
+  `loop.first` or `loop.last` runs once per loop, so it counts as outside. Output may repeat
+  anything, because its total size is limited.
+- Its size, as a multiple of the input. Joining adds sizes, escaping multiplies them. The total of
+  all values built is limited, so that sizes cannot double repeatedly.
+- Its names. All assignments to a name apply to all of its uses. The analysis repeats until nothing
+  changes. A value that grows on every iteration, such as a text to which each message is appended,
+  never converges and is not linear.
 
-What calls itself, repeats, pads, counts up or formats is not known here, nor is a method that is
-not called where it is named. Whatever is not known is not linear, which says nothing bad of it.
+Recursion, repetition, padding, counting up and formatting are not known here, nor are methods that
+are not called where they are named. A template with unknown operations is treated as not linear,
+which does not mean that it is slow.
 """
 
 from __future__ import annotations
@@ -36,32 +37,32 @@ if TYPE_CHECKING:
 
 
 MAX_TEMPLATE_CHARS: Final = 32 * KIB
-"""The longest that is known has 21,000. A loop over literals goes through the template as often as
-it has characters."""
+"""The longest known template has 21,000. A loop over literals traverses the template up to once per
+character."""
 MAX_BUILT: Final = 256.0
-"""All that is built, as a multiple of the input and with every branch counted: 170 in the costliest
-template that is known."""
+"""Limit on all values built, as a multiple of the input, counting every branch. The costliest known
+template reaches 170."""
 MAX_PARTS: Final = 32
-"""Joined to one text; the most in known templates are eleven."""
+"""Maximum number of parts joined to one text; known templates have at most eleven."""
 MAX_PASSES: Final = 8
-"""In which the names come to rest: three are enough for most templates."""
+"""Maximum number of passes until names converge; most templates need three."""
 MAX_ARGUMENT: Final = 64
-"""Of a number, or of the characters of a text, that an operation is told: it may multiply."""
+"""Maximum number, or text length, passed to an operation, since it may multiply sizes."""
 ESCAPED: Final = 6
-"""How many times as long a text is at most when JSON or Python writes it, compared with the
-request that it came in: `'a', ` for one letter of a list."""
+"""Maximum growth of a text when written as JSON or Python, relative to the request: `'a', ` for one
+letter of a list."""
 PIECES: Final = 24
-"""What a text of short pieces takes, as a multiple of the text: each is an object."""
+"""Size of a text split into short pieces, as a multiple of the text: each piece is an object."""
 
 
 class _Value(NamedTuple):
     """What is known of a value.
 
     Attributes:
-      level: of so many of the loops around it, the turns all together have values of this size.
+      level: number of surrounding loops over whose iterations the values together have this size.
       size: as a multiple of the input.
-      told: the same of the text that it reads as.
-      is_number: or true, false or none: nothing that a text or a list can be added to.
+      told: size of its text form, as a multiple of the input.
+      is_number: whether it is a number, true, false or none, so that nothing can be appended.
     """
 
     level: int
@@ -72,7 +73,7 @@ class _Value(NamedTuple):
 
 _LITERAL: Final = sys.maxsize
 _INPUT: Final = _Value(0, 1.0, ESCAPED)
-# No template is longer than such a part of the largest request.
+# No template is longer than this fraction of the largest request.
 _SHORT: Final = _Value(_LITERAL, 1 / 512, 1 / 512)
 _NUMBER: Final = _SHORT._replace(is_number=True)
 
@@ -87,7 +88,7 @@ _PICKED: Final[_Operation] = (0, lambda value: value)
 _SIFTED: Final[_Operation] = (1, lambda value: value)
 _MADE_TEXT: Final[_Operation] = (1, lambda value: value._replace(size=value.told))
 _SPLIT: Final[_Operation] = (PIECES, lambda value: value._replace(told=_escaped(value)))
-# What becomes of a letter is three at most, once.
+# Changing case turns a letter into at most three, once.
 _LETTERS: Final = ("upper", "lower", "capitalize", "title")
 _SIFTING: Final = ("select", "reject")
 _FILTERS: Final[dict[str, _Operation]] = {
@@ -121,16 +122,15 @@ _ALL_METHODS: Final = frozenset(
 
 
 class _NotLinear(Exception):
-    """The template does something that may cost more."""
+    """The template contains something that may cost more."""
 
 
 def is_linear(template: nodes.Template, num_chars: int) -> bool:
-    """Whether rendering takes at most a multiple of the time that it takes to read the messages
-    and tools.
+    """Whether rendering takes time proportional to the messages and tools.
 
     Args:
       template: the parsed source.
-      num_chars: of its source, and of what else it is given beside messages and tools.
+      num_chars: length of its source and of other inputs beside messages and tools.
     """
     walk = _Walk()
     with suppress(_NotLinear, RecursionError):
@@ -144,12 +144,12 @@ def is_linear(template: nodes.Template, num_chars: int) -> bool:
 
 
 class _Walk:
-    """Goes through a template, with what is known of its names so far.
+    """Analyzes a template, with what is known of its names so far.
 
     Attributes:
-      names: of variables, and of the attributes of namespaces.
-      spaces: names of namespaces, which are no values.
-      built: so much so far, in this pass.
+      names: variables, and attributes of namespaces.
+      spaces: names of namespaces, which are not values.
+      built: total size built in this pass.
     """
 
     def __init__(self) -> None:
@@ -159,12 +159,12 @@ class _Walk:
         self._depth = 0
 
     def run(self, statements: Iterable[nodes.Node]) -> None:
-        """Follow statements."""
+        """Analyze statements."""
         for node in statements:
             match node:
                 case nodes.Output():
                     for parts in map(_parts, node.nodes):
-                        # Each is copied for all that follow.
+                        # Each part is copied for all that follow.
                         _refuse_if(len(parts) > MAX_PARTS)
                         for part in parts:
                             self._build(self._value(part).told)
@@ -188,7 +188,7 @@ class _Walk:
 
     def _loop(self, node: nodes.For) -> None:
         items = self._value(node.iter)
-        # A loop over literals, within another one, would multiply the template by itself.
+        # A nested loop over literals would multiply the template by itself.
         _refuse_if(node.recursive or (items.level == _LITERAL and self._depth))
         self._go_through(items, _SIFTED)
         self._depth += 1
@@ -204,7 +204,7 @@ class _Walk:
             case nodes.Name(name=name) if name not in self.spaces | _RESERVED:
                 self._join(name, value)
             case nodes.NSRef(name=name, attr=attr):
-                # Other turns may read it.
+                # Other iterations may read it.
                 level = value.level if value.level == _LITERAL else 0
                 self._join(f"{name}.{attr}", value._replace(level=level))
             case nodes.Tuple(items=items):
@@ -242,14 +242,14 @@ class _Walk:
                 _arguments(node)
                 return _SHORT
             case nodes.Call(node=nodes.Name(name="raise_exception"), args=[message], kwargs=[]):
-                # Once: it ends the rendering.
+                # Counted once, because it ends the rendering.
                 self._build(self._value(message).told)
                 _refuse_if(node.dyn_args or node.dyn_kwargs)
                 return _NUMBER
         return self._of_parts(node, [self._value(part) for part in node.iter_child_nodes()])
 
     def _of_parts(self, node: nodes.Node, values: list[_Value]) -> _Value:
-        """Return what is known of an expression's value by what is known of its parts."""
+        """Return what is known of an expression's value from its parts."""
         match node:
             case nodes.Const(value=value) if not isinstance(value, str):
                 return _NUMBER
@@ -271,7 +271,7 @@ class _Walk:
             case nodes.Compare():
                 for operand, left, right in zip(node.ops, values, values[1:], strict=False):
                     is_search = operand.op in ("in", "notin")
-                    # Where one value ends, so does the comparison.
+                    # A comparison ends where the shorter value ends.
                     self._go_through(right if is_search else max(left, right), _SIFTED)
                     self._build(left.size if is_search else 0)
                 return _NUMBER
@@ -289,7 +289,7 @@ class _Walk:
                 return self._go_through(values[0], _SIFTED if is_slice else _PICKED)
             case nodes.Filter():
                 given = _arguments(node)
-                # Of an item, not of something in it: its name might be a method's.
+                # Compare the item itself, not an attribute, whose name might be a method's.
                 _refuse_if(node.name in _SIFTING and given[:1] not in _COMPARISONS)
                 return self._go_through(values[0], _FILTERS.get(node.name))
         return _refuse()
@@ -298,15 +298,15 @@ class _Walk:
         if not any(value.is_number for value in values):
             _refuse_if(not isinstance(node, nodes.Add))
             return self._go_through(_together(values), _SIFTED)
-        # What stands before % may be a format.
+        # The left side of % may be a format string.
         _refuse_if(isinstance(node, nodes.Mod) and not values[0].is_number)
-        # Only counting by a literal may go on in every turn.
+        # Only counting by a literal may continue on every iteration.
         counts = zip(values, node.iter_child_nodes(), strict=True)
         grows = [value.size for value, part in counts if not isinstance(part, nodes.Const)]
         return _NUMBER._replace(size=max(_NUMBER.size, sum(grows)))
 
     def _go_through(self, value: _Value, operation: _Operation | None) -> _Value:
-        """Let an operation go through a value; return its result."""
+        """Apply an operation to a value; return its result."""
         times, make = operation or _refuse()
         result = make(value._replace(is_number=False))
         if times:
@@ -316,7 +316,7 @@ class _Walk:
 
 
 def _parts(node: nodes.Node) -> Sequence[nodes.Node]:
-    """Return what is put together to the text that an expression is."""
+    """Return the parts that an expression joins to a text."""
     if isinstance(node, nodes.Add):
         return [*_parts(node.left), *_parts(node.right)]
     return node.nodes if isinstance(node, nodes.Concat) else [node]
@@ -333,13 +333,13 @@ def _either(one: _Value, other: _Value) -> _Value:
 
 
 def _together(values: Iterable[_Value]) -> _Value:
-    """Return what is known of values one behind the other."""
+    """Return what is known of concatenated values."""
     levels, sizes, told, *_ = zip(*values, _SHORT, strict=True)
     return _Value(min(levels), sum(sizes), sum(told))
 
 
 def _arguments(node: nodes.Filter | nodes.Call | nodes.Test) -> list[Any]:
-    """Return what an operation is told, which has to be literals, and short."""
+    """Return an operation's arguments, which must be short literals."""
     parts = [*node.args, *(one.value for one in node.kwargs)]
     _refuse_if(node.dyn_args or node.dyn_kwargs)
     given = [part.value if isinstance(part, nodes.Const) else _refuse() for part in parts]

@@ -1,8 +1,8 @@
-"""What a server reads of a model directory beside its weights: tokenizer files and chat templates,
-default sampling parameters, how vectors are pooled, and the description that clients are shown.
+"""Reads a model directory, except the weights: tokenizer files, chat templates, sampling defaults,
+embedding settings, and the metadata shown to clients.
 
-A value that cannot work is a ModelError that names it. Where `generation_config.json` is silent,
-the API's own defaults hold.
+Invalid values raise a ModelError that names them. Sampling defaults that `generation_config.json`
+does not set are the API's.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SAMPLING_FILE: Final = "generation_config.json"
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """Values for the parameters that a request leaves out.
+    """Values of sampling parameters that a request leaves out.
 
     Attributes:
       temperature: 0 is greedy.
@@ -50,7 +50,7 @@ class SamplingDefaults:
       top_k: 0 is off.
       min_p: 0 is off.
       repetition_penalty: 1 is off.
-      max_new_tokens: most tokens of an answer in a chat; None for as many as fit.
+      max_new_tokens: maximum tokens of a chat answer; None for as many as fit.
     """
 
     temperature: float = 1.0
@@ -72,20 +72,20 @@ _RANGES: Final[dict[str, tuple[type, Callable[[float], bool], str]]] = {
 
 
 def read_sampling_defaults(model_dir: str | Path) -> SamplingDefaults:
-    """Read what a model directory recommends.
+    """Read the defaults that a model directory recommends.
 
     Raises:
-      ModelError: the file is broken, or recommends what cannot work.
+      ModelError: the file is broken, or a value is invalid.
     """
     path = Path(model_dir) / SAMPLING_FILE
     return sampling_defaults(path, read_json(path, is_optional=True))
 
 
 def sampling_defaults(path: Path, values: Mapping[str, Any]) -> SamplingDefaults:
-    """Return what a file recommends.
+    """Return the defaults from a file's values.
 
     Raises:
-      ModelError: it recommends what cannot work.
+      ModelError: a value is invalid.
     """
     found = {name: values[name] for name in _RANGES if values.get(name) is not None}
     for name, value in found.items():
@@ -98,19 +98,19 @@ def sampling_defaults(path: Path, values: Mapping[str, Any]) -> SamplingDefaults
 
 PAGE_FILE: Final = "page.json"
 MAX_CARDS: Final = 12
-"""More suggestions than that are no help to choose."""
+"""More suggestions would not help to choose."""
 MAX_CHARS: Final = 400
-"""Of each text."""
+"""Maximum length of each text."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageWords:
-    """What a model's page says.
+    """Texts for a model's chat page.
 
     Attributes:
-      lead: the sentence below the greeting; None for the page's own.
-      cards: (title, question) of each suggestion; none for the page's own.
-      has_chat_template: whether the model can chat at all.
+      lead: the sentence below the greeting; None for the page's default.
+      cards: (title, question) of each suggestion; empty for the page's defaults.
+      has_chat_template: whether the model can chat.
     """
 
     lead: str | None = None
@@ -118,13 +118,13 @@ class PageWords:
     has_chat_template: bool = True
 
     def document(self) -> dict[str, Any]:
-        """Return it as clients see it."""
+        """Return it in the form that clients receive."""
         cards = [{"title": title, "question": question} for title, question in self.cards]
         return {"lead": self.lead, "cards": cards, "has_chat_template": self.has_chat_template}
 
 
 def read_page_words(model_dir: str | Path, *, has_chat_template: bool) -> PageWords:
-    """Read what a model directory says, if it does.
+    """Read the page texts of a model directory, if it has any.
 
     Raises:
       ModelError: the file is broken.
@@ -133,13 +133,15 @@ def read_page_words(model_dir: str | Path, *, has_chat_template: bool) -> PageWo
     fields = read_json(path, is_optional=True)
     lead, cards = fields.get("lead"), fields.get("cards", [])
     if not isinstance(cards, list) or len(cards) > MAX_CARDS:
-        raise ModelError(f"cards in {path} is no list of up to {MAX_CARDS}; correct or remove it")
+        raise ModelError(
+            f"cards in {path} must be a list of at most {MAX_CARDS} cards; correct or remove it"
+        )
     if lead is not None:
         _text(path, "lead", lead)
     pairs = []
     for card in cards:
         if not isinstance(card, dict):
-            raise ModelError(f"a card in {path} is no object; correct or remove it")
+            raise ModelError(f"a card in {path} is not an object; correct or remove it")
         pairs.append(tuple(_text(path, key, card.get(key)) for key in ("title", "question")))
     return PageWords(
         None if lead is None else str(lead),
@@ -173,14 +175,14 @@ _MODULE_PATH: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingModel:
-    """How inputs become vectors.
+    """How a model computes embeddings.
 
     Attributes:
-      pooling: which hidden states count.
-      is_normalized: vectors have length 1.
-      size: numbers of a whole vector; 0 if the directory does not say.
-      max_input_tokens: the longest input; None for the context.
-      objection: why no vectors are made with this model; empty if they are.
+      pooling: which hidden states are used.
+      is_normalized: whether embeddings have length 1.
+      size: dimensions of a full embedding; 0 if the directory does not specify it.
+      max_input_tokens: the longest input; None for the context length.
+      objection: why the model cannot compute embeddings here; empty if it can.
     """
 
     pooling: Pooling = Pooling.LAST
@@ -191,7 +193,7 @@ class EmbeddingModel:
 
 
 def read_embedding_model(model_dir: str | Path) -> EmbeddingModel:
-    """Read a model directory. Without sentence-transformers' files: the last token, length 1.
+    """Read embedding settings. Default, without sentence-transformers files: last token, length 1.
 
     Raises:
       ModelError: a file is broken.
@@ -208,7 +210,7 @@ def read_embedding_model(model_dir: str | Path) -> EmbeddingModel:
         return plain
     modules = read_json_value(path)
     if not isinstance(modules, list) or not all(isinstance(one, dict) for one in modules):
-        raise ModelError(f"{path} is no list of modules; {REMEDY}")
+        raise ModelError(f"{path} is not a list of modules; {REMEDY}")
     pooling, is_normalized, objection = Pooling.LAST, False, ""
     for module in modules:
         kind = str(module.get("type", "")).rpartition(".")[2]
@@ -224,15 +226,17 @@ def read_embedding_model(model_dir: str | Path) -> EmbeddingModel:
                 else:
                     objection = found
             case _:
-                objection = f"its module {kind[:64]!r} is not computed here"
+                objection = f"its module {kind[:64]!r} is not supported"
     return EmbeddingModel(pooling, is_normalized, plain.size, plain.max_input_tokens, objection)
 
 
 def _pooling(folder: Path, module: JsonObject) -> Pooling | str:
-    """Return how a pooling module pools, or why that cannot be done."""
+    """Return how a pooling module pools, or why that is not supported."""
     name = module.get("path")
     if not isinstance(name, str) or not _MODULE_PATH.fullmatch(name) or name in (".", ".."):
-        raise ModelError(f"{folder / 'modules.json'} names no folder for its pooling; {REMEDY}")
+        raise ModelError(
+            f"{folder / 'modules.json'} names no folder for its pooling module; {REMEDY}"
+        )
     config = read_json(folder / name / "config.json")
     newer = config.get("pooling_mode")
     modes = [newer] if isinstance(newer, str) else newer
@@ -243,7 +247,7 @@ def _pooling(folder: Path, module: JsonObject) -> Pooling | str:
         wanted = [k for k, v in config.items() if k.startswith("pooling_mode_") and v is True]
         known = {mode: POOLING_MODES[mode] for mode in wanted if mode in POOLING_MODES}
     if len(wanted) != 1 or len(known) != 1:
-        return f"its pooling, {', '.join(wanted)[:128] or 'none'}, is not computed here"
+        return f"its pooling, {', '.join(wanted)[:128] or 'none'}, is not supported"
     return known[wanted[0]]
 
 
@@ -263,13 +267,13 @@ SPECIAL_TOKEN_NAMES: Final = ("bos_token", "eos_token", "pad_token", "unk_token"
 
 @dataclass(frozen=True, slots=True)
 class TextFiles:
-    """The textual side of a model directory.
+    """The text-related files of a model directory.
 
     Attributes:
-      tokenizer: as tokenizer.json describes it.
-      eos_token_ids: every id that ends a sequence, in ascending order.
-      max_model_len: positions that the model was made for.
-      special_tokens: by role, such as `bos_token`; what chat templates refer to.
+      tokenizer: the tokenizer of tokenizer.json.
+      eos_token_ids: all ids that end a sequence, in ascending order.
+      max_model_len: number of positions that the model supports.
+      special_tokens: by role, such as `bos_token`; chat templates use them.
       chat_templates: by name; empty if the model has none.
     """
 
@@ -281,10 +285,10 @@ class TextFiles:
 
 
 def read_text_files(model_dir: str | Path) -> TextFiles:
-    """Read a model directory.
+    """Read the text-related files of a model directory.
 
     Raises:
-      ModelError: a file is missing, is not what its name says, or contradicts another.
+      ModelError: a file is missing, broken, or contradicts another.
     """
     folder = Path(model_dir)
     if not folder.is_dir():
@@ -328,9 +332,9 @@ def _read_tokenizer(path: Path) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_str(text)
     except Exception as error:
-        # The library raises plain Exception, nothing narrower.
+        # The library raises plain Exception.
         raise ModelError(f"{path} is not a tokenizer: {str(error)[:200]}; {REMEDY}") from error
-    # Both are meant for training batches; here they would cut prompts or add tokens to them.
+    # Both are for training batches; here they would truncate or pad prompts.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -349,8 +353,8 @@ def _special_tokens(config: JsonObject) -> dict[str, str]:
 
 
 def read_chat_templates(folder: Path, tokenizer_config: JsonObject) -> dict[str, str]:
-    """Return templates by name. A file of its own wins over tokenizer_config.json, as it does in
-    the directories that have both."""
+    """Return templates by name. A separate file takes precedence over tokenizer_config.json, as
+    directories that have both expect."""
     path = template_file(folder, tokenizer_config)
     if path.suffix == ".jinja":
         return {DEFAULT_TEMPLATE: read_text(path, MAX_TEMPLATE_BYTES)}
@@ -380,7 +384,7 @@ def read_chat_templates(folder: Path, tokenizer_config: JsonObject) -> dict[str,
 
 
 def template_file(folder: Path, tokenizer_config: JsonObject) -> Path:
-    """Return the file that has a model's chat templates, if any file has."""
+    """Return the file that has a model's chat templates, or would have them."""
     jinja = folder / "chat_template.jinja"
     if jinja.exists():
         return jinja
@@ -398,23 +402,23 @@ _GENERAL: Final = {
     "rope.freq_base": "rope_theta",
     "vocab_size": "vocab_size",
 }
-"""By what GGUF files call them: names in config.json."""
+"""Names in config.json, by the names in GGUF files."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """A model in a few words and numbers.
+    """A model's metadata.
 
     Attributes:
-      family: its architecture, such as `llama`; empty if the directory does not say.
-      size_bytes: of its weights on disk.
-      num_parameters: numbers in them.
-      dtype: of most of these, as safetensors or llama.cpp calls it.
-      form: of the files that hold them, `safetensors` or `gguf`.
+      family: its architecture, such as `llama`; empty if unknown.
+      size_bytes: size of its weights on disk.
+      num_parameters: number of parameters.
+      dtype: type of most parameters, as safetensors or llama.cpp names it.
+      form: file format of the weights, `safetensors` or `gguf`.
       digest: of config.json and the headers of all weights, in hex.
-      modified_at: when the newest of these files was written, as a Unix time.
-      info: numbers of config.json by the names that GGUF files have for them.
-      template: the chat template's text; empty if there is none.
+      modified_at: modification time of the newest of these files, as a Unix time.
+      info: numbers of config.json by their names in GGUF files.
+      template: the chat template; empty if there is none.
     """
 
     family: str = ""
@@ -429,7 +433,7 @@ class ModelCard:
 
 
 def read_model_card(model_dir: str | Path) -> ModelCard:
-    """Read a model directory.
+    """Read a model's metadata.
 
     Raises:
       ModelError: a file is missing or broken.
@@ -444,7 +448,7 @@ def read_model_card(model_dir: str | Path) -> ModelCard:
     for path in weights:
         try:
             header, numbers = _safetensors(path) if gguf is None else _gguf(path)
-        except ModelError:  # a server needs no weights, and workers refuse such files
+        except ModelError:  # a server needs no weights, and workers report such files
             continue
         digest.update(header)
         by_dtype += numbers
@@ -474,14 +478,13 @@ def _info(config: JsonObject) -> dict[str, int | float]:
 
 
 def _gguf(path: Path) -> tuple[bytes, Counter[str]]:
-    """Return the digest of what a file says of its tensors, and how many numbers of each type it
-    holds."""
+    """Return the digest of a file's tensor descriptions, and the number of parameters by type."""
     file = read_gguf(path)
     return bytes.fromhex(file.header_digest), file.num_numbers
 
 
 def _safetensors(path: Path) -> tuple[bytes, Counter[str]]:
-    """Return what a file says of its tensors, and how many numbers of each type it holds."""
+    """Return a file's tensor descriptions, and the number of parameters by type."""
     found: Counter[str] = Counter()
     tensors = read_header(path)
     for stored in tensors.values():

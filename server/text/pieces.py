@@ -1,8 +1,7 @@
-"""Plain values as bytes and back, in pieces between which a server does other work.
+"""Serializes plain values to bytes and back, in pieces between which the server does other work.
 
-To pack or unpack a conversation of thousands of messages in one call would hold the interpreter's
-lock for tens of milliseconds. So lists are packed some elements at a time, and what arrives is
-unpacked as it arrives.
+Packing a conversation of thousands of messages in one call would hold the interpreter lock for tens
+of milliseconds. So lists are packed some elements at a time, and data is unpacked as it arrives.
 """
 
 from __future__ import annotations
@@ -18,29 +17,29 @@ if TYPE_CHECKING:
 
 
 PIECE_ITEMS: Final = 256
-"""Elements of a list at once: messages take some 0.3 µs each, larger ones more."""
+"""List elements packed at once: messages take some 0.3 µs each, larger ones more."""
 PIECE_BYTES: Final = 64 * 1024
-"""Received and unpacked at once: what a pipe holds. A list is packed up to here at once, and an
-element more."""
+"""Bytes received and unpacked at once: a pipe's capacity. Lists are packed in steps of this size
+plus one element."""
 MAX_BYTES: Final = 256 * MIB
-"""Of one message, twice what a template may render of the largest body."""
+"""Maximum size of a message: twice what a template may render from the largest body."""
 _SURROGATES: Final = "surrogatepass"
-"""A text with half of a pair travels as it is; its reader refuses it."""
+"""Strings with lone surrogates are sent unchanged; the receiver refuses them."""
 
 
 def _long_integer(value: object) -> msgpack.ExtType:
-    """Return an integer that msgpack has no form for, of more than 64 bits."""
-    assert isinstance(value, int), "JSON and bytes have nothing else"
+    """Return an integer of more than 64 bits, which msgpack cannot represent."""
+    assert isinstance(value, int), "only integers are passed here"
     return msgpack.ExtType(0, str(value).encode())
 
 
 def pieces_of(values: Sequence[object]) -> Iterator[bytes | memoryview]:
-    """Yield a message of some values, made of what JSON has, and bytes."""
+    """Yield a message with some values: JSON types and bytes."""
     packer = msgpack.Packer(default=_long_integer, unicode_errors=_SURROGATES)
     yield packer.pack_array_header(len(values))
     for value in values:
         if isinstance(value, bytes | bytearray):
-            # As msgpack writes it, but without a copy of the whole.
+            # In msgpack's format, but without copying the whole.
             yield b"\xc6" + len(value).to_bytes(4, "big")
             view = memoryview(value)
             yield from (view[at : at + PIECE_BYTES] for at in range(0, len(value), PIECE_BYTES))
@@ -62,7 +61,7 @@ def pieces_of(values: Sequence[object]) -> Iterator[bytes | memoryview]:
 
 
 class Reader:
-    """Takes messages apart as they arrive."""
+    """Parses messages as they arrive."""
 
     def __init__(self) -> None:
         self._unpacker = msgpack.Unpacker(
@@ -73,10 +72,10 @@ class Reader:
         )
 
     def feed(self, data: bytes | bytearray) -> list[Any] | None:
-        """Take what arrived; return the values of a message that is complete.
+        """Add received data; return the values of a message if it is complete.
 
         Raises:
-          ValueError: it is none, or longer than MAX_BYTES.
+          ValueError: it is malformed, or longer than MAX_BYTES.
         """
         try:
             self._unpacker.feed(data)

@@ -1,7 +1,7 @@
-"""The process beside the server that parses, renders, tokenises and compiles (processes.py).
+"""A text process: parses, renders, tokenizes and compiles for the server (see processes.py).
 
-In the server this work would hold up every stream of every client: one thread at a time holds the
-interpreter's lock, and a C function keeps it until it returns.
+In the server, this work would block all streams: only one thread runs Python at a time, and a C
+function keeps the interpreter lock until it returns.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 _Work = TypeVar("_Work", bound=Callable[..., Any])
 T = TypeVar("T")
 Work: TypeAlias = tuple[Callable[..., object], tuple[object, ...]]
-"""A job and what it is given."""
+"""A job and its arguments."""
 
 NICENESS: Final = 10
-"""Below the server (0) and workers (5): a long prompt may wait, tokens may not. With every core
-busy a process still gets a quarter of one."""
+"""Lower priority than the server (0) and workers (5): a long prompt may wait, tokens may not. With
+all cores busy, a process still gets a quarter of one."""
 
 
 class Kind(IntEnum):
-    """What became of a job."""
+    """The result of a job."""
 
     DONE = 0
     REFUSED = 1
@@ -41,57 +41,57 @@ class Kind(IntEnum):
 
 
 Outcome: TypeAlias = tuple[Kind, Any]
-"""What became of a job, and what it returned; the arguments of its RequestError; or the traceback
-of any other error."""
+"""The kind, with the job's result, the arguments of its RequestError, or the traceback of any other
+error."""
 
 
 JOBS: Final[dict[str, Callable[..., Any]]] = {}
-"""The functions that a process does, by name: those of the modules that it imports."""
+"""All jobs by name: those of the imported modules."""
 
 
 def job(work: _Work) -> _Work:
-    """Register a function as a job. Its arguments and its result are what pieces.py can pack."""
-    assert work.__name__ not in JOBS, "names are unique"
+    """Register a function as a job. Its arguments and result must be packable by pieces.py."""
+    assert work.__name__ not in JOBS, "job names must be unique"
     JOBS[work.__name__] = work
     return work
 
 
 class Do(Protocol):
-    """How work that may take long is done."""
+    """Runs work that may take long."""
 
     async def __call__(self, work: Callable[..., T], *args: object, param: str | None = None) -> T:
-        """Return what `work(*args)` returns.
+        """Return the result of `work(*args)`.
 
         Args:
           work: a job.
-          args: what it is given, plain values.
-          param: the request field that an error names.
+          args: its arguments, plain values.
+          param: the request field that errors name.
 
         Raises:
-          RequestError: as `work` does; 400 if that takes too long; 429 or 503 if too much waits;
+          RequestError: as `work` does; 400 if it takes too long; 429 or 503 if too many jobs wait;
             503 if the process ends.
         """
 
 
 async def at_once(work: Callable[..., T], *args: object, param: str | None = None) -> T:
-    """Do work in place, for programs without streams that it could hold up."""
+    """Run work in place, for programs without streams that it could block."""
     del param
     return work(*args)
 
 
 @job
 def stand_back() -> None:
-    """Give way to the server and to workers from now on."""
-    # Where Linux groups processes by sessions, niceness counts within one session only, and each
-    # group has one of its own.
+    """Lower this process's priority."""
+    # Where Linux groups processes by session, niceness applies only within a session, and each
+    # group has its own.
     with suppress(OSError):
         Path("/proc/self/autogroup").write_text(str(NICENESS))
     os.nice(NICENESS)
 
 
 def main() -> None:
-    """Do what is asked on stdin until that ends."""
-    # Whatever else prints would be taken for an answer.
+    """Run jobs from stdin until it ends."""
+    # Other output on stdout would be taken for a result.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     reader = Reader()
@@ -104,10 +104,10 @@ def main() -> None:
 
 
 def outcome_of(work: Callable[..., Any], args: Sequence[object]) -> Outcome:
-    """Do a job."""
+    """Run a job and return its outcome."""
     try:
         return Kind.DONE, work(*args)
     except RequestError as error:
         return Kind.REFUSED, error.said
-    except Exception:  # noqa: BLE001 (whatever it is, the server raises it)
+    except Exception:  # noqa: BLE001 (the server raises it again)
         return Kind.FAILED, traceback.format_exc()

@@ -1,11 +1,11 @@
-"""Processes beside the server, which do what would hold up its streams.
+"""Manages the text processes, which run work that would block the server's streams.
 
-Parsing a large body, rendering a conversation, tokenising and compiling a grammar are jobs here:
-the name of a function and its arguments, which are sent in pieces (pieces.py) to a process that has
-the models' tokenizers (process.py). Clients take turns by the seconds that their jobs have
-taken (turns.py). A process that does not answer in time is ended, and another one started.
+Parsing large bodies, rendering conversations, tokenizing and compiling grammars are jobs: a
+function name and arguments, sent in pieces (pieces.py) to a process that has loaded the models'
+tokenizers (process.py). Clients are scheduled fairly by the time that their jobs took (turns.py). A
+process that does not answer in time is killed and replaced.
 
-Small work is done in place by its caller: to send it would take longer.
+Callers do small work in place, since sending it would take longer.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 PROGRAM: Final = "server.text_process"
-"""What runs there: all jobs, and process.py."""
+"""The program of a text process, with all jobs."""
 RESTART_S: Final = 0.5
-"""Between the end of a process and the start of the next."""
-WAITING: Final = "texts wait to be parsed, rendered or tokenised"
+"""Time between the end of a process and the start of the next."""
+WAITING: Final = "texts are waiting to be parsed, rendered or tokenized"
 
 
 class _Task:
-    """A job, and the request that waits for it.
+    """A job, with the request that waits for it.
 
     Attributes:
-      work: the job.
-      args: what it is given.
-      is_over: set when it has been done, or its process has ended.
-      is_late: it took too long.
-      outcome: what became of it; None if it was not done.
+      work: the function.
+      args: its arguments.
+      is_over: set when it has run, or its process has ended.
+      is_late: whether it took too long.
+      outcome: its outcome; None if it did not run.
     """
 
     def __init__(self, work: Callable[..., Any], args: tuple[object, ...]) -> None:
@@ -60,15 +60,15 @@ class _Task:
 
 
 class TextProcesses:
-    """The processes and the line before them.
+    """The text processes and their queue.
 
     Args:
-      config: how many there are, and bounds.
+      config: number of processes, and limits.
 
     Attributes:
-      turns: of the jobs.
-      first: what each process does before its first job, so that no client waits until modules are
-        imported and a model is read.
+      turns: the queue.
+      first: jobs that each process runs first, so that no client waits for imports and for loading
+        a model.
     """
 
     def __init__(self, config: ServerConfig) -> None:
@@ -80,14 +80,14 @@ class TextProcesses:
         self._has_changed = trio.Event()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Keep the processes until cancelled."""
+        """Run the processes until cancelled."""
         task_status.started()
         async with trio.open_nursery() as nursery:
             for _ in range(self._count):
                 nursery.start_soon(self._keep)
 
     async def do(self, work: Callable[..., T], *args: object, param: str | None = None) -> T:
-        """Return what a process makes of work; see `Do`."""
+        """Run a job in a text process; see `Do`."""
         task = _Task(work, args)
         job = join_line(self.turns, task, WAITING)
         self._change()
@@ -100,7 +100,8 @@ class TextProcesses:
         if task.outcome is None:
             now = trio.current_time()
             is_over = task.is_over.is_set()
-            # It is too long only if most of the time went into the work and not into waiting.
+            # Report the input as too long only if most of the time was spent on the work, not
+            # waiting.
             worked_s = 0.0 if job.began_at is None else now - job.began_at
             if task.is_late or (not is_over and worked_s > self._timeout_s / 2):
                 raise invalid_request(
@@ -123,7 +124,7 @@ class TextProcesses:
         self._has_changed = trio.Event()
 
     async def _keep(self) -> None:
-        # With the server's own start there are no tokens yet that it could hold up.
+        # While the server starts there are no streams yet that this could block.
         works = [*self.first, (stand_back, ())]
         while True:
             try:
@@ -134,13 +135,14 @@ class TextProcesses:
             await trio.sleep(RESTART_S)
 
     async def _serve(self, works: Sequence[Work]) -> None:
-        """Start a process and give it works, then jobs until it ends or does not answer."""
+        """Start a process and send it its first jobs, then others until it ends or does not
+        answer."""
         process = await trio.lowlevel.open_process(
-            [sys.executable, "-P", "-m", PROGRAM],  # -P: nothing of the current directory
+            [sys.executable, "-P", "-m", PROGRAM],  # -P: do not import from the current directory
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # a terminal's Ctrl-C is for the server
-            # Threads of the tokenizer's own would not survive the forks for grammars.
+            start_new_session=True,  # a terminal's Ctrl-C must reach only the server
+            # The tokenizer's threads would not survive the forks for grammars.
             env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
         )
         try:
@@ -156,7 +158,7 @@ class TextProcesses:
                 await process.wait()
 
     async def _work(self, ask: Callable[[_Task], Awaitable[bool]]) -> None:
-        """Hand jobs to a process in turns, as long as it can take the next."""
+        """Send jobs to a process in turn, while it can accept the next."""
         is_good = True
         while is_good:
             while (job := self.turns.begin(trio.current_time())) is None:
@@ -169,10 +171,10 @@ class TextProcesses:
                 self._change()
 
     async def _ask(self, process: trio.Process, timeout_s: float, task: _Task) -> bool:
-        """Have a job done; return whether the process can take the next."""
+        """Run a job in a process; return whether it can accept the next."""
         assert process.stdin is not None
         assert process.stdout is not None
-        assert task.work.__name__ in JOBS, "a process does nothing else"
+        assert task.work.__name__ in JOBS, "not a registered job"
         broken = trio.BrokenResourceError, ValueError
         with trio.move_on_after(timeout_s) as scope, suppress(*broken):
             for piece in pieces_of((task.work.__name__, *task.args)):
@@ -183,7 +185,7 @@ class TextProcesses:
 
 
 async def _received(stream: trio.abc.ReceiveStream) -> Outcome | None:
-    """Return one answer; None if the stream ends before."""
+    """Return one result; None if the stream ends first."""
     reader = Reader()
     while data := await stream.receive_some(PIECE_BYTES):
         answer = reader.feed(data)

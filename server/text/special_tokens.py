@@ -1,9 +1,9 @@
-"""Keeps special tokens that a user wrote apart from those that the chat template wrote.
+"""Keeps special tokens in user content separate from those that the chat template writes.
 
 A template joins both into one string, and a tokenizer would take `<|im_end|>` in a user's message
-for the end of that message. So every occurrence in user content is replaced by a placeholder before
-rendering; afterwards the template's own become markers that no one can guess, and the placeholders
-turn back into plain text.
+for the end of the message. So special tokens in user content are replaced by placeholders before
+rendering. Afterwards, the template's special tokens become unguessable markers, and placeholders
+become plain text again.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _T = TypeVar("_T")
 
 
 class SpecialTokenGuard:
-    """The special tokens of one tokenizer, and random names for them.
+    """The special tokens of a tokenizer, with random names for them.
 
     Args:
       contents: the special tokens as text.
-      nonce: a part of the names, which no one can guess.
+      nonce: an unguessable part of the names.
     """
 
     def __init__(self, contents: Sequence[str], nonce: str) -> None:
-        # Letters and digits only: survives tojson, quoting and trimming in a template.
+        # Only letters and digits, so that it survives tojson, quoting and trimming in a template.
         self._nonce = nonce
         self._contents = tuple(contents)
         longest_first = sorted(self._contents, key=len, reverse=True)
@@ -43,23 +43,24 @@ class SpecialTokenGuard:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """The names that stand for the special tokens, in the order of `contents`."""
+        """The names of the special tokens, in the order of `contents`."""
         return tuple(f"x{self._nonce}t{i}x" for i in range(len(self._contents)))
 
     def protect(self, value: _T) -> _T:
-        """Return `value` with placeholders for special tokens in all its strings, at any depth."""
+        """Return `value` with placeholders for special tokens in all of its strings, at any
+        depth."""
         return cast("_T", self._protected(value))
 
     def with_markers(self, rendered: str) -> str:
-        """Return a rendered template for a tokenizer that knows the markers as tokens."""
+        """Return a rendered template for a tokenizer that has the markers as tokens."""
         return self._rendered.sub(self._marker_or_text, rendered)
 
     def as_text(self, rendered: str) -> str:
-        """Return a rendered template as a person would read it."""
+        """Return a rendered template as readable text."""
         return self._rendered.sub(lambda m: m[1] or self._contents[int(m[2])], rendered)
 
     def least_chars(self, rendered: str) -> int:
-        """Return what `as_text` has at least, without the time that it takes."""
+        """Return a lower bound of the length of `as_text`, quickly."""
         num_placeholders = rendered.count(f"x{self._nonce}u")
         return len(rendered) - num_placeholders * self._longest
 
@@ -82,12 +83,12 @@ class SpecialTokenGuard:
 
 
 class ChatPrompt(str):
-    """A rendered conversation as it reads, which still knows the special tokens that the template
-    wrote from those that a user wrote. Whatever else makes a string of it, a slice for example, has
-    forgotten the difference: encoded, it has the special tokens that users wrote.
+    """A rendered conversation as readable text, which also keeps the template's special tokens
+    apart from those in user content. Strings derived from it, such as slices, lose this: when
+    encoded, special tokens in user content take effect.
 
     Attributes:
-      marked: the same with markers for the template's special tokens.
+      marked: the same text with markers for the template's special tokens.
     """
 
     __slots__ = ("marked",)
@@ -100,7 +101,7 @@ class ChatPrompt(str):
         return prompt
 
     def up_to(self, mark: str) -> ChatPrompt | None:
-        """Return what stands before a mark; None unless it is there exactly once."""
+        """Return the part before a mark; None unless the mark occurs exactly once."""
         before, *others = self.split(mark)
         marked_before, *_ = self.marked.split(mark)
         return ChatPrompt(before, marked_before) if len(others) == 1 else None
@@ -109,10 +110,10 @@ class ChatPrompt(str):
 def literal_tokenizer(
     tokenizer: Tokenizer, specials: Mapping[int, AddedToken], markers: Sequence[str]
 ) -> tuple[Tokenizer, dict[int, int]]:
-    """Return a copy to which special tokens are plain text and markers are what they stand for.
+    """Return a copy of a tokenizer that treats special tokens as plain text, and has the markers.
 
     Returns:
-      The copy, and the special token's id for each marker's id.
+      The copy, and the special token's id by its marker's id.
     """
     literal = Tokenizer.from_str(tokenizer.to_str())
     literal.add_tokens(
@@ -121,7 +122,7 @@ def literal_tokenizer(
             for marker, token in zip(markers, specials.values(), strict=True)
         ]
     )
-    # Hides those that are special, which the markers are not.
+    # Disables special tokens; the markers are not special.
     literal.encode_special_tokens = True
     id_of_marker = {}
     for marker, special_id in zip(markers, specials, strict=True):

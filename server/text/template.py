@@ -1,11 +1,11 @@
-"""Chat templates: what they are given, which of them may run in the server, and what they refuse.
+"""Chat templates: compiling, sandboxing and rendering.
 
-Templates come from the model directory, which its operator chose, but such directories are
-downloaded from strangers, and harmless templates meet hostile messages. jinja2's sandbox keeps them
-from Python's insides. It bounds neither their time nor their memory, and one operation may hold the
-interpreter for ever. So only a template whose operations are all known to be cheap
-(linear_template.py) is compiled and rendered in place. Any other is compiled and rendered in a
-child process with limits (isolated.py): jinja2's compiler computes operations between literals.
+The operator chose the model directory, but such directories are downloaded from strangers, and
+harmless templates meet hostile messages. Jinja2's sandbox protects Python's internals, but limits
+neither time nor memory, and one operation can hold the interpreter forever. So only templates whose
+operations are all known to be cheap (linear_template.py) run in the server. Others are compiled and
+rendered in a child process with limits (isolated.py); compiling, too, because jinja2's compiler
+evaluates operations on literals.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 
 
 MAX_CHARS: Final = 64 * MIB
-"""Four times the largest request body: templates repeat little of what they are given."""
+"""Four times the largest request body: templates repeat little of their input."""
 
 
 class GenerationBlock(Extension):
-    """`{% generation %}…{% endgeneration %}` marks the assistant's text for training; here it is
-    just its content."""
+    """`{% generation %}…{% endgeneration %}` marks assistant text for training; here it renders
+    only its content."""
 
-    tags = {"generation"}  # noqa: RUF012 (jinja2's own interface)
+    tags = {"generation"}  # noqa: RUF012 (jinja2's interface)
 
     def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
         next(parser.stream)
@@ -62,9 +62,9 @@ _TEMPLATE_FAULTS: Final = (
     TypeError,
     ValueError,
 )
-"""What template code can raise on messages that its author did not think of."""
+"""Errors that template code raises on messages that its author did not expect."""
 _PYTHON_OBJECT: Final = re.compile(r"'[\w. ]+ object'")
-"""How Jinja calls a value that lacks an attribute."""
+"""How Jinja refers to a value without the requested attribute."""
 
 
 _SOME_TOOL: Final = {
@@ -81,11 +81,11 @@ _SOME_WORDS: Final = "be brief"
 
 
 class ChatTemplate:
-    """The templates of one model.
+    """The chat templates of one model.
 
     Args:
       templates: source by name; at least one.
-      special_tokens: strings that templates refer to by names such as `bos_token`.
+      special_tokens: strings by the names that templates use, such as `bos_token`.
 
     Raises:
       ModelError: a template is not valid jinja2.
@@ -116,13 +116,13 @@ class ChatTemplate:
                 raise _invalid(name, error) from error
 
     def require_compilable(self, bounds: TemplateConfig) -> None:
-        """Compile, in child processes, what may not run here.
+        """Compile the templates that may not run in this process, in child processes.
 
         Args:
-          bounds: of each.
+          bounds: limits of each child.
 
         Raises:
-          ModelError: one cannot be compiled.
+          ModelError: a template cannot be compiled.
         """
         for name, one in self._templates.items():
             if isinstance(one, nodes.Template):
@@ -140,8 +140,8 @@ class ChatTemplate:
         return b""
 
     def is_linear(self, *, has_tools: bool) -> bool:
-        """Whether a rendering costs at most a multiple of what it is given, so that it may run in
-        this process. Anything else needs a child process with limits."""
+        """Whether rendering takes time proportional to its input, so that it may run in this
+        process. Others need a child process with limits."""
         return isinstance(self._pick(has_tools=has_tools), jinja2.Template)
 
     def render(
@@ -155,17 +155,17 @@ class ChatTemplate:
         refuse: Callable[[str], None] = lambda so_far: None,
         refuse_after: int = MAX_CHARS,
     ) -> str:
-        """Return the prompt for a conversation.
+        """Return the prompt of a conversation.
 
         Args:
-          messages: role, content and whatever else the template reads.
-          add_generation_prompt: end with the opening of the assistant's turn.
-          tools: functions that the model may call, in the API's form.
-          template_kwargs: further names for the template; they do not replace the ones above.
-          max_chars: bound on the output.
-          refuse: called with the output so far, once it has `refuse_after` characters and whenever
-            it has doubled since; what it raises ends the rendering.
-          refuse_after: characters.
+          messages: role, content and other fields that the template reads.
+          add_generation_prompt: whether to start the assistant's turn at the end.
+          tools: functions that the model may call, in the API's format.
+          template_kwargs: additional template variables; they do not replace the ones above.
+          max_chars: maximum length of the output.
+          refuse: called with the output so far at `refuse_after` characters, and each time it has
+            doubled; an exception ends the rendering.
+          refuse_after: number of characters.
 
         Raises:
           RequestError: the template refused the messages, or its output is too long.
@@ -198,8 +198,8 @@ class ChatTemplate:
         return "".join(pieces)
 
     def shows_tools(self) -> bool:
-        """Whether a conversation reads differently with a tool; of a template that may not run
-        here, whether it has the word."""
+        """Whether a tool changes the rendered conversation; for a template that may not run here,
+        whether it mentions tools."""
         picked = self._pick(has_tools=True)
         if isinstance(picked, nodes.Template):
             return any(name.name == "tools" for name in picked.find_all(nodes.Name))
@@ -209,13 +209,13 @@ class ChatTemplate:
                 for tools in (None, [_SOME_TOOL])
             )
         except RequestError:
-            # It wants conversations of another kind: which of those show tools is not known.
+            # The template expects other conversations; whether those show tools is unknown.
             return True
         return without != with_tool
 
     def shows_system(self) -> bool:
-        """Whether a system message is shown, and not refused or left out; one that may not run
-        here is taken to show it."""
+        """Whether a system message is shown, not refused or dropped; True for a template that may
+        not run here."""
         if not self.is_linear(has_tools=False):
             return True
         turns = [{"role": "system", "content": _SOME_WORDS}, {"role": "user", "content": "hi"}]
@@ -237,7 +237,7 @@ def encoded_rendering(
     messages: Sequence[Mapping[str, object]],
     **options: Any,  # noqa: ANN401 (render's)
 ) -> bytes:
-    """Return what `template.render` returns or refuses, for `decoded_rendering`."""
+    """Return the encoded result or error of `template.render`, for `decoded_rendering`."""
     said: str | list[str | None]
     try:
         said = template.render(messages, **options)
@@ -247,13 +247,13 @@ def encoded_rendering(
 
 
 def decoded_rendering(answer: bytes | None) -> str:
-    """Return a text that was rendered in a child process.
+    """Return a text rendered in a child process.
 
     Args:
-      answer: of `encoded_rendering`; None if the child took too much.
+      answer: result of `encoded_rendering`; None if the child exceeded a limit.
 
     Raises:
-      RequestError: as `ChatTemplate.render`.
+      RequestError: see `ChatTemplate.render`.
     """
     if answer is None:
         raise invalid_request(
@@ -268,8 +268,8 @@ def decoded_rendering(answer: bytes | None) -> str:
 
 
 def _invalid(name: str, error: Exception) -> ModelError:
-    """Return the error of a template. It becomes Python first, whose compiler raises several kinds
-    and MemoryError."""
+    """Return the error for an invalid template. Jinja2 compiles it to Python, whose compiler raises
+    several kinds of errors, including MemoryError."""
     return ModelError(
         f"chat template {name!r} is not valid jinja2: {str(error) or 'too large'}; "
         "correct it in the model directory"
@@ -277,7 +277,7 @@ def _invalid(name: str, error: Exception) -> ModelError:
 
 
 def _refusal(error: Exception) -> RequestError:
-    reason = "an expression in it does not take their values"
+    reason = "an expression in it does not accept their values"
     if isinstance(error, jinja2.TemplateError):
         reason = _PYTHON_OBJECT.sub("a value", str(error))[:200]
     elif isinstance(error, MemoryError):
@@ -302,7 +302,7 @@ def _tojson(
     num_chars = 0
     for piece in encoder.iterencode(value) if indent else [encoder.encode(value)]:
         num_chars += len(piece)
-        if num_chars > MAX_CHARS:  # the deeper something is, the more blanks before it
+        if num_chars > MAX_CHARS:  # deeper nesting means more indentation
             raise jinja2.TemplateRuntimeError(f"JSON is longer than {MAX_CHARS} characters")
         pieces.append(piece)
     return "".join(pieces)
@@ -313,5 +313,5 @@ def _raise_exception(message: object) -> NoReturn:
 
 
 def _strftime_now(form: str) -> str:
-    # Local time without a zone: what templates that print today's date were written against.
+    # Local time without a zone, as templates that print today's date expect.
     return datetime.now().strftime(form)

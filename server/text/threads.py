@@ -1,4 +1,4 @@
-"""Work in a thread, whose refusals keep nothing alive."""
+"""Runs work in a thread without keeping request data alive after an error."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ T = TypeVar("T")
 
 
 async def in_thread(work: Callable[[], T], limiter: trio.CapacityLimiter) -> T:
-    """Return what some work returns, done in a thread.
+    """Return the result of work done in a thread.
 
-    An error that is raised out of a thread, or one whose cause was, stays in a circle with Trio's
-    frames, which hold what the work was about, bodies of many MiB, until the garbage collector
-    comes by: seldom. The thread itself keeps what it returns until it runs again, on a busy machine
-    long after; an error that is raised here would meanwhile keep its request. So the thread returns
-    what a refusal says, and the refusal is made here.
+    An exception raised from a thread, or with such a cause, forms a reference cycle with Trio's
+    frames, which hold the work's data, bodies of many MiB, until the rare garbage collection. The
+    thread also keeps its last result until it runs again, possibly much later, and a raised error
+    would keep its request. So the thread returns the arguments of a RequestError, and the error is
+    created here.
 
     Args:
-      work: what to do.
-      limiter: of the threads that do such work.
+      work: the work.
+      limiter: limits the number of threads for such work.
 
     Raises:
-      RequestError: as the work does, without what it came from.
+      RequestError: as the work does, without its cause.
     """
     done = await trio.to_thread.run_sync(partial(_result_or_refusal, work), limiter=limiter)
     if isinstance(done, _Refusal):
@@ -38,10 +38,10 @@ async def in_thread(work: Callable[[], T], limiter: trio.CapacityLimiter) -> T:
 
 
 class _Refusal(NamedTuple):
-    """What a RequestError says.
+    """The arguments of a RequestError.
 
     Attributes:
-      said: its arguments.
+      said: the arguments by name.
     """
 
     said: dict[str, Any]

@@ -1,7 +1,7 @@
-"""`TextModel`, the textual side of a served model: texts and conversations to token ids, and ids to
-text; with its tokenizer, chat template, grammars and forms of tool calls.
+"""`TextModel`: a model's tokenizer, chat template, grammars and tool call format. Encodes texts and
+conversations to token ids, and decodes ids to text.
 
-What takes long is done in text processes (processes.py), which have read the same model.
+Slow work runs in text processes (processes.py) that have loaded the same model.
 """
 
 from __future__ import annotations
@@ -43,22 +43,23 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 Conversation: TypeAlias = Sequence[Mapping[str, Any]]
-"""Turns in the words of chat templates. Arguments of calls may be JSON, which is parsed where they
-are rendered: it may be megabytes."""
+"""Turns in the format of chat templates. Arguments of calls may be JSON, which is parsed where they
+are rendered, because it may be megabytes."""
 Method: TypeAlias = Literal["encoded", "rendered", "decoded"]
-"""What a text process is asked of a model's text."""
+"""The methods of `TextModel` that a text process runs."""
 
 MAX_MODELS: Final = 8
-"""Models that a text process keeps, each of some tens of megabytes: those used last."""
+"""Maximum number of models that a text process caches, each of some tens of megabytes; the least
+recent is dropped."""
 INLINE_CHARS: Final = 1024
-"""Texts up to here are encoded at once, mostly in half a millisecond, all of one request together.
-A text process would take as long to be asked and to be heard. The slowest found take 6 ms: words of
-99 letters that a vocabulary of WordPiece lacks, and ligatures that NFKC makes 18 characters of."""
+"""Texts up to this size, all of a request together, are encoded in place, mostly in half a
+millisecond, which is as long as asking a text process. The slowest found take 6 ms: 99-letter words
+unknown to a WordPiece vocabulary, and ligatures that NFKC expands to 18 characters."""
 INLINE_IDS: Final = 1024
-"""Ids up to here are decoded at once."""
+"""Lists up to this length are decoded in place."""
 INLINE_WEIGHT: Final = 16 * 1024
-"""Conversations up to here are rendered at once, in some 0.3 ms: characters, and ITEM_WEIGHT for
-each message, field and tool."""
+"""Conversations up to this weight are rendered in place, in some 0.3 ms: their characters, plus
+ITEM_WEIGHT for each message, field and tool."""
 ITEM_WEIGHT: Final = 16
 
 
@@ -67,20 +68,20 @@ MESSAGES = "messages"
 
 
 def new_nonce() -> str:
-    """Return 64 random bits: a user cannot write them."""
+    """Return 64 random bits, which a user cannot guess."""
     return secrets.token_hex(8)
 
 
 class TextSource(NamedTuple):
-    """What a process needs to read a model's textual side, and to be understood by others.
+    """Everything a process needs to load a model's `TextModel` and share its markers.
 
     Attributes:
-      model_dir: its directory.
-      tool_parser: a ToolParser's value: how the model writes calls of tools.
-      reasoning_parser: a ReasoningParser's: how the model's reasoning is told apart.
-      generic_tools: where the chat template shows no tools, the system prompt does.
+      model_dir: the model's directory.
+      tool_parser: a ToolParser's value: the format of tool calls.
+      reasoning_parser: a ReasoningParser's value: the format of reasoning.
+      generic_tools: whether to describe tools in the system prompt if the chat template shows none.
       bounds: a TemplateConfig's values.
-      nonce: of the names of special tokens, in all processes that work for one server.
+      nonce: part of the special tokens' names, the same in all processes of one server.
     """
 
     model_dir: str
@@ -91,13 +92,13 @@ class TextSource(NamedTuple):
     nonce: str
 
     def load(self, do: Do = at_once) -> TextModel:
-        """Read the model directory.
+        """Load the model directory.
 
         Args:
-          do: does what takes long.
+          do: runs slow work.
 
         Raises:
-          ModelError: a file is missing or broken, or lacks a marker of the reasoning.
+          ModelError: a file is missing or broken, or the tokenizer lacks a reasoning marker.
         """
         text = TextModel(
             read_text_files(self.model_dir),
@@ -114,27 +115,27 @@ class TextSource(NamedTuple):
 
 @lru_cache(maxsize=MAX_MODELS)
 def text_of(source: TextSource) -> TextModel:
-    """Return a model's textual side, read once by this process."""
+    """Return a `TextModel`, cached in this process."""
     return source.load()
 
 
 @job
 def on_text(source: Sequence[Any], name: Method, *args: object) -> object:
-    """Return what a method of a model's text makes of some values.
+    """Call a method of a model's `TextModel`.
 
     Args:
-      source: a TextSource.
-      name: of the method.
-      args: what it is given.
+      source: a TextSource's values.
+      name: the method.
+      args: its arguments.
     """
-    assert name in get_args(Method), "nothing else may be asked for"
+    assert name in get_args(Method), "not an allowed method"
     if not isinstance(source, TextSource):
         source = TextSource._make(tuple(one) if isinstance(one, list) else one for one in source)
     return getattr(text_of(source), name)(*args)
 
 
 def with_parsed_arguments(messages: Conversation) -> list[dict[str, Any]]:
-    """Return a conversation as templates want it: arguments of calls are objects, if they are."""
+    """Return a conversation with the arguments of calls as objects where they are JSON objects."""
     found = []
     for message in messages:
         turn = {**message}
@@ -150,28 +151,28 @@ def with_parsed_arguments(messages: Conversation) -> list[dict[str, Any]]:
 
 
 class TextModel:
-    """The textual side of the served model.
+    """A served model's text processing.
 
     Args:
-      files: what its directory says.
-      tool_parser: how the model writes calls of tools.
-      reasoning_parser: how the model's reasoning is told apart.
-      nonce: see TextSource; None for one of its own.
-      elsewhere: what does work that takes long, in processes that read the model from the source;
-        None to do all of it in place.
-      generic_tools: where the chat template shows no tools, the system prompt does.
-      bounds: of renderings that may cost more than what they are given.
+      files: the files of its directory.
+      tool_parser: the format of tool calls.
+      reasoning_parser: the format of reasoning.
+      nonce: see TextSource; None for a new one.
+      elsewhere: runs slow work in processes that load the model from the source; None to run
+        everything in place.
+      generic_tools: whether to describe tools in the system prompt if the chat template shows none.
+      bounds: limits of templates that may be slow.
 
     Attributes:
-      eos_token_ids: every id that ends a sequence.
-      max_model_len: positions that the model was made for.
-      tools: how the model is told of them.
-      tool_form: how the model writes calls of tools.
+      eos_token_ids: all ids that end a sequence.
+      max_model_len: number of positions that the model supports.
+      tools: how tools are shown to the model.
+      tool_form: the format of tool calls.
       reasoner: how the model reasons; None if it does not.
-      tool_tokens: ids of the markers of that form that are single tokens.
-      tool_markers: special tokens among them, and how the text of an answer shows each.
-      vocab_size: ids that the tokenizer knows are below this.
-      first_work: what makes a text process read the model.
+      tool_tokens: ids of the format's markers that are single tokens.
+      tool_markers: special tokens among them, with their form in an answer's text.
+      vocab_size: upper bound (exclusive) of the tokenizer's ids.
+      first_work: the job that makes a text process load the model.
     """
 
     def __init__(
@@ -237,10 +238,10 @@ class TextModel:
         generic_tools: bool = True,
         bounds: TemplateConfig = TemplateConfig(),  # noqa: B008 (frozen)
     ) -> TextModel:
-        """Read a model directory.
+        """Load a model directory.
 
         Raises:
-          ModelError: a file is missing or broken, or lacks a marker of the reasoning.
+          ModelError: a file is missing or broken, or the tokenizer lacks a reasoning marker.
         """
         source = TextSource(
             str(model_dir),
@@ -253,7 +254,7 @@ class TextModel:
         return source.load(do)
 
     def _ask_template(self, *, generic_tools: bool) -> None:
-        """Find out from the chat template how the model is told of tools."""
+        """Determine from the chat template how tools are shown to the model."""
         self.tools, self._takes_system = ToolSupport.NONE, True
         if self._template is None:
             return
@@ -277,17 +278,17 @@ class TextModel:
         param: str = PROMPT,
         max_tokens: int | None = None,
     ) -> tuple[int, ...]:
-        """Return the ids of a text, or of what `render_chat` returned.
+        """Return the ids of a text, or of the result of `render_chat`.
 
         Args:
           text: the prompt.
-          add_special_tokens: begin (and end) as the model expects, with its bos token for example.
-          parse_special_tokens: `<|im_end|>` in the text is that token. A prompt that its client
-            wrote as a whole may be any sequence of ids anyway, and formats such as
-            fill-in-the-middle need it. In a ChatPrompt only the template's own ever are.
-          param: the request field to name in errors.
-          max_tokens: the text is cut at its end to have no more, with the special tokens that are
-            added before and behind it; None to leave it whole.
+          add_special_tokens: whether to add the model's start (and end) tokens, such as bos.
+          parse_special_tokens: whether `<|im_end|>` in the text becomes that token. A client that
+            writes the whole prompt can send any ids anyway, and formats such as fill-in-the-middle
+            need it. In a ChatPrompt, only the template's special tokens do.
+          param: the request field that errors name.
+          max_tokens: truncate the end of the text to this length, including added special tokens;
+            None for no truncation.
 
         Raises:
           RequestError: too long to fit, or as `Do`.
@@ -306,9 +307,9 @@ class TextModel:
         """Return the ids of each text, as `encode` does.
 
         Args:
-          texts: of one request.
-          params: what errors call each.
-          max_tokens: of each.
+          texts: texts of one request.
+          params: the request field of each, for errors.
+          max_tokens: limit of each.
 
         Raises:
           RequestError: one is too long to fit, or as `Do`.
@@ -342,10 +343,10 @@ class TextModel:
         """Return the ids of texts, in place; see `encode`.
 
         Args:
-          texts: as they are, or with markers.
-          add_special_tokens: begin and end as the model expects.
-          is_literal: special tokens are plain text, and markers are special tokens.
-          max_tokens: of each; None to leave them whole.
+          texts: plain texts, or texts with markers.
+          add_special_tokens: whether to add the model's start and end tokens.
+          is_literal: whether special tokens are plain text, and markers are special tokens.
+          max_tokens: limit of each; None for no truncation.
         """
         tokenizer = self._literal if is_literal else self._tokenizer
         found = []
@@ -366,7 +367,7 @@ class TextModel:
         tools: Sequence[Mapping[str, object]] | None = None,
         template_kwargs: Mapping[str, object] | None = None,
     ) -> ChatPrompt:
-        """Return a conversation as its prompt, for `encode(..., add_special_tokens=False)`.
+        """Return the prompt of a conversation, for `encode(..., add_special_tokens=False)`.
 
         Raises:
           RequestError: the model has no template, the template refused the messages, they are too
@@ -391,8 +392,8 @@ class TextModel:
         tools: Sequence[Mapping[str, object]] | None,
         template_kwargs: Mapping[str, object] | None,
     ) -> tuple[str, str]:
-        """Return a conversation as it reads, and with markers, in place; see `render_chat`."""
-        assert self._template is not None, "it was asked for"
+        """Render a conversation in place, as readable text and with markers; see `render_chat`."""
+        assert self._template is not None, "the model has no chat template"
 
         def refuse_beyond(so_far: str) -> None:
             self._refuse_beyond(self._guard.least_chars(so_far), MESSAGES)
@@ -400,7 +401,7 @@ class TextModel:
         turns: Conversation = with_parsed_arguments(messages)
         try:
             if self.tools is ToolSupport.GENERIC:
-                # Most conversations have neither tools nor calls, and are in words already.
+                # Most conversations have neither tools nor calls, and need no conversion.
                 if tools or any("tool_calls" in one or one["role"] == "tool" for one in turns):
                     turns = with_tools_in_words(turns, tools or (), takes_system=self._takes_system)
                 tools = None
@@ -426,7 +427,7 @@ class TextModel:
     async def decode(
         self, token_ids: Sequence[int], *, skip_special_tokens: bool = True, param: str = PROMPT
     ) -> str:
-        """Return the text of ids that are all there.
+        """Return the text of a complete list of ids.
 
         Raises:
           RequestError: as `Do`.
@@ -442,7 +443,7 @@ class TextModel:
         skip_special_tokens: bool = False,
         param: str = PROMPT,
     ) -> list[str]:
-        """Return the text of each list of ids, special tokens included.
+        """Return the text of each list of ids, with special tokens by default.
 
         Raises:
           RequestError: as `Do`.
@@ -457,7 +458,7 @@ class TextModel:
         return [str(decode(ids, skip_special_tokens=skip_special_tokens)) for ids in lists]
 
     async def _do(self, name: Method, *args: object, param: str, is_quick: bool = False) -> Any:  # noqa: ANN401 (what the method returns)
-        """Return what a method of this makes of some values, in place or elsewhere."""
+        """Call a method of this model, in place or in a text process."""
         if is_quick or self._elsewhere is None:
             return getattr(self, name)(*args)
         do, source = self._elsewhere
@@ -466,7 +467,7 @@ class TextModel:
     def detokenizer(
         self, prompt_ids: Sequence[int] = (), *, skip_special_tokens: bool = True
     ) -> Detokenizer:
-        """Return a decoder for a completion of `prompt_ids` that arrives id by id."""
+        """Return an incremental detokenizer for a completion of `prompt_ids`."""
         return Detokenizer(
             self._tokenizer,
             self._vocabulary.anchor_ids,
@@ -476,23 +477,24 @@ class TextModel:
         )
 
     def token(self, token_id: int) -> TokenText:
-        """Return what one token says by itself."""
+        """Return the text of one token alone."""
         return self._vocabulary.token(token_id)
 
     def _beginning(self, text: str) -> str:
-        """Return as much of a text as may fit whatever its tokens are."""
+        """Return the longest prefix of a text that might fit, whatever its tokens."""
         num_bytes = self.max_model_len * self._vocabulary.longest_token_bytes
         try:
             return text[:num_bytes].encode()[:num_bytes].decode(errors="ignore")
         except UnicodeEncodeError:
-            return text  # refused as it is
+            return text  # will be refused
 
     def _refuse_if_hopeless(self, text: str, param: str) -> None:
-        """Raise for text that cannot fit whatever its tokens are, before time is spent on it."""
+        """Raise RequestError for text that cannot fit, whatever its tokens, before spending time on
+        it."""
         try:
             num_bytes = len(text.encode())
         except UnicodeEncodeError:
-            raise invalid_request("the text has half of a surrogate pair", param) from None
+            raise invalid_request("the text contains half of a surrogate pair", param) from None
         self._refuse_beyond(num_bytes, param)
 
     def _refuse_beyond(self, num_bytes: int, param: str) -> None:
@@ -507,7 +509,7 @@ class TextModel:
 
 
 def is_light(value: object) -> bool:
-    """Whether something is small enough to be rendered at once."""
+    """Whether a conversation is small enough to be rendered in place."""
     left = INLINE_WEIGHT
     todo = [value]
     while todo and left >= ITEM_WEIGHT * len(todo):
@@ -523,12 +525,12 @@ def is_light(value: object) -> bool:
 
 
 def _shortened(ids: Sequence[int], added: Sequence[int], most: int) -> list[int]:
-    """Return the first ids of a text, with those added before and behind it.
+    """Return the ids of a truncated text, with the special tokens added before and after it.
 
     Args:
-      ids: of the whole.
-      added: 1 for those that are no part of the text.
-      most: how many there may be; if there are more around the text, their first.
+      ids: ids of the whole text.
+      added: 1 for ids that are not part of the text.
+      most: maximum length; if the added ids alone exceed it, only the first of them are returned.
     """
     num_before = next((at for at, is_added in enumerate(added) if not is_added), len(ids))
     num_behind = next((at for at, is_added in enumerate(reversed(added)) if not is_added), 0)

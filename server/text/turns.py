@@ -1,6 +1,7 @@
-"""Turns among keys that share a few slots: start-time fair by the seconds that each key has used.
+"""Fair scheduling of jobs on a few slots: start-time fair queueing by the seconds each key has
+used.
 
-Pure: `now` is handed in. A key is a tenant, or a client's address where there are no tenants.
+Pure: `now` is an argument. A key is a tenant, or a client's address without tenants.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ FullLine = Literal["own_line", "all_lines"]
 
 
 class LineFull(Exception):
-    """A job may not wait: its own key's line, or all lines together, hold as many as may be.
+    """A job was refused because its key's line, or all lines together, are full.
 
     Attributes:
       line: which of the two.
@@ -39,11 +40,11 @@ class LineFull(Exception):
 
 @dataclass(slots=True, eq=False)
 class Job(Generic[T]):
-    """Something that waits for a slot, or has one.
+    """A job that waits for a slot or has one.
 
     Attributes:
-      key: of the tenant or address that the job is of.
-      item: what the caller knows it by.
+      key: the job's tenant or address.
+      item: the caller's identification of the job.
       began_at: when it got its slot; None while it waits.
     """
 
@@ -57,11 +58,10 @@ class _Line(Generic[T]):
     """The jobs of one key.
 
     Attributes:
-      used_s: virtual time: what its ended jobs took, and what it would have got while it was away.
+      used_s: virtual time: the time its ended jobs took, advanced while it was idle.
       waiting: in order of arrival.
-      running: with a slot.
-      last_turn: number of the job that it began last: among equals the one goes first that has
-        waited longest since.
+      running: jobs with a slot.
+      last_turn: number of the job that it started last; among equal keys, the lowest goes first.
     """
 
     used_s: float
@@ -70,30 +70,30 @@ class _Line(Generic[T]):
     running: dict[int, Job[T]] = field(default_factory=dict)
 
     def used_by(self, now: float) -> float:
-        """Return what the key has used, running jobs included."""
+        """Return the time that the key has used, including running jobs."""
         under_way = sum(now - (job.began_at or now) for job in self.running.values())
         return self.used_s + under_way
 
     @property
     def is_idle(self) -> bool:
-        """Whether it neither waits nor runs."""
+        """Whether it has no waiting or running jobs."""
         return not self.waiting and not self.running
 
 
 class Turns(Generic[T]):
-    """Which job is next.
+    """Decides which job runs next.
 
-    Of the keys with a waiting job the one that has used least goes first; a key that comes after a
-    pause begins where the others are, so that it neither saves time up nor pays for it twice. A
-    running job cannot be taken back. So while other keys are there, or were of late, one key leaves
-    one slot to them: the next job of another key finds it free.
+    Of the keys with a waiting job, the one that has used the least time goes first. A key that
+    returns after a pause starts at the level of the others, so it neither saves up time nor pays
+    twice. Running jobs are not preempted, so while other keys are or recently were active, a key
+    leaves one slot free for their next job.
 
     Args:
-      slots: jobs that run at once.
-      config: bounds.
+      slots: number of jobs that run concurrently.
+      config: limits.
 
     Attributes:
-      refused: jobs that found a line full, by which line.
+      refused: number of jobs refused, by full line.
     """
 
     def __init__(self, slots: int, config: TurnsConfig) -> None:
@@ -109,19 +109,19 @@ class Turns(Generic[T]):
 
     @property
     def num_waiting(self) -> int:
-        """Jobs without a slot."""
+        """Number of waiting jobs."""
         return self._num_waiting
 
     @property
     def num_running(self) -> int:
-        """Jobs with one."""
+        """Number of running jobs."""
         return self._num_running
 
     def join(self, key: str, item: T, now: float) -> Job[T]:
-        """Let a job wait.
+        """Add a job to its key's line.
 
         Raises:
-          LineFull: it may not.
+          LineFull: a line is full.
         """
         line = self._line_of(key)
         if len(line.waiting) >= self._config.max_waiting_each:
@@ -140,7 +140,7 @@ class Turns(Generic[T]):
         return job
 
     def begin(self, now: float) -> Job[T] | None:
-        """Give a slot to the next job; None if there is no slot, or no job for it."""
+        """Give a slot to the next job; return None if no slot or job is available."""
         if not self._num_waiting or self._num_running >= self._slots:
             return None
         able = [
@@ -162,13 +162,13 @@ class Turns(Generic[T]):
         return job
 
     def leave(self, job: Job[T]) -> None:
-        """Take back a job that waits."""
+        """Remove a waiting job."""
         line = self._lines[job.key]
         del line.waiting[id(job)]
         self._one_less(job.key, line)
 
     def end(self, job: Job[T], now: float) -> None:
-        """Take back a job's slot, and charge its key for the time."""
+        """Release a job's slot, and charge its key for the time."""
         line = self._lines[job.key]
         del line.running[id(job)]
         line.used_s += now - (now if job.began_at is None else job.began_at)
@@ -206,22 +206,22 @@ class Turns(Generic[T]):
 
 
 RETRY_S: Final = 1.0
-"""When to come again where a line is full: it moves by hundreds of jobs a second."""
+"""`Retry-After` of a full line, which moves by hundreds of jobs per second."""
 _LINE: Final[ContextVar[str]] = ContextVar("line", default="")
 
 
 def enter_line(key: str) -> None:
-    """Let the running task, and those that it starts, wait in the line of a key."""
+    """Set the key of the running task and of tasks that it starts."""
     _LINE.set(key)
 
 
 def current_line() -> str:
-    """Return the key of the line that the running task waits in."""
+    """Return the running task's key."""
     return _LINE.get()
 
 
 def join_line(turns: Turns[T], item: T, what: str) -> Job[T]:
-    """Let the running task's job wait for its turn.
+    """Add the running task's job to its line.
 
     Raises:
       RequestError: 429 if its own line is full, 503 if all lines together are.

@@ -96,7 +96,7 @@ def test_errors_say_what_is_wrong(client: Any) -> None:  # noqa: ANN401
     assert refused.value.status_code == 404
     with pytest.raises(ollama.ResponseError, match=r"dimensions: is 257; .* have 256 numbers"):
         client.embed(model="demo", input="a cat", dimensions=257)
-    with pytest.raises(ollama.ResponseError, match="models are not pulled"):
+    with pytest.raises(ollama.ResponseError, match="models cannot be pulled"):
         client.pull("llama3")
 
 

@@ -62,10 +62,10 @@ RELATIONS: Final = (
     "must be less than max_tokens",  # a budget of reasoning
     "its chat template ignores them",
     "has the same name twice",
-    "names a tool that is not among tools",
-    "needs a last message of the assistant",
-    "the template does not show the last message",
-    "allowed: as many, or one",
+    "names a tool that is not in tools",
+    "needs a last message from the assistant",
+    "template does not show the last message",
+    "allowed: equally many, or one",
     "takes at most ",  # an input, in tokens
 )
 """What the document says in prose, because JSON Schema has no words for it: parts of refusals."""

@@ -207,9 +207,10 @@ MUTANTS: Final = (
            "with trio.move_on_after(3600):\n", "server/text/test_tokenizer.py::"
            "test_text_that_takes_too_long_is_given_up_and_its_line_goes_on"),
     Mutant("A17", "server/api/schemas.py",
-           '"""POST /v1/chat/completions."""\n\n    messages: Annotated[list[Message], '
+           '"""The body of POST /v1/chat/completions."""\n\n    messages: Annotated[list[Message], '
            "Field(min_length=1, ",
-           '"""POST /v1/chat/completions."""\n\n    messages: Annotated[list[Message], Field(',
+           '"""The body of POST /v1/chat/completions."""\n\n    messages: Annotated[list[Message], '
+           "Field(",
            f"{_BAD}::test_wrong_chat_parameters_are_named"),
     Mutant("A17", "server/api/schemas.py", "        if not item:\n", "        if item is None:\n",
            f"{_BAD}::test_wrong_completion_parameters_are_named"),

@@ -1,7 +1,7 @@
-"""POST /v1/messages and its count_tokens: Anthropic's words for a chat.
+"""POST /v1/messages and /v1/messages/count_tokens, as Anthropic's Messages API defines them.
 
-A message's content is a list of blocks, numbered as they come; a block is opened by the first text
-that it has. A stream is: message_start, ping, the blocks, message_delta, message_stop.
+A message's content is a list of numbered blocks; a block opens with its first text. A stream
+consists of message_start, ping, the blocks, message_delta and message_stop.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 _encode = msgspec.json.Encoder().encode
 
 SIGNATURE_BYTES: Final = 32
-"""Of the digest of a block's reasoning. It proves nothing, and is not asked for."""
+"""Size of the digest that serves as a reasoning block's signature. It is never verified."""
 PING: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
 NO_TIER: Final[Mapping[str, str]] = {}
 _ERROR_TYPES: Final = {
@@ -90,15 +90,14 @@ _SERVED_BETAS: Final = frozenset(
     "fine-grained-tool-streaming-2025-05-14 interleaved-thinking-2025-05-14 "
     "prompt-caching-2024-07-31 structured-outputs-2025-11-13 token-counting-2024-11-01".split()
 )
-"""Values of `anthropic-beta` whose fields are read, with and without them."""
+"""Values of `anthropic-beta` whose features work; their fields are read with or without them."""
 
 _DETAILS: Final = {"thread": "thread_unsupported_request"}
-"""By a parameter that is not served, the `error_code` on which the official client sends a request
-again without it."""
+"""The `error_code` for an unsupported parameter that makes the official client retry without it."""
 
 
 def message_error(error: RequestError, request_id: str) -> dict[str, Any]:
-    """Return an error in this API's form, which has no field for the parameter's name."""
+    """Return an error in this API's format, which has no field for the parameter's name."""
     kind = _ERROR_TYPES.get(error.status)
     if kind is None:
         kind = "invalid_request_error" if error.status < 500 else "api_error"
@@ -109,17 +108,17 @@ def message_error(error: RequestError, request_id: str) -> dict[str, Any]:
 
 
 class MessageStream(Serializer):
-    """One message, as a stream or at once.
+    """Writes one message, as a stream or whole.
 
     Args:
-      request: what is generated for it.
+      request: its generation request.
       message_id: `msg_` and hex.
-      model: the served one.
-      max_tokens: as the client asked; 0 for one that only warms the prefix cache.
-      request_id: what errors call it.
-      tool_form: how calls of tools in it are written; None if there are none.
-      thinking: how reasoning in it is written; None if there is none.
-      tier: what its usage says of its class.
+      model: name of the served model.
+      max_tokens: as the client asked; 0 for a request that only warms the prefix cache.
+      request_id: the id in errors.
+      tool_form: the format of tool calls in the text; None without tools.
+      thinking: the format of reasoning in the text; None without reasoning.
+      tier: the service tier shown in its usage.
     """
 
     keep_alive = PING
@@ -147,7 +146,7 @@ class MessageStream(Serializer):
         self._digest = _signing()
 
     def whole(self, answers: Sequence[Answer]) -> bytes:
-        """Return the message at once."""
+        """Return the whole message."""
         (answer,) = answers
         end = answer.finished
         parts = WholeCalls(self._reader).read(answer.text, is_cut=end.is_cut)
@@ -155,7 +154,7 @@ class MessageStream(Serializer):
         return _encode(self._message(self._usage(end.usage), content) | self._stop(end))
 
     def _message(self, usage: dict[str, Any], content: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the message before its end."""
+        """Return the message without its end."""
         return {
             "id": self._message_id,
             "type": "message",
@@ -168,8 +167,8 @@ class MessageStream(Serializer):
         }
 
     def _usage(self, usage: Usage) -> dict[str, Any]:
-        """Return the token counts at the end. What was cached counts apart from the other input
-        here."""
+        """Return the final token counts. This API counts cached tokens separately from other
+        input."""
         return {
             "input_tokens": usage.prompt_tokens - usage.cached_tokens,
             "cache_creation_input_tokens": 0,
@@ -194,12 +193,12 @@ class MessageStream(Serializer):
         return "max_tokens"
 
     def begin(self) -> list[bytes]:
-        """Return what is known before anything is computed: the prompt's length."""
+        """Return the first events, with the prompt's length."""
         usage = {"input_tokens": len(self._request.prompt_ids), "output_tokens": 0}
         return [_event("message_start", message=self._message(usage, [])), PING]
 
     def event(self, index: int, event: Event) -> list[bytes]:
-        """Return what something that happened looks like; the last of it ends the stream."""
+        """Return the frames of an event; the last one ends the stream."""
         match event:
             case Delta():
                 return self._show(self._reader.push(event.text))
@@ -224,7 +223,7 @@ class MessageStream(Serializer):
         return [frame for piece in pieces for frame in self._frames(piece)]
 
     def _frames(self, piece: Piece) -> Iterator[bytes]:
-        """Yield what a piece looks like, and the borders of its block."""
+        """Yield the frames of a piece, and the start and end of its block."""
         match piece:
             case Text():
                 if self._open_kind != "text":
@@ -275,12 +274,12 @@ def _signing(text: str = "") -> Hash:
 
 
 def _signature(digest: Hash) -> str:
-    """Return what stands in a block's `signature`: clients drop blocks that have none."""
+    """Return a block's `signature`: clients drop blocks without one."""
     return base64.b64encode(digest.digest()).decode()
 
 
 def _block(part: Part) -> dict[str, Any]:
-    """Return a part of a whole message's content."""
+    """Return a content block of a whole message."""
     match part:
         case Text():
             return {"type": "text", "text": part.text}
@@ -288,7 +287,7 @@ def _block(part: Part) -> dict[str, Any]:
             signature = _signature(_signing(part.text))
             return {"type": "thinking", "thinking": part.text, "signature": signature}
         case WholeCall():
-            # What was cut at the limit is no object; the stop_reason says so.
+            # A call cut at the token limit has no valid object; the stop_reason reports the cut.
             return _tool_use(part.name) | {"input": part.given or {}}
 
 
@@ -302,11 +301,11 @@ PARAMS: Final = {
     "continue_final_message": "messages",
     "thinking_token_budget": "thinking.budget_tokens",
 }
-"""What a chat calls its parameters, and what they are called here."""
+"""Names of this API's parameters, by the names in a chat request."""
 
 
 async def create_message(services: Services) -> Response:
-    """Answer a conversation."""
+    """Create a message."""
     fields = await read_fields(MessagesRequest, services)
     _note_betas(services)
     _check_budget(fields)
@@ -332,7 +331,7 @@ async def create_message(services: Services) -> Response:
 
 
 def _note_betas(services: Services) -> None:
-    """Tell the client which values of `anthropic-beta` have no effect, if any."""
+    """List the values of `anthropic-beta` that have no effect in a response header, if any."""
     values = ",".join(http_request.headers.getlist("anthropic-beta"))
     unknown = [value for value in EXTENSION_NAME.findall(values) if value not in _SERVED_BETAS]
     if unknown:
@@ -343,13 +342,13 @@ def _check_budget(fields: MessagesRequest) -> None:
     budget = None if fields.thinking is None else fields.thinking.budget
     if budget and 0 < fields.max_tokens <= budget:
         raise invalid_request(
-            f"must be less than max_tokens ({fields.max_tokens}), which counts reasoning too",
+            f"must be less than max_tokens ({fields.max_tokens}), which includes reasoning",
             "thinking.budget_tokens",
         )
 
 
 async def count_message_tokens(services: Services) -> Response:
-    """Return how many tokens a conversation has as a prompt."""
+    """Return the number of prompt tokens of a conversation."""
     fields = await read_fields(CountRequest, services)
     with params_called(PARAMS):
         chat = await _as_chat(fields)
@@ -374,7 +373,7 @@ async def _plan(fields: MessagesRequest, services: Services) -> GenerationPlan:
 
 
 async def _as_chat(fields: PromptFields) -> ChatRequest:
-    """Return what was asked for as a chat. All of it has been checked."""
+    """Return the validated request as a chat request."""
     turns: list[Message] = []
     for number, said in enumerate(fields.messages, 1):
         if not number % TURNS_AT_ONCE:
@@ -393,7 +392,7 @@ async def _as_chat(fields: PromptFields) -> ChatRequest:
     return ChatRequest.model_construct(
         **shared_fields(fields, OF_OWN_FORM),
         messages=turns,
-        # A conversation that ends with the assistant's words is continued there.
+        # A conversation that ends with the assistant's turn continues that turn.
         continue_final_message=turns[-1].role == "assistant",
         chat_template_kwargs=switches,
         response_format=output.format.of_chat() if output and output.format else None,

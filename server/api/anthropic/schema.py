@@ -1,5 +1,5 @@
-"""What may be asked of the Messages API, as types for validation and for the OpenAPI document, and
-the content of one turn: text, calls of tools and their results. Pure.
+"""Request schemas of the Messages API, and the parsed content of one turn: text, tool calls and
+their results. Pure.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What one turn says.
+    """The content of one turn.
 
     Attributes:
-      text: all of it.
-      calls: tools that the model called.
-      results: by id of a call, what came of it.
-      reasoning: what the model thought before.
+      text: all of its text.
+      calls: tool calls of the model.
+      results: tool results, by call id.
+      reasoning: the model's reasoning before the text.
     """
 
     text: str
@@ -53,7 +53,7 @@ class Content:
     reasoning: str | None = None
 
     def messages(self, role: str) -> Iterator[Message]:
-        """Yield the same as the turns of a chat, where results have a role of their own."""
+        """Yield the content as chat messages, in which results have their own role."""
         for call_id, text in self.results:
             yield Message.model_construct(role="tool", content=text, tool_call_id=call_id)
         if self.text or self.calls or not self.results:
@@ -64,7 +64,7 @@ class Content:
 
 
 def read_content(value: object) -> object:
-    """Return the Content in a string or in a list of blocks; anything else as it is."""
+    """Parse a string or a list of blocks into Content; return anything else unchanged."""
     if isinstance(value, str):
         return Content(value)
     if not isinstance(value, list):
@@ -81,7 +81,7 @@ def read_content(value: object) -> object:
             results.append(_result(block))
         elif kind == "thinking":
             thoughts.append(_thought(block))
-        elif kind != "redacted_thinking":  # which only its author can read
+        elif kind != "redacted_thinking":  # only its author can read it
             texts.append(block)
     reasoning = "\n\n".join(thoughts) or None
     return Content(str(joined_text(texts)), tuple(calls), tuple(results), reasoning)
@@ -90,7 +90,7 @@ def read_content(value: object) -> object:
 def _thought(block: dict[str, Any]) -> str:
     text = block.get("thinking")
     if not isinstance(text, str):
-        raise ValueError("a thinking block must hold its thinking")
+        raise ValueError("a thinking block must have a thinking string")
     return text
 
 
@@ -116,7 +116,7 @@ def _result(block: dict[str, Any]) -> tuple[str, str]:
 
 
 def _found_tool(part: object) -> object:
-    """Return a reference to a tool as text; any other part as it is."""
+    """Return a tool reference as a text part; return any other part unchanged."""
     if not isinstance(part, dict) or part.get("type") != "tool_reference":
         return part
     # The prompt has the tool's definition among all others.
@@ -128,16 +128,19 @@ _IGNORED: Final = IGNORED | frozenset(
 )
 _UNSUPPORTED: Final[dict[str, tuple[str, tuple[Any, ...]]]] = {
     **UNSUPPORTED,
-    "container": ("a container (offer a function in tools, and run code when it is called)", ()),
+    "container": (
+        "a container (offer a function in tools, and run code when the model calls it)",
+        (),
+    ),
     "mcp_servers": (
         "calling MCP servers (list their tools in tools, and call them from your program)",
         ([],),
     ),
     "context_management": (
-        "any edit but keeping all thinking (send the messages as the model is to see them)",
+        "any edit but keeping all thinking (send the messages as the model should see them)",
         ({"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
     ),
-    "thread": ("a conversation that the server keeps (send all messages, without a thread)", ()),
+    "thread": ("a conversation stored on the server (send all messages, without a thread)", ()),
 }
 
 
@@ -148,19 +151,19 @@ def _own_tool(value: object) -> object:
 
 
 class OutputFormat(StrictModel):
-    """What the output has to be."""
+    """The required format of the output."""
 
     type: Literal["json_schema"]
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
 
     def of_chat(self) -> ResponseFormat:
-        """Return the same in the words of a chat."""
+        """Return the same format as a chat request's field."""
         named = NamedSchema.model_construct(name="output", schema_=self.schema_)
         return ResponseFormat(type="json_schema", json_schema=named)
 
 
 class OutputConfig(StrictModel):
-    """How to write the output. How much a model should try is a hint."""
+    """Output settings. `effort` is a hint."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -192,7 +195,7 @@ class OfferedTool(StrictModel):
 
 
 class ToolUse(StrictModel):
-    """Whether tools are to be called, and which."""
+    """Whether the model must call tools, and which."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: ToolName | None = None
@@ -201,12 +204,12 @@ class ToolUse(StrictModel):
     @model_validator(mode="after")
     def _names_one(self) -> ToolUse:
         if (self.type == "tool") != (self.name is not None):
-            raise ValueError("needs a name with type tool, and only then")
+            raise ValueError("needs a name with type tool, and must have none with other types")
         return self
 
 
 class ThinkingConfig(StrictModel):
-    """Whether to reason before the answer, and how much. How it is shown is a hint."""
+    """Whether to reason before the answer, and how much. `display` is a hint."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -221,12 +224,12 @@ class ThinkingConfig(StrictModel):
 
     @property
     def budget(self) -> int | None:
-        """Most tokens of reasoning; None for no bound."""
+        """Maximum number of reasoning tokens; None for no limit."""
         return 0 if self.type == "disabled" else self.budget_tokens
 
 
 class PromptFields(StrictModel):
-    """What a prompt is made from."""
+    """Fields that determine the prompt."""
 
     ignored: ClassVar[frozenset[str]] = _IGNORED
     unsupported: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = _UNSUPPORTED
@@ -237,38 +240,39 @@ class PromptFields(StrictModel):
     )
     system: (
         Annotated[str, BeforeValidator(joined_text, json_schema_input_type=fields.Content)] | None
-    ) = Field(default=None, description="System text in front of the conversation; default: none.")
+    ) = Field(default=None, description="System prompt; default: none.")
     output_config: OutputConfig | None = Field(
-        default=None, description="Form of the answer: a JSON Schema as format; default: text."
+        default=None, description="Output format: a JSON Schema as format; default: text."
     )
     thinking: ThinkingConfig | None = Field(
         default=None,
-        description="Reasoning on or off, with a budget of tokens; default: the template's.",
+        description="Turn reasoning on or off, with a token budget; default: the template's.",
     )
     chat_template_kwargs: TemplateKwargs = None
     tools: Annotated[list[OfferedTool], Field(max_length=MAX_TOOLS)] | None = Field(
         default=None, description="Functions that the model may call; default: none."
     )
     tool_choice: ToolUse | None = Field(
-        default=None, description="Whether a function is called, or which one; default: auto."
+        default=None,
+        description="Whether the model must call a function, or which one; default: auto.",
     )
 
 
 class CountRequest(PromptFields):
-    """POST /v1/messages/count_tokens."""
+    """The body of POST /v1/messages/count_tokens."""
 
 
 class MessagesRequest(PromptFields, SamplingFields, CacheFields, ServiceFields):
-    """POST /v1/messages."""
+    """The body of POST /v1/messages."""
 
     max_tokens: Annotated[int, Field(ge=0, le=MAX_INT)] = Field(
-        description="Longest answer with its reasoning, in tokens; cut to what fits; "
-        "0 only fills the cache."
+        description="Maximum number of output tokens, including reasoning; cut to what fits; "
+        "0 only fills the prefix cache."
     )
     stop: Annotated[StopStrings, Field(alias="stop_sequences")] = Field(
-        default=(), description="Texts that end the answer and are left out of it; default: none."
+        default=(), description="Stop strings, not included in the output; default: none."
     )
     stream: Stream = None
     service_tier: Literal["standard_only"] | fields.ServiceTier | None = Field(
-        default=None, description="Class of service; auto and standard_only leave it to the plan."
+        default=None, description="Service class; auto and standard_only use the plan's default."
     )  # type: ignore[assignment]

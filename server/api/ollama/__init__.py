@@ -1,1 +1,1 @@
-"""Ollama's API: an adapter onto the plans and generations of chats and completions."""
+"""Ollama's API, mapped onto chats, completions and embeddings."""

@@ -1,8 +1,8 @@
-"""POST /api/chat, /api/generate, /api/embed and /api/embeddings: Ollama's words.
+"""POST /api/chat, /api/generate, /api/embed and /api/embeddings (Ollama).
 
-An answer is one object, or lines of objects of which the last is done. A call of a tool is written
-at once, when its arguments are complete. Into a silence a line without text is written: clients add
-it to what they have, and a disconnected client is found out.
+An answer is one JSON object, or one object per line, the last with `done`. A tool call is written
+as a whole, when its arguments are complete. During silence a line without text is sent: clients
+append it without effect, and it detects disconnected clients.
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ NS_PER_S: Final = 1_000_000_000
 
 
 def ollama_error(error: RequestError) -> dict[str, Any]:
-    """Return an error in this API's form, which has a message only."""
+    """Return an error in this API's format, which has only a message."""
     return {"error": message_with_param(error)}
 
 
 def stamp(at: float | None = None) -> str:
-    """Return a Unix time, or the present one, as RFC 3339 has it."""
+    """Return a Unix time, default now, in RFC 3339 format."""
     moment = datetime.fromtimestamp(time.time() if at is None else at, UTC)
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
@@ -90,13 +90,13 @@ def _ns(seconds: float) -> int:
 def _document(
     model: str, parts: Iterable[Part] = (), *, is_chat: bool, **end: object
 ) -> dict[str, Any]:
-    """Return an object with what a completion says, and the end if it is the last.
+    """Return a response object with text and calls, and the final fields if it is the last.
 
     Args:
-      model: the served one.
-      parts: of the completion.
-      is_chat: the text is a message's content; otherwise a response.
-      end: of the answer.
+      model: name of the served model.
+      parts: parts of the completion.
+      is_chat: whether the text is a message's content; otherwise a response field.
+      end: the final fields.
     """
     text, thinking, calls = joined(parts)
     said: dict[str, Any] = {"content" if is_chat else "response": text}
@@ -113,12 +113,12 @@ def _call(call: WholeCall) -> dict[str, Any]:
 
 
 class OllamaAnswer(Serializer):
-    """One answer, as lines or whole; made when its request is queued.
+    """Writes one answer, as lines or whole; created when its request is queued.
 
     Args:
-      plan: what is generated for it.
-      began_at: when its request came [s].
-      is_chat: it is a message; otherwise a text.
+      plan: the request's plan.
+      began_at: when the request arrived [s].
+      is_chat: whether it is a chat message; otherwise plain text.
     """
 
     def __init__(self, plan: GenerationPlan, began_at: float, *, is_chat: bool) -> None:
@@ -129,11 +129,11 @@ class OllamaAnswer(Serializer):
 
     @property
     def keep_alive(self) -> bytes:  # type: ignore[override]
-        """A line without text: this form has no comments."""
+        """A line without text, since this format has no comments."""
         return _line(self._document())
 
     def event(self, index: int, event: Event) -> list[bytes]:
-        """Return the lines of an event; the last of them ends the stream."""
+        """Return the lines of an event; the last one ends the stream."""
         del index  # there is one choice
         match event:
             case Delta():
@@ -145,7 +145,7 @@ class OllamaAnswer(Serializer):
                 return [_line(ollama_error(event.error))]
 
     def whole(self, answers: Sequence[Answer]) -> bytes:
-        """Return the answer at once."""
+        """Return the whole answer."""
         (answer,) = answers
         end = answer.finished
         parts = self._reader.read(answer.text, is_cut=end.is_cut)
@@ -155,11 +155,11 @@ class OllamaAnswer(Serializer):
         return [_line(self._document([part])) for part in _kept(parts)]
 
     def _end(self, end: Finished) -> dict[str, Any]:
-        """Return what is said with the last of it.
+        """Return the final fields.
 
-        The model is loaded all along. A prompt's time is from its dispatch to the first token, so
-        the time in the queue is in the total only; the rest is the completion's, with what its
-        reader kept it waiting.
+        The model is always loaded. The prompt's time runs from dispatch to the first token, so
+        queueing counts only in the total. The rest is the completion's time, including waits for a
+        slow reader.
         """
         now, usage = trio.current_time(), end.usage
         ttft_s = usage.queue_s if usage.ttft_s is None else usage.ttft_s
@@ -175,8 +175,8 @@ class OllamaAnswer(Serializer):
 
 
 def _kept(parts: Iterable[Part]) -> list[Part]:
-    """Return parts without calls that have half their arguments: clients of this API run what they
-    are told."""
+    """Return parts without calls whose arguments are incomplete, because clients of this API run
+    any call they receive."""
     return [part for part in parts if not isinstance(part, WholeCall) or part.given is not None]
 
 
@@ -185,7 +185,7 @@ def _line(document: dict[str, Any]) -> bytes:
 
 
 MAX_SHOWN: Final = 64
-"""Characters of an unknown option's name that an error repeats as its parameter."""
+"""Maximum length of an unknown option's name that an error repeats."""
 LINES: Final = "application/x-ndjson"
 LINE_HEADERS: Final = {
     "content-type": LINES,
@@ -198,11 +198,11 @@ PARAMS: Final = {
     "response_format": "format",
     "repetition_penalty": "options.repeat_penalty",
 }
-"""What a chat calls its parameters, and what they are called here."""
+"""Names of this API's parameters, by the names in a chat request."""
 
 
 async def chat(services: Services) -> Response:
-    """Answer a conversation; without messages say that the model is loaded."""
+    """Create a chat completion; without messages, report that the model is loaded."""
     fields = await read_fields(OllamaChat, services)
     if not fields.messages:
         return _loaded(fields, services, is_chat=True)
@@ -216,14 +216,14 @@ async def chat(services: Services) -> Response:
 
 
 async def generate(services: Services) -> Response:
-    """Continue a prompt, in the chat template unless it is raw."""
+    """Complete a prompt, in the chat template unless `raw` is set."""
     fields = await read_fields(OllamaGenerate, services)
     if not fields.prompt:
         return _loaded(fields, services, is_chat=False)
     common = _common(fields, services)
     if fields.raw:
         if fields.system:
-            raise invalid_request("has no place in a raw prompt", "system")
+            raise invalid_request("cannot be used with raw", "system")
         if fields.think is not None:
             note_ignored(["think"], services)
         raw = CompletionRequest.model_construct(**common, prompt=(fields.prompt,))
@@ -236,7 +236,7 @@ async def generate(services: Services) -> Response:
 
 
 def _loaded(fields: AnyRequest, services: Services, *, is_chat: bool) -> Response:
-    """Return what a client is told that has the model loaded before it asks: it is."""
+    """Return the response to a request that only loads the model, which is always loaded."""
     name = untagged(fields.model, services.models)
     if not is_auto(name, services):
         name = named_model(name, services).name
@@ -253,10 +253,9 @@ async def _answer(
     *,
     is_chat: bool,
 ) -> Response:
-    """Run what was asked for and write it as lines, or whole.
+    """Run a request and return its response, as lines or whole.
 
-    `num_ctx` chooses among the models of `auto`, as far as one has so much; a named model has the
-    context that it has.
+    `num_ctx` selects among the models of `auto` by their context; a named model's context is fixed.
     """
     wanted = (fields.options or OllamaOptions()).num_ctx or 0
     num_ctx = min(wanted, widest_context(asked, services))
@@ -288,7 +287,7 @@ async def _answer(
 
 
 def _most_tokens(options: OllamaOptions | None, plan: GenerationPlan) -> int | None:
-    """Return how many tokens an answer may have, as far as they fit; None for as many as fit."""
+    """Return the maximum number of tokens, cut to what fits; None for as many as fit."""
     wanted = None if options is None else options.num_predict
     if wanted is None:
         return plan.default_max_tokens
@@ -296,10 +295,10 @@ def _most_tokens(options: OllamaOptions | None, plan: GenerationPlan) -> int | N
 
 
 def _common(fields: AnyRequest, services: Services) -> dict[str, Any]:
-    """Return what a chat and a completion take alike.
+    """Return the fields that a chat and a completion share.
 
     Raises:
-      RequestError: 400, an option.
+      RequestError: 400, an option is invalid.
     """
     options = fields.options or OllamaOptions()
     check_options(options, services)
@@ -321,7 +320,7 @@ def _common(fields: AnyRequest, services: Services) -> dict[str, Any]:
 
 
 def check_options(options: OllamaOptions, services: Services) -> None:
-    """Refuse an option that cannot be kept, and tell the client which have no effect.
+    """Refuse options that cannot be applied, and report those without effect in a response header.
 
     Raises:
       RequestError: 400 that names the option.
@@ -333,7 +332,7 @@ def check_options(options: OllamaOptions, services: Services) -> None:
     unknown = () if services.config.strict_requests else take_unknown(OllamaOptions, extra)
     for name in extra:
         raise invalid_request(
-            f"{echo(name)} is no option of this server", f"options.{name[:MAX_SHOWN]}"
+            f"{echo(name)} is not an option of this server", f"options.{name[:MAX_SHOWN]}"
         )
     ignored = [*known, *unknown] + (["num_ctx"] if options.num_ctx is not None else [])
     if ignored:
@@ -350,9 +349,9 @@ def _response_format(wanted: Mapping[str, Any] | str | None) -> ResponseFormat |
 
 
 async def _messages(turns: list[OllamaTurn]) -> list[Message]:
-    """Return the conversation in the words of a chat, where a call has a name of its own.
+    """Return the conversation as chat messages, with an id for each tool call.
 
-    Calls are named by their place, so that a conversation that grows keeps its beginning.
+    Ids are positions, so that the start of a growing conversation stays the same.
     """
     messages = []
     num_calls = 0
@@ -382,7 +381,7 @@ async def _messages(turns: list[OllamaTurn]) -> list[Message]:
 
 
 async def embed_inputs(services: Services) -> Response:
-    """Return the vectors of one or several inputs; of none, none."""
+    """Return the embeddings of one or more inputs; an empty list for none."""
     fields = await read_fields(OllamaEmbed, services)
     texts = [fields.input] if isinstance(fields.input, str) else fields.input
     vectors = await _embed(
@@ -404,7 +403,7 @@ async def embed_inputs(services: Services) -> Response:
 
 
 async def embed_prompt(services: Services) -> Response:
-    """Return the vector of one prompt; of an empty one, an empty one."""
+    """Return the embedding of one prompt; an empty one for an empty prompt."""
     fields = await read_fields(OllamaEmbeddings, services)
     with params_called({"input": "prompt"}):
         vectors = await _embed(fields, [fields.prompt or ""], services)
@@ -419,7 +418,7 @@ async def _embed(
     dimensions: int | None = None,
     is_cut: bool = True,
 ) -> Vectors:
-    """Return the vectors of some texts; none of an empty one that is alone."""
+    """Return the embeddings of some texts; none for a single empty text."""
     name = untagged(fields.model, services.models)
     model = named_model(name, services)
     check_options(fields.options or OllamaOptions(), services)

@@ -1,4 +1,5 @@
-"""GET /api/tags, /api/ps and /api/version, POST /api/show; and what this server does not do."""
+"""GET /api/tags, /api/ps, /api/version and POST /api/show (Ollama), and the refusal of endpoints
+that manage models."""
 
 from __future__ import annotations
 
@@ -21,21 +22,21 @@ if TYPE_CHECKING:
     from ..services import Services
 
 SPOKEN: Final = "0.12.6"
-"""The release of Ollama whose API is spoken. Clients compare it with the oldest that they take."""
+"""The Ollama release whose API is implemented. Clients compare it with their minimum version."""
 NEVER: Final = "9999-12-31T23:59:59Z"
-"""When the model is unloaded."""
+"""The expiry time of a loaded model."""
 _PREFIXES: Final = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 
 
 def list_tags(services: Services) -> Response:
-    """Return every model under each of its names."""
+    """List every model under each of its names."""
     return json_response(
         {"models": [_listed(one, m) for m in services.models.listed for one in listed_names(m)]}
     )
 
 
 def list_running(services: Services) -> Response:
-    """Return those that workers have, with how long each stays loaded."""
+    """List the models that have workers, with their expiry time."""
     running: list[dict[str, Any]] = []
     for model in services.models.listed:
         if model.fleet.status().is_ready:
@@ -45,13 +46,13 @@ def list_running(services: Services) -> Response:
 
 
 def show_version(services: Services) -> Response:
-    """Return which release's API is spoken."""
+    """Return the Ollama version whose API is implemented."""
     del services
     return json_response({"version": SPOKEN})
 
 
 async def show(services: Services) -> Response:
-    """Return what the model's directory says of it."""
+    """Return a model's details from its directory."""
     fields = await read_fields(OllamaShow, services)
     name = fields.model or fields.name
     if name is None:
@@ -80,10 +81,10 @@ async def show(services: Services) -> Response:
 
 
 def refuse(services: Services) -> Response:
-    """Refuse to get, make, move or delete a model: its operator chose it when the server began."""
+    """Refuse to pull, push, create, copy or delete a model: the operator manages models."""
     what = "model" if len(services.models) == 1 else "models"
     raise RequestError(
-        f"this server serves the {what} that it was started with; models are not pulled, pushed, "
+        f"this server serves the {what} that it was started with; models cannot be pulled, pushed, "
         "created, copied or deleted here",
         status=501,
         code="not_implemented",
@@ -124,7 +125,7 @@ def _info(card: ModelCard, model: ServedModel) -> dict[str, Any]:
 
 
 def _capabilities(model: ServedModel) -> list[str]:
-    """Return what the model can be used for, as far as its files tell."""
+    """Return what the model can be used for, according to its files."""
     said = {
         "completion": True,
         "tools": model.text.tools is not ToolSupport.NONE,
@@ -135,7 +136,7 @@ def _capabilities(model: ServedModel) -> list[str]:
 
 
 def _shown(count: int) -> str:
-    """Return a number of parameters as people say it: 5.2M, 1.2B."""
+    """Return a parameter count in short form: 5.2M, 1.2B."""
     for size, prefix in _PREFIXES:
         if count >= size:
             return f"{count / size:.1f}{prefix}"

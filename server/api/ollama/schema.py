@@ -1,6 +1,5 @@
-"""What may be asked of Ollama's endpoints, as types for validation and for the OpenAPI document,
-and names of models as its clients write them: with a tag, which is `latest` here.
-"""
+"""Request schemas of Ollama's endpoints, and model names with Ollama's tags; the only tag here is
+`latest`."""
 
 from __future__ import annotations
 
@@ -25,12 +24,12 @@ TAG: Final = ":latest"
 
 
 def untagged(name: str, models: ModelTable) -> str:
-    """Return a model's name without the tag, unless a model is called so by the whole."""
+    """Return a model's name without the tag, unless a model has the whole as its name."""
     return name if models.is_listed(name) else name.removesuffix(TAG)
 
 
 def listed_names(model: ServedModel) -> list[str]:
-    """Return every name of a model as it is listed: with a tag."""
+    """Return every name of a model with a tag, as Ollama lists it."""
     return [name if ":" in name else name + TAG for name in model.names]
 
 
@@ -40,23 +39,23 @@ Unsupported = dict[str, tuple[str, tuple[Any, ...]]]
 _NOTHING: Final[Unsupported] = {}
 _SHARED: Final[Unsupported] = {
     "images": ("images (describe them in prompt)", ([],)),
-    "logprobs": ("logprobs in this API (they are in /v1/chat/completions)", (False,)),
-    "top_logprobs": ("logprobs in this API (they are in /v1/chat/completions)", (0,)),
+    "logprobs": ("logprobs in this API (use /v1/chat/completions)", (False,)),
+    "top_logprobs": ("logprobs in this API (use /v1/chat/completions)", (0,)),
 }
 LOAD_OPTIONS: Final = frozenset(
     "embedding_only f16_kv logits_all low_vram main_gpu mirostat_eta mirostat_tau num_batch "
     "num_gpu num_keep num_thread numa penalize_newline repeat_last_n use_mlock use_mmap "
     "vocab_only".split()
 )
-"""Options that load a model, or only refine another; the model is loaded already. Named as ignored
-in the answer's `x-triolet-ignored`."""
+"""Options that configure model loading or only refine another option; reported as ignored in the
+`x-triolet-ignored` header."""
 
-NO_EFFECT: Final = "Accepted without effect."
+NO_EFFECT: Final = "Accepted, but has no effect."
 MODEL: Final = "Name of a served model, with or without :latest."
 _Name = Annotated[str, Field(min_length=1, max_length=MAX_MODEL_CHARS)]
 ModelName = Annotated[_Name, Field(description=MODEL)]
 KeepAlive = Annotated[float | str | None, Field(description=NO_EFFECT)]
-"""How long the model should stay loaded; it always does."""
+"""How long to keep the model loaded; it always stays loaded."""
 Think = bool | Literal["low", "medium", "high", "max"] | None
 
 
@@ -75,37 +74,38 @@ NoImages = Annotated[
 
 
 class OllamaModel(StrictModel):
-    """The fields of a request, or of a part of one."""
+    """Fields of a request or of a part of one."""
 
     ignored: ClassVar[frozenset[str]] = frozenset()
     unsupported: ClassVar[Unsupported] = _NOTHING
 
 
 def _listed(schema: dict[str, Any]) -> None:
-    """Name what has no effect. Other names are ignored too, unless they look like mistakes."""
+    """List the fields without effect. Other unknown names are ignored unless they look like
+    mistakes."""
     schema["additionalProperties"] = False
     schema["properties"] |= {name: {"description": NO_EFFECT} for name in sorted(LOAD_OPTIONS)}
 
 
 class OllamaOptions(OllamaModel, CommonSamplingFields):
-    """What decides the next token and the end. -1 and -2 of `num_predict` are as many as fit; a
-    `seed` of -1 is a new one."""
+    """Sampling and length options. `num_predict` -1 and -2 mean as many tokens as fit; a `seed` of
+    -1 means a random seed."""
 
     model_config = ConfigDict(extra="allow", json_schema_extra=_listed)
 
     repeat_penalty: Annotated[float, Field(gt=0, le=10)] | None = Field(
         default=None,
-        description="Divide the score of tokens that have occurred; default: the model's.",
+        description="Divide the logits of tokens that have occurred; default: the model's.",
     )
     num_predict: Annotated[int, Field(ge=-2, le=MAX_INT)] | None = Field(
         default=None,
-        description="Longest answer, in tokens, cut to what fits; -1, -2 and default: what fits.",
+        description="Maximum number of output tokens, cut to what fits; -1, -2: all that fits.",
     )
     num_ctx: Annotated[int, Field(ge=0, le=MAX_INT)] | None = Field(
         default=None,
-        description="Accepted without effect: the context is the model's. auto looks for as much.",
+        description="No effect: the model sets the context; auto picks a model with at least this.",
     )
-    # Served only where they change nothing.
+    # Accepted only with values that change nothing.
     mirostat: Annotated[int, Field(ge=0, le=0)] | None = None
     tfs_z: Annotated[float, Field(ge=1, le=1)] | None = None
     typical_p: Annotated[float, Field(ge=1, le=1)] | None = None
@@ -118,7 +118,7 @@ Options = Annotated[
 
 
 class OllamaCalled(OllamaModel):
-    """What the model has called."""
+    """A called function."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -127,7 +127,7 @@ class OllamaCalled(OllamaModel):
 
 
 class OllamaCall(OllamaModel):
-    """A call in an earlier turn of the model's."""
+    """A tool call in an earlier assistant turn."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -157,30 +157,31 @@ class OllamaTurn(OllamaModel):
 
 
 class AnyRequest(OllamaModel, ServiceFields):
-    """What all requests for text have in common."""
+    """Fields shared by all text requests."""
 
     unsupported: ClassVar[Unsupported] = _SHARED
 
     model: ModelName
     stream: bool | None = Field(
-        default=None, description="Send the answer piece by piece, as lines of JSON; default: true."
+        default=None, description="Stream the answer as lines of JSON; default: true."
     )
     format: Literal["", "json"] | dict[str, Any] | None = Field(
-        default=None, description="Form of the answer: json, or a JSON Schema; default: text."
+        default=None, description="Output format: json, or a JSON Schema; default: text."
     )
     options: Options = None
     keep_alive: KeepAlive = None
     think: Think = Field(
-        default=None, description="Reasoning on or off, or how much; default: the template's."
+        default=None,
+        description="Turn reasoning on or off, or set its effort; default: the template's.",
     )
 
 
 class OllamaChat(AnyRequest):
-    """POST /api/chat."""
+    """The body of POST /api/chat."""
 
     messages: Annotated[list[OllamaTurn], Field(max_length=MAX_MESSAGES)] | None = Field(
         default=None,
-        description="The conversation, oldest turn first; without it nothing is answered.",
+        description="The conversation, oldest turn first; without it, nothing is generated.",
     )
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = Field(
         default=None, description="Functions that the model may call; default: none."
@@ -188,22 +189,22 @@ class OllamaChat(AnyRequest):
 
 
 class OllamaGenerate(AnyRequest):
-    """POST /api/generate."""
+    """The body of POST /api/generate."""
 
     unsupported: ClassVar[Unsupported] = _SHARED | {
-        "context": ("a context of token ids (it is raw with the whole prompt)", ([],)),
-        "suffix": ("a suffix (write it into prompt, as the model expects it)", ("",)),
+        "context": ("a context of token ids (use raw with the whole prompt)", ([],)),
+        "suffix": ("a suffix (put it into prompt, as the model expects it)", ("",)),
         "template": ("a template in the request (it comes with the model)", ("",)),
     }
 
     prompt: str | None = Field(
-        default=None, description="Text to answer; without it nothing is answered."
+        default=None, description="The prompt; without it, nothing is generated."
     )
     system: str | None = Field(
-        default=None, description="System text in front of prompt, unless raw; default: none."
+        default=None, description="System prompt, not with raw; default: none."
     )
     raw: bool | None = Field(
-        default=None, description="Send prompt as it is, without the chat template; default: false."
+        default=None, description="Send prompt without the chat template; default: false."
     )
 
 
@@ -211,31 +212,31 @@ Inputs = str | Annotated[list[Annotated[str, Field(min_length=1)]], Field(fail_f
 
 
 class OllamaEmbed(OllamaModel):
-    """POST /api/embed."""
+    """The body of POST /api/embed."""
 
     model: ModelName
-    input: Inputs = Field(description="A text, or a list of texts; each gets a vector.")
+    input: Inputs = Field(description="A text or a list of texts; one embedding each.")
     truncate: bool | None = Field(
-        default=None, description="Cut an input that is too long at its end; default: true."
+        default=None, description="Truncate inputs that are too long; default: true."
     )
     dimensions: Annotated[int, Field(ge=1, le=MAX_INT)] | None = Field(
-        default=None, description="Keep so many numbers of each vector; default: all."
+        default=None, description="Number of dimensions to return; default: all."
     )
     options: Options = None
     keep_alive: KeepAlive = None
 
 
 class OllamaEmbeddings(OllamaModel):
-    """POST /api/embeddings, the older form."""
+    """The body of POST /api/embeddings, the older form."""
 
     model: ModelName
-    prompt: str | None = Field(default=None, description="Text that gets a vector.")
+    prompt: str | None = Field(default=None, description="Text to embed.")
     options: Options = None
     keep_alive: KeepAlive = None
 
 
 class OllamaShow(OllamaModel):
-    """POST /api/show."""
+    """The body of POST /api/show."""
 
     ignored: ClassVar[frozenset[str]] = frozenset({"options", "system", "template", "verbose"})
 

@@ -1,1 +1,1 @@
-"""OpenAI's API and what belongs to it: chat, responses, vectors, scores, files, batches."""
+"""OpenAI's API: chats, completions, responses, embeddings, models; also reranking and scores."""

@@ -1,8 +1,8 @@
 """POST /v1/chat/completions and /v1/completions.
 
-Of `continue_final_message`: templates close every turn. So a mark is put behind the last words, and
-the rendered prompt is cut there: what a template writes around a turn may look like the words
-themselves, and it may strip them.
+`continue_final_message` must undo the template's closing of the last turn. A mark is appended to
+the last message, and the rendered prompt is cut at the mark, because a template may strip the text
+or surround it with similar text.
 """
 
 from __future__ import annotations
@@ -53,47 +53,46 @@ PARAM = "continue_final_message"
 
 
 def check_continued(fields: ChatRequest) -> None:
-    """Raise the RequestError for a conversation whose last turn cannot be continued."""
+    """Raise RequestError if the conversation's last turn cannot be continued."""
     if fields.add_generation_prompt:
         raise invalid_request(f"contradicts {PARAM}", "add_generation_prompt")
     last = fields.messages[-1]
     if last.role != "assistant" or not last.content:
-        raise invalid_request("needs a last message of the assistant, with words in it", PARAM)
+        raise invalid_request("needs a last message from the assistant that is not empty", PARAM)
 
 
 def new_mark() -> str:
-    """Return what no conversation holds, and what no template strips."""
+    """Return a mark that occurs in no conversation and that no template strips."""
     return secrets.token_hex(16)
 
 
 def up_to_mark(prompt: ChatPrompt, mark: str) -> ChatPrompt:
-    """Return a rendered conversation up to its last words.
+    """Return a rendered conversation up to the mark.
 
     Raises:
-      RequestError: the template does not show them, or more than once.
+      RequestError: the template does not show the last message, or shows it more than once.
     """
     begun = prompt.up_to(mark)
     if begun is None:
-        raise invalid_request("the template does not show the last message as it is", PARAM)
+        raise invalid_request("the chat template does not show the last message unchanged", PARAM)
     return begun
 
 
 _ROLES = {"developer": "system"}
-"""Templates were written before the name `developer` was."""
+"""Roles to rename, because templates do not know `developer`."""
 TEMPLATE_EFFORTS: Final = {"minimal": "low", "xhigh": "high", "max": "high"}
-"""Efforts that templates do not know, and the nearest that they do."""
+"""Reasoning efforts that templates do not know, with the nearest known one."""
 
 
 async def turns(
     messages: Sequence[Message], history_field: str | None = None, mark: str = ""
 ) -> list[dict[str, object]]:
-    """Return a conversation in the words that chat templates know.
+    """Return the conversation in the format of chat templates.
 
     Args:
       messages: its turns.
-      history_field: what the template calls the reasoning of an earlier turn; None if it shows
-        none.
-      mark: stands behind the last words.
+      history_field: the template's field for the reasoning of earlier turns; None if it has none.
+      mark: appended to the last message.
     """
     found: list[dict[str, object]] = []
     for number, message in enumerate(messages, 1):
@@ -124,7 +123,7 @@ def _template_message(message: Message, history_field: str | None) -> dict[str, 
         turn["tool_call_id"] = message.tool_call_id
     if message.role == "tool" and message.name is not None:
         turn["name"] = message.name
-    # Harmony's templates refuse reasoning and text beside calls.
+    # Harmony templates refuse reasoning and text beside tool calls.
     is_refused = history_field == "thinking" and message.tool_calls and message.content
     if history_field is not None and message.reasoning and not is_refused:
         turn[history_field] = message.reasoning
@@ -132,7 +131,7 @@ def _template_message(message: Message, history_field: str | None) -> dict[str, 
 
 
 async def chat_completions(services: Services) -> Response:
-    """Answer a conversation."""
+    """Create a chat completion."""
     fields = await read_fields(ChatRequest, services)
     plan = await plan_request(fields, services, partial(plan_chat, fields, services=services))
     if fields.stream:
@@ -151,13 +150,13 @@ async def _stream_response(
     fields_of_chunk: dict[str, Any],
     chunks: Callable[[Envelope], ChunkStream],
 ) -> Response:
-    """Begin a plan and return the stream of its answer.
+    """Submit a plan and return the streaming response.
 
     Args:
-      plan: what is to be generated.
-      services: what it works with.
-      fields_of_chunk: that begin each one.
-      chunks: returns what writes the answer.
+      plan: the plan.
+      services: the server's parts.
+      fields_of_chunk: the first fields of each chunk.
+      chunks: returns the serializer for an envelope.
     """
     options = plan.fields.stream_options
     requests = own_requests(plan, services)
@@ -182,14 +181,14 @@ async def _whole_response(
     choice: Callable[[int, Answer], dict[str, Any]],
     score: Callable[[TokenLogprob], object],
 ) -> Response:
-    """Begin a plan, wait for its end and return the answer.
+    """Submit a plan, wait for its end and return the response.
 
     Args:
-      plan: what is to be generated.
-      services: what it works with.
-      fields_of_answer: that begin it.
-      choice: shows each choice.
-      score: returns what a choice shows of a token's alternatives.
+      plan: the plan.
+      services: the server's parts.
+      fields_of_answer: the first fields of the response.
+      choice: returns the JSON of a choice.
+      score: returns the JSON of a token's alternatives.
     """
     requests = own_requests(plan, services, is_streamed=False)
     tier = tier_field(plan.fields.service_tier, requests[0].scheduling)
@@ -210,10 +209,10 @@ async def _whole_response(
 async def prompt_of_chat(
     fields: ChatRequest, model: ServedModel, services: Services
 ) -> tuple[int, ...]:
-    """Return the prompt that a conversation is to the model, with the tools that it is shown.
+    """Return the prompt of a conversation, including the tools shown to the model.
 
     Raises:
-      RequestError: as `encode_chat`.
+      RequestError: see `encode_chat`.
     """
     tools = await plan_tools(fields, model)
     return await encode_chat(fields, model, services, tools.shown)
@@ -225,10 +224,10 @@ async def encode_chat(
     services: Services,
     tools: Sequence[dict[str, Any]] | None = None,
 ) -> tuple[int, ...]:
-    """Return the prompt that a conversation is to the model, which may be shown tools.
+    """Return the prompt of a conversation with the given tools.
 
     Raises:
-      RequestError: the template refuses it, or it can never fit.
+      RequestError: the template refuses it, or it is too long for the context.
     """
     prompt = await _render(fields, model, services, tools)
     return await _encode(prompt, model)
@@ -244,7 +243,8 @@ async def _render(
     services: Services,
     tools: Sequence[dict[str, Any]] | None,
 ) -> ChatPrompt:
-    """Return a conversation by the model's template, up to where its completion begins."""
+    """Return the conversation rendered by the model's template, up to the start of the
+    completion."""
     continues = bool(fields.continue_final_message)
     if continues:
         check_continued(fields)
@@ -260,9 +260,9 @@ async def _render(
 
 
 def template_switches(fields: ChatRequest, reasoner: Reasoner | None) -> dict[str, object] | None:
-    """Return what the template is told about reasoning, beside what the client tells it.
+    """Return the template's reasoning switches, in addition to those that the client sets.
 
-    Whatever name a client calls the switch by, it is the switch of the model's own template.
+    Any known name of the reasoning switch sets the switch of the model's own template.
     """
     given: dict[str, object] = {**(fields.chat_template_kwargs or {})}
     if reasoner is not None:
@@ -276,7 +276,7 @@ def template_switches(fields: ChatRequest, reasoner: Reasoner | None) -> dict[st
 
 
 def is_reasoning_off(fields: ChatRequest) -> bool:
-    """Return whether a client wants an answer without reasoning."""
+    """Return whether the client asked for an answer without reasoning."""
     given = fields.chat_template_kwargs or {}
     return (
         fields.reasoning_effort == "none"
@@ -293,7 +293,7 @@ def plan_reasoning(
     has_call_grammar: bool,
     has_answer_grammar: bool,
 ) -> ReasoningPlan | None:
-    """Return what comes before the answer; None for nothing."""
+    """Return how the model reasons before the answer; None if it does not."""
     if reasoner is None:
         return None
     continued = fields.messages[-1].content or "" if fields.continue_final_message else None
@@ -303,24 +303,24 @@ def plan_reasoning(
         return plan
     tokens = plan.tokens
     if has_call_grammar:
-        # The grammar of calls has the reasoning before them.
+        # The grammar of the calls includes the reasoning before them.
         tokens = replace(tokens, budget=None, is_in_grammar=True)
     elif has_answer_grammar:
-        # Only a final message can have the form; the first closing begins one.
+        # Only a final message can follow the format; the first closing token starts one.
         tokens = replace(tokens, closings=tokens.closings[:1])
     return plan._replace(tokens=tokens)
 
 
 async def plan_chat(fields: ChatRequest, model: ServedModel, services: Services) -> GenerationPlan:
-    """Return what is to be generated for a conversation, in whatever API's words it came.
+    """Plan a chat request, whichever API it came from.
 
     Raises:
-      RequestError: 400 in the words of this one.
+      RequestError: 400 with this API's parameter names.
     """
     if fields.top_logprobs is not None and not fields.logprobs:
         raise invalid_request("needs logprobs to be true", "top_logprobs")
     tools = await plan_tools(fields, model)
-    # What has to be called is no place for an answer, which alone has a form of its own.
+    # A required call leaves no room for an answer, and only an answer has its own format.
     grammar = tools.grammar or await read_grammar(fields, model)
     prompt = await _render(fields, model, services, tools.shown)
     prompt_ids = await _encode(prompt, model)
@@ -364,11 +364,11 @@ def _choice(plan: GenerationPlan, index: int, answer: Answer) -> dict[str, Any]:
 
 
 DEFAULT_MAX_TOKENS: Final = 16
-"""The API's own default; a plain completion may have no natural end."""
+"""OpenAI's default; a plain completion may never end by itself."""
 
 
 async def completions(services: Services) -> Response:
-    """Continue one or several prompts."""
+    """Complete one or more prompts."""
     fields = await read_fields(CompletionRequest, services)
     plan = await plan_request(
         fields, services, partial(plan_completions, fields, services=services)
@@ -385,18 +385,18 @@ async def completions(services: Services) -> Response:
 async def plan_completions(
     fields: CompletionRequest, model: ServedModel, services: Services
 ) -> GenerationPlan:
-    """Return what is to be generated for some prompts.
+    """Plan a completion request.
 
     Raises:
       RequestError: 400.
     """
     if fields.echo and fields.logprobs is not None:
         raise invalid_request(
-            "with echo would need those of the prompt, which are not computed; leave one away",
+            "with echo would include the prompt's, which are not computed; leave out one of them",
             "logprobs",
         )
     if len(fields.prompt) > services.config.max_prompts:
-        raise invalid_request(f"at most {services.config.max_prompts} are served at once", "prompt")
+        raise invalid_request(f"must be at most {services.config.max_prompts} prompts", "prompt")
     grammar = await read_grammar(fields, model)
     prompts = [await _prompt_ids(prompt, model) for prompt in fields.prompt]
     return GenerationPlan(
@@ -413,7 +413,7 @@ async def plan_completions(
 
 async def _prompt_ids(prompt: Prompt, model: ServedModel) -> tuple[int, ...]:
     if isinstance(prompt, str):
-        await trio.lowlevel.checkpoint()  # one of many
+        await trio.lowlevel.checkpoint()  # there may be many prompts
         return tuple(await model.text.encode(prompt))
     check_ids(prompt, model, "prompt")
     return prompt
@@ -422,7 +422,7 @@ async def _prompt_ids(prompt: Prompt, model: ServedModel) -> tuple[int, ...]:
 async def _echoes(
     fields: CompletionRequest, prompts: Sequence[tuple[int, ...]], model: ServedModel
 ) -> list[str]:
-    """Return what precedes each choice's text: its prompt if asked for, else nothing."""
+    """Return the text before each choice's completion: its prompt with `echo`, else empty."""
     echoes = []
     for prompt, ids in zip(fields.prompt, prompts, strict=True):
         text = ""

@@ -1,6 +1,7 @@
-"""The chunks of a stream as Server-Sent Events; reasoning and tool calls are taken out of the text.
+"""Serializers of streamed chats and completions as Server-Sent Events, with reasoning and tool
+calls separated from the text.
 
-Most chunks of a stream differ in their text only, so everything around it is encoded once.
+Most chunks differ only in their text, so everything around it is encoded once.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def error_events(error: RequestError) -> list[bytes]:
-    """Return the end of a stream that failed: the error, then DONE."""
+    """Return the end of a failed stream: the error, then DONE."""
     return [b"data: " + error_body(error) + b"\n\n", DONE]
 
 
@@ -40,7 +41,7 @@ def total_usage(usages: Sequence[Usage], per_prompt: int) -> dict[str, Any]:
 
     Args:
       usages: one per choice, in order.
-      per_prompt: choices that share one prompt, which counts once.
+      per_prompt: number of choices that share a prompt, which is counted once.
     """
     prompts = usages[::per_prompt]
     prompt_tokens = sum(usage.prompt_tokens for usage in prompts)
@@ -60,7 +61,7 @@ class RunningUsage:
     """Token counts of a stream so far.
 
     Args:
-      prompt_tokens: of all prompts.
+      prompt_tokens: tokens of all prompts.
       count: number of choices.
     """
 
@@ -69,7 +70,7 @@ class RunningUsage:
         self._completion_tokens = [0] * count
 
     def take(self, index: int, event: Event) -> None:
-        """Count the tokens of an event; a terminal event states its choice's total."""
+        """Add the tokens of an event; a terminal event has its choice's total."""
         if isinstance(event, Delta):
             self._completion_tokens[index] += len(event.token_ids)
         else:
@@ -86,15 +87,15 @@ class RunningUsage:
 
 
 class Envelope:
-    """What surrounds every choice of one stream.
+    """The JSON around every choice of a stream.
 
     Args:
       head: the fields that all chunks share: id, object, created, model.
       count: number of choices.
-      per_prompt: choices that share one prompt.
-      with_usage: whether the client asked for usage; all chunks but its own then carry null.
+      per_prompt: number of choices that share a prompt.
+      with_usage: whether the client asked for usage; all chunks but the usage chunk then have null.
       with_token_ids: whether each chunk lists its tokens.
-      running: counts that every chunk carries (`continuous_usage_stats`); None for none.
+      running: counts for every chunk (`continuous_usage_stats`); None for none.
     """
 
     def __init__(
@@ -125,7 +126,7 @@ class Envelope:
         reason: bytes = b"null",
         more: bytes = b"",
     ) -> bytes:
-        """Return a chunk with one choice; everything is JSON, `content` and `more` with keys."""
+        """Return a chunk with one choice. All parts are JSON; `content` and `more` include keys."""
         tail = self._tail
         if self.running is not None:
             tail = b',"usage":%b}\n\n' % self.running.shown()
@@ -133,19 +134,19 @@ class Envelope:
         return form % (self._opening, index, content, logprobs, reason, more, tail)
 
     def usage(self, usage: dict[str, Any]) -> bytes:
-        """Return the chunk that carries the usage and no choice."""
+        """Return the chunk with the usage and no choice."""
         return b'%b,"choices":[],"usage":%b}\n\n' % (self._head, _encode(usage))
 
     def token_ids(self, ids: Sequence[int]) -> bytes:
-        """Return the field that lists tokens, if it was asked for."""
+        """Return the field that lists tokens, if requested."""
         return b',"token_ids":' + _encode(list(ids)) if self.with_token_ids else b""
 
 
 class ChunkStream(Serializer):
-    """Chunks of chat or plain completions.
+    """Base class for chunks of chats and completions.
 
     Args:
-      envelope: what surrounds every choice.
+      envelope: the JSON around every choice.
     """
 
     def __init__(self, envelope: Envelope) -> None:
@@ -154,7 +155,7 @@ class ChunkStream(Serializer):
 
     @abstractmethod
     def first(self, index: int) -> bytes:
-        """Return what comes before a choice's text; may be empty."""
+        """Return the chunk before a choice's text; may be empty."""
 
     @abstractmethod
     def delta(self, index: int, delta: Delta) -> list[bytes]:
@@ -162,7 +163,7 @@ class ChunkStream(Serializer):
 
     @abstractmethod
     def finish(self, index: int, end: Finished) -> list[bytes]:
-        """Return the last chunks of a choice, of which one has a finish_reason."""
+        """Return the last chunks of a choice, one of them with a finish_reason."""
 
     def begin(self) -> list[bytes]:
         """Return the first chunk of every choice."""
@@ -174,7 +175,7 @@ class ChunkStream(Serializer):
         if envelope.running is not None:
             envelope.running.take(index, event)
         if isinstance(event, Delta):
-            # A delta without anything to show is part of a character.
+            # A delta without anything to show is an incomplete character.
             is_shown = event.text or event.logprobs or (envelope.with_token_ids and event.token_ids)
             return self.delta(index, event) if is_shown else []
         if isinstance(event, Finished):
@@ -183,7 +184,7 @@ class ChunkStream(Serializer):
         return error_events(event.error)
 
     def end(self) -> list[bytes]:
-        """Return the usage, if it was asked for, and DONE."""
+        """Return the usage, if requested, and DONE."""
         if not self.envelope.with_usage:
             return [DONE]
         usages = [usage for usage in self._usages if usage is not None]
@@ -194,8 +195,8 @@ class CompletionChunks(ChunkStream):
     """Chunks of plain completions.
 
     Args:
-      envelope: what surrounds them.
-      echoes: by choice, the text that comes before the completion; empty for none.
+      envelope: the JSON around every choice.
+      echoes: by choice, the text before the completion; empty for none.
     """
 
     def __init__(self, envelope: Envelope, echoes: Sequence[str]) -> None:
@@ -204,7 +205,7 @@ class CompletionChunks(ChunkStream):
         self._shown_chars = [len(text) for text in echoes]
 
     def first(self, index: int) -> bytes:
-        """Return the chunk with the prompt, if it is to be repeated."""
+        """Return the chunk with the prompt, if it is echoed."""
         echo = self._echoes[index]
         return self.envelope.chunk(index, b'"text":' + _encode(echo)) if echo else b""
 
@@ -223,7 +224,7 @@ class CompletionChunks(ChunkStream):
         ]
 
     def finish(self, index: int, end: Finished) -> list[bytes]:
-        """Return the one chunk with a finish_reason."""
+        """Return the chunk with the finish_reason."""
         return [self.envelope.chunk(index, b'"text":""', reason=_encode(end.reason))]
 
 
@@ -231,12 +232,13 @@ TOOL_CALLS: Final = "tool_calls"
 
 
 def new_call_id() -> str:
-    """Return a name for a call, by which its result is told."""
+    """Return a new id for a tool call."""
     return f"call_{secrets.token_hex(12)}"
 
 
 def reason_of(end: Finished, num_calls: int) -> str:
-    """Return how a completion with so many calls ended; one that was cut was cut."""
+    """Return the finish_reason of a completion with `num_calls` calls; truncation takes
+    precedence."""
     is_whole = end.reason is FinishReason.STOP and not end.is_cut
     return TOOL_CALLS if num_calls and is_whole else str(end.reason)
 
@@ -244,9 +246,9 @@ def reason_of(end: Finished, num_calls: int) -> str:
 def whole_message(
     answer: Answer, form: CallsRead | None, thinking: Thinking | None = None
 ) -> tuple[dict[str, Any], int]:
-    """Return a message with reasoning and calls taken out of its text, and the number of calls.
+    """Return a message with reasoning and calls separated from its text, and the number of calls.
 
-    The arguments of a call that was cut are what there is of them, as in OpenAI's answers.
+    A truncated call keeps the arguments generated so far, as in OpenAI's API.
     """
     reader = WholeCalls(reader_of(form, thinking))
     said = joined(reader.read(answer.text, is_cut=answer.finished.is_cut))
@@ -265,12 +267,12 @@ def _call(name: str, arguments: str = "") -> dict[str, Any]:
 
 
 class ChatChunks(ChunkStream):
-    """Chunks of chat completions, in which the model may reason and call tools.
+    """Chunks of chat completions, with reasoning and tool calls.
 
     Args:
-      envelope: what surrounds them.
-      form: how calls are written; None if there are none.
-      thinking: how reasoning is written; None if there is none.
+      envelope: the JSON around every choice.
+      form: the format of tool calls in the text; None without tools.
+      thinking: the format of reasoning in the text; None without reasoning.
     """
 
     def __init__(
@@ -285,7 +287,7 @@ class ChatChunks(ChunkStream):
         return self.envelope.chunk(index, b'"delta":{"role":"assistant","content":""}')
 
     def delta(self, index: int, delta: Delta) -> list[bytes]:
-        """Return the chunks of new text; those of its tokens go with the first."""
+        """Return the chunks of new text; the first one carries the token ids."""
         envelope, logprobs = self.envelope, b"null"
         more = envelope.token_ids(delta.token_ids) if envelope.with_token_ids else b""
         if delta.logprobs:
@@ -304,7 +306,7 @@ class ChatChunks(ChunkStream):
         return chunks
 
     def finish(self, index: int, end: Finished) -> list[bytes]:
-        """Return what was held back, and the one chunk with a finish_reason."""
+        """Return the text held back, and the chunk with the finish_reason."""
         reader = self._readers[index]
         left = [
             self.envelope.chunk(index, b'"delta":' + _encode(content))
@@ -315,7 +317,7 @@ class ChatChunks(ChunkStream):
 
 
 def _contents(pieces: Iterable[Piece]) -> Sequence[dict[str, Any]]:
-    """Return the deltas that show these pieces."""
+    """Return the deltas of these pieces."""
     contents: list[dict[str, Any]] = []
     for piece in pieces:
         match piece:

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, rankings (Cohere's and Jina's words) and scores (vLLM's)."""
+"""POST /v1/embeddings, reranking (Cohere's and Jina's APIs) and scores (vLLM's API)."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ PARAM: Final = "input"
 
 
 class Vectors(NamedTuple):
-    """What became of some inputs.
+    """The embeddings of some inputs.
 
     Attributes:
       found: little-endian fp32, in the inputs' order.
-      num_tokens: of all inputs together.
-      model: that made them.
+      num_tokens: total tokens of all inputs.
+      model: the model that computed them.
     """
 
     found: Sequence[bytes]
@@ -53,7 +53,7 @@ class Vectors(NamedTuple):
 
 
 async def embeddings(services: Services) -> Response:
-    """Return the vectors of one or several inputs."""
+    """Return the embeddings of one or more inputs."""
     fields = await read_fields(EmbeddingFields, services)
     check_count(fields.input, services)
     vectors = await embed(fields, services)
@@ -66,9 +66,9 @@ async def embeddings(services: Services) -> Response:
 
 
 def check_count(inputs: Sequence[object], services: Services) -> None:
-    """Raise the RequestError, 400, for too many inputs."""
+    """Raise RequestError (400) for too many inputs."""
     if len(inputs) > (most := services.config.embedding.max_inputs):
-        raise invalid_request(f"at most {most} inputs are taken at once", PARAM)
+        raise invalid_request(f"must be at most {most} inputs", PARAM)
 
 
 async def embed(
@@ -78,16 +78,16 @@ async def embed(
     is_cut: bool = False,
     names: Sequence[str] = (),
 ) -> Vectors:
-    """Return the vectors of some inputs, charged to the tenant.
+    """Compute the embeddings of some inputs, charged to the tenant.
 
     Args:
-      fields: what is asked for; the caller bounds the number of inputs.
-      services: what it works with.
-      is_cut: an input that is too long is cut at its end instead of being refused.
-      names: of the parameters that the inputs came in, for errors; `input` for none.
+      fields: the request; the caller limits the number of inputs.
+      services: the server's parts.
+      is_cut: whether to truncate an input that is too long instead of refusing it.
+      names: the parameter of each input, for errors; empty for `input`.
 
     Raises:
-      RequestError: it is refused, or a vector could not be computed.
+      RequestError: it is refused, or an embedding could not be computed.
     """
     if services.state.is_draining:
         raise draining()
@@ -126,16 +126,16 @@ async def embed(
 
 
 def _form(fields: EmbeddingFields, served: ServedModel) -> VectorForm:
-    """Return what the vectors are to be like: what the model says, and as long as asked for."""
+    """Return the embedding format of a request, from the model's settings and `dimensions`."""
     model = served.embedding
     if model.objection:
         raise invalid_request(
-            f"model {served.name} makes no vectors here: {model.objection}", "model"
+            f"model {served.name} cannot compute embeddings: {model.objection}", "model"
         )
     dimensions = fields.dimensions or 0
     if 0 < model.size < dimensions:
         raise invalid_request(
-            f"is {dimensions}; vectors of model {served.name} have {model.size} numbers",
+            f"is {dimensions}; embeddings of model {served.name} have {model.size} dimensions",
             "dimensions",
         )
     return VectorForm(model.pooling, dimensions, model.is_normalized)
@@ -144,7 +144,7 @@ def _form(fields: EmbeddingFields, served: ServedModel) -> VectorForm:
 async def _input_ids(
     inputs: Sequence[Prompt], model: ServedModel, names: Sequence[str], *, is_cut: bool
 ) -> list[tuple[int, ...]]:
-    """Return the tokens of each input, bounded one by one and in all."""
+    """Return the tokens of each input, limited for each input and in total."""
     most_tokens = model.config.embedding.max_request_tokens
     longest, plan = model.embedding.max_input_tokens, current_tenant().plan
     most = model.fleet.max_model_len if longest is None else longest
@@ -181,28 +181,30 @@ async def _input_ids(
         check_input(len(ids), plan, what, param)
         num_tokens += len(ids)
         if num_tokens > most_tokens:
-            raise invalid_request(f"all inputs together may have {most_tokens} tokens", PARAM)
+            raise invalid_request(
+                f"all inputs together must have at most {most_tokens} tokens", PARAM
+            )
         found.append(ids)
     return found
 
 
 def numbers_of(vector: bytes) -> tuple[float, ...]:
-    """Return a vector's numbers."""
+    """Return an embedding's numbers."""
     return struct.unpack(f"<{len(vector) // 4}f", vector)
 
 
 VECTORS_PER_PIECE: Final = 8
-"""Of an answer: with 4,096 numbers each five milliseconds, and no more than one write."""
+"""Embeddings per write. With 4,096 dimensions, encoding them takes five milliseconds."""
 
 
 async def _body(vectors: Vectors, fields: EmbeddingFields) -> list[bytes]:
-    """Return the answer in pieces. Made or written whole, thousands of vectors, which may be a
-    hundred megabytes, would hold up all streams."""
+    """Return the response in pieces. Thousands of embeddings can take a hundred megabytes, and
+    encoding or writing them at once would block all streams."""
     is_base64 = fields.encoding_format == "base64"
     pieces = [b'{"object":"list","data":']
     for first in range(0, len(vectors.found), VECTORS_PER_PIECE):
         items = [
-            # Bytes become base64.
+            # Bytes are encoded as base64.
             {"object": "embedding", "index": at, "embedding": one if is_base64 else numbers_of(one)}
             for at, one in enumerate(vectors.found[first : first + VECTORS_PER_PIECE], first)
         ]
@@ -214,7 +216,7 @@ async def _body(vectors: Vectors, fields: EmbeddingFields) -> list[bytes]:
 
 
 class Pieces(StreamBody):
-    """Writes an answer that is there, piece by piece."""
+    """Writes a complete response piece by piece."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._pieces = iter(pieces)
@@ -226,11 +228,12 @@ class Pieces(StreamBody):
 
 
 COHERE: Final = "/v2/rerank"
-"""Answers hold no documents here unless they are asked for; at Jina's path they do by default."""
+"""Cohere's path, where responses contain documents only on request; at Jina's they do by
+default."""
 
 
 async def rerank(services: Services) -> Response:
-    """Order documents by how near they are to a query."""
+    """Rank documents by similarity to a query."""
     fields = await read_fields(RerankRequest, services)
     _check_pairs(len(fields.documents), "documents", services)
     texts = fields.documents
@@ -262,14 +265,15 @@ async def rerank(services: Services) -> Response:
 
 
 async def score(services: Services) -> Response:
-    """Return how near texts are: one with each of several, or each with the other of its pair."""
+    """Score the similarity of one text to several others, or of each pair of texts."""
     fields = await read_fields(ScoreRequest, services)
     first, second = fields.text_1, fields.text_2
     count = max(len(first), len(second))
     _check_pairs(count, "text_1" if len(first) == count else "text_2", services)
     if len(first) not in (1, count) or len(second) not in (1, count):
         raise invalid_request(
-            f"has {len(second)} texts and text_1 {len(first)}; allowed: as many, or one", "text_2"
+            f"has {len(second)} texts and text_1 {len(first)}; allowed: equally many, or one",
+            "text_2",
         )
     names: dict[str, str] = {}
     for name, given in (("text_1", first), ("text_2", second)):
@@ -293,7 +297,7 @@ async def score(services: Services) -> Response:
 def _check_pairs(count: int, param: str, services: Services) -> None:
     most = services.config.embedding.max_documents
     if count > most:
-        raise invalid_request(f"has {count} texts; at most {most} are taken at once", param)
+        raise invalid_request(f"has {count} texts; at most {most} are allowed", param)
 
 
 async def _scores(
@@ -302,13 +306,13 @@ async def _scores(
     fields: ScoringFields,
     services: Services,
 ) -> tuple[list[float], int, ServedModel]:
-    """Return the cosine of each pair, how many tokens were computed, and the model.
+    """Return the cosine similarity of each pair, the number of tokens computed, and the model.
 
     Args:
-      pairs: of texts.
-      names: of the parameter that each of the texts came in first.
-      fields: what else is asked for.
-      services: what it works with.
+      pairs: pairs of texts.
+      names: by text, the parameter in which it occurred first.
+      fields: the request.
+      services: the server's parts.
     """
     texts = tuple(names)
     asked = EmbeddingFields.model_construct(

@@ -1,4 +1,4 @@
-"""What may be asked of embeddings, rankings and scores: names, types, ranges."""
+"""Request schemas of embeddings, reranking and scores."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from ..schemas import IGNORED, MAX_INT, Prompt, ServedName, ServiceFields, read_
 
 
 class EmbeddingFields(ServiceFields):
-    """POST /v1/embeddings."""
+    """The body of POST /v1/embeddings."""
 
     input: Annotated[
         tuple[Prompt, ...], BeforeValidator(read_prompts, json_schema_input_type=fields.Prompts)
-    ] = Field(description="A text or token ids, or a list of either; each gets a vector.")
+    ] = Field(description="A text or token ids, or a list of either; one embedding each.")
     model: ServedName = None
     encoding_format: Literal["float", "base64"] | None = Field(
-        default=None, description="Numbers (float, default), or little-endian fp32 as base64."
+        default=None,
+        description="float (default) for numbers, base64 for encoded little-endian fp32.",
     )
     dimensions: Annotated[int, Field(ge=1, le=MAX_INT)] | None = Field(
-        default=None, description="Keep so many numbers of each vector; default: all."
+        default=None, description="Number of dimensions to return; default: all."
     )
 
 
@@ -30,7 +31,7 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 class RankedDocument(TypedDict):
-    """A document as an object; what else it holds is not read."""
+    """A document as an object; other keys are ignored."""
 
     __pydantic_config__ = ConfigDict(extra="ignore")  # type: ignore[misc]
 
@@ -46,7 +47,7 @@ def _texts(value: object) -> object:
 
 
 class ScoringFields(ServiceFields):
-    """What both have in common."""
+    """Fields shared by reranking and scores."""
 
     ignored: ClassVar[frozenset[str]] = IGNORED | {"normalize", "embedding_type", "rank_fields"}
 
@@ -54,9 +55,9 @@ class ScoringFields(ServiceFields):
 
 
 class RerankRequest(ScoringFields):
-    """POST /v1/rerank, /v2/rerank and /rerank."""
+    """The body of POST /v1/rerank, /v2/rerank and /rerank."""
 
-    query: Text = Field(description="Text that the documents are compared with.")
+    query: Text = Field(description="Text to compare the documents with.")
     documents: Annotated[
         list[
             Annotated[
@@ -66,12 +67,12 @@ class RerankRequest(ScoringFields):
             ]
         ],
         Field(min_length=1, fail_fast=True),
-    ] = Field(description="Texts to order, or objects with text.")
+    ] = Field(description="Texts to rank, or objects with text.")
     top_n: Annotated[int, Field(ge=1, le=MAX_INT)] | None = Field(
-        default=None, description="Most documents in the answer, nearest first; default: all."
+        default=None, description="Maximum number of documents to return, best first; default: all."
     )
     return_documents: bool | None = Field(
-        default=None, description="Add the documents' texts; default: true, at /v2/rerank false."
+        default=None, description="Return the documents' texts; default: true, at /v2/rerank false."
     )
 
 
@@ -79,11 +80,11 @@ Texts = Annotated[list[Text], Field(min_length=1, fail_fast=True)]
 
 
 class ScoreRequest(ScoringFields):
-    """POST /v1/score and /score: one text with each of several, or pairs."""
+    """The body of POST /v1/score and /score: one text and several others, or pairs."""
 
     text_1: Annotated[Texts, BeforeValidator(_texts, json_schema_input_type=Text | Texts)] = Field(
         description="A text, or several to pair with those of text_2."
     )
     text_2: Annotated[Texts, BeforeValidator(_texts, json_schema_input_type=Text | Texts)] = Field(
-        description="Texts to compare with text_1, one by one or each in its pair."
+        description="Texts to compare with text_1, or with their counterparts in it."
     )

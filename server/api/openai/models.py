@@ -1,4 +1,4 @@
-"""The served models, and their tokenizers for clients that count."""
+"""Handlers that list the served models, and tokenize and detokenize text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def list_models(services: Services) -> Response:
-    """Return every model under each of its names."""
+    """List every model under each of its names."""
     cards = [
         _card(name, model, services) for model in services.models.listed for name in model.names
     ]
@@ -42,13 +42,11 @@ def show_model(services: Services, name: str) -> Response:
 
 
 async def tokenize(services: Services) -> Response:
-    """Return the ids of a prompt, or of messages as a chat would send them."""
+    """Tokenize a prompt, or messages as a chat would render them."""
     fields = await read_fields(TokenizeRequest, services)
     model = named_model(fields.model, services)
     if (fields.prompt is None) == (fields.messages is None):
-        raise invalid_request(
-            "the request has neither or both of prompt and messages; send one of them", "prompt"
-        )
+        raise invalid_request("the request must have either prompt or messages", "prompt")
     if fields.messages is not None:
         prompt = await model.text.render_chat(
             await turns(fields.messages),
@@ -70,13 +68,13 @@ async def tokenize(services: Services) -> Response:
 
 
 async def detokenize(services: Services) -> Response:
-    """Return the text of some ids."""
+    """Detokenize token ids."""
     fields = await read_fields(DetokenizeRequest, services)
     model = named_model(fields.model, services)
     most = model.fleet.max_model_len
     if len(fields.tokens) > most:
         raise invalid_request(
-            f"has more ids than the {most} of a context; send them in parts", "tokens"
+            f"has more ids than a context holds ({most}); send them in parts", "tokens"
         )
     check_ids(fields.tokens, model, "tokens")
     text = await model.text.decode(fields.tokens, skip_special_tokens=False, param="tokens")
@@ -84,8 +82,8 @@ async def detokenize(services: Services) -> Response:
 
 
 def _auto_card(services: Services) -> dict[str, Any]:
-    """Return the model that is another one for each request: as the widest of the tenant's ladder
-    is, in the state of the one that is nearest to an answer."""
+    """Return the listing of `auto`: the longest context of the tenant's ladder, and the state of
+    the model that is nearest to serving."""
     models = current_ladder(services)
     nearest = min(models, key=lambda model: list(NEAREST).index(model.state))
     return _card(AUTO, models[0], services) | {
@@ -98,7 +96,7 @@ def _auto_card(services: Services) -> dict[str, Any]:
 
 
 def _card(name: str, model: ServedModel, services: Services) -> dict[str, Any]:
-    """Return a model in the words of OpenAI's API and, from `type` on, in those of Anthropic's."""
+    """Return a model's fields in OpenAI's API and, from `type` on, in Anthropic's."""
     return {
         "id": name,
         "object": "model",

@@ -1,7 +1,7 @@
-"""POST /v1/responses and its input_tokens: a response is a chat in other words.
+"""POST /v1/responses and /v1/responses/input_tokens, mapped onto chats.
 
-Everything about it is decided where chats are; names are translated forth in requests and back in
-errors. What a response may go on from is in stored_responses.py.
+Parameter names are translated to those of a chat in requests, and back in errors. Continuing from
+stored responses is in stored_responses.py.
 """
 
 from __future__ import annotations
@@ -63,26 +63,24 @@ PARAMS: Final = {
     "tools.*.function": "tools.*",
 }
 OF_OWN_FORM: Final = frozenset({"stream", "stream_options", "tools", "tool_choice"})
-"""What a chat calls its parameters, and what they are called here."""
+"""Names of this API's parameters, by the names in a chat request."""
 
 
 async def plan_response(
     fields: ResponseFields, items: Sequence[InputItem], services: Services
 ) -> GenerationPlan:
-    """Return what is to be generated.
+    """Plan a response.
 
     Args:
-      fields: what was asked for.
-      items: that it is an answer to.
-      services: what it works with.
+      fields: the request.
+      items: the items that it answers.
+      services: the server's parts.
 
     Raises:
       RequestError: 400, 404, or 503 while the process shuts down.
     """
     if fields.top_logprobs and not fields.wants_logprobs:
-        raise invalid_request(
-            "needs message.output_text.logprobs among the values of include", "top_logprobs"
-        )
+        raise invalid_request("needs message.output_text.logprobs in include", "top_logprobs")
     with params_called(PARAMS):
         chat = await _as_chat(fields, items)
         plan = await plan_request(chat, services, partial(plan_chat, chat, services=services))
@@ -91,10 +89,10 @@ async def plan_response(
 
 
 async def prompt_of_response(fields: ResponseFields, services: Services) -> tuple[int, ...]:
-    """Return the prompt that a response would be made from.
+    """Return the prompt of a response.
 
     Raises:
-      RequestError: as `plan_response`.
+      RequestError: see `plan_response`.
     """
     earlier, own = await conversation_of(fields, services)
     with params_called(PARAMS):
@@ -103,11 +101,13 @@ async def prompt_of_response(fields: ResponseFields, services: Services) -> tupl
 
 
 async def _as_chat(fields: ResponseFields, items: Sequence[InputItem]) -> ChatRequest:
-    """Return what was asked for as a chat. All of it has been checked."""
+    """Return the validated request as a chat request."""
     system = [message("system", fields.instructions)] if fields.instructions else []
     turns = await turns_of(items)
     if not turns:
-        raise invalid_request("holds nothing but reasoning, which no prompt is made of", "messages")
+        raise invalid_request(
+            "contains only reasoning, which is not enough for a prompt", "messages"
+        )
     tools = [
         offered_function(tool.name, tool.description, tool.parameters, strict=tool.strict)
         for tool in fields.tools or ()
@@ -129,8 +129,8 @@ async def _as_chat(fields: ResponseFields, items: Sequence[InputItem]) -> ChatRe
 
 
 async def turns_of(items: Sequence[InputItem]) -> list[Message]:
-    """Return what was sent as the turns of a chat, where calls belong to the turn before them, and
-    reasoning to the turn behind it."""
+    """Return the items as chat messages. Calls are added to the turn before them, reasoning to the
+    turn after it."""
     turns: list[Message] = []
     reasoning: str | None = None
     for number, item in enumerate(items, 1):
@@ -155,14 +155,14 @@ async def turns_of(items: Sequence[InputItem]) -> list[Message]:
 
 
 def with_call(before: Message | None, call_id: str, name: str, arguments: str | None) -> Message:
-    """Return a turn of the assistant's with one call more."""
+    """Return the assistant's turn with another call."""
     call = earlier_call(call_id, name, arguments or "")
     calls = [*((before and before.tool_calls) or ()), call]
     return _said(before, before.content if before else None, calls)
 
 
 def _said(before: Message | None, content: str | None, calls: list[ToolCall] | None) -> Message:
-    """Return a turn of the assistant's, with the reasoning of what there was of it before."""
+    """Return an assistant's turn that keeps the earlier turn's reasoning."""
     reasoning = before.reasoning if before else None
     return Message.model_construct(
         role="assistant", content=content, tool_calls=calls, reasoning=reasoning
@@ -178,16 +178,16 @@ def _choice(
 
 
 def message(role: str, content: str) -> Message:
-    """Return a turn that needs no validation."""
-    # Pydantic's own construction takes four times as long: thousands of turns come at once.
+    """Return a message without validation."""
+    # Pydantic's constructor takes four times as long, and there may be thousands of turns.
     return Message(role=role, content=content)  # type: ignore[arg-type]
 
 
 async def create_response(services: Services) -> Response:
-    """Answer a conversation in the words of the Responses API."""
+    """Create a response."""
     fields = await read_fields(ResponseRequest, services)
     if fields.stream_options is not None and not fields.stream:
-        raise invalid_request("is for streams only; set stream to true", "stream_options")
+        raise invalid_request("is allowed only with stream: true", "stream_options")
     earlier, own = await conversation_of(fields, services)
     plan = await plan_response(fields, [*earlier, *own], services)
     live = current_scope()
@@ -196,7 +196,7 @@ async def create_response(services: Services) -> Response:
     head = response_head(f"resp_{live.request_id.hex()}", fields, request, plan.model.name)
     framing = sse_frame if fields.stream else message_frame
     events = ResponseEvents(head, fields, framing, plan.tool_form, plan.thinking)
-    if live.owner is None:  # lines of a batch are found in its file
+    if live.owner is None:  # responses of batch lines are in the output file
         keep_at_end(events, fields, own, services)
     if fields.stream:
         return await begin_stream([request], events, fields, plan.model, services)
@@ -205,14 +205,14 @@ async def create_response(services: Services) -> Response:
 
 
 async def count_input_tokens(services: Services) -> Response:
-    """Return how many tokens a conversation has as a prompt."""
+    """Return the number of prompt tokens of a conversation."""
     fields = await read_fields(InputTokensRequest, services)
     prompt_ids = await prompt_of_response(fields, services)
     return json_response({"object": "response.input_tokens", "input_tokens": len(prompt_ids)})
 
 
 def _whole(events: ResponseEvents, answers: Sequence[Answer]) -> bytes:
-    """Return what a stream would have ended with."""
+    """Return the response object that a stream would have ended with."""
     (answer,) = answers
     events.begin()
     events.event(0, Delta(answer.text, tuple(answer.token_ids), tuple(answer.logprobs)))

@@ -1,7 +1,7 @@
-"""Answers on a WebSocket: their events, the outbox that orders them, and answers that are resumed.
+"""Answers on a WebSocket: their events, their outbox, and resuming.
 
-With `resumable`, an answer outlives its connection: `response.resume` on another one continues
-behind the last event received. The position of an event is its `sequence_number`.
+With `resumable`, an answer outlives its connection: `response.resume` on another connection
+continues after the last event received. An event's position is its `sequence_number`.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 
 
 class WsOutbox:
-    """The outgoing side of one WebSocket.
+    """Orders and buffers the outgoing messages of one WebSocket.
 
     Args:
-      max_bytes: what may wait before others have to.
-      connection: of the client.
+      max_bytes: buffer size above which senders wait.
+      connection: the client's connection.
     """
 
     def __init__(self, max_bytes: int, connection: ClientConnection) -> None:
@@ -58,12 +58,13 @@ class WsOutbox:
         self._changed = trio.Event()
 
     def try_send(self, message: bytes) -> bool:
-        """Send at once, if nothing waits and that needs no waiting; return whether it was done."""
+        """Send a message at once if the buffer is empty and the socket is writable; return whether
+        it was sent."""
         is_idle = not (self._messages or self._is_writing or self._is_closed)
         return is_idle and self._connection.channel.try_send(message)
 
     def put_nowait(self, message: bytes) -> bool:
-        """Add a message if there is room; return whether there was."""
+        """Add a message if there is room; return whether it was added."""
         if self._is_closed or self._num_bytes >= self._max_bytes:
             return False
         self._messages.append(message)
@@ -75,7 +76,7 @@ class WsOutbox:
         """Add a message as soon as there is room.
 
         Raises:
-          trio.ClosedResourceError: nothing more is taken.
+          trio.ClosedResourceError: the outbox is closed.
         """
         await trio.lowlevel.checkpoint()
         while not self.put_nowait(message):
@@ -84,12 +85,12 @@ class WsOutbox:
             await self._changed.wait()
 
     def close(self) -> None:
-        """Take nothing more; what is here is still written."""
+        """Accept no more messages; buffered ones are still written."""
         self._is_closed = True
         self._change()
 
     async def write(self, send: Callable[[str], Awaitable[None]]) -> None:
-        """Write what comes until `close`, and then what is left."""
+        """Write messages until `close`, and then the rest of the buffer."""
         while self._messages or not self._is_closed:
             if not self._messages:
                 await self._changed.wait()
@@ -112,25 +113,25 @@ POSITION: Final = "sequence_number"
 
 
 def response_name(response_id: str) -> Name:
-    """Return what the running task's tenant finds a response by: another one has no such response.
+    """Return the key of a response for the running task's tenant; other tenants cannot find it.
 
-    An id has 128 random bits, so that where there are no tenants, to know it is to own it.
+    Without tenants, the id's 128 random bits are the only protection.
     """
     tenant = current_tenant().name
     return Name(tenant, f"responses {tenant}".encode(), response_id)
 
 
 def _remember(store: ResponseStore, serializer: Serializer) -> None:
-    """Let a connection go on from a response, if that has come to a good end."""
+    """Store a response for continuation on its connection if it ended without an error."""
     if isinstance(serializer, ResponseEvents) and not serializer.have_failed:
         remember(store, keeper_here(), serializer)
 
 
 async def relay_frames(reader: ResumingReader, outbox: WsOutbox) -> None:
-    """Send all events, from the reader's position to the end.
+    """Send all events from the reader's position to the end.
 
     Raises:
-      RequestError: 410, it fell too far behind.
+      RequestError: 410, the reader fell too far behind.
     """
     while not reader.is_done:
         if reader.is_lost:
@@ -144,19 +145,19 @@ async def relay_frames(reader: ResumingReader, outbox: WsOutbox) -> None:
 
 
 class ResumedAnswer:
-    """One answer that another connection began.
+    """An answer that was started on another connection.
 
     Args:
-      resume: which, and from where.
-      services: where it is kept.
-      responses: of this connection.
-      connection: of the client.
+      resume: the answer's id and the position.
+      services: hold the answer.
+      responses: the responses of this connection.
+      connection: the client's connection.
 
     Attributes:
-      id: by which the client knows it.
+      id: the response id.
 
     Raises:
-      RequestError: 404, it is not there.
+      RequestError: 404, it does not exist.
     """
 
     def __init__(
@@ -175,21 +176,21 @@ class ResumedAnswer:
         if answer is None:
             raise http_error(
                 404,
-                f"there is no resumable response {echo(resume.response_id)}, or not any more",
+                f"there is no resumable response {echo(resume.response_id)}, or it has expired",
                 "response_id",
             )
         self._answer: ResumableAnswer = answer
         self._position = 0 if resume.sequence_number is None else resume.sequence_number + 1
 
     def cancel(self) -> None:
-        """End it, as the client wishes. Idempotent."""
+        """Cancel the answer for the client. Idempotent."""
         self._answer.stop()
 
     async def run(self, outbox: WsOutbox) -> None:
         """Send every event from the position on.
 
         Raises:
-          RequestError: 400 or 410, that position is not there.
+          RequestError: 400 or 410, the position is not available.
         """
         with RequestScope(self._connection) as live, params_called({LAST_EVENT_ID: POSITION}):
             reader = self._services.kept.join(self._answer, self._position)
@@ -205,16 +206,16 @@ class ResponseAnswer:
     """One answer.
 
     Args:
-      create: what was asked for.
-      services: what it works with.
-      responses: of this connection, which it may go on from, and where it is remembered.
-      client_request_id: what the client called the connection.
-      connection: of the client.
-      hold: of the room that its message takes, until it is queued.
+      create: the request.
+      services: the server's parts.
+      responses: the responses of this connection, which it may continue from and is stored in.
+      client_request_id: the client's id of the connection.
+      connection: the client's connection.
+      hold: the room reserved for its message until it is queued.
 
     Attributes:
-      id: by which the client knows it.
-      hold: the same.
+      id: the response id.
+      hold: see Args.
     """
 
     def __init__(
@@ -245,7 +246,7 @@ class ResponseAnswer:
         return self._create.stream_id
 
     def cancel(self) -> None:
-        """End it, as the client wishes. Idempotent."""
+        """Cancel the answer for the client. Idempotent."""
         self._is_cancelled = True
         if self._stream is not None and self._events is not None:
             self._events.is_stopped = True
@@ -254,10 +255,10 @@ class ResponseAnswer:
             self._resumable.stop()
 
     async def run(self, outbox: WsOutbox) -> None:
-        """Generate, and send every event.
+        """Generate the answer and send every event.
 
         Raises:
-          RequestError: nothing was begun.
+          RequestError: it was refused before it started.
         """
         with RequestScope(self._connection) as live:
             live.entry.hold = self.hold
@@ -297,7 +298,7 @@ class ResponseAnswer:
         live: RequestScope,
         outbox: WsOutbox,
     ) -> None:
-        """Send what is generated, which ends with this connection."""
+        """Send an answer that ends with this connection."""
         stream = await begin([request], model, self._services, live)
         self._events, self._stream = events, stream
         if self._is_cancelled:
@@ -325,7 +326,7 @@ class ResponseAnswer:
         live: RequestScope,
         outbox: WsOutbox,
     ) -> None:
-        """The same, but what is generated stays when this connection goes."""
+        """Send an answer that continues if this connection ends."""
         kept, config = self._services.kept, self._services.config.resume
         answer = self._resumable = ResumableAnswer(events, b"", config, model.name)
         with await reserved([request], model, self._services), params_called({KEY: RESUMABLE}):

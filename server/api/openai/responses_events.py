@@ -1,7 +1,7 @@
-"""The object of a response as it grows, and the events that show it.
+"""Builds a response object and its stream events as an answer is generated.
 
-An answer is one message with one part of text; where the model reasons or calls tools, reasoning
-and calls are items too. What only warms the prefix cache has none.
+An answer is one message with one text part. With reasoning or tools, reasoning and calls are
+additional items. A request that only warms the prefix cache has no items.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TOO_MANY: Final = 429
 
 
 def response_usage(usage: Usage) -> dict[str, Any]:
-    """Return token counts in the words of this API."""
+    """Return token counts in this API's format."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
@@ -53,7 +53,7 @@ def response_usage(usage: Usage) -> dict[str, Any]:
 
 
 def response_error(error: RequestError) -> dict[str, Any]:
-    """Return the value of `error`. `code` is out of the API's closed list; `type` is our own."""
+    """Return the value of `error`. `code` is from the API's closed list; `type` is ours."""
     code = "server_error"
     if error.status < 500:
         code = "rate_limit_exceeded" if error.status == TOO_MANY else "invalid_prompt"
@@ -62,18 +62,18 @@ def response_error(error: RequestError) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class MessageItem:
-    """Text of an answer."""
+    """The text of an answer."""
 
     EVENT: ClassVar[str] = "response.output_text"
 
     item_id: str
     text: str = ""
-    # As text, a fifth of what the same would take as objects: the end of the answer repeats it
-    # all, and until then a client that reads slowly has it kept here.
+    # JSON text, a fifth of the size of objects. The end of the answer repeats all of it, so it is
+    # kept in memory until a slow client has read it.
     logprobs: bytearray = field(default_factory=bytearray)
 
     def shown(self, status: str) -> dict[str, Any]:
-        """Return the item; it has its part only once it has ended."""
+        """Return the item; its content is included once it has ended."""
         return {
             "id": self.item_id,
             "type": "message",
@@ -83,17 +83,17 @@ class MessageItem:
         }
 
     def part(self) -> dict[str, Any] | None:
-        """Return the text as far as it is known."""
+        """Return the text generated so far."""
         return {"type": "output_text", "annotations": [], **self.whole()}
 
     def whole(self) -> dict[str, Any]:
-        """Return what its deltas come to."""
+        """Return the content of the final events."""
         return {"text": self.text, "logprobs": msgspec.Raw(b"[" + self.logprobs + b"]")}
 
 
 @dataclass(slots=True)
 class CallItem:
-    """A call of a tool."""
+    """A tool call."""
 
     EVENT: ClassVar[str] = "response.function_call_arguments"
 
@@ -113,17 +113,17 @@ class CallItem:
         }
 
     def part(self) -> dict[str, Any] | None:
-        """Return nothing: it has no parts."""
+        """Return None: calls have no parts."""
         return None
 
     def whole(self) -> dict[str, Any]:
-        """Return what its deltas come to."""
+        """Return the content of the final events."""
         return {"name": self.name, "arguments": self.arguments}
 
 
 @dataclass(slots=True)
 class ReasoningItem:
-    """What the model thought before it answered, or between two calls."""
+    """The model's reasoning before its answer, or between two calls."""
 
     EVENT: ClassVar[str] = "response.reasoning_text"
 
@@ -131,7 +131,7 @@ class ReasoningItem:
     text: str = ""
 
     def shown(self, status: str) -> dict[str, Any]:
-        """Return the item; it has its part only once it has ended."""
+        """Return the item; its content is included once it has ended."""
         return {
             "id": self.item_id,
             "type": "reasoning",
@@ -142,11 +142,11 @@ class ReasoningItem:
         }
 
     def part(self) -> dict[str, Any] | None:
-        """Return the text as far as it is known."""
+        """Return the text generated so far."""
         return {"type": "reasoning_text", **self.whole()}
 
     def whole(self) -> dict[str, Any]:
-        """Return what its deltas come to."""
+        """Return the content of the final events."""
         return {"text": self.text}
 
 
@@ -160,9 +160,9 @@ def response_head(
 
     Args:
       response_id: `resp_` and hex.
-      fields: what was asked for.
-      request: what is generated for it.
-      model_name: of what generates it.
+      fields: the request.
+      request: its generation request.
+      model_name: name of the model.
     """
     choice = fields.tool_choice
     return {
@@ -204,7 +204,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def message_frame(kind: bytes, event: bytes) -> bytes:
-    """Return an event as a message on a WebSocket."""
+    """Return an event as a WebSocket message."""
     return event
 
 
@@ -214,7 +214,7 @@ def sse_frame(kind: bytes, event: bytes) -> bytes:
 
 
 def error_frame(error: RequestError, stream_id: str | None = None) -> bytes:
-    """Return the event for a message that began no answer."""
+    """Return the error event for a message that started no answer."""
     event = {"type": "error", "status": error.status, "error": error_object(error)}
     if stream_id is not None:
         event["stream_id"] = stream_id
@@ -222,12 +222,12 @@ def error_frame(error: RequestError, stream_id: str | None = None) -> bytes:
 
 
 def notice_frame(finish_within_s: float) -> bytes:
-    """Return the event that says that this process leaves: answers under way go on, the next
-    question needs another connection."""
+    """Return the event that announces the shutdown of this process: running answers may finish, and
+    new requests need another connection."""
     event = {
         "type": "notice",
         "code": "draining",
-        "message": "this server leaves: answers under way may finish; connect again for the next",
+        "message": "this server is shutting down: reconnect for new requests",
         "finish_within_s": finish_within_s,
     }
     return _encode(event)
@@ -238,18 +238,18 @@ class ResponseEvents(Serializer):
 
     Args:
       head: the response before its end.
-      fields: what was asked for.
-      framing: how events travel: the frame of an event's type, and all of it as JSON.
-      tool_form: how calls of tools in the answer are written; None if there are none.
-      thinking: how reasoning in the answer is written; None if there is none.
+      fields: the request.
+      framing: returns the frame of an event from its type and JSON.
+      tool_form: the format of tool calls in the text; None without tools.
+      thinking: the format of reasoning in the text; None without reasoning.
       stream_id: the lane that each event names; None for none.
 
     Attributes:
-      response: as it is at the end; its head before.
-      items: of the answer so far.
-      have_failed: the end was a bad one.
-      own_items: of the request.
-      on_end: called once it has ended, before its client is told.
+      response: the final response; its head before the end.
+      items: the items so far.
+      have_failed: whether the answer failed.
+      own_items: the items of the request.
+      on_end: called at the end, before the client is notified.
     """
 
     def __init__(
@@ -269,16 +269,16 @@ class ResponseEvents(Serializer):
         self._hex = head["id"].removeprefix("resp_")
         self._shows_output = not fields.only_warms
         self._wants_logprobs = fields.wants_logprobs
-        self._is_message = tool_form is None and thinking is None  # whatever it says
+        self._is_message = tool_form is None and thinking is None  # all text is one message
         self._reader = reader_of(tool_form, thinking)
-        self._open: Item | None = None  # the last one
+        self._open: Item | None = None  # the last item
         self._framing = framing
         self._sequence = 0
         self._lane = {} if stream_id is None else {"stream_id": stream_id}
         self._delta_form = (b"", b"", b"")
 
     def begin(self) -> list[bytes]:
-        """Return what comes before the answer."""
+        """Return the events before the answer."""
         frames = [
             self._event("response.created", response=self.response),
             self._event("response.in_progress", response=self.response),
@@ -288,7 +288,7 @@ class ResponseEvents(Serializer):
         return frames
 
     def event(self, index: int, event: Event) -> list[bytes]:
-        """Return what something that happened looks like; the last of it ends the answer."""
+        """Return the frames of an event; the last one ends the answer."""
         del index  # there is one choice
         match event:
             case Delta():
@@ -298,7 +298,7 @@ class ResponseEvents(Serializer):
                 left = [frame for piece in pieces for frame in self._piece(piece)]
                 return left + self._finish(event)
             case Failed() if self.is_stopped:
-                # What was said so far stands.
+                # Text generated so far stays valid.
                 return self._end("cancelled", event.usage, last="incomplete")
             case Failed():
                 self.have_failed = True
@@ -310,7 +310,7 @@ class ResponseEvents(Serializer):
                 return [self._last("response.failed")]
 
     def _delta(self, delta: Delta) -> list[bytes]:
-        """Return what new text looks like; nothing for part of a character."""
+        """Return the frames of new text; empty for an incomplete character."""
         if not self._shows_output or not (delta.text or delta.logprobs):
             return []
         scored = b""
@@ -359,7 +359,7 @@ class ResponseEvents(Serializer):
     def _open_message(self) -> list[bytes]:
         place = f"_{len(self.items)}" if self.items else ""
         frames = self._open_item(MessageItem(f"msg_{self._hex}{place}"))
-        # Most events are deltas, which differ in little: what is around that is encoded once.
+        # Most events are deltas that differ only in their text, so the rest is encoded once.
         self._delta_form = (
             b'{"type":"%b","sequence_number":' % DELTA,
             b',%b,"delta":' % _encode(self._place)[1:-1],
@@ -378,7 +378,7 @@ class ResponseEvents(Serializer):
         return frames
 
     def _close_item(self, status: str) -> list[bytes]:
-        """Close what is open, from the inside out."""
+        """Close the open item and its parts, innermost first."""
         item, place = self._open, self._place
         if item is None:
             return []
@@ -399,7 +399,7 @@ class ResponseEvents(Serializer):
         return {"item_id": self._open.item_id, "output_index": len(self.items) - 1, **index}
 
     def _finish(self, end: Finished) -> list[bytes]:
-        """Return the good end; a call that a stop token cut is incomplete."""
+        """Return the frames of a normal end; a call cut by a stop token is incomplete."""
         if not self._shows_output:
             return self._end("completed", replace(end.usage, completion_tokens=0))
         if end.reason is FinishReason.STOP:
@@ -409,7 +409,7 @@ class ResponseEvents(Serializer):
         return self._end("incomplete", end.usage, last="incomplete")
 
     def _end(self, status: str, usage: Usage, last: str = "completed") -> list[bytes]:
-        """Return the end, with the status of the whole and of the last item."""
+        """Return the final frames, with the status of the response and of the last item."""
         frames = self._close_item(last)
         output = [item.shown("completed") for item in self.items]
         output[-1:] = [item.shown(last) for item in self.items[-1:]]

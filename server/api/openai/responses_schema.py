@@ -1,4 +1,4 @@
-"""What may be asked of the Responses API, over HTTP and on a WebSocket: names, types, ranges."""
+"""Request schemas of the Responses API, over HTTP and WebSocket."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ from ..schemas import (
 
 LANE: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 SKIPPED_TOOLS: Final = ("namespace", "web_search")
-"""Agents offer them with every request, and go on without them."""
+"""Tool types that agents send with every request and can work without."""
 INCLUDE_LOGPROBS: Final = "message.output_text.logprobs"
 
 
 def _messages(value: object) -> object:
-    """Return the short form, a string, as the one message that it means."""
+    """Convert the short form, a string, to a list with one message."""
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
 def _known_item(value: object) -> object:
     if isinstance(value, str) and value not in _NEEDED:
         raise PydanticCustomError(
-            "unsupported", f"an item of type {echo(value)} (send what it says as a message)"
+            "unsupported", f"an item of type {echo(value)} (send its content as a message)"
         )
     return value
 
@@ -65,11 +65,11 @@ _NEEDED: Final = {
     "reasoning": (),
     "item_reference": ("id",),
 }
-"""What an item of each type has to hold."""
+"""Required fields, by item type."""
 
 
 def _item_content(value: object, info: ValidationInfo) -> object:
-    """Return the text of an item's content; reasoning has parts of its own kind."""
+    """Return the text of an item's content; reasoning has its own kind of parts."""
     if info.data.get("type") != "reasoning" or not isinstance(value, list):
         return joined_text(value)
     parts = [part for part in value if isinstance(part, dict)]
@@ -85,8 +85,8 @@ Text = Annotated[
 
 
 class InputItem(StrictModel):
-    """A turn, a call of a tool or what came of one: as a client writes it, or as it was given; or
-    the id of one that is stored."""
+    """A message, tool call or tool result, as written by a client or returned by the API; or the id
+    of a stored item."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -101,7 +101,7 @@ class InputItem(StrictModel):
         BeforeValidator(_item_content, json_schema_input_type=fields.Content | None),
     ] = None
     call_id: str | None = None
-    # As the model wrote it, who may have made it up.
+    # The model may have made the name up, so it is not validated.
     name: str | None = None
     arguments: str | None = None
     output: Text = None
@@ -115,7 +115,7 @@ class InputItem(StrictModel):
 
 
 class ReasoningConfig(StrictModel):
-    """How much to reason. Reasoning is shown as it is, so there are no summaries."""
+    """How much to reason. Reasoning is shown in full, so there are no summaries."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -133,14 +133,14 @@ class FunctionTool(StrictModel):
 
 
 class FunctionChoice(StrictModel):
-    """The one function that has to be called."""
+    """The function that the model must call."""
 
     type: Annotated[Literal["function"], BeforeValidator(_own_tool)]
     name: ToolName
 
 
 class TextFormat(StrictModel):
-    """What the text has to be."""
+    """The required format of the text."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -149,7 +149,7 @@ class TextFormat(StrictModel):
     strict: bool | None = None
 
     def of_chat(self) -> ResponseFormat:
-        """Return the same in the words of a chat.
+        """Return the same format as a chat request's field.
 
         Raises:
           RequestError: part of it is missing.
@@ -166,7 +166,7 @@ class TextFormat(StrictModel):
 
 
 class TextConfig(StrictModel):
-    """How the text is to be written. How verbose it should be is a hint."""
+    """Text settings. `verbosity` is a hint."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -174,7 +174,7 @@ class TextConfig(StrictModel):
 
 
 class CacheOptions(StrictModel):
-    """What is asked of the prefix cache."""
+    """Prefix cache settings."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -182,52 +182,52 @@ class CacheOptions(StrictModel):
 
 
 class FunctionFields(StrictModel):
-    """Tools, and how they are to be used."""
+    """Tools and how the model may use them."""
 
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = Field(
         default=None, description="Functions that the model may call; default: none."
     )
     tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = Field(
-        default=None, description="Whether a function is called, or which one; default: auto."
+        default=None,
+        description="Whether the model must call a function, or which one; default: auto.",
     )
     parallel_tool_calls: bool | None = Field(
-        default=None, description="Allow several calls in one answer; default: true."
+        default=None, description="Allow several tool calls in one answer; default: true."
     )
 
 
-# Of a million wrong items only the first makes an error: all would take seconds of one core.
+# Report only the first of up to a million invalid items; all of them would take seconds.
 Items = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
 class ResponseFields(SamplingFields, FunctionFields, CacheFields, ServiceFields):
-    """What an answer is made from."""
+    """Fields that determine an answer."""
 
     skipped_tools: ClassVar[tuple[str, ...]] = SKIPPED_TOOLS
     ignored: ClassVar[frozenset[str]] = IGNORED | {"access_programs", "image"}
     unsupported: ClassVar[dict[str, tuple[str, tuple[Any, ...]]]] = {
         **UNSUPPORTED,
         "prompt": ("a stored prompt (send its text as instructions or input)", ()),
-        "conversation": ("a stored conversation (go on with previous_response_id instead)", ()),
+        "conversation": ("a stored conversation (use previous_response_id instead)", ()),
     }
 
     model: ServedName = None
     input: Annotated[Items, BeforeValidator(_messages, json_schema_input_type=str | Items)] = Field(
         description="The conversation: a text, or items, oldest first."
     )
-    instructions: str | None = Field(
-        default=None, description="System text in front of the conversation; default: none."
-    )
+    instructions: str | None = Field(default=None, description="System prompt; default: none.")
     max_output_tokens: Annotated[int, Field(ge=1, le=MAX_INT)] | None = Field(
         default=None,
-        description="Longest answer with its reasoning, in tokens; default: what fits.",
+        description="Maximum number of output tokens, including reasoning; default: what fits.",
     )
     previous_response_id: str | None = Field(
-        default=None, description="Response to go on from, of this WebSocket or a stored one."
+        default=None, description="Id of the response to continue: of this WebSocket, or stored."
     )
     store: bool | None = Field(
-        default=None, description="Keep the response; default: where the server keeps any."
+        default=None,
+        description="Store the response; default: true if the server stores responses.",
     )
-    # All but the first speak of items that never occur here.
+    # All but the first refer to items that never occur here.
     include: (
         Annotated[
             list[
@@ -247,69 +247,70 @@ class ResponseFields(SamplingFields, FunctionFields, CacheFields, ServiceFields)
         | None
     ) = Field(
         default=None,
-        description="What to add; message.output_text.logprobs adds log probabilities.",
+        description="Additional output; message.output_text.logprobs adds log probabilities.",
     )
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = Field(
         default=None,
-        description="Likeliest tokens to list at each place; needs include; default: 0.",
+        description="Number of most likely tokens to list per token; needs include; default: 0.",
     )
     text: TextConfig | None = Field(
-        default=None, description="Form of the answer, as format: text (default) or JSON."
+        default=None, description="Output format, in format: text (default) or JSON."
     )
     metadata: fields.Metadata | None = Field(
-        default=None, description="Pairs of texts that come back with the response; default: none."
+        default=None,
+        description="Keys and values that are returned with the response; default: none.",
     )
     chat_template_kwargs: TemplateKwargs = None
     reasoning: ReasoningConfig | None = Field(
-        default=None, description="How much to reason, as effort; default: the template's."
+        default=None, description="Reasoning effort, in effort; default: the template's."
     )
     thinking_token_budget: ThinkingBudget = None
     prompt_cache_options: CacheOptions | None = Field(
-        default=None, description="With prewarm, only fill the prompt cache; default: answer."
+        default=None, description="With prewarm, only fill the prefix cache; default: answer."
     )
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether tokens are to be listed with what the model thought of them."""
+        """Whether to list tokens with their log probabilities."""
         return INCLUDE_LOGPROBS in (self.include or ())
 
     @property
     def text_format(self) -> TextFormat:
-        """What the text has to be."""
+        """The required format of the text."""
         given = None if self.text is None else self.text.format
         return given or TextFormat(type="text")
 
     @property
     def only_warms(self) -> bool:
-        """Whether the prompt's KV is all that is asked for."""
+        """Whether the request only computes the prompt's KV."""
         options = self.prompt_cache_options
         return options is not None and bool(options.prewarm)
 
 
 class ResponseStreamOptions(StrictModel):
-    """How a stream is written. Its events carry no random padding."""
+    """Stream settings. Events have no random padding."""
 
     include_obfuscation: Literal[False] | None = None
 
 
 class ResponseRequest(ResponseFields):
-    """POST /v1/responses."""
+    """The body of POST /v1/responses."""
 
     stream: Stream = None
     stream_options: ResponseStreamOptions | None = Field(
-        default=None, description="What a stream holds; there is no padding to turn on."
+        default=None, description="Stream options; padding is never sent."
     )
 
 
 class InputTokensRequest(ResponseFields):
-    """POST /v1/responses/input_tokens: how long a prompt is. What else an answer would be made from
-    changes nothing, and may be here."""
+    """The body of POST /v1/responses/input_tokens. Fields that do not affect the prompt are
+    accepted without effect."""
 
     ignored: ClassVar[frozenset[str]] = ResponseFields.ignored | {"personality"}
 
 
 class ResponseCreate(ResponseFields):
-    """`response.create` on a WebSocket: begin an answer."""
+    """`response.create` on a WebSocket: start an answer."""
 
     stream: Literal[True] | None = None
     resumable: bool | None = None
@@ -318,12 +319,12 @@ class ResponseCreate(ResponseFields):
 
     @property
     def only_warms(self) -> bool:
-        """Whether the prompt's KV is all that is asked for."""
+        """Whether the request only computes the prompt's KV."""
         return self.generate is False or super().only_warms
 
 
 class ResponseResume(StrictModel):
-    """`response.resume`: go on with an answer whose connection was cut."""
+    """`response.resume`: continue an answer whose connection was cut."""
 
     response_id: Annotated[str, Field(max_length=64)]
     sequence_number: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
@@ -331,7 +332,7 @@ class ResponseResume(StrictModel):
 
 
 class ResponseCancel(StrictModel):
-    """`response.cancel`: end an answer, or all answers of a lane."""
+    """`response.cancel`: cancel an answer, or all answers of a lane."""
 
     response_id: str | None = None
     stream_id: str | None = None
@@ -340,5 +341,6 @@ class ResponseCancel(StrictModel):
 
 @job
 def stored_items(own_input: bytes, response: bytes) -> list[dict[str, Any]]:
-    """Return the input and the output of a stored response, as they are listed."""
+    """Return the input and output items of a stored response, in the form in which they are
+    listed."""
     return [*msgspec.json.decode(own_input), *msgspec.json.decode(response)["output"]]

@@ -1,9 +1,9 @@
 """WebSocket /v1/responses: several answers on one connection.
 
-Messages of one lane (`stream_id`) are answered one after the other, lanes side by side. Three kinds
-of task, so that none can hold up another: one that always receives and never sends (a client that
-floods or leaves is noticed at once), one that only sends, and one per lane that reads its
-generation. A lane waits for room in the outbox, and its tokens' credit waits with it.
+Messages of one lane (`stream_id`) are answered in order, lanes concurrently. Three kinds of task
+cannot block one another: one only receives, so that a client that floods or leaves is noticed at
+once; one only sends; and one per lane reads its generation. A lane waits for room in the outbox,
+and gives no credit for more tokens meanwhile.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ CREATE: Final = "response.create"
 RESUME: Final = "response.resume"
 CANCEL: Final = "response.cancel"
 CONTROLS: Final = frozenset({RESUME, CANCEL})
-"""Messages that ask for nothing new: a tenant without anything left may send them."""
+"""Messages that start nothing new, so a tenant without quota may send them."""
 ASK_FIRST_BYTES: Final = 4 * KIB
-"""Longer messages are refused before they are parsed if their tenant has nothing left; shorter ones
-when their turn comes, by when it may have something again."""
+"""If a tenant has no quota left, longer messages are refused before they are parsed. Shorter ones
+are refused in their turn, when it may have quota again."""
 GOING_AWAY: Final = 1001
 POLICY_VIOLATION: Final = 1008
 
 
 async def responses_socket(services: Services) -> None:
-    """Serve one socket until it ends."""
+    """Serve one WebSocket until it closes."""
     socket: Websocket = websocket._get_current_object()  # type: ignore[attr-defined]
     has_spoken = SUBPROTOCOL in socket.requested_subprotocols
     await socket.accept(
@@ -69,8 +69,8 @@ class ResponsesSession:
     """One connection.
 
     Args:
-      socket: accepted.
-      services: what answers work with.
+      socket: the accepted WebSocket.
+      services: the server's parts.
     """
 
     def __init__(self, socket: Websocket, services: Services) -> None:
@@ -87,10 +87,10 @@ class ResponsesSession:
         self._close_code = POLICY_VIOLATION
 
     async def run(self) -> int:
-        """Serve until the client misbehaves or this process shuts down.
+        """Serve until the client violates the protocol or this process shuts down.
 
         Returns:
-          The code to close the socket with. A client that leaves cancels this call.
+          The close code of the socket. A client that leaves cancels this call.
         """
         try:
             async with trio.open_nursery() as nursery:
@@ -111,11 +111,11 @@ class ResponsesSession:
             if not self._messages.take(trio.current_time()):
                 return
             if not await self._take(message, nursery):
-                # It does not read what we say to its nonsense, or we are leaving anyway.
+                # The client does not read error messages, or this process is shutting down.
                 return
 
     async def _take(self, message: str | bytes | None, nursery: trio.Nursery) -> bool:
-        """Handle a message; return whether the client is to be heard any further."""
+        """Handle a message; return whether to read further messages."""
         services, peeked = self._services, _Peeked()
         hold = services.bodies.hold(current_line())
         has_cost = is_kept = False
@@ -143,7 +143,7 @@ class ResponsesSession:
         return True
 
     def _handle(self, body: dict[str, Any], hold: BodyHold, nursery: trio.Nursery) -> bool:
-        """Do what a message says; return whether it waits for its answer, and keeps its room."""
+        """Handle a parsed message; return whether it waits for its answer and keeps its room."""
         kind = body.pop("type", None)
         if kind == CREATE:
             self._services.metrics.http.request("WS response.create")
@@ -156,7 +156,7 @@ class ResponsesSession:
         elif kind == "response.steer":
             raise unsupported("type", "steering an answer")
         else:
-            raise http_error(400, f"{echo(kind)} is no message of this endpoint", "type")
+            raise http_error(400, f"{echo(kind)} is not a message type of this endpoint", "type")
         return False
 
     def _create(self, create: ResponseCreate, hold: BodyHold, nursery: trio.Nursery) -> None:
@@ -181,7 +181,7 @@ class ResponsesSession:
     def _check_bound(self) -> None:
         if sum(len(answers) for answers in self._lanes.values()) >= self._bound:
             raise RequestError(
-                f"at most {self._bound} answers may be under way or wait on one connection",
+                f"at most {self._bound} answers may run or wait on one connection",
                 status=429,
                 code="websocket_stream_limit_reached",
             )
@@ -200,7 +200,7 @@ class ResponsesSession:
         return config.ws_max_streams + config.ws_max_queued
 
     def _cancel(self, cancel: ResponseCancel) -> None:
-        """End answers; one that is over already is no error, the two messages crossed."""
+        """Cancel answers. One that has already ended is not an error: the messages crossed."""
         if cancel.response_id is None:
             chosen = list(self._lanes.get(cancel.stream_id, ()))
         else:
@@ -249,12 +249,12 @@ class ResponsesSession:
             self._lane_ended = trio.Event()
             await self._lane_ended.wait()
         self._close_code = GOING_AWAY
-        # The writer sends what is left and ends.
+        # The writer sends the rest and ends.
         self._outbox.close()
 
 
 class _Peeked(msgspec.Struct):
-    """What is looked at before a message is parsed: its type, and the lane of an error."""
+    """Fields read before a message is parsed: its type, and the lane for errors."""
 
     type: str = ""
     stream_id: str | None = None
@@ -270,7 +270,7 @@ def _text_of(message: str | bytes | None) -> bytes:
 
 
 def _peek(text: bytes) -> _Peeked:
-    """Return what a message says of itself; nothing if it is wrong, which its parser will say."""
+    """Return a message's type and lane; empty if it is invalid, which its parser will report."""
     try:
         peeked = _PEEK.decode(text)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -289,7 +289,7 @@ def _lane(body: dict[str, Any]) -> str | None:
     stream_id = body.get("stream_id")
     if stream_id is not None and not (isinstance(stream_id, str) and LANE.fullmatch(stream_id)):
         raise invalid_request(
-            f"{echo(stream_id)} is no stream_id: up to 64 letters, digits, dots, - and _",
+            f"{echo(stream_id)} is not a stream_id: use 1 to 64 letters, digits, dots, - and _",
             "stream_id",
             "invalid_stream_id",
         )

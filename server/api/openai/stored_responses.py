@@ -1,7 +1,7 @@
-"""Responses that a client goes on from by an id: of one WebSocket, or of the whole server.
+"""Stored responses, which clients continue by id: those of one WebSocket, or of the whole server.
 
-A stored response has the items of its own request and of its answer, and names the response that it
-goes on from. The id of an item holds that of its response, so items need no index of their own.
+A stored response holds the items of its request and answer, and the id of the response that it
+continues. An item's id contains its response's id, so items need no index.
 """
 
 from __future__ import annotations
@@ -36,20 +36,19 @@ if TYPE_CHECKING:
 PREVIOUS: Final = "previous_response_id"
 _ITEM_ID: Final = re.compile(r"\A[a-z]+_([0-9a-f]{32})(?:_[0-9]+)?\Z")
 NOT_STORED: Final = (
-    "responses are not stored here, beyond one WebSocket; start the server with "
-    "--responses-ttl 3600"
+    "this server stores no responses beyond one WebSocket; start it with --responses-ttl 3600"
 )
 _PARTS: Final = {"assistant": "output_text", None: "reasoning_text"}
-"""Of what an item's text is, by the role; reasoning has none."""
+"""The type of an item's text part, by role; reasoning has no role."""
 
 
 class StoredResponse(msgspec.Struct, array_like=True):
-    """One response.
+    """A stored response.
 
     Attributes:
-      previous: id of the one that it goes on from.
-      input: the items of its own request, as JSON.
-      response: as it is at its end, as JSON.
+      previous: id of the response that it continues.
+      input: the items of its request, as JSON.
+      response: the final response, as JSON.
     """
 
     previous: str | None
@@ -58,13 +57,13 @@ class StoredResponse(msgspec.Struct, array_like=True):
 
 
 def _read(shown: dict[str, Any]) -> InputItem:
-    """Return an item that was checked before, or made here."""
+    """Return an item that was validated or created here, without validation."""
     text = "".join(part["text"] for part in shown["content"]) if "content" in shown else None
     return InputItem.model_construct(**shown | {"content": text})
 
 
 def _shown(item: InputItem, own_id: str) -> dict[str, Any]:
-    """Return an item of a request as it is listed."""
+    """Return an item of a request in the form in which it is listed."""
     shown = item.model_dump(exclude_none=True) | {"id": item.id or own_id, "status": "completed"}
     if item.content is not None:
         part = {"type": _PARTS.get(item.role, "input_text"), "text": item.content}
@@ -73,34 +72,34 @@ def _shown(item: InputItem, own_id: str) -> dict[str, Any]:
 
 
 def keeper_here() -> Keeper:
-    """Return the tenant that the running task's responses are kept for, and its share."""
+    """Return the tenant that the running task's responses are stored for, and its share."""
     return Keeper(current_tenant().name.encode(), current_tenant().plan.cache_share)
 
 
 def _name(keeper: Keeper, response_id: str) -> bytes:
-    # An id has 128 random bits, so that where there are no tenants, to know it is to own it.
+    # Without tenants, the id's 128 random bits are the only protection.
     return keeper.tenant + b" " + response_id.encode()
 
 
 def keep_at_end(
     events: ResponseEvents, fields: ResponseFields, own: Sequence[InputItem], services: Services
 ) -> None:
-    """Have a response kept once it has ended, where the server keeps any and its client wants it.
+    """Store a response when it ends, if the server stores responses and the client wants it.
 
     Args:
-      events: that it is written by.
-      fields: what was asked for.
-      own: the items of its request.
-      services: of the server.
+      events: the response's serializer.
+      fields: the request.
+      own: the items of the request.
+      services: the server's parts.
     """
     if services.config.responses.ttl_s and fields.store is not False:
-        events.own_items = own  # an answer that is not stored does not keep its request in memory
+        events.own_items = own  # only set if stored, to free the request's memory otherwise
         events.response["store"] = True
         events.on_end = partial(remember, services.responses, keeper_here())
 
 
 def remember(store: ResponseStore, keeper: Keeper, events: ResponseEvents) -> None:
-    """Keep a response that has ended."""
+    """Store a response that has ended."""
     response, encode = events.response, msgspec.json.encode
     own_id = response["id"].replace("resp", "item", 1)
     items = [_shown(item, f"{own_id}_{index}") for index, item in enumerate(events.own_items)]
@@ -115,14 +114,14 @@ def _found(
     """Return a response of the running task's tenant, and restart its time to live.
 
     Args:
-      response_id: of the response.
-      asked: what its client named, which may be an item of it.
-      services: with the responses of the server.
-      param: by which it was named.
-      of_connection: what is looked at first.
+      response_id: id of the response.
+      asked: the id that the client sent, which may be an item's.
+      services: hold the server's responses.
+      param: the parameter that has the id.
+      of_connection: stores to search first.
 
     Raises:
-      RequestError: it is not there.
+      RequestError: it does not exist.
     """
     keeper, now = keeper_here(), trio.current_time()
     name = _name(keeper, response_id)
@@ -134,20 +133,20 @@ def _found(
 
 
 def _not_here(name: str, services: Services, param: str) -> RequestError:
-    """Return the error for a response or an item that is not kept."""
+    """Return the error for a response or item that is not stored."""
     ttl_s = services.config.responses.ttl_s
     why = (
-        f"a response is kept in memory for {ttl_s:g} s after its last use, by the server process "
-        "that gave it, unless it had store: false; it is gone sooner if it is deleted, if newer "
-        "ones need its room, and with a restart of the server"
+        f"a response is stored in memory for {ttl_s:g} s after its last use, by the server process "
+        "that created it, unless it had store: false; it is removed earlier when deleted, when "
+        "newer ones need its room, or when the server restarts"
         if ttl_s
         else NOT_STORED
     )
     what = "item" if param.startswith("input") else "response"
-    is_previous = param == PREVIOUS  # for which OpenAI has a status and a code of its own
+    is_previous = param == PREVIOUS  # OpenAI uses a different status and code for it
     return RequestError(
-        f"there is no {what} {echo(name)}: {why}. To go on without it, send the whole conversation "
-        "in input",
+        f"there is no {what} {echo(name)}: {why}. To continue without it, send the whole "
+        "conversation in input",
         status=400 if is_previous else 404,
         code="previous_response_not_found" if is_previous else CODES[404],
         param=param,
@@ -157,21 +156,21 @@ def _not_here(name: str, services: Services, param: str) -> RequestError:
 async def conversation_of(
     fields: ResponseFields, services: Services, *of_connection: ResponseStore
 ) -> tuple[list[InputItem], list[InputItem]]:
-    """Return the items that a response is to be made from.
+    """Return the items that a response is made from.
 
     Args:
-      fields: what was asked for.
-      services: with the responses of the server, where it keeps any.
-      of_connection: what its WebSocket remembers.
+      fields: the request.
+      services: hold the server's responses, if any.
+      of_connection: the responses of its WebSocket.
 
     Returns:
-      Those of the responses before it, and its own with those that it refers to.
+      The items of earlier responses, and its own items including referenced ones.
 
     Raises:
-      RequestError: 400 or 404, something of it is not here, or all of it is too much.
+      RequestError: 400 or 404, an item or response does not exist, or there are too many.
     """
     if fields.store and not services.config.responses.ttl_s:
-        raise invalid_request(f"{NOT_STORED}, or leave store away", "store", UNSUPPORTED_PARAMETER)
+        raise invalid_request(f"{NOT_STORED}, or leave out store", "store", UNSUPPORTED_PARAMETER)
     wanted = [
         (f"input.{place}.id", _ITEM_ID.sub(r"resp_\1", item.id or ""), item.id or "")
         for place, item in enumerate(fields.input)
@@ -184,7 +183,7 @@ async def conversation_of(
     found: dict[str, StoredResponse] = {}
     num_bytes = 0
     while wanted:
-        await trio.lowlevel.checkpoint()  # thousands of them take 50 ms
+        await trio.lowlevel.checkpoint()  # thousands of items take 50 ms
         param, response_id, name = wanted.pop()
         if response_id not in found:
             stored = _found(response_id, name, services, param, *of_connection)
@@ -216,8 +215,8 @@ async def conversation_of(
 def _require_room(num_bytes: int, num_items: int, services: Services) -> None:
     if num_bytes > services.config.max_body_bytes or num_items > MAX_MESSAGES:
         raise invalid_request(
-            "with the stored responses that it goes on from it has more than "
-            f"{services.config.max_body_bytes} bytes or {MAX_MESSAGES} items; begin a new "
+            "with the stored responses that it continues it has more than "
+            f"{services.config.max_body_bytes} bytes or {MAX_MESSAGES} items; start a new "
             "conversation",
             "input",
         )
@@ -230,14 +229,14 @@ async def show_response(services: Services, response_id: str) -> Response:
 
 
 async def delete_response(services: Services, response_id: str) -> Response:
-    """Forget a stored response, and its items with it."""
+    """Delete a stored response with its items."""
     _asked_for(response_id, services)
     services.responses.drop(_name(keeper_here(), response_id))
     return json_response({"id": response_id, "object": "response", "deleted": True})
 
 
 async def list_input_items(services: Services, response_id: str) -> Response:
-    """Return the items of a stored response's own request, the newest first, on one page."""
+    """List the items of a stored response's own request, newest first, on one page."""
     stored = _asked_for(response_id, services, "after", "limit")
     items = msgspec.json.decode(stored.input, type=list[msgspec.Raw])
     if request.args.get("order") != "asc":
@@ -248,8 +247,10 @@ async def list_input_items(services: Services, response_id: str) -> Response:
 
 
 def _asked_for(response_id: str, services: Services, *refused: str) -> StoredResponse:
-    """Return a stored response, unless the query has what is refused."""
+    """Return a stored response, unless the query has a refused parameter."""
     for name in refused:
         if request.args.get(name, "false") != "false":
-            raise invalid_request("is not served: stored responses come as a whole", name)
+            raise invalid_request(
+                "is not supported: stored responses are returned as a whole", name
+            )
     return _found(response_id, response_id, services, "response_id")

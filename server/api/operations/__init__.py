@@ -1,1 +1,1 @@
-"""What operators and pages read: probes, metrics, status, audit, usage."""
+"""Handlers for operators and web pages: health checks, metrics, status, audit, usage."""

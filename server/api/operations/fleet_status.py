@@ -1,7 +1,7 @@
-"""Audit, status and usage of the fleet, over all servers on one port.
+"""Handlers of the fleet's audit, status and usage, combined over all servers on one port.
 
-An audit names requests and asks every worker, so where there are no tenants peers from elsewhere
-are refused; so is what a proxy on this machine passes on.
+An audit names requests and queries every worker. So without tenants it is served only to this
+machine, and never through a proxy.
 """
 
 from __future__ import annotations
@@ -44,31 +44,30 @@ if TYPE_CHECKING:
 
 
 FORWARDED: Final = frozenset({"forwarded", "x-forwarded-for", "x-real-ip", "via"})
-"""What proxies add to a request that is not their own."""
+"""Headers that a proxy adds to a request that it forwards."""
 OWN_AUDIT: Final = "/fleet/audit/own"
-"""Where servers on one port ask one another."""
+"""The path that servers on one port query on one another."""
 
 
 def is_from_here(peer: str | None, header_names: Set[str], *, is_forwarding: bool = False) -> bool:
-    """Return whether a request comes from this machine and is not passed on for another client.
+    """Return whether a request comes from this machine and is not forwarded for another client.
 
     Args:
-      peer: address of the other end of the connection, which no header changes.
+      peer: address of the other end of the connection, which headers cannot change.
       header_names: in lower case.
-      is_forwarding: the peer has named another client for the whole connection.
+      is_forwarding: whether the peer named another client for the whole connection.
     """
     is_local = peer is not None and (peer == UNIX_PEER or is_loopback(peer))
     return is_local and not is_forwarding and not header_names & FORWARDED
 
 
 async def own_audit(services: Services) -> Response:
-    """Answer with this server's account."""
+    """Return this server's audit."""
     return _document(await _audit(services))
 
 
 async def fleet_audit(services: Services) -> Response:
-    """Answer with the violations, the server's accounts and each worker's; where several servers
-    share the port, with the account of each."""
+    """Return violations and the audits of all servers on this port and of every worker."""
     audit = await _audit(services)
     if services.peers is not None:
         others = (await services.peers.ask(OWN_AUDIT)).values()
@@ -78,32 +77,33 @@ async def fleet_audit(services: Services) -> Response:
 
 
 def check_is_from_here(services: Services) -> None:
-    """Refuse the running request with 403 unless it comes from this machine; where there are
-    tenants, an operator's key has been asked for instead."""
+    """Raise 403 unless the request comes from this machine. With tenants, an operator's key was
+    checked instead."""
     if not services.tenancy.is_open:
         return
     header_names = {name.lower() for name in request.headers.keys()}  # noqa: SIM118 (multi-dict)
     peer = current_scope().connection
     if not is_from_here(peer.host, header_names, is_forwarding=peer.is_forwarding):
         raise http_error(
-            403, f"{request.path} is for the machine that the server runs on; ask from there"
+            403,
+            f"{request.path} is available only from the server's own machine",
         )
 
 
 async def _audit(services: Services) -> FleetAudit:
-    """Return the account of all models.
+    """Return the audit of all models.
 
     Raises:
-      RequestError: too many audits at once.
+      RequestError: too many audits are running.
     """
     check_is_from_here(services)
-    models = list(services.models)  # others may come and go meanwhile
+    models = list(services.models)  # the table may change while this runs
     found: dict[str, FleetAudit] = {}
     refused: list[RequestError] = []
 
     async def ask(model: ServedModel) -> None:
         is_first = model is models[0]
-        # The clients are those of the server, counted once.
+        # Connections belong to the whole server, so count them once.
         connections = services.count_connections() if is_first else 0
         try:
             found[model.version] = await model.fleet.audit(connections)
@@ -128,7 +128,7 @@ def _document(audit: FleetAudit) -> Response:
 
 PATH: Final = "/fleet/status"
 OWN_STATUS: Final = "/fleet/status/own"
-"""Where servers on one port ask one another."""
+"""The path that servers on one port query on one another."""
 ADDED: Final = ("queued", "running", "connections", "servers", "promises")
 WORST: Final = ("brownout", "ttft_error_s")
 GROUPS: Final = ("queued_by_class", "rejected_by_code", "errors_by_status")
@@ -136,19 +136,19 @@ UNAVAILABLE: Final = "503"
 
 
 def own_status(services: Services) -> Response:
-    """Answer with what this server process sees."""
+    """Return the status that this server process sees."""
     check_is_from_here(services)
     return json_response(_status(services))
 
 
 async def fleet_status(services: Services) -> Response:
-    """Answer for all servers on this port. They share the workers."""
+    """Return the status of all servers on this port. They share the workers."""
     check_is_from_here(services)
     status = _status(services)
     if services.peers is not None:
         for body in (await services.peers.ask(OWN_STATUS)).values():
             other = {} if body is None else msgspec.json.decode(body)
-            if other.get("version") == VERSION:  # in an upgrade figures differ
+            if other.get("version") == VERSION:  # during an upgrade the fields differ
                 _add(status, other)
     return json_response(status)
 
@@ -187,7 +187,7 @@ def _status(services: Services) -> dict[str, Any]:
 
 
 def _model(model: ServedModel, status: FleetStatus, services: Services) -> dict[str, Any]:
-    """Return one model, how far it is from answering, and what it takes."""
+    """Return a model's state, queue and capabilities."""
     sizes = [worker.capacity for worker in status.workers if worker.capacity is not None]
     return {
         "name": model.version,
@@ -206,8 +206,8 @@ def _model(model: ServedModel, status: FleetStatus, services: Services) -> dict[
 
 
 def _errors(services: Services) -> dict[str, float]:
-    """Return how many requests ended in an error, by status; without the queue's own 503s, which
-    are told by their reasons."""
+    """Return the number of requests that ended in an error, by status. The queue's own 503s are
+    counted by their reasons instead."""
     http = services.metrics.http
     counted = {**http.errors()}
     others = counted.pop(UNAVAILABLE, 0.0) - http.errors_of_queue(UNAVAILABLE)
@@ -215,7 +215,7 @@ def _errors(services: Services) -> dict[str, float]:
 
 
 def _by_first(counts: Mapping[str, float]) -> dict[str, float]:
-    """Add up what differs in other labels than the first."""
+    """Sum counts over all labels but the first."""
     total: dict[str, float] = {}
     for labels, count in counts.items():
         first = labels.partition(",")[0]
@@ -250,7 +250,7 @@ def _worker(worker: WorkerStatus) -> dict[str, Any]:
 
 
 def _add(status: dict[str, Any], other: dict[str, Any]) -> None:
-    """Add what another server counted."""
+    """Add another server's status."""
     for name in ADDED:
         status[name] += other[name]
     for name in WORST:
@@ -258,12 +258,12 @@ def _add(status: dict[str, Any], other: dict[str, Any]) -> None:
     _add_grown(status, other)
     _add_grown(status["recent"], other["recent"])
     status["recent"]["seconds"] = max(status["recent"]["seconds"], other["recent"]["seconds"])
-    # All read one file; one of them may have noticed later that something is wrong with it.
+    # All servers read one file, but one may have noticed a problem with it later.
     status["tenants"]["problem"] = status["tenants"]["problem"] or other["tenants"]["problem"]
     for group in GROUPS:
         for name, value in other[group].items():
             status[group][name] = status[group].get(name, 0) + value
-    others = {model["name"]: model for model in other.get("models", ())}  # none: a release before
+    others = {model["name"]: model for model in other.get("models", ())}  # empty: an older release
     for model in status["models"]:
         for name in ("queued", "running", "prompt_tokens", "completion_tokens"):
             model[name] += others.get(model["name"], {}).get(name, 0)
@@ -278,31 +278,31 @@ def _add_grown(status: dict[str, Any], other: dict[str, Any]) -> None:
 
 
 FLEET_USAGE: Final = "/fleet/usage"
-"""For operators."""
+"""Usage of all tenants, for operators."""
 OWN_USAGE: Final = "/fleet/usage/own"
-"""Where servers on one port ask one another."""
+"""The path that servers on one port query on one another."""
 DIVIDED: Final = {
     "limits": ("requests_per_minute", "tokens_per_minute", "max_concurrent"),
     "remaining": ("requests", "tokens"),
 }
-"""What each of several servers has a part of."""
+"""Limits that are divided among several servers."""
 WRITTEN: Final = ("tokens", "spent")
-"""Sums that servers learn from the file that they share: the largest is the newest."""
+"""Totals that servers read from their shared file: the largest is the newest."""
 
 
 async def own_usage(services: Services) -> Response:
-    """Show a tenant its own."""
+    """Return the current tenant's usage."""
     tenant = current_tenant()
     usage = await _usage(tenant, services)
     if not usage["is_shared"]:
-        # Names are letters, digits, dots, - and _.
+        # Names consist of letters, digits, dots, - and _, so they need no escaping.
         for others in await _asked_of_peers(f"{OWN_USAGE}?tenant={tenant.name}", services):
             _add_usage(usage, others.get(tenant.name))
     return json_response({"object": "usage", **usage})
 
 
 async def fleet_usage(services: Services) -> Response:
-    """Show an operator the usage of all tenants."""
+    """Return the usage of all tenants, for operators."""
     found = await _usages(services.tenancy.all_tenants, services)
     if not all(usage["is_shared"] for usage in found):
         for others in await _asked_of_peers(OWN_USAGE, services):
@@ -312,7 +312,7 @@ async def fleet_usage(services: Services) -> Response:
 
 
 async def server_usage(services: Services) -> Response:
-    """Show a peer what this server alone counts, of all tenants or of the named one."""
+    """Return what this server alone counted, of all tenants or of one."""
     name = request.args.get("tenant")
     tenants = [one for one in services.tenancy.all_tenants if name is None or one.name == name]
     return json_response({"object": "list", "data": await _usages(tenants, services)})
@@ -352,7 +352,7 @@ async def _usage(tenant: Tenant, services: Services) -> dict[str, Any]:
 
 
 async def _asked_of_peers(target: str, services: Services) -> list[dict[str, dict[str, Any]]]:
-    """Return what each of the others on this port says, by tenant."""
+    """Return the usage reported by each peer, by tenant."""
     if services.peers is None:
         return []
     bodies = (await services.peers.ask(target)).values()
@@ -361,7 +361,7 @@ async def _asked_of_peers(target: str, services: Services) -> list[dict[str, dic
 
 
 def _add_usage(usage: dict[str, Any], other: Mapping[str, Any] | None) -> None:
-    """Add another server's part. One that counts together with others just now has none."""
+    """Add another server's part. A server whose counts are shared at the moment reports none."""
     if other is None or usage["is_shared"] or other["is_shared"]:
         return
     for group, names in DIVIDED.items():

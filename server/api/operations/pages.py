@@ -1,5 +1,5 @@
-"""The chat page's files, read once at start. No path is joined with
-a client's words: what is not in the map does not exist."""
+"""Serves the web pages from files read at start. A path is only looked up in this map, so a client
+cannot reach any other file."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ TYPES: Final = {
     ".png": "image/png",
     ".woff2": "font/woff2",
 }
-"""A file of another type is not served: the map holds what the page is made of and nothing else."""
+"""Files of other types are not served."""
 
 
 @dataclass(frozen=True, slots=True)
 class StaticFile:
-    """One file.
+    """A static file.
 
     Attributes:
       body: its bytes.
-      content_type: by its suffix.
+      content_type: from its suffix.
       etag: changes with the bytes.
     """
 
@@ -46,7 +46,7 @@ class StaticFile:
 
 
 def read_static_files(root: Path = STATIC_DIR) -> dict[str, StaticFile]:
-    """Return the page's files by their path below `root`, with forward slashes."""
+    """Return the pages' files by their path below `root`, with forward slashes."""
     files = {}
     for path in sorted(root.rglob("*")):
         if path.is_file() and path.suffix in TYPES:
@@ -58,11 +58,11 @@ def read_static_files(root: Path = STATIC_DIR) -> dict[str, StaticFile]:
 
 
 def content_security_policy(host: str) -> str:
-    """Return the policy under which the page runs: its own files, its own server, nothing else.
+    """Return the content security policy of the pages: own files and own server only.
 
     Args:
-      host: name and port that the browser used; already checked. Named because older browsers do
-        not count WebSockets to the page's own origin as 'self'.
+      host: validated name and port that the browser used. Named explicitly because older browsers
+        do not include WebSockets to the page's origin in 'self'.
     """
     return "; ".join(
         (
@@ -81,29 +81,29 @@ def content_security_policy(host: str) -> str:
 
 
 def chat_page(files: Mapping[str, StaticFile], services: Services) -> Response:
-    """Return the page itself."""
+    """Return the chat page."""
     return static_file(files, services, "index.html")
 
 
 def dashboard(files: Mapping[str, StaticFile], services: Services) -> Response:
-    """Return the page that shows the fleet. It holds no figures: it asks for them."""
+    """Return the dashboard. It loads its data separately."""
     return static_file(files, services, "dashboard.html")
 
 
 def api_page(files: Mapping[str, StaticFile], services: Services) -> Response:
-    """Return the page that shows the OpenAPI document, and sends what its reader writes."""
+    """Return the API documentation page, which shows the OpenAPI document and can send requests."""
     return static_file(files, services, "api.html")
 
 
 def static_file(files: Mapping[str, StaticFile], services: Services, name: str) -> Response:
-    """Return one of its files."""
+    """Return a static file of the pages."""
     file = files.get(name)
     if file is None:
-        raise http_error(404, f"the pages have no file {echo(name)}")
+        raise http_error(404, f"there is no static file {echo(name)}")
     host = request.headers.get("host") or f"{services.config.host}:{services.config.port}"
     headers = {
         "content-security-policy": content_security_policy(host),
-        # Files change with the release: asked for again each time, sent only when they did.
+        # Files change with a release: browsers revalidate each time and download only changes.
         "cache-control": "no-cache",
         "etag": file.etag,
     }

@@ -1,5 +1,5 @@
-"""What orchestrators, dashboards and people ask about the process. Answered from memory; where
-several servers share a port, load and metrics are those of all."""
+"""Handlers of health checks, version, load and metrics. They answer from memory; load and metrics
+are summed over all servers on the port."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 
 VERSION: Final = installed_version("triolet")
 ANOTHER_MODEL: Final = "another_model"
-"""State of a worker that lives and is given nothing, because no other worker has its model."""
+"""State of a live worker that gets no requests because no other worker has its model."""
 OWN_METRICS: Final = "/metrics/own"
 OWN_LOAD: Final = "/load/own"
-"""Where servers on one port ask one another."""
+"""The path that servers on one port query on one another."""
 PROMETHEUS_TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def live(services: Services) -> Response:
-    """The process runs and its event loop turns."""
+    """Report that the process runs and its event loop responds."""
     model = services.models.first.name
     return json_response({"status": "live", "model": model, "version": VERSION})
 
 
 def ready(services: Services) -> Response:
-    """A request sent now has workers to go to, at least with one of the models: the others may
-    sleep until they are asked for, and a server that is not ready would get no such request. Once
-    ready it stays so while a model is woken, whose requests wait."""
+    """Report whether workers are available for at least one model. Other models may sleep until
+    requested, and a server that is not ready would get no such request. Once ready, the server
+    stays ready while a model wakes, because its requests wait."""
     if services.state.is_draining:
         raise draining()
     statuses = {model: model.fleet.status() for model in services.models}
@@ -52,7 +52,7 @@ def ready(services: Services) -> Response:
     if not (any(status.is_ready for status in known) or _all_sleep(known) or is_coming):
         raise no_worker(_missing_of_all(statuses, services))
     services.state.was_ready = True
-    # By name, so that a replaced worker shows here whether the new one is used.
+    # By name, so that a replaced worker shows whether the new one is used.
     workers = {
         worker.name: worker.state if _is_used(worker, status.workers, services) else ANOTHER_MODEL
         for status in statuses.values()
@@ -75,13 +75,13 @@ def ready(services: Services) -> Response:
 
 
 def _all_sleep(statuses: Collection[FleetStatus]) -> bool:
-    """Whether no model has workers or is loaded, and one at least is as soon as it is asked for."""
+    """Whether no model has workers or is loading, and at least one wakes on request."""
     is_any_loaded = any(status.told not in ASLEEP for status in statuses)
     return not is_any_loaded and any(status.is_coming for status in statuses)
 
 
 def _missing_of_all(statuses: Mapping[ServedModel, FleetStatus], services: Services) -> str:
-    """Return what every model lacks, by its name where there are several."""
+    """Return what every model lacks, with names if there are several."""
     said = {model.version: _missing(status, services) for model, status in statuses.items()}
     if len(said) == 1:
         [only] = said.values()
@@ -90,7 +90,7 @@ def _missing_of_all(statuses: Mapping[ServedModel, FleetStatus], services: Servi
 
 
 def _missing(status: FleetStatus, services: Services) -> str:
-    """Return which workers a model lacks, and what is known of why."""
+    """Return which workers a model lacks, and why if known."""
     roles = {worker.role.value for worker in status.workers if worker.state == "alive"}
     missing = sorted({role.value for role in _needed(services)} - roles)
     known = "".join(f"; {said}" for said in _troubles(status.workers))
@@ -98,7 +98,7 @@ def _missing(status: FleetStatus, services: Services) -> str:
 
 
 def _troubles(workers: Sequence[WorkerStatus]) -> list[str]:
-    """Return what keeps workers from being used, where that is known."""
+    """Return known problems that keep workers from being used."""
     return [
         f"{worker.role} at {worker.address} {worker.trouble}"
         for worker in workers
@@ -107,21 +107,21 @@ def _troubles(workers: Sequence[WorkerStatus]) -> list[str]:
 
 
 def _limits(services: Services) -> str:
-    """Return a word for how far the limits of tenants reach: this is well also without Redis."""
+    """Return how far tenant limits are shared. The server is ready also without Redis."""
     if not services.config.tenants.quotas.is_shared:
         return "own"
     return "shared" if services.quotas.store.is_well else "local"
 
 
 def _needed(services: Services) -> set[Role]:
-    """Return the roles without which no request can be taken."""
+    """Return the roles needed to serve any request."""
     may_compute_there = services.config.routing.local_prefill is not LocalPrefill.OFF
     return {Role.DECODE} if may_compute_there else {Role.PREFILL, Role.DECODE}
 
 
 def _is_used(worker: WorkerStatus, workers: Sequence[WorkerStatus], services: Services) -> bool:
-    """Whether requests go there: with a worker of the other role, or without one where decode
-    computes prompts and no other worker does it."""
+    """Whether requests go to a worker: it has a partner of the other role, or it needs none because
+    decode workers compute prompts themselves."""
     others = [other for other in workers if other is not worker]
     is_alone = worker.role in _needed(services) and not any(
         _is_paired(other, others) for other in others if other.role is Role.PREFILL
@@ -139,12 +139,12 @@ def _is_paired(worker: WorkerStatus, workers: Sequence[WorkerStatus]) -> bool:
 
 
 async def own_metrics(services: Services) -> Response:
-    """Everything that this process counted, for Prometheus."""
+    """Return this process's metrics in the Prometheus text format."""
     return Response(await services.metrics.scrape(), content_type=PROMETHEUS_TEXT)
 
 
 async def metrics(services: Services) -> Response:
-    """Everything counted, by all servers on this port where there are several."""
+    """Return metrics in the Prometheus text format, summed over all servers on this port."""
     peers = services.peers
     if peers is None:
         return await own_metrics(services)
@@ -156,17 +156,17 @@ async def metrics(services: Services) -> Response:
 
 
 def version(services: Services) -> Response:
-    """Which release this is, and what it serves."""
+    """Return the Triolet version and the served model."""
     return json_response({"version": VERSION, "model": services.models.first.name})
 
 
 def own_load(services: Services) -> Response:
-    """How much is going on in this process."""
+    """Return the load of this process."""
     return json_response(_load(*_counted(services)))
 
 
 async def load(services: Services) -> Response:
-    """How much is going on, in all servers on this port."""
+    """Return the load of all servers on this port."""
     queued, running = _counted(services)
     if services.peers is not None:
         for body in (await services.peers.ask(OWN_LOAD)).values():
@@ -177,7 +177,7 @@ async def load(services: Services) -> Response:
 
 
 def _counted(services: Services) -> tuple[int, int]:
-    """Return how many requests wait and run here, for all models."""
+    """Return the number of waiting and running requests here, for all models."""
     statuses = [model.fleet.status() for model in services.models]
     return sum(status.queued for status in statuses), sum(status.running for status in statuses)
 

@@ -1,1 +1,1 @@
-"""Forms of tool calls that are not JSON, and which model writes which form."""
+"""Parsers and grammars of the tool call and reasoning formats that models write."""

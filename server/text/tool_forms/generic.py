@@ -1,4 +1,4 @@
-"""Tools for a model whose chat template shows none: in the words of its conversation. Pure."""
+"""Describes tools in the conversation for models whose chat template shows none. Pure."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 
 class ToolSupport(StrEnum):
-    """How a model is told of tools."""
+    """How tools are shown to a model."""
 
-    NATIVE = "native"  # its chat template shows them
-    GENERIC = "generic"  # its template does not; the system prompt does
-    NONE = "none"  # nothing does
+    NATIVE = "native"  # by its chat template
+    GENERIC = "generic"  # by the system prompt
+    NONE = "none"  # not at all
 
 
 GENERIC: Final = HERMES
-"""The form that most models have seen, and that a grammar can hold every schema to."""
+"""The format that most models have seen, and for which a grammar can enforce every schema."""
 _LISTING: Final = """\
 # Tools
 
@@ -44,12 +44,13 @@ def with_tools_in_words(
     takes_system: bool,
 ) -> list[dict[str, Any]]:
     """Return a conversation in which tools, calls and results are text of the roles system,
-    assistant and user. Neither a call nor a result makes two turns of one role follow one another.
+    assistant and user. Calls and results never create two consecutive turns of one role.
 
     Args:
-      turns: in the words of templates.
-      tools: to describe, in the API's form.
-      takes_system: the template shows system messages; otherwise the first user's turn has it.
+      turns: in the format of chat templates.
+      tools: the tools to describe, in the API's format.
+      takes_system: whether the template shows system messages; otherwise the first user turn
+        contains the description.
     """
     plain: list[dict[str, Any]] = []
     is_joined = False
@@ -73,8 +74,8 @@ def with_tools_in_words(
 
 
 def _in_words(turn: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a turn without the role `tool` and without calls. Its content is in parts, so that
-    those of many turns are joined once."""
+    """Return a turn without the role `tool` and without calls. Its content is a list of parts, so
+    that the parts of many turns are joined once."""
     content = turn["content"]
     if turn["role"] == "tool":
         return {"role": "user", "content": [f"<tool_response>\n{content}\n</tool_response>"]}

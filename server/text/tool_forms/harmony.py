@@ -1,7 +1,8 @@
-"""Completions of gpt-oss in its harmony form: messages on channels, between special tokens.
+"""Parses completions of gpt-oss in the harmony format: messages on channels, between special
+tokens.
 
-Reasoning is on the channel `analysis`, the answer on `final`. A message to `functions.NAME` is a
-call; other messages on `commentary` are told beside calls and are text.
+Channel `analysis` is reasoning, `final` is the answer. A message to `functions.NAME` is a tool
+call. Other messages on `commentary` accompany calls and are text.
 """
 
 from __future__ import annotations
@@ -35,19 +36,20 @@ _MARKER: Final = re.compile(
     "(\udc00)(<\\|(?:start|channel|constrain|message|end|call|return)\\|>)\udc00"
     "|(?<!\udc00)<\\|(?:start|channel|constrain|message|end|call|return)\\|>"
 )
-"""A marker, with the edges that `marked` gives it if it is a token: both or none."""
+"""A marker, with or without the edges that `marked` adds to a token: both or none."""
 _LONGEST: Final = max(map(len, HARMONY_MARKERS)) + 2
-"""Characters of a marker with its edges."""
+"""Length of a marker with its edges."""
 _BEGUN: Final = (*HARMONY_MARKERS, *(marked(marker) for marker in HARMONY_MARKERS))
 _RECIPIENT: Final = re.compile(r"\bto=(?:functions\.)?([A-Za-z0-9_.-]{1,64})")
 _ANALYSIS: Final = "analysis"
 _TO: Final = " to="
-"""What a header begins with that names a recipient before its channel."""
+"""Start of a header that names a recipient before its channel."""
 
 
 @dataclass(frozen=True, slots=True)
 class HarmonyForm(ToolForm):
-    """Messages on channels, between tokens that a text may quote (see `marked`)."""
+    """The harmony format: messages on channels, between tokens that a text may quote (see
+    `marked`)."""
 
     @property
     def markers(self) -> Mapping[str, str]:
@@ -78,26 +80,26 @@ class HarmonyForm(ToolForm):
 
 
 class _State(Enum):
-    HEADER = "header"  # of a message, from its role to <|message|>
+    HEADER = "header"  # a message's header, from its role to <|message|>
     REASONING = "reasoning"
     TEXT = "text"
     CALL = "call"
 
 
 class HarmonyReader:
-    """Reads one completion, which continues `<|start|>assistant`."""
+    """Parses one completion, which continues `<|start|>assistant`."""
 
     def __init__(self) -> None:
         self._state = _State.HEADER
         self._held = ""
         self._header = ""
-        self._is_begun = False  # something other than blanks has come
+        self._is_begun = False  # something other than whitespace has arrived
         self._has_arguments = False
-        self._is_marked = False  # markers are told from the same characters in text
+        self._is_marked = False  # marker tokens differ from the same characters in text
         self.num_calls = 0
 
     def push(self, text: str) -> list[Piece]:
-        """Take more text; return what it says."""
+        """Process more text; return the parsed pieces."""
         self._held += text
         pieces: list[Piece] = []
         while found := _MARKER.search(self._held):
@@ -116,8 +118,8 @@ class HarmonyReader:
         return pieces
 
     def finish(self, *, is_cut: bool = False) -> list[Piece]:
-        """Return what was held back, now that nothing follows: half a header is no text, and half
-        of a marker that is a token is nothing."""
+        """Return the text held back at the end. An incomplete header is not text; an incomplete
+        marker token is dropped."""
         pieces: list[Piece] = []
         if not is_cut or not (self._held.startswith(_EDGE) or self._state is _State.CALL):
             self._take(self._held, pieces)
@@ -129,7 +131,7 @@ class HarmonyReader:
         return pieces
 
     def _take(self, text: str, pieces: list[Piece]) -> None:
-        """Take text between two markers."""
+        """Process text between two markers."""
         text = text.replace(_EDGE, "")
         if not text:
             return
@@ -148,7 +150,7 @@ class HarmonyReader:
         self._header += text
         is_header = self._is_begun or _TO.startswith(self._header[: len(_TO)])
         if not is_header and self._header.strip():
-            # The prompt has the header already.
+            # The prompt already contains the header.
             pieces.append(Text(self._header))
             self._header, self._state, self._is_begun = "", _State.TEXT, True
 

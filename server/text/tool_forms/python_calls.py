@@ -1,4 +1,5 @@
-"""Calls as Python writes them, `[f(a=1), g(b="x")]`: the whole completion is a list of them."""
+"""Parses tool calls written as a Python list, `[f(a=1), g(b="x")]`, which is the whole
+completion."""
 
 from __future__ import annotations
 
@@ -36,12 +37,13 @@ if TYPE_CHECKING:
 
 START: Final = "<|python_start|>"
 END: Final = "<|python_end|>"
-"""Llama 4 writes them around the list."""
+"""Llama 4 writes these around the list."""
 
-# What may become `name=` is held and looked at with each token. Hence the bounds: a name has 256
-# characters at most (a list with a longer one is text, a later argument has none), and up to 64
-# blanks stand between a bracket, a name and its `=` (models write none or one, or a line break and
-# its indent). Patterns are written out: what is built may come from outside.
+# Text that may become `name=` is held and checked again with each token, so these patterns are
+# bounded: a name has at most 256 characters (a list with a longer one is text, and a later argument
+# with one is skipped), and up to 64 whitespace characters stand between a bracket, a name and its
+# `=` (models write none, one, or an indented line break). Patterns are literals, not built from
+# input.
 _NAME: Final = re.compile(r"[^\W\d]\w{0,255}")
 _CALL: Final = re.compile(r"([A-Za-z0-9_.-]{1,64})\(\s{0,64}(?=[^\W\d]\w{0,255}\s{0,64}=[^=]|\))")
 _BEGUN_CALL: Final = re.compile(
@@ -56,13 +58,13 @@ _MARKS: Final = {
     "'''": re.compile(r"\\.|'{3}", re.DOTALL),
     '"""': re.compile(r'\\.|"{3}', re.DOTALL),
 }
-"""By the quotes of the string that is open: what ends it or escapes its end; outside of strings
+"""For the open string's quotes: what ends it or escapes its end. Outside of strings (empty quotes):
 what opens one, and brackets and commas."""
 
 
 @dataclass(frozen=True, slots=True)
 class PythonForm(ToolForm):
-    """A list of calls of Python functions with keyword arguments."""
+    """The pythonic format: a list of function calls with keyword arguments."""
 
     @property
     def markers(self) -> Mapping[str, str]:
@@ -103,7 +105,7 @@ def _call_rules(index: int, tool: CallSchema) -> list[str]:
     for number, name in enumerate(ordered):
         value = _value_rule(properties[name], tool.arguments)
         lines.append(f"value_{index}_{number}: {json.dumps(f'{name}=')} {value}")
-        # What may follow this argument: each of those behind it, or none.
+        # This argument may be followed by any of the later ones, or none.
         later = f"{index}_{number + 1}"
         more = f'(", " value_{later})? more_{later}' if number + 1 < len(ordered) else '")"'
         lines.append(f"more_{index}_{number}: {more}")
@@ -124,23 +126,23 @@ def _value_rule(value: object, root: Mapping[str, Any]) -> str:
 
 
 class _State(Enum):
-    START = "start"  # nothing but blanks so far
+    START = "start"  # only whitespace so far
     CALL = "call"  # before a function's name
     ARGUMENTS = "arguments"
-    AFTER = "after"  # behind a call
+    AFTER = "after"  # after a call
     TEXT = "text"
 
 
 class PythonCallReader(HoldingReader):
-    """Reads one completion."""
+    """Parses one completion."""
 
     def __init__(self) -> None:
         super().__init__()
         self._state = _State.START
-        self._is_first = True  # no argument of the call has been shown
+        self._is_first = True  # no argument of the call has been returned
 
     def finish(self, *, is_cut: bool = False) -> list[Piece]:
-        """Return what was held back, now that nothing follows."""
+        """Return the pieces held back at the end."""
         is_half_call = is_cut and self._is_half_call()
         held = self._take_all()
         if self._state is _State.ARGUMENTS and not is_cut:
@@ -150,9 +152,9 @@ class PythonCallReader(HoldingReader):
         return [Text(held)] if held and is_open and not is_half_call else []
 
     def _finish_call(self, held: str) -> None:
-        """End a call whose last brackets are missing. One whose last argument is broken stays
-        without its end: it is no JSON, and is not run with what was guessed."""
-        # Llama's marker is no part of an argument, but for one that stands in a whole string.
+        """End a call whose last brackets are missing. If its last argument is broken, leave it
+        incomplete: it is then invalid JSON, so that it is not run with guessed arguments."""
+        # Llama's marker is not part of an argument unless it is inside a complete string.
         before_end = held.partition(END)[0].rstrip()
         is_broken = _BEGUN_ARGUMENT.fullmatch(before_end) is not None
         if found := _ARGUMENT.match(held):
@@ -167,8 +169,8 @@ class PythonCallReader(HoldingReader):
             self._show_arguments("{")
 
     def _is_half_call(self) -> bool:
-        """Whether what is held is part of a call if the completion is cut behind it: behind a
-        call, behind its marker or behind a function's bracket."""
+        """Whether the held text is part of a call if the completion is cut after it: after a call,
+        its marker or a function's bracket."""
         if self.num_calls:
             return not self._has_text
         found = _BEGUN_CALL.match(self._held.lstrip()) if self._state is _State.CALL else None
@@ -190,7 +192,7 @@ class PythonCallReader(HoldingReader):
             yield
 
     def _take_start(self) -> Generator[None, None, bool]:
-        """Return whether a list of calls begins."""
+        """Return whether a list of calls starts."""
         while True:
             begin = self._held.lstrip()
             rest = begin.removeprefix(START).lstrip()
@@ -205,7 +207,7 @@ class PythonCallReader(HoldingReader):
             yield
 
     def _take_call(self) -> Generator[None, None, bool]:
-        """Take a function's name; return whether it was one, and no text."""
+        """Process a function's name; return whether it was one rather than text."""
         self._state = _State.CALL
         while True:
             begin = self._held.lstrip()
@@ -220,7 +222,7 @@ class PythonCallReader(HoldingReader):
             yield
 
     def _take_arguments(self) -> Iterator[None]:
-        """Take the arguments of a call, to its end."""
+        """Process the arguments of a call, to its end."""
         self._state = _State.ARGUMENTS
         end: _LiteralEnd | None = None
         while True:
@@ -237,9 +239,9 @@ class PythonCallReader(HoldingReader):
                 end = end or _LiteralEnd()
                 place = end.find(value)
                 if place is not None:
-                    if found:  # what has no name is passed over
+                    if found:  # skip an argument without a name
                         self._show(found[1], value[:place])
-                    # A bracket that nothing opened is passed over by itself.
+                    # Skip an unmatched bracket by itself.
                     self._held, end = value[place if found or place else 1 :], None
                     continue
             yield
@@ -254,26 +256,26 @@ class PythonCallReader(HoldingReader):
         self._show_arguments("{}" if self._is_first else "}")
 
     def _take_rest(self) -> None:
-        """Show the text behind the calls, or all of it where there are none."""
+        """Return the text after the calls, or all of it if there are none."""
         if self.num_calls:
             self._held = self._held.replace(END, "")
             if not self._has_text:
                 self._unblank()
         kept = overlap(self._held, END) if self.num_calls else 0
         shown = self._held[: len(self._held) - kept]
-        # Blanks behind the calls are no text; they are if text comes before them.
+        # Whitespace after the calls is not text, unless text comes before it.
         if shown.strip() or (shown and (self._has_text or not self.num_calls)):
             self._show_text(shown)
             self._held = self._held[len(shown) :]
 
 
 class _LiteralEnd:
-    """Finds the end of a Python literal in a call's arguments: a comma or a bracket outside it."""
+    """Finds the end of a Python literal in a call's arguments: a comma or an unmatched bracket."""
 
     def __init__(self) -> None:
-        self._seen = 0  # characters of the literal
+        self._seen = 0  # number of characters checked
         self._depth = 0
-        self._quotes = ""  # that end the string that is open
+        self._quotes = ""  # quotes of the open string
 
     def find(self, text: str) -> int | None:
         """Return where the literal ends; None if not yet in this text, which only grows."""
@@ -292,6 +294,6 @@ class _LiteralEnd:
             elif mark != ",":
                 self._depth -= 1
             self._seen = found.end()
-        # Half an end of the string, or half an escape, is looked at again.
+        # Check an incomplete string end or escape again later.
         self._seen = max(self._seen, len(text) - len(self._quotes))
         return None

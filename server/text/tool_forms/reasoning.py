@@ -1,7 +1,7 @@
-"""Reasoning as models write it before the answer: which tokens mark it, and its text told apart.
+"""Separates a model's reasoning from its answer: finds the marker tokens and parses the text.
 
-The markers are tokens. A model may also write the same characters as ordinary tokens, for example
-to quote them; so the text shows a marker token in a form that no ordinary token has (`marked`).
+Markers are tokens, but a model may also write the same characters as ordinary tokens, for example
+to quote them. So the text shows a marker token in a form that no ordinary token has (`marked`).
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
 
 _EDGE: Final = "\udc00"
-"""Half of a surrogate pair: decoded text never has one."""
+"""A lone surrogate, which decoded text never contains."""
 
 
 def marked(content: str) -> str:
-    """Return how the text of a completion shows a marker token."""
+    """Return the form of a marker token in the text of a completion."""
     return f"{_EDGE}{content}{_EDGE}"
 
 
 class ThinkForm(NamedTuple):
-    """How a model writes its reasoning.
+    """The markers of a model's reasoning.
 
     Attributes:
       opening: the token before it.
-      closing: the token behind it.
+      closing: the token after it.
     """
 
     opening: str
@@ -50,11 +50,11 @@ THINK: Final = ThinkForm("<think>", "</think>")
 
 
 class Thinking(NamedTuple):
-    """How one completion is read.
+    """How to parse the reasoning of one completion.
 
     Attributes:
-      form: how its model writes reasoning.
-      is_open: the prompt ends within reasoning, so that no opening comes.
+      form: the markers.
+      is_open: whether the prompt ends within reasoning, so that no opening follows.
     """
 
     form: ThinkForm
@@ -62,17 +62,17 @@ class Thinking(NamedTuple):
 
 
 class _State(Enum):
-    BEFORE = "before"  # neither reasoning nor an answer has begun
+    BEFORE = "before"  # before reasoning or an answer
     THINKING = "thinking"
     ANSWER = "answer"
 
 
 class ThinkReader:
-    """Reads one completion: its reasoning itself, its answer by another reader.
+    """Parses one completion: the reasoning itself, the answer with another reader.
 
     Args:
-      thinking: how reasoning is written.
-      answer: reads what follows.
+      thinking: the format of reasoning.
+      answer: parses the text after the reasoning.
     """
 
     def __init__(self, thinking: Thinking, answer: PieceReader) -> None:
@@ -85,11 +85,11 @@ class ThinkReader:
 
     @property
     def num_calls(self) -> int:
-        """Calls so far."""
+        """Number of calls so far."""
         return self._answer.num_calls
 
     def push(self, text: str) -> list[Piece]:
-        """Take more text; return what it says."""
+        """Process more text; return the parsed pieces."""
         self._held += text
         pieces: list[Piece] = []
         if self._state is _State.BEFORE:
@@ -101,7 +101,7 @@ class ThinkReader:
         return pieces
 
     def finish(self, *, is_cut: bool = False) -> list[Piece]:
-        """Return what was held back, now that nothing follows."""
+        """Return the pieces held back at the end."""
         held, self._held = self._held, ""
         if self._state is _State.THINKING:
             pieces = self._reasoning(held.rstrip())
@@ -110,16 +110,16 @@ class ThinkReader:
         return pieces + self._answer.finish(is_cut=is_cut)
 
     def _look_for_opening(self) -> None:
-        # A marker behind anything else is none: so the tokens are read too (ReasoningTokens).
+        # A marker after other text does not count; ReasoningTokens applies the same rule to tokens.
         if self._held.startswith(self._opening):
             self._state = _State.THINKING
         elif self._held and not self._opening.startswith(self._held):
-            # Without reasoning the answer is shown as it is, its first line breaks included.
+            # Without reasoning, the answer is returned unchanged, including leading line breaks.
             self._state, self._has_answer = _State.ANSWER, True
 
     def _take_reasoning(self) -> list[Piece]:
         if not self._has_reasoning:
-            # Some models write an opening although the prompt has it.
+            # Some models write an opening marker although the prompt has it.
             self._held = self._held.lstrip().removeprefix(self._opening).lstrip()
             if self._opening.startswith(self._held):
                 return []
@@ -139,7 +139,7 @@ class ThinkReader:
         return self._push(text) if text else []
 
     def _push(self, text: str) -> list[Piece]:
-        # Behind the reasoning marker tokens are what people read them as: here they mark nothing.
+        # After the reasoning, marker tokens have no meaning and are shown as plain text.
         return self._answer.push(text.replace(_EDGE, ""))
 
     def _reasoning(self, text: str) -> list[Piece]:
@@ -149,12 +149,12 @@ class ThinkReader:
 
 
 class ReasoningPlan(NamedTuple):
-    """What a request's reasoning comes to.
+    """How a request's reasoning is detected and parsed.
 
     Attributes:
-      tokens: which tokens of the completion it is.
-      markers: tokens that the reader of the text has to see, and how the text shows each.
-      thinking: how it is read; None where the form of tool calls reads it too (harmony).
+      tokens: which tokens of the completion are reasoning.
+      markers: tokens that the reader of the text must see, with their form in the text.
+      thinking: how to parse it; None if the tool call format parses it, too (harmony).
     """
 
     tokens: ReasoningTokens
@@ -163,11 +163,11 @@ class ReasoningPlan(NamedTuple):
 
 
 TAIL_CHARS: Final = 256
-"""Of a prompt's end, where a template opens or closes reasoning."""
+"""Characters at a prompt's end in which a template opens or closes reasoning."""
 SWITCHES: Final = ("enable_thinking", "thinking")
-"""What templates call the switch of reasoning."""
+"""Names of the reasoning switch in templates."""
 HISTORY_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")
-"""What templates call the reasoning of an earlier turn."""
+"""Names of the reasoning of earlier turns in templates."""
 _NAME: Final = re.compile(r"(?<![.\w])(enable_thinking|thinking)\b")
 _FIELD: Final = re.compile(r"(?:\.|\[[\"'])(reasoning_content|thinking|reasoning)\b")
 HARMONY_MARKERS: Final = (
@@ -180,25 +180,24 @@ HARMONY_MARKERS: Final = (
     "<|return|>",
 )
 HARMONY_HEADER_TOKENS: Final = 3
-"""Of `<|channel|>analysis<|message|>`: a budget ends reasoning behind them at the earliest."""
+"""Tokens of `<|channel|>analysis<|message|>`: a budget cannot end reasoning before them."""
 
 
 class Reasoner:
-    """How the served model reasons.
+    """How a model reasons.
 
     Args:
-      parser: the form of its reasoning.
-      tokenizer: of the model.
+      parser: the reasoning format.
+      tokenizer: the model's tokenizer.
       templates: its chat templates.
 
     Attributes:
-      switches: names by which its template turns reasoning on and off.
-      history_field: what its template calls the reasoning of an earlier turn; None if it shows
-        none.
-      takes_effort: its template reads `reasoning_effort`.
+      switches: template variables that turn reasoning on and off.
+      history_field: the template's field for the reasoning of earlier turns; None if it shows none.
+      takes_effort: whether the template reads `reasoning_effort`.
 
     Raises:
-      ModelError: the tokenizer lacks a marker of the form.
+      ModelError: the tokenizer lacks a marker of the format.
     """
 
     def __init__(
@@ -223,22 +222,22 @@ class Reasoner:
 
     @property
     def reads_calls(self) -> bool:
-        """Whether one form writes reasoning, text and calls of tools."""
+        """Whether one format covers reasoning, text and tool calls."""
         return self._parser is ReasoningParser.HARMONY
 
     def plan(
         self, prompt: str, *, continued: str | None, budget: int | None
     ) -> ReasoningPlan | None:
-        """Return what becomes of a completion's reasoning; None if it has none.
+        """Return how to treat a completion's reasoning; None if it has none.
 
         Args:
           prompt: the rendered conversation.
-          continued: the words of the assistant's that are gone on with; None for a new turn.
-          budget: most tokens of reasoning; None for no bound.
+          continued: the assistant's text that is continued; None for a new turn.
+          budget: maximum number of reasoning tokens; None for no limit.
         """
         if self.reads_calls:
             if continued is not None:
-                return None  # it is within its answer, which begins with no header
+                return None  # the answer has started, so no header follows
             least = None if budget is None else max(budget, HARMONY_HEADER_TOKENS)
             return ReasoningPlan(replace(self._tokens, budget=least), self._markers, None)
         tail = prompt[-TAIL_CHARS:].rstrip()
@@ -262,24 +261,24 @@ def find_reasoner(
     *,
     is_harmony: bool,
 ) -> Reasoner | None:
-    """Return how a model reasons; None if it does not, or is not to be read so.
+    """Return how a model reasons; None if it does not, or if reasoning is not parsed.
 
     Args:
-      parser: the form; AUTO for the one whose markers the tokenizer has as tokens.
-      tokenizer: of the model.
+      parser: the format; AUTO for the one whose markers are tokens of the tokenizer.
+      tokenizer: the model's tokenizer.
       templates: its chat templates.
-      is_harmony: calls of tools are read in harmony's form, which reads reasoning too.
+      is_harmony: whether tool calls are parsed in the harmony format, which parses reasoning, too.
 
     Raises:
-      ModelError: the tokenizer lacks a marker of the form, or calls have another form.
+      ModelError: the tokenizer lacks a marker of the format, or calls have another format.
     """
     found = parser
     if parser is ReasoningParser.AUTO:
         found = _detected(tokenizer, templates, is_harmony=is_harmony)
     elif parser is ReasoningParser.HARMONY and not is_harmony:
         raise ModelError(
-            "the reasoning parser harmony reads calls of tools as well, but those have another "
-            "form; set server.tool_parser=harmony, or server.reasoning_parser=auto or none"
+            "the reasoning parser harmony also parses tool calls, but these have another "
+            "format; set server.tool_parser=harmony, or server.reasoning_parser=auto or none"
         )
     return None if found is ReasoningParser.NONE else Reasoner(found, tokenizer, templates.values())
 
@@ -292,7 +291,7 @@ def _detected(
     if is_harmony and all(tokenizer.token_to_id(word) is not None for word in HARMONY_MARKERS):
         return ReasoningParser.HARMONY
     if all(tokenizer.token_to_id(word) is not None for word in THINK):
-        # Follows the prompt, so it reads R1's distills and models that never reason as well.
+        # Depends on the prompt, so it also fits R1's distills and models that never reason.
         return ReasoningParser.QWEN3
     return ReasoningParser.NONE
 
@@ -314,14 +313,14 @@ def _harmony_tokens(tokenizer: Tokenizer, ids: Mapping[str, int]) -> ReasoningTo
     channel, message = ids["<|channel|>"], ids["<|message|>"]
     final = (channel, *words("final"), message)
     return ReasoningTokens(
-        # A call of a tool is no reasoning either; its header goes on in many ways.
+        # A tool call is not reasoning either; its header has several continuations.
         closings=(final, (channel, *words("commentary"))),
         forced=(ids["<|end|>"], ids["<|start|>"], *words("assistant"), *final),
     )
 
 
 class PlainText:
-    """Reads a completion that is only text."""
+    """Parses a completion that is only text."""
 
     num_calls = 0
 
@@ -330,16 +329,16 @@ class PlainText:
         return [Text(text)] if text else []
 
     def finish(self, *, is_cut: bool = False) -> list[Piece]:
-        """Return nothing: nothing was held back."""
+        """Return no pieces: nothing was held back."""
         return []
 
 
 def reader_of(form: CallsRead | None, thinking: Thinking | None = None) -> PieceReader:
-    """Return what reads a completion.
+    """Return a parser for a completion.
 
     Args:
-      form: how calls are written; None if there are none.
-      thinking: how reasoning is written; None if there is none.
+      form: the format of tool calls; None without tools.
+      thinking: the format of reasoning; None without reasoning.
     """
     answer: PieceReader = PlainText() if form is None else form.reader()
     return answer if thinking is None else ThinkReader(thinking, answer)

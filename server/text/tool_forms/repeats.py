@@ -1,7 +1,7 @@
-"""Calls that a completion makes once, however often its model writes them.
+"""Drops tool calls that a completion repeats, and ends the completion at a repeat.
 
-A model that has to call a tool and was not trained to may write the same call until its tokens are
-used up: the grammar lets it end behind each call, and it prefers another one.
+A model that must call a tool but was not trained to may write the same call until its token limit:
+after each call the grammar allows an end, but the model prefers another call.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .tool_calls import Arguments, CallBegins, CallsRead, Piece, PieceReader
 
 @dataclass(frozen=True, slots=True)
 class OnceEach(CallsRead):
-    """Reads completions of a form without the calls that repeat an earlier one."""
+    """A tool call format that drops calls which repeat an earlier one."""
 
     form: CallsRead
 
@@ -22,37 +22,37 @@ class OnceEach(CallsRead):
         return UnrepeatedCalls(self.form.reader())
 
     def watch(self) -> RepeatWatch:
-        """Return what ends a completion that begins to repeat itself."""
+        """Return a watch that ends a completion at its first repeated call."""
         return RepeatWatch(self.reader())
 
 
 class RepeatWatch:
-    """Ends a completion behind the first call that repeats an earlier one.
+    """Ends a completion after the first call that repeats an earlier one.
 
     Args:
-      reader: of the completion.
+      reader: parses the completion.
     """
 
     def __init__(self, reader: UnrepeatedCalls) -> None:
         self._reader = reader
 
     def push(self, text: str) -> bool:
-        """Take more text; return whether the completion has to end behind it."""
+        """Add text; return whether the completion must end after it."""
         self._reader.push(text)
         return self._reader.has_repeated
 
 
 class UnrepeatedCalls:
-    """Reads one completion without the calls that repeat an earlier one to the letter.
+    """Parses one completion, dropping calls that are identical to an earlier one.
 
-    A call is shown from the character on in which it differs from each earlier one.
+    A call is returned from the first character on in which it differs from all earlier ones.
 
     Args:
-      reader: reads them all.
+      reader: parses all calls.
 
     Attributes:
-      num_calls: that are shown.
-      has_repeated: a call was left out.
+      num_calls: number of calls returned.
+      has_repeated: whether a call was dropped.
     """
 
     def __init__(self, reader: PieceReader) -> None:
@@ -64,11 +64,11 @@ class UnrepeatedCalls:
         self._is_shown = False
 
     def push(self, text: str) -> list[Piece]:
-        """Take more text; return what it says."""
+        """Process more text; return the parsed pieces."""
         return self._unrepeated(self._reader.push(text))
 
     def finish(self, *, is_cut: bool = False) -> list[Piece]:
-        """Return what was held back, now that nothing follows."""
+        """Return the pieces held back at the end."""
         pieces = self._unrepeated(self._reader.finish(is_cut=is_cut))
         if self._call is not None and not self._is_shown and not is_cut and not self.has_repeated:
             pieces += self._show(*self._call)
@@ -91,14 +91,14 @@ class UnrepeatedCalls:
         return shown
 
     def _take(self, text: str) -> list[Piece]:
-        """Take more of a call's arguments."""
+        """Process more of a call's arguments."""
         assert self._call is not None
         name, before = self._call
         self._call = (name, before + text)
         if self._is_shown:
             return [Arguments(self.num_calls - 1, text)]
         if self._call in self._earlier:
-            # A whole value: nothing can follow that makes another of it.
+            # A complete value: no continuation can make it differ.
             self.has_repeated = True
             return []
         return [] if self._may_repeat(*self._call) else self._show(*self._call)

@@ -1,4 +1,5 @@
-"""Text that comes piece by piece: where words stand in it, and where a JSON value ends."""
+"""Scans text that arrives in pieces: finds words and the ends of JSON values, and limits a body's
+number of values."""
 
 from __future__ import annotations
 
@@ -10,32 +11,32 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 HALF_PAIR: Final = re.compile("[\ud800-\udfff]")
-"""Half of a surrogate pair, which a JSON string may hold and UTF-8 may not."""
+"""A lone surrogate, which JSON strings may contain but UTF-8 cannot encode."""
 
 
 def no_constant(name: str) -> None:
-    """Refuse what Python takes for JSON beyond JSON: infinities and NaN."""
-    raise ValueError(f"{name} is no JSON")
+    """Refuse infinities and NaN, which Python's parser accepts but JSON does not."""
+    raise ValueError(f"{name} is not valid JSON")
 
 
 def written(value: object) -> str:
     """Return a value as JSON.
 
     Raises:
-      ValueError: JSON has no such number.
+      ValueError: JSON cannot represent a number.
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    # Half of a surrogate pair has no UTF-8; escaped it is JSON all the same.
+    # UTF-8 cannot encode a lone surrogate, but JSON can escape it.
     return json.dumps(value) if HALF_PAIR.search(text) else text
 
 
 class ValueEnd:
-    """Finds the end of a JSON value in text that arrives piece by piece.
+    """Finds the end of a JSON value in text that arrives in pieces.
 
     Args:
-      depth: brackets that are open already.
-      is_one_line: a string ends with its line, as JSON has it: a quote too many opens none that
-        takes in what follows.
+      depth: number of brackets that are already open.
+      is_one_line: whether strings end with their line, as in JSON, so that a surplus quote cannot
+        swallow the following text.
     """
 
     def __init__(self, depth: int = 0, *, is_one_line: bool = False) -> None:
@@ -46,7 +47,7 @@ class ValueEnd:
         self._is_escaped = False
 
     def push(self, text: str) -> int:
-        """Return how many characters of this belong to the value."""
+        """Return how many characters of this text belong to the value."""
         for position, character in enumerate(text):
             if self._in_string:
                 if self._is_escaped:
@@ -61,8 +62,8 @@ class ValueEnd:
             elif character in "{[":
                 self._depth += 1
             elif character == "<" or (character in "}]," and self._depth == 0):
-                # A tag, for JSON has this character in strings only: brackets were forgotten. Or
-                # what stands behind a value that has no brackets of its own, such as null.
+                # A tag, since in JSON this character occurs only in strings: closing brackets are
+                # missing. Or the text after a value without brackets, such as null.
                 self.is_over = True
                 return position
             elif character in "}]":
@@ -74,17 +75,17 @@ class ValueEnd:
 
 
 def first_of(text: str, words: Sequence[str]) -> tuple[int, str]:
-    """Return where the first of some words stands in a text, and which; -1 and none if nowhere."""
+    """Return the position of the first of some words in a text, and the word; -1 and "" if none."""
     found = [(place, word) for word in words if (place := text.find(word)) >= 0]
     return min(found, default=(-1, ""))
 
 
 def before_first(text: str, words: Sequence[str]) -> tuple[str, str]:
-    """Return what stands before the first of some words, and which word that is.
+    """Return the text before the first of some words, and that word.
 
-    Without any of them, it is what stands before the beginning of one at the end of the text.
+    Without any of them, return the text before a possible start of one at the end.
     """
-    # Most texts are a token without the first character of any word.
+    # Most texts are a token that contains no word's first character.
     words = [word for word in words if word[0] in text]
     if not words:
         return text, ""
@@ -95,7 +96,7 @@ def before_first(text: str, words: Sequence[str]) -> tuple[str, str]:
 
 
 def overlap(text: str, word: str) -> int:
-    """Return how many characters at the end of a text may be the beginning of a word."""
+    """Return how many characters at the end of a text may be the start of a word."""
     begin = text.find(word[0], max(0, len(text) - len(word) + 1))
     while begin >= 0 and not word.startswith(text[begin:]):
         begin = text.find(word[0], begin + 1)
@@ -103,19 +104,19 @@ def overlap(text: str, word: str) -> int:
 
 
 MAX_VALUES: Final = 1 << 20
-"""In one body, about: more token ids than contexts hold, and 0.1 s of the parser."""
+"""Approximate maximum of values in a body: more than a context's token ids; parsed in 0.1 s."""
 MAX_CONTAINERS: Final = 1 << 15
-"""Arrays and objects in one body: each costs ten times what a number does. The longest
-conversations have a quarter of it, with a part in each message."""
+"""Maximum of arrays and objects in a body; each costs ten times a number. The longest
+conversations, with one part per message, have a quarter of this."""
 
 
 def holds_many_values(body: bytes) -> bool:
-    """Count what lies between the strings, before anything is made of it."""
+    """Return whether a body exceeds the limits, counting outside of strings and before parsing."""
     if len(body) <= MAX_CONTAINERS or not _has_many(body):
         return False
     if body.count(b"\\\\") > MAX_VALUES or body.count(b'\\"') > MAX_VALUES:
-        return True  # to look behind so many escapes would take as long
-    # A quotation mark that is left then begins or ends a string.
+        return True  # checking so many escapes would take as long
+    # After removing escapes, each remaining quotation mark starts or ends a string.
     rest = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     return rest.count(b'"') > 2 * MAX_VALUES or _has_many(b"".join(rest.split(b'"')[::2]))
 
@@ -126,16 +127,17 @@ def _has_many(body: bytes) -> bool:
 
 
 def parsed_arguments(text: str) -> object:
-    """Return the arguments of an earlier call as templates want them: an object, if they are.
+    """Return the arguments of an earlier call in the form that templates expect: an object if they
+    are one.
 
-    They came in a string, which the bounds on a body do not look into.
+    They were sent as a string, to which the limits on bodies do not apply.
     """
     try:
         value = text if holds_many_values(text.encode()) else json.loads(text)
         if isinstance(value, dict) and HALF_PAIR.search(
             again := json.dumps(value, ensure_ascii=False)
         ):
-            value = json.loads(HALF_PAIR.sub("\ufffd", again))  # it has no UTF-8
+            value = json.loads(HALF_PAIR.sub("\ufffd", again))  # UTF-8 cannot encode it
     except (ValueError, RecursionError):
         return text
     return value if isinstance(value, dict) else text

@@ -1,4 +1,5 @@
-"""Which form of calls a model writes: by name, or told from its chat template and its tokens."""
+"""The table of tool call formats, and detection of a model's format from its template and
+tokens."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ _SIGNS: Final[tuple[tuple[ToolParser, re.Pattern[str]], ...]] = (
     (ToolParser.PYTHONIC, re.compile(r"\[\w+\(\w+=")),
     (ToolParser.LLAMA, re.compile(r'<\|python_tag\|>|"parameters": dictionary')),
 )
-"""What tells a form, the surest sign first."""
+"""Patterns that identify a format, the most reliable first."""
 
 
 def form_of(
@@ -48,14 +49,14 @@ def form_of(
     tokens: Iterable[str] = (),
     parser: ToolParser = ToolParser.AUTO,
 ) -> ToolForm:
-    """Return the form in which a model writes calls.
+    """Return a model's tool call format.
 
     Args:
-      templates: the model's chat templates. What they say goes before what the tokens say: a
-        model may have tokens of a form that it was not trained on.
-      tokens: contents of the tokens that were added to its vocabulary.
-      parser: the form by name; AUTO tells it from the others, and is Hermes's where they tell none:
-        every model can be made to write that.
+      templates: its chat templates. They take precedence over the tokens, because a model may have
+        tokens of a format that it was not trained on.
+      tokens: tokens added to its vocabulary.
+      parser: the format by name; AUTO to detect it, with Hermes as the default, because any model
+        can be made to write it.
     """
     text, words = "\n".join(templates), "\n".join(tokens)
     if parser is ToolParser.AUTO:

@@ -1,6 +1,6 @@
-"""Calls of tools as models write them: what a completion says piece by piece, and calls in JSON.
+"""The pieces of a parsed completion, the base classes of tool call formats, and the JSON formats.
 
-What looks like a call and turns out to be none is text again; a call that is cut is never text.
+Text that looks like a call but is not one becomes text again; a truncated call never does.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class CallBegins:
-    """A call, by its index, and the tool's name."""
+    """The start of a call: its index and the tool's name."""
 
     index: int
     name: str
@@ -45,7 +45,7 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """What the model thinks before it answers."""
+    """Reasoning before the answer."""
 
     text: str
 
@@ -54,68 +54,68 @@ Piece = Text | CallBegins | Arguments | Reasoning
 
 
 class PieceReader(Protocol):
-    """Reads one completion."""
+    """Parses one completion."""
 
     @property
     def num_calls(self) -> int:
-        """Calls so far."""
+        """Number of calls so far."""
         ...
 
     def push(self, text: str) -> list[Piece]:
-        """Take more text; return what it says."""
+        """Process more text; return the parsed pieces."""
         ...
 
     def finish(self, *, is_cut: bool = False) -> list[Piece]:
-        """Return what was held back, now that nothing follows.
+        """Return the pieces held back at the end.
 
         Args:
-          is_cut: the completion was ended before its model ended it. What stands behind a whole
-            opening of a call is left out then: half a call is neither a call nor text. The
-            beginning of an opening is text, unless only blanks stand between it and a call.
+          is_cut: whether the completion was truncated. What follows a complete call opening is then
+            dropped: half a call is neither a call nor text. An incomplete opening is text, unless
+              only whitespace separates it from a call.
         """
         ...
 
 
 class HoldingReader(ABC):
-    """A reader that holds text back and takes one part of it after the other.
+    """Base class of parsers that hold text back and process it part by part.
 
     Attributes:
-      num_calls: so far.
+      num_calls: number of calls so far.
     """
 
     def __init__(self) -> None:
         self.num_calls = 0
         self._held = ""
-        self._opened = ""  # before what is held: an opening of what may turn out to be no call
-        self._has_text = False  # since the last call
+        self._opened = ""  # an opening before the held text, which may not be a call
+        self._has_text = False  # whether text followed the last call
         self._pieces: list[Piece] = []
         self._parts = self._read()
 
     def push(self, text: str) -> list[Piece]:
-        """Take more text; return what it says."""
+        """Process more text; return the parsed pieces."""
         self._held += text
         next(self._parts)
         return self._taken()
 
     @abstractmethod
     def _read(self) -> Generator[None, None, None]:
-        """Take one part of what is held after the other; yield where more text is needed. What was
-        looked at before is looked at again then. Never ends."""
+        """Process the held text part by part; yield when more text is needed, and then examine the
+        held text again. Never ends."""
 
     def _taken(self) -> list[Piece]:
-        """Return what was found since it was asked for."""
+        """Return the pieces found since the last call."""
         pieces, self._pieces = self._pieces, []
         return pieces
 
     def _take_text(self, openings: Sequence[str]) -> Generator[None, None, str]:
-        """Show the text before the first of some openings; return that opening, which stays
+        """Return text pieces up to the first of some openings; return that opening, which stays
         held."""
         while True:
             if self.num_calls and not self._has_text:
                 self._unblank()
             shown, opening = before_first(self._held, openings)
-            # Blanks before a call, or between two, are no text; they are if text comes before them,
-            # or if there are too many of them to hold.
+            # Whitespace before or between calls is not text, unless text comes before it, or there
+            # is too much of it to hold.
             if shown.strip() or (shown and self._has_text) or len(shown) > MAX_BLANKS:
                 self._show_text(shown)
                 self._held = self._held[len(shown) :]
@@ -125,8 +125,8 @@ class HoldingReader(ABC):
             yield
 
     def _unblank(self, blanks: str | None = None) -> str:
-        """Return what is held without these characters before it, all blanks if None. They stay
-        held, for they may stand before text; of more than MAX_BLANKS the last ones do."""
+        """Return the held text without leading characters of `blanks`, all whitespace if None. They
+        stay held because text may follow; only the last MAX_BLANKS of them are kept."""
         begin = self._held.lstrip(blanks)
         num_blanks = len(self._held) - len(begin)
         if num_blanks > MAX_BLANKS:
@@ -134,7 +134,7 @@ class HoldingReader(ABC):
         return begin
 
     def _first(self) -> Generator[None, None, str]:
-        """Drop blanks; return the character behind them, which stays held."""
+        """Drop whitespace; return the next character, which stays held."""
         while not (begin := self._held.lstrip()):
             self._held = ""
             yield
@@ -154,8 +154,8 @@ class HoldingReader(ABC):
         self._opened, self._has_text = "", False
 
     def _take_all(self) -> str:
-        """Return everything that is held, which is not held any more: nothing follows."""
-        self._parts.close()  # it refers to this reader, which is to be freed without a search
+        """Return all held text and stop holding it, at the end."""
+        self._parts.close()  # breaks its reference cycle with this reader
         held, self._opened, self._held = self._opened + self._held, "", ""
         return held
 
@@ -164,9 +164,9 @@ class CallSchema(NamedTuple):
     """A tool that may be called.
 
     Attributes:
-      name: of the tool.
-      arguments: their JSON schema.
-      is_strict: the arguments have to keep to every word of the schema.
+      name: the tool's name.
+      arguments: JSON Schema of its arguments.
+      is_strict: whether the arguments must match the schema exactly.
     """
 
     name: str
@@ -175,17 +175,17 @@ class CallSchema(NamedTuple):
 
 
 class UnenforceableSchemaError(Exception):
-    """A schema asks for what a model's form of calls cannot be held to; says where."""
+    """A model's tool call format cannot enforce a schema; the message says where."""
 
 
 class CallRules(NamedTuple):
-    """What a grammar demands of a completion.
+    """The constraints of a completion's grammar.
 
     Attributes:
-      tools: that may be called.
-      is_forced: the completion is nothing but calls; otherwise it may hold text beside them.
-      is_single: there is at most one call.
-      token_ids: of markers that are one token of the model's vocabulary.
+      tools: the allowed tools.
+      is_forced: whether the completion consists only of calls; otherwise text is allowed, too.
+      is_single: whether at most one call is allowed.
+      token_ids: ids of markers that are single tokens.
     """
 
     tools: Sequence[CallSchema]
@@ -194,7 +194,7 @@ class CallRules(NamedTuple):
     token_ids: Mapping[str, int]
 
     def marker(self, text: str) -> str:
-        """Return what a grammar calls a marker: its token, or its characters."""
+        """Return a marker in a grammar: its token, or its characters."""
         token_id = self.token_ids.get(text)
         return json.dumps(text) if token_id is None else f"<[{token_id}]>"
 
@@ -210,56 +210,56 @@ ANY_TEXT: Final = r"TEXT: /(.|\n)*/"
 
 
 class CallsRead(Protocol):
-    """How calls in the completions of one request are read."""
+    """How to parse the tool calls of one request's completions."""
 
     def reader(self) -> PieceReader:
-        """Return a reader of one completion."""
+        """Return a parser for one completion."""
         ...
 
 
 class ToolForm(CallsRead, Protocol):
-    """How the models of one family write calls."""
+    """A format in which a family of models writes tool calls."""
 
     @property
     def markers(self) -> Mapping[str, str]:
-        """Tokens that a reader has to see, and how the text shows each."""
+        """Tokens that a reader must see, with their form in the text."""
         ...
 
     def of_tools(self, schemas: Mapping[str, Mapping[str, Any]]) -> ToolForm:
-        """Return the form for a request with these tools: schemas of arguments by name. It is the
-        form itself where calls tell the types of their values."""
+        """Return the format for a request with these tools, given argument schemas by name. Formats
+        that encode the types of values return themselves."""
         del schemas
         return self
 
     def rules(self, rules: CallRules) -> list[str]:
-        """Return the Lark rules, `start` among them, of completions that keep to `rules`.
+        """Return the Lark rules, including `start`, for completions within these constraints.
 
         Raises:
-          UnenforceableSchemaError: a strict tool cannot be held to its schema in this form, or a
-            property that a tool requires cannot be written.
+          UnenforceableSchemaError: this format cannot enforce a strict tool's schema, or cannot
+            write a required property.
         """
         ...
 
 
 def argument_json(schema: Mapping[str, Any]) -> str:
-    """Return what a grammar calls JSON of a schema, written as `json.dumps` writes it."""
+    """Return a grammar term for JSON of a schema, in the style of `json.dumps`."""
     own = {**schema, "x-guidance": {"whitespace_pattern": JSON_WHITESPACE}}
     return f"%json {json.dumps(own, ensure_ascii=False)}"
 
 
 @dataclass(frozen=True, slots=True)
 class JsonForm(ToolForm):
-    """Calls that are JSON objects with the tool's name and its arguments.
+    """A format of calls as JSON objects with the tool's name and arguments.
 
     Attributes:
-      openings: what comes before a call, or before a list of them; the first is the one that
-        grammars demand. None of them if a completion that is a call begins with its brace.
-      closing: what comes behind it.
+      openings: alternatives before a call or list of calls; grammars use the first. Empty if a
+        completion that is a call starts with its brace.
+      closing: the text after it.
       arguments: the key of the arguments, beside `name`.
-      between: what stands between two calls.
-      is_list: calls are elements of one JSON list.
-      name_end: what stands between a tool's name and its arguments in models that write both
-        without an object around them; empty in those that never do.
+      between: the separator of calls.
+      is_list: whether calls are elements of one JSON list.
+      name_end: the text between a tool's name and its arguments, in models that write both without
+        an enclosing object; empty for others.
     """
 
     openings: tuple[str, ...]
@@ -318,16 +318,17 @@ class JsonForm(ToolForm):
 
 
 CALL_ID: Final = "[CALL_ID]"
-"""Behind a tool's name in some of Mistral's models: before an id of the call, which is dropped."""
+"""Follows a tool's name in some of Mistral's models, before an id of the call, which is dropped."""
 
 HERMES: Final = JsonForm(("<tool_call>",), "</tool_call>", "arguments", "\n")
 """Hermes, Qwen and many others: JSON between tags, anywhere in the text."""
 LLAMA: Final = JsonForm((), "", "parameters", "; ")
 """Llama 3: the whole completion is JSON."""
 MISTRAL: Final = JsonForm(("[TOOL_CALLS]",), "", "arguments", ", ", is_list=True, name_end="[ARGS]")
-"""Mistral 7B v0.3, Nemo, Small 3: one list behind a token. Its reader takes the newer form too."""
+"""Mistral 7B v0.3, Nemo, Small 3: one list after a token. Its reader accepts the newer form,
+too."""
 MISTRAL_NAMED: Final = JsonForm(("[TOOL_CALLS]",), "", "arguments", "", name_end="[ARGS]")
-"""Mistral Small 3.2, Devstral, Magistral: each call behind a token, its name outside the JSON."""
+"""Mistral Small 3.2, Devstral, Magistral: each call after a token, its name outside of the JSON."""
 GRANITE: Final = JsonForm(("<|tool_call|>", "<tool_call>"), "", "arguments", ", ", is_list=True)
 """Granite 3."""
 PHI: Final = JsonForm(
@@ -336,9 +337,9 @@ PHI: Final = JsonForm(
 """Phi-4-mini; `functools` is what it writes without its special tokens."""
 
 MAX_BLANKS: Final = 256
-"""Before a call, behind its opening and behind its end: what is held is looked at with each
-token."""
-# What these match begins with what _BEGUN_OBJECT and _BEGUN_NAME match, however it is cut.
+"""Maximum whitespace held before a call, after its opening and after its end: the held text is
+examined with each token."""
+# Text that these match also matches _BEGUN_OBJECT and _BEGUN_NAME in every prefix.
 _HEAD: Final = re.compile(
     r'\{\s{0,256}"name"\s{0,64}:\s{0,64}"([A-Za-z0-9_.-]{1,64})"\s{0,64},\s{0,64}'
     r'"(?:arguments|parameters)"\s{0,64}:\s{0,64}'
@@ -359,16 +360,16 @@ _BEGUN_NAME: Final = re.compile(
 
 class _State(Enum):
     TEXT = "text"
-    OPENED = "opened"  # behind an opening
+    OPENED = "opened"  # after an opening
     HEAD = "head"  # before the arguments of a call
     CALL = "call"  # in the arguments, or between them and the next call or text
 
 
 class JsonCallReader(HoldingReader):
-    """Reads one completion.
+    """Parses one completion.
 
     Args:
-      form: how its model writes calls.
+      form: the format of its calls.
     """
 
     def __init__(self, form: JsonForm) -> None:
@@ -378,7 +379,7 @@ class JsonCallReader(HoldingReader):
         self._is_list = False
 
     def finish(self, *, is_cut: bool = False) -> list[Piece]:
-        """Return what was held back, now that nothing follows."""
+        """Return the pieces held back at the end."""
         is_left_out = self._state is _State.CALL or (is_cut and self._is_half_call())
         held = self._take_all()
         if is_left_out or (self.num_calls and not held.strip("; ,\r\n")):
@@ -386,12 +387,12 @@ class JsonCallReader(HoldingReader):
         return [Text(held)] if held else []
 
     def _is_half_call(self) -> bool:
-        """Whether what is held is part of a call if the completion is cut behind it."""
+        """Whether the held text is part of a call if the completion is cut after it."""
         if self.num_calls and not self._has_text:
             return True
         match self._state:
             case _State.OPENED:
-                return not self._opened.isalpha()  # a word marks a call only together with its list
+                return not self._opened.isalpha()  # a word opens a call only with its list
             case _State.HEAD if not self._form.openings:
                 found = _BEGUN_OBJECT.match(self._held.lstrip())
                 return found is not None and found["end"] is not None
@@ -409,8 +410,8 @@ class JsonCallReader(HoldingReader):
             has_objects = yield from self._take_opened()
 
     def _take_opened(self) -> Generator[None, None, bool]:
-        """Return whether a list or an object stands behind the opening; take a name with its
-        arguments, and show anything else as text."""
+        """Return whether a list or object follows the opening. Process a name with its arguments,
+        and return anything else as text."""
         form, self._state = self._form, _State.OPENED
         while True:
             begin = self._held.lstrip()
@@ -435,7 +436,7 @@ class JsonCallReader(HoldingReader):
         return False
 
     def _take_objects(self) -> Iterator[None]:
-        """Take the calls of a list, or a single one, to their end."""
+        """Process the calls of a list, or a single one, to their end."""
         while (yield from self._take_object()):
             self._state = _State.CALL
             if not self._form.openings:
@@ -444,14 +445,14 @@ class JsonCallReader(HoldingReader):
                 first = yield from self._first()
                 if first != "]" and not self._is_closing(self._held):
                     continue
-                self._held = self._held.removeprefix("]")  # or it was forgotten
+                self._held = self._held.removeprefix("]")  # may be missing
             yield from self._take_closing()
             return
 
     def _take_object(self) -> Generator[None, None, bool]:
-        """Take a call, or the end of a list; return whether it was one of them and no text.
+        """Process a call or the end of a list; return whether it was one of them rather than text.
 
-        A call is shown from its name on, or as a whole if the name does not come first.
+        A call is returned from its name on, or as a whole if the name does not come first.
         """
         self._state = _State.HEAD
         closing, value, scanned = self._form.closing, ValueEnd(), 0
@@ -462,7 +463,7 @@ class JsonCallReader(HoldingReader):
             is_closing = self._is_list and self.num_calls > 0 and self._is_closing(begin)
             if begin and not (is_closing and not begin.startswith(closing)):
                 if is_closing or (self._is_list and begin[0] == "]"):
-                    # An empty list says nothing, and a separator before its end neither.
+                    # An empty list, or a separator before its end, has no meaning.
                     self._held, self._opened = begin, ""
                     return True
                 found = _HEAD.match(begin)
@@ -491,14 +492,14 @@ class JsonCallReader(HoldingReader):
         return False
 
     def _take_call(self, name: str) -> Iterator[None]:
-        """Begin a call and show its arguments."""
+        """Start a call and return its arguments."""
         self._begin_call(name)
         self._state = _State.CALL
         if not (yield from self._take_value(ValueEnd(), is_shown=True)):
             self._show_arguments("{}")
 
     def _take_value(self, value: ValueEnd, *, is_shown: bool) -> Generator[None, None, bool]:
-        """Take text to the end of a value; return whether there was any."""
+        """Process text to the end of a value; return whether there was any."""
         has_any = False
         while True:
             if not has_any:
@@ -514,15 +515,15 @@ class JsonCallReader(HoldingReader):
             yield
 
     def _is_closing(self, begin: str) -> bool:
-        """Whether a text begins with what comes behind a list, or may once it goes on."""
+        """Whether a text starts with what follows a list, or may do so with more text."""
         closing = self._form.closing
         return bool(closing) and (begin.startswith(closing) or closing.startswith(begin))
 
     def _take_closing(self) -> Iterator[None]:
         closing = self._form.closing
         if closing and not self._form.is_list:
-            # Whatever else a model writes before its closing tag is no text. An opening before it
-            # begins another call: the tag was forgotten.
+            # Other text before the closing tag is dropped. An opening there starts another call:
+            # the tag is missing.
             ends = (closing, *self._form.openings)
             while (place := first_of(self._held, ends)[0]) < 0:
                 kept = max(overlap(self._held, word) for word in ends)
@@ -536,17 +537,17 @@ class JsonCallReader(HoldingReader):
                 self._held = begin[len(closing) :]
 
     def _be_text(self) -> None:
-        """Show what was taken for a call and is none."""
+        """Return text that was taken for a call but is not one."""
         shown, self._opened, self._has_text = self._opened, "", True
         if not self._form.openings:
-            # No opening may stand in what follows.
+            # No opening is allowed in the following text.
             shown, self._held = shown + self._held, ""
         if shown:
             self._pieces.append(Text(shown))
 
 
 def _may_be_call(begin: str) -> bool:
-    """Whether an object may be a call, by what there is of its first key."""
+    """Whether an object may be a call, judging by the start of its first key."""
     found = _BEGUN_OBJECT.match(begin)
     if found is None:
         return False
@@ -559,13 +560,13 @@ def _may_be_call(begin: str) -> bool:
 
 
 def _is_other_object(begin: str) -> bool:
-    """Whether an object with a name that stands alone is an answer in JSON, by its second key."""
+    """Whether an object with a name is a JSON answer rather than a call, by its second key."""
     found = _SECOND_KEY.match(begin)
     return found is not None and found[1] not in _CALL_KEYS
 
 
 def _parsed_call(body: str, *, needs_arguments: bool) -> tuple[str, str] | None:
-    """Return name and arguments of a call, whatever the order of its keys; None if it is none."""
+    """Return a call's name and arguments, in any order of keys; None if it is not a call."""
     try:
         call = json.loads(body, parse_constant=no_constant)
         if isinstance(call, dict) and isinstance(call.get("function"), dict):

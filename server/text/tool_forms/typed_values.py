@@ -1,4 +1,4 @@
-"""Values that a model writes bare or as Python literals, as JSON of the types in a schema."""
+"""Converts unquoted values and Python literals in tool calls to JSON, using types from a schema."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ if TYPE_CHECKING:
 
 
 _NAMES: Final = {"true": True, "false": False, "null": None}
-"""JSON's names, which models write into Python."""
+"""JSON's constants, which models write into Python code."""
 _UNLIMITED: Final[frozenset[str]] = frozenset()
 MAX_LITERAL_CHARS: Final = 16 * 1024
-"""Of a literal that is no string. A model may write anything there, and the parser takes up to 3 s
-for a megabyte of operators."""
+"""Maximum length of a literal that is not a string. A model may write anything, and Python's parser
+takes up to 3 s for a megabyte of operators."""
 _STRING: Final = re.compile(
     r"""('{3}|"{3})(?:(?!\1)[^\\]|\\.)*\1|(['"])(?:(?!\2)[^\\]|\\.)*\2""", re.DOTALL
 )
 MAX_SHOWN: Final = 64
-"""Characters of a property's name that an error repeats."""
+"""Maximum characters of a property's name that an error repeats."""
 MAX_DEPTH: Final = 4
-"""Choices within choices that types are looked for in: a schema may refer to itself."""
+"""Maximum nesting of choices in which types are searched, since a schema may refer to itself."""
 
 
 def python_json(source: str) -> str | None:
-    """Return a Python literal as JSON; None if the source is no literal that JSON can hold."""
+    """Return a Python literal as JSON; None if it is not a literal that JSON can represent."""
     source = source.strip()
     if len(source) > MAX_LITERAL_CHARS and not _STRING.fullmatch(source):
         return None
     try:
         with warnings.catch_warnings():
-            # Of unknown escapes in strings, which stand for themselves.
+            # Unknown escapes in strings are taken literally.
             warnings.simplefilter("ignore")
             tree = ast.parse(source, mode="eval")
         return written(_plain(tree.body))
@@ -59,16 +59,16 @@ def _plain(node: ast.expr) -> object:
             names = [None if key is None else _plain(key) for key in keys]
             if all(isinstance(name, str) for name in names):
                 return dict(zip(names, map(_plain, values), strict=True))
-    raise ValueError("no literal")
+    raise ValueError("not a literal")
 
 
 def bare_json(text: str, schema: Mapping[str, Any] | None, root: Mapping[str, Any]) -> str:
-    """Return a value that stands without quotes as JSON.
+    """Return an unquoted value as JSON.
 
     Args:
       text: the value.
-      schema: of the value; None where nothing is known of it.
-      root: the schema that its references are looked up in.
+      schema: its schema; None if unknown.
+      root: the schema in which references are looked up.
     """
     types = types_of(schema, root)
     word = text.strip()
@@ -79,12 +79,12 @@ def bare_json(text: str, schema: Mapping[str, Any] | None, root: Mapping[str, An
     if is_json(word):
         return word
     found = python_json(word)
-    # A name in quotes is a string that a model has put into quotes of its own accord.
+    # A quoted name is a string that the model quoted without being asked to.
     return written(text) if found is None else found
 
 
 def is_json(text: str) -> bool:
-    """Whether a text is JSON."""
+    """Whether a text is valid JSON."""
     try:
         json.loads(text, parse_constant=no_constant)
     except (ValueError, RecursionError):
@@ -95,7 +95,7 @@ def is_json(text: str) -> bool:
 def types_of(
     schema: Mapping[str, Any] | None, root: Mapping[str, Any], depth: int = MAX_DEPTH
 ) -> frozenset[str]:
-    """Return the JSON types that a schema names, `depth` choices deep; none if it names none."""
+    """Return the JSON types that a schema names, up to `depth` nested choices; empty if none."""
     schema = resolved(schema, root)
     if schema is None or not depth:
         return _UNLIMITED
@@ -125,12 +125,12 @@ def resolved(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any] | Non
     kind, _, name = reference.removeprefix("#/").partition("/")
     found = root.get(kind) if kind in ("$defs", "definitions") else None
     target = found.get(name) if isinstance(found, dict) else None
-    # One step: what refers to something that refers again says nothing of its type.
+    # Only one step: the type of a chain of references is treated as unknown.
     return target if isinstance(target, dict) and "$ref" not in target else None
 
 
 def properties_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the schemas of an object's properties; none where they are not listed."""
+    """Return the schemas of an object's properties; empty if none are listed."""
     properties = schema.get("properties")
     return properties if isinstance(properties, dict) else {}
 
@@ -138,17 +138,17 @@ def properties_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 def writable_properties(
     tool: CallSchema, schema: Mapping[str, Any], names: re.Pattern[str]
 ) -> dict[str, Any]:
-    """Return the schemas of the properties that a form of calls can name, without optional ones
-    that it cannot; a property that is required and not listed may be anything.
+    """Return the schemas of the properties that a format can write, dropping optional ones that it
+    cannot. A required property that is not listed may have any value.
 
     Args:
-      tool: with these arguments.
-      schema: of its arguments.
-      names: matches a name that the form can write and its reader finds.
+      tool: the tool.
+      schema: the schema of its arguments.
+      names: matches names that the format can write and its reader can parse.
 
     Raises:
-      UnenforceableSchemaError: the form cannot name a property that is required, or any of a
-        strict tool's.
+      UnenforceableSchemaError: the format cannot write a required property, or any property of a
+        strict tool.
     """
     required = [name for name in required_of(schema) if isinstance(name, str)]
     properties = {**properties_of(schema)}
@@ -159,23 +159,23 @@ def writable_properties(
         if tool.is_strict or name in required:
             shown = name if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}…"
             raise UnenforceableSchemaError(
-                f"{tool.name} has the property {json.dumps(shown)}, a name that no call can hold"
+                f"{tool.name} has the property {json.dumps(shown)}, which no call can name"
             )
         del properties[name]
     return properties
 
 
 def takes_any(schema: Mapping[str, Any]) -> bool:
-    """Return whether an object lists no properties and may have any."""
+    """Return whether an object lists no properties and allows any."""
     return not properties_of(schema) and schema.get("additionalProperties", True) is not False
 
 
 def required_of(schema: Mapping[str, Any]) -> Sequence[Any]:
-    """Return the names of the properties that an object has to have."""
+    """Return the names of an object's required properties."""
     required = schema.get("required")
     return required if isinstance(required, list) else ()
 
 
 def definitions(root: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a part of a schema may refer to."""
+    """Return the definitions that a part of a schema may refer to."""
     return {key: root[key] for key in ("$defs", "definitions") if key in root}

@@ -1,4 +1,5 @@
-"""A completion read in whole parts: its text, its reasoning, and each call with all arguments."""
+"""Parses a completion into complete parts: text, reasoning, and calls with all of their
+arguments."""
 
 from __future__ import annotations
 
@@ -14,12 +15,12 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class WholeCall:
-    """A call of a tool.
+    """A complete tool call.
 
     Attributes:
-      index: of the call.
-      name: of the tool.
-      arguments: as the model wrote them; half of them if the completion was cut.
+      index: the call's index.
+      name: the tool's name.
+      arguments: as the model wrote them; incomplete if the completion was truncated.
     """
 
     index: int
@@ -28,7 +29,7 @@ class WholeCall:
 
     @property
     def given(self) -> dict[str, Any] | None:
-        """The arguments as an object; None if they are none."""
+        """The arguments as an object; None if they are not one."""
         parsed = parsed_arguments(self.arguments)
         return parsed if isinstance(parsed, dict) else None
 
@@ -37,11 +38,11 @@ Part = Text | Reasoning | WholeCall
 
 
 class Joined(NamedTuple):
-    """What some parts come to.
+    """Parts joined by kind.
 
     Attributes:
-      text: all of it.
-      reasoning: all of it.
+      text: all text.
+      reasoning: all reasoning.
       calls: in order.
     """
 
@@ -51,7 +52,7 @@ class Joined(NamedTuple):
 
 
 def joined(parts: Iterable[Part]) -> Joined:
-    """Return what some parts come to."""
+    """Join parts by kind."""
     parts = list(parts)
     return Joined(
         "".join(part.text for part in parts if isinstance(part, Text)),
@@ -61,10 +62,10 @@ def joined(parts: Iterable[Part]) -> Joined:
 
 
 class WholeCalls:
-    """Reads one completion: text and reasoning as they come, calls when they are complete.
+    """Parses one completion: returns text and reasoning as they arrive, and calls when complete.
 
     Args:
-      reader: reads the pieces of the completion.
+      reader: parses the pieces of the completion.
     """
 
     def __init__(self, reader: PieceReader) -> None:
@@ -72,15 +73,15 @@ class WholeCalls:
         self._call: WholeCall | None = None
 
     def push(self, text: str) -> list[Part]:
-        """Take more text; return what it says."""
+        """Process more text; return the parsed parts."""
         return self._take(self._reader.push(text))
 
     def finish(self, *, is_cut: bool) -> list[Part]:
-        """Return what was held back, now that nothing follows. See PieceReader."""
+        """Return the parts held back at the end. See PieceReader."""
         return [*self._take(self._reader.finish(is_cut=is_cut)), *self._complete()]
 
     def read(self, text: str, *, is_cut: bool) -> list[Part]:
-        """Return what a whole completion says, neighbours of one kind as one."""
+        """Parse a whole completion, joining adjacent parts of one kind."""
         parts: list[Part] = []
         for part in [*self.push(text), *self.finish(is_cut=is_cut)]:
             match (parts[-1] if parts else None, part):
@@ -97,7 +98,7 @@ class WholeCalls:
         for piece in pieces:
             match piece:
                 case Arguments():
-                    assert self._call is not None, "a call begins with its name"
+                    assert self._call is not None, "a call starts with its name"
                     self._call.arguments += piece.text
                 case CallBegins():
                     parts += self._complete()
@@ -107,6 +108,6 @@ class WholeCalls:
         return parts
 
     def _complete(self) -> list[WholeCall]:
-        """Return the call whose arguments have ended, if one was open."""
+        """Return the open call, whose arguments are now complete, if any."""
         call, self._call = self._call, None
         return [] if call is None else [call]

@@ -1,4 +1,5 @@
-"""Calls as Qwen3-Coder writes them: XML-like tags, each argument's value as bare text."""
+"""Parses tool calls in the format of Qwen3-Coder: XML-like tags, with each argument as plain
+text."""
 
 from __future__ import annotations
 
@@ -45,11 +46,11 @@ PARAMETER_END: Final = "</parameter>"
 
 _FUNCTION: Final = re.compile(r"<function=([A-Za-z0-9_.-]{1,64})>")
 _BEGUN_FUNCTION: Final = re.compile(r"<function=[A-Za-z0-9_.-]{0,64}")
-# A parameter's name has 256 characters at most: what may become its tag is held and looked at with
-# each token, and names in tools have tens of them. Patterns are written out: what is built may come
-# from outside.
+# A parameter's name has at most 256 characters: text that may become its tag is held and examined
+# with each token, and real names have tens of characters. Patterns are literals, not built from
+# input.
 _PROPERTY: Final = re.compile(r"[^>\n]{1,256}")
-"""A name that can stand in a tag."""
+"""A name that can be written in a tag."""
 _PARAMETER: Final = re.compile(r"<parameter=([^>\n]{1,256})>\n?")
 _BEGUN_PARAMETER: Final = re.compile(r"<parameter=[^>\n]{0,256}")
 _ENDINGS: Final = (
@@ -60,32 +61,32 @@ _ENDINGS: Final = (
     (CLOSING,),
     (OPENING, FUNCTION),
 )
-"""What may stand behind a value's end tag; the last three are there where a tag was forgotten. An
-end tag with anything else behind it is part of the value: a file may hold such tags."""
+"""What may follow a value's end tag; the last three are for missing tags. An end tag followed by
+anything else is part of the value, since files may contain such tags."""
 _NEXT_CALLS: Final = ((OPENING, FUNCTION), (FUNCTION,))
-"""What may stand behind text that follows a function without its `</tool_call>`."""
-# That text has 1024 characters at most, a sentence or two: what ends a value is looked at with each
-# token.
+"""What may follow the text after a function without its `</tool_call>`."""
+# That text has at most 1024 characters, a sentence or two, because the end of a value is examined
+# with each token.
 _BETWEEN: Final = re.compile(r"</function>[^<]{0,1024}(?=<|\Z)")
 _UNENDED: Final = (CLOSING, OPENING, FUNCTION)
-"""What stands behind a function's end tag that ends a value without an end tag of its own."""
+"""What must follow a function's end tag for it to end a value without its own end tag."""
 _MAY_END: Final = re.compile(r"</(?:parameter|function)>")
 _CALL_ENDS: Final = (FUNCTION_END, CLOSING, FUNCTION, OPENING)
-"""What ends a call between its parameters: all but the first are there where that was forgotten."""
+"""What ends a call between its parameters; all but the first are for a missing end tag."""
 _LIMITS: Final = ("minLength", "maxLength", "pattern", "format")
-"""Keywords that bare text is not held to, but for short lengths."""
+"""Schema keywords that cannot be enforced on plain text, except for short lengths."""
 _LOOKED_AT: Final = 4 * (MAX_BLANKS + len(CLOSING)) + 1024
-"""Characters behind what may end a value that tell whether it does: four tags, and text."""
+"""Characters after a possible end of a value that decide whether it is one: four tags, and text."""
 MAX_COUNTED_CHARS: Final = 256
-"""Longest `maxLength` that a grammar counts: each character is a state of its lexer."""
+"""Largest `maxLength` that a grammar enforces: each character is a state of its lexer."""
 
 
 @dataclass(frozen=True, slots=True)
 class XmlForm(ToolForm):
-    """Tags for the call, its function and each parameter.
+    """The Qwen3-Coder format: tags for the call, its function and each parameter.
 
     Attributes:
-      schemas: of the arguments of each tool; they tell a number from a string of digits.
+      schemas: argument schemas by tool; they distinguish a number from a string of digits.
     """
 
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -122,8 +123,8 @@ _END: Final = f"\n{PARAMETER_END}\n"
 
 
 def _call_rules(index: int, tool: CallSchema) -> list[str]:
-    """Return the rules of one tool's calls. They leave out optional properties whose names cannot
-    stand in a tag."""
+    """Return the rules of one tool's calls, without optional properties whose names cannot be
+    written in a tag."""
     schema = resolved(tool.arguments, tool.arguments) or {}
     properties, required = writable_properties(tool, schema, _PROPERTY), required_of(schema)
     parts, lines = [], []
@@ -142,7 +143,7 @@ def _call_rules(index: int, tool: CallSchema) -> list[str]:
 
 
 def _value_rule(tool: CallSchema, name: str, value: object) -> str:
-    """Return what follows the name of a value's rule: the value, and what ends it."""
+    """Return the rule after a value's name: the value, and its end."""
     schema = resolved(value, tool.arguments)
     types = types_of(schema, tool.arguments)
     if schema is None or not types or not types <= {"string", "null"}:
@@ -165,14 +166,14 @@ class _State(Enum):
     TEXT = "text"
     OPENED = "opened"  # before a function's name
     PARAMETERS = "parameters"
-    AFTER = "after"  # behind a function
+    AFTER = "after"  # after a function
 
 
 class XmlCallReader(HoldingReader):
-    """Reads one completion.
+    """Parses one completion.
 
     Args:
-      schemas: of the arguments of each tool.
+      schemas: argument schemas by tool.
     """
 
     def __init__(self, schemas: Mapping[str, Mapping[str, Any]]) -> None:
@@ -180,12 +181,12 @@ class XmlCallReader(HoldingReader):
         self._schemas = schemas
         self._state = _State.TEXT
         self._tool = ""
-        self._is_first = True  # no argument of the call has been shown
-        self._searched = 0  # of what is held, where no value ends
-        self._is_finished = False  # nothing follows: what is held has no value's sure end
+        self._is_first = True  # no argument of the call has been returned
+        self._searched = 0  # number of held characters known to end no value
+        self._is_finished = False  # no text follows, so a value's end may never become certain
 
     def finish(self, *, is_cut: bool = False) -> list[Piece]:
-        """Return what was held back, now that nothing follows."""
+        """Return the pieces held back at the end."""
         is_half_call = self._state is not _State.TEXT or (self.num_calls and not self._has_text)
         self._is_finished = True
         while self._state is _State.PARAMETERS and not is_cut and self._finish_value():
@@ -197,9 +198,9 @@ class XmlCallReader(HoldingReader):
         return self._taken()
 
     def _finish_value(self) -> bool:
-        """Take a value whose last tags are missing, which is what there is before its end tag;
-        return whether a tag behind that ends the call, so that text or calls may follow. The call
-        is ended here otherwise."""
+        """Process a value whose last tags are missing, up to its end tag if it has one. Return
+        whether a following tag ends the call, so that text or calls may follow; otherwise end the
+        call here."""
         held = self._held.lstrip()
         if found := _PARAMETER.match(held):
             value, end, held = held[found.end() :].partition(PARAMETER_END)
@@ -223,7 +224,7 @@ class XmlCallReader(HoldingReader):
                     break
 
     def _take_function(self) -> Generator[None, None, bool]:
-        """Take a function's name; return whether it was one, and no text."""
+        """Process a function's name; return whether it was one rather than text."""
         self._state = _State.OPENED
         while True:
             begin = self._held.lstrip()
@@ -237,14 +238,14 @@ class XmlCallReader(HoldingReader):
             if not is_near or not (FUNCTION.startswith(begin) or _BEGUN_FUNCTION.fullmatch(begin)):
                 break
             yield
-        # What was taken for a call is none; another may follow it, or be what stands here.
+        # This is not a call, but another one may follow, or start here.
         length = num_blanks + (is_near and begin.startswith(FUNCTION))
         self._show_text(self._opened + self._held[:length])
         self._held, self._opened = self._held[length:], ""
         return False
 
     def _take_parameters(self) -> Iterator[None]:
-        """Take the parameters of a call, to its end."""
+        """Process the parameters of a call, to its end."""
         self._state = _State.PARAMETERS
         tags = (PARAMETER, *_CALL_ENDS)
         while True:
@@ -261,7 +262,7 @@ class XmlCallReader(HoldingReader):
                 any(tag.startswith(self._held) for tag in tags)
                 or _BEGUN_PARAMETER.fullmatch(self._held)
             ):
-                # Between parameters nothing is meant: whatever stands there is passed over.
+                # Skip anything between parameters.
                 behind = self._held[1:]
                 begin, tag = first_of(behind, tags)
                 kept = max(overlap(behind, tag) for tag in tags)
@@ -271,7 +272,7 @@ class XmlCallReader(HoldingReader):
             yield
 
     def _take_value(self, name: str, begin: int) -> bool:
-        """Take a value once it is sure where it ends; return whether it is."""
+        """Process a value if its end is certain; return whether it is."""
         if self._is_finished:
             return False
         place = max(begin, self._searched)
@@ -292,8 +293,8 @@ class XmlCallReader(HoldingReader):
         return False
 
     def _is_followed(self) -> Generator[None, None, bool]:
-        """Return whether a function stands behind another one, without an opening of its own; take
-        what closes the call."""
+        """Return whether a function follows another one without its own opening; process the tag
+        that closes the call."""
         self._state = _State.AFTER
         while FUNCTION.startswith(begin := self._unblank()) or CLOSING.startswith(begin):
             if begin in (FUNCTION, CLOSING):
@@ -315,7 +316,7 @@ class XmlCallReader(HoldingReader):
 
 
 def _without_ends(value: str) -> str:
-    """Return a value that has no end tag without the tags that end its call."""
+    """Return a value without an end tag, stripped of the tags that end its call."""
     for tag in (CLOSING, FUNCTION_END):
         if (bare := value.rstrip()).endswith(tag):
             value = bare.removesuffix(tag)
@@ -323,7 +324,7 @@ def _without_ends(value: str) -> str:
 
 
 def _is_ending(tag: str, behind: str) -> bool | None:
-    """Whether a value ends before an end tag with this behind it; None if that is not sure yet."""
+    """Whether an end tag followed by this text ends a value; None if that is not certain yet."""
     if tag == FUNCTION_END:
         return _follow(behind, _UNENDED)
     is_end = _follow_any(behind, _ENDINGS)
@@ -334,13 +335,13 @@ def _is_ending(tag: str, behind: str) -> bool | None:
 
 
 def _follow_any(text: str, choices: Sequence[Sequence[str]]) -> bool | None:
-    """Whether a text begins with tags of one of some choices; see `_follow`."""
+    """Whether a text starts with one of several tag sequences; see `_follow`."""
     found = [_follow(text, tags) for tags in choices]
     return True if True in found else None if None in found else False
 
 
 def _follow(text: str, tags: Sequence[str]) -> bool | None:
-    """Whether a text begins with tags and blanks between them; None if it may once it goes on."""
+    """Whether a text starts with tags separated by whitespace; None if it may with more text."""
     for tag in tags:
         length = len(text)
         text = text.lstrip()

@@ -64,4 +64,4 @@ def test_without_state_the_error_says_how_to_switch_it_on(
     said = two_turns(script(*RULES))
     assert said["texts"] == [ADVICE]
     assert said["failure"]["status"] == 404
-    assert "start the server with --responses-ttl 3600" in said["failure"]["message"]
+    assert "start it with --responses-ttl 3600" in said["failure"]["message"]

@@ -1,4 +1,4 @@
-"""A model's adapters are models of their own to clients: named, listed, asked and told apart."""
+"""A model's adapters appear to clients as separate models: listed, requested and cached apart."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WITH_ADAPTERS: dict[str, Any] = {"model_adapters": ADAPTERS, "model_aliases": ("
 
 
 def asked_of(fleet: FakeFleet) -> list[bytes]:
-    """Return the adapter of everything that was begun."""
+    """Return the adapter of every submitted request."""
     inputs: Iterable[GenerationRequest] = fleet.inputs
     return [one.request.adapter for one in fleet.generations] + [one.adapter for one in inputs]
 
@@ -70,7 +70,7 @@ async def test_the_list_shows_adapters_with_parent_and_digest() -> None:
 
 @pytest.mark.parametrize("aliases", [(), (ANY_MODEL,)])
 async def test_an_unknown_adapter_is_told_which_there_are(aliases: tuple[str, ...]) -> None:
-    """Also where every name is taken: the base is no answer to an adapter's name."""
+    """Also if any model name is accepted: the base model must not answer for an adapter's name."""
     fleet = FakeFleet()
     async with surface(fleet, **WITH_ADAPTERS | {"model_aliases": aliases}) as server:
         path, body = COMPLETIONS[0]
@@ -89,7 +89,7 @@ async def test_other_servers_names_of_adapters_are_told_how_they_are_named_here(
         for name in ("lora", "lora_path"):
             answer = await server.post(path, body | {name: "sql"})
             assert (answer.status, answer.error["param"]) == (400, name)
-            assert "part of model, as MODEL:ADAPTER" in answer.error["message"]
+            assert "name the adapter in model, as MODEL:ADAPTER" in answer.error["message"]
 
 
 def test_kept_answers_of_adapters_are_told_apart() -> None:

@@ -1,4 +1,4 @@
-"""What coding agents send beside the conversation, over the Messages and the Responses API."""
+"""Requests of coding agents over the Messages and Responses APIs, with the fields they add."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_an_edit_that_could_change_the_prompt_is_refused_with_what_to_do(
     assert refused.status == 400
     message = refused.json["error"]["message"]
     assert message.startswith("context_management: ")
-    assert "send the messages as the model is to see them" in message
+    assert "send the messages as the model should see them" in message
 
 
 async def test_values_of_anthropic_beta_that_mean_nothing_here_are_named_in_the_answer() -> None:
@@ -118,9 +118,7 @@ async def test_a_hosted_tool_that_is_demanded_is_refused_with_what_to_do(tools: 
     demanded = {"input": "hi", "tools": tools, "tool_choice": {"type": "web_search"}}
     refused = await refused_at(RESPONSES, demanded)
     assert (refused.status, refused.error["param"]) == (400, "tool_choice.type")
-    assert (
-        "offer a function, and do in your program what it is called for" in refused.error["message"]
-    )
+    assert "offer a function instead, and run it in your program" in refused.error["message"]
 
 
 async def test_a_strict_server_refuses_hosted_tools() -> None:
@@ -160,6 +158,6 @@ async def test_a_prompt_beyond_the_context_is_refused_with_both_numbers_and_what
     assert refused.status == 400
     error = refused.json["error"]
     message = error if isinstance(error, str) else error["message"]
-    # Claude Code compacts its conversation on these words, which it knows from Anthropic's API.
+    # Claude Code compacts its conversation if it sees this phrase of Anthropic's API.
     assert f"prompt is too long: {prompt_tokens} tokens > {MAX_MODEL_LEN - 1} maximum" in message
     assert "Shorten the prompt" in message

@@ -1,4 +1,4 @@
-"""`model: auto`: one server chooses among its models, and says which it was."""
+"""`model: auto`: a server chooses among its models and reports its choice."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def ladder(auto: AutoConfig = LADDER, **changes: Any) -> AsyncIterator[Two
 
 
 async def ask(models: TwoModels, **fields: Any) -> Answer:  # noqa: ANN401
-    """Ask for a chat, and leave the model open."""
+    """Send a chat request with `model: auto`."""
     headers = fields.pop("headers", None)
     body = {"model": "auto", "messages": [TURN]} | fields
     return await models.server.post(CHAT, body, headers=headers)
@@ -89,7 +89,7 @@ def awake(fleet: FakeFleet) -> None:
 
 
 async def metrics(models: TwoModels, begin: str) -> dict[str, float]:
-    """Return the samples of a scrape whose names begin so."""
+    """Return the samples of a scrape whose names have this prefix."""
     text = (await models.server.request("GET", "/metrics")).body.decode()
     pairs = [line.rsplit(" ", 1) for line in text.splitlines() if line.startswith(begin)]
     return {name: float(value) for name, value in pairs}
@@ -145,14 +145,16 @@ async def test_a_text_too_long_for_any_number_of_tokens_of_a_model_goes_to_a_lar
         text.encode = refuse  # type: ignore[method-assign]
         assert (await ask(models)).json["model"] == CODE
         refused = await ask(models, max_tokens=4095)
-        assert "is 4096 tokens, of code" in refused.error["message"], "of the one that counted it"
+        assert "is 4096 tokens, of code" in refused.error["message"], (
+            "the error must name the model that counted"
+        )
         assert "x-triolet-model-version" not in refused.headers
         models.server.services.models.named(CODE).text.encode = refuse  # type: ignore[method-assign]
         assert (await ask(models)).error["message"] == "cannot fit"
 
 
 async def test_a_model_is_tried_once_though_its_context_shrinks_meanwhile() -> None:
-    """It is that of the workers that are there: a smaller one may come while a text is rendered."""
+    """The context is that of the connected workers; a smaller one may connect during rendering."""
     async with ladder() as models:
         tries = 0
 
@@ -211,9 +213,9 @@ async def test_tools_and_forms_go_to_models_that_are_declared_to_take_them() -> 
             assert (await ask(models, **fields)).json["model"] == shown, fields
         refused = await ask(models, **tools, **form)
         assert (refused.status, refused.error["param"]) == (400, "tools")
-        assert "(demo, code) takes tools and" in refused.error["message"]
+        assert "(demo, code) supports tools and" in refused.error["message"]
         asleep(models.demo)
-        assert (await ask(models, **form)).json["model"] == MODEL, "no other takes it"
+        assert (await ask(models, **form)).json["model"] == MODEL, "no other model supports it"
 
 
 async def test_a_model_that_sleeps_is_woken_only_if_no_other_fits_or_by_policy() -> None:
@@ -235,7 +237,7 @@ async def test_a_model_that_cannot_be_woken_is_passed_over_whatever_the_policy()
 
 
 class CountingText(FakeText):
-    """Counts the prompts that are tokenised."""
+    """Counts the prompts that are tokenized."""
 
     num_prompts = 0
 
@@ -249,18 +251,18 @@ async def test_a_prompt_is_tokenised_only_if_a_model_that_may_answer_has_room() 
     async with ladder(text=text, code_text=other) as models:
         models.demo.admission.refuse_with = overloaded("demo is full", 7.0)
         assert (await ask(models, max_tokens=250)).json["model"] == CODE
-        assert (text.num_prompts, other.num_prompts) == (1, 1), "the larger one has room"
+        assert (text.num_prompts, other.num_prompts) == (1, 1), "the larger model has room"
         models.code.admission.refuse_with = overloaded("code is full", 9.0)
         refused = await ask(models)
         assert (refused.status, b"demo is full" in refused.body) == (503, True)
-        assert (await ask(models, n=1000)).status == 400, "what is wrong is not sent again"
+        assert (await ask(models, n=1000)).status == 400, "an invalid request is not tried again"
         assert (text.num_prompts, other.num_prompts) == (1, 1)
         assert (len(models.demo.admission.keys), len(models.code.admission.keys)) == (1, 1)
         models.demo.admission.refuse_with = None
         tried = await ask(models, max_tokens=250)
         assert (tried.status, b"code is full" in tried.body) == (503, True)
-        assert tried.headers["x-triolet-model-version"] == DIGEST, "of the one that refuses"
-        assert (text.num_prompts, other.num_prompts) == (2, 1), "only where it has to be known"
+        assert tried.headers["x-triolet-model-version"] == DIGEST, "the model that refuses"
+        assert (text.num_prompts, other.num_prompts) == (2, 1), "counted only where necessary"
 
 
 async def test_a_model_that_cannot_be_woken_keeps_no_request_from_an_early_refusal() -> None:
@@ -368,7 +370,7 @@ async def test_a_tenant_that_gets_short_answers_needs_little_room_for_them() -> 
 
 
 class Observed(QuotaObserver):
-    """Writes down what is told of costs."""
+    """Records the reported costs."""
 
     def __init__(self) -> None:
         self.auto: list[tuple[str, float, float]] = []
@@ -435,7 +437,7 @@ async def test_it_is_off_by_default_and_says_how_it_is_turned_on() -> None:
     async with ladder(AutoConfig()) as models:
         answer = await ask(models)
         assert (answer.status, answer.error["code"]) == (404, "model_not_found")
-        assert answer.error["message"].endswith("turns it on with [auto] ladder in triolet.toml")
+        assert answer.error["message"].endswith("turn it on with [auto] ladder in triolet.toml")
         assert (await models.server.request("GET", "/v1/models/auto")).status == 404
         listed = (await models.server.request("GET", "/v1/models")).json["data"]
         assert "auto" not in [card["id"] for card in listed]

@@ -1,4 +1,4 @@
-"""Whatever is wrong with a request, its answer is a 4xx in JSON that names the parameter."""
+"""Every invalid request gets a 4xx with JSON that names the parameter."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from server import app as app  # with it all models of requests
+from server import app as app  # imports all request models
 from server.api.fields import WORDS, StrictFields
 from tests.server.support.fakes import MAX_MODEL_LEN, FakeFleet, by_hand
 from tests.server.support.surface import MODEL, Surface, posted, surface
@@ -267,7 +267,7 @@ OF_NODES: dict[str, set[str]] = {
     "any": set(),
     "chain": set(),
     "bool": {"bool_type"},
-    "dataclass": {"dataclass_exact_type"},  # made by a validator, and not looked into
+    "dataclass": {"dataclass_exact_type"},  # created by a validator, not validated further
     "default": set(),
     "definition-ref": set(),
     "definitions": set(),
@@ -275,7 +275,7 @@ OF_NODES: dict[str, set[str]] = {
     "float": {"float_type", "finite_number"},
     "function-after": {"value_error"},
     "function-before": {"value_error"},
-    "function-wrap": {"string_pattern_mismatch"},  # a pattern behind a validator of ours
+    "function-wrap": {"string_pattern_mismatch"},  # a pattern after our own validator
     "int": {"int_type"},
     "list": {"list_type", "too_short", "too_long"},
     "literal": {"literal_error"},
@@ -290,7 +290,8 @@ OF_NODES: dict[str, set[str]] = {
     "typed-dict-field": set(),
     "union": set(),
 }
-"""What can be wrong at each kind of node of a model's schema. A new kind needs its words."""
+"""Possible errors at each kind of node of a request model's schema. A new kind needs an error
+text."""
 OF_BOUNDS = {
     "ge": "greater_than_equal",
     "gt": "greater_than",
@@ -303,7 +304,7 @@ SAID_ELSEWHERE = {"value_error", "missing", "extra_forbidden"}
 
 
 def nodes_of(schema: object) -> Iterator[dict[str, Any]]:
-    """Yield every node of a schema of the library that reads requests."""
+    """Yield every node of a pydantic core schema."""
     if isinstance(schema, dict):
         if isinstance(schema.get("type"), str):
             yield schema
@@ -318,7 +319,7 @@ def nodes_of(schema: object) -> Iterator[dict[str, Any]]:
 
 
 def models() -> Iterator[type[StrictFields]]:
-    """Yield every model of a request's fields."""
+    """Yield every request model."""
     waiting = [StrictFields]
     while waiting:
         yield (model := waiting.pop())

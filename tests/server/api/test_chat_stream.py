@@ -1,4 +1,4 @@
-"""Chat completions as a stream: order and form of the chunks, and every end of it."""
+"""Streamed chat completions: order and format of the chunks, and every way to end."""
 
 from __future__ import annotations
 

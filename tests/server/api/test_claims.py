@@ -1,4 +1,4 @@
-"""What a request claims is said at the edge, whichever way it came."""
+"""The API layer sets the tenant, class and deadline of a request, however it arrived."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_a_line_of_a_batch_claims_for_its_owner_and_stands_behind() -> Non
             request = InnerRequest("127.0.0.1", path, line, "r", "alice", within_s=86_400.0)
             assert (await request.ask(app)).status == 200
         requests = [one.request for one in server.fleet.generations] + server.fleet.inputs
-    assert {one.deadline_s for one in requests} == {86_400.0}, "as long as its batch has"
+    assert {one.deadline_s for one in requests} == {86_400.0}, "the rest of its batch's window"
     assert [one.scheduling for one in requests] == [
         Scheduling("alice", service_class=ServiceClass.BATCH)
     ] * 3

@@ -22,7 +22,7 @@ PATH = "/v1/completions"
 
 
 def repeat(generation: FakeGeneration) -> None:
-    """A script that says the prompt again, in capitals."""
+    """Answer with the prompt in capitals."""
     generation.say(bytes(generation.request.prompt_ids).decode().upper())
     generation.finish()
 
@@ -128,7 +128,7 @@ async def test_a_refusal_halfway_frees_what_was_begun() -> None:
 
 
 def test_alternatives_are_written_as_their_tokens_come() -> None:
-    """Those of thousands of tokens, written at the end, would hold up all streams."""
+    """Serializing those of thousands of tokens at the end would block all streams."""
     scored: list[int] = []
 
     def score(token: TokenLogprob) -> dict[str, int]:

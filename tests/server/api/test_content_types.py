@@ -1,4 +1,5 @@
-"""Bodies by their content-type: JSON under any name from programs, preflighted from other pages."""
+"""Content types of bodies: any for JSON from programs, only those with a preflight for web
+pages."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ BODIES: Final[dict[str, dict[str, Any]]] = {
     "/detokenize": {"tokens": [1]},
 }
 NOT_TESTED_HERE: Final = "/v1/batches"
-"""Needs files; reads its body as the others do."""
+"""Needs files; reads its body like the others."""
 NAMES: Final = {
     "none": "",
     "curl's": "application/x-www-form-urlencoded",
@@ -78,7 +79,7 @@ async def test_a_page_that_may_ask_may_call_its_json_anything(origin: str) -> No
 
 
 async def test_no_page_posts_across_sites_without_a_preflight() -> None:
-    """A browser sends these types, or none, without asking first."""
+    """A browser sends these types, or none, without a preflight."""
     async with surface(allow_origins=("https://app.example",)) as server:
         for path, fields in BODIES.items():
             body = json.dumps(fields).encode()

@@ -1,4 +1,4 @@
-"""Calls that are cut, repeated, or hidden in special tokens, in the answers of each API."""
+"""Truncated and repeated tool calls, and calls in special tokens, in the answers of each API."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ CUTS += [BOTH.rindex("Ro"), BOTH.rindex("</tool") + 4]
 def in_pieces(
     text: str, reason: FinishReason = FinishReason.LENGTH, stride: int = 3
 ) -> Callable[[FakeGeneration], None]:
-    """Return a script that says this in small pieces and ends so."""
+    """Return a script that generates this text in small pieces, with this end."""
     return saying(*(text[i : i + stride] for i in range(0, len(text), stride)), reason=reason)
 
 
@@ -121,7 +121,7 @@ def of_document(response: dict[str, Any]) -> tuple[str, list[str], str]:
 
 
 def of_ollama(answer: Answer) -> tuple[str, list[str], str]:
-    """Return the same of lines, or of the one line of a whole answer."""
+    """Return the same for Ollama's lines, or for the one line of a whole answer."""
     lines = [json.loads(line) for line in answer.body.splitlines()]
     text = "".join(line["message"]["content"] for line in lines)
     calls = [call for line in lines for call in line["message"].get("tool_calls", ())]
@@ -157,8 +157,8 @@ async def test_a_call_that_is_cut_by_max_tokens_is_never_text(
             assert text.strip() == "Hm."
             *whole, last = told or [""]
             assert whole == TOLD[: len(whole)]
-            # Of the call that was cut there is what came; as an object, in Messages, there is none,
-            # and Ollama's clients, which run what they are told, get no such call.
+            # Of a truncated call, what was generated is returned. It is not a valid object for
+            # Messages, and Ollama's clients would run it, so they get no such call.
             assert TOLD[len(whole)].startswith(last) or (path == MESSAGES and last == "{}")
             assert path != OLLAMA or told == [one for one in TOLD if one in BOTH[:cut]]
             assert end == reason
@@ -252,7 +252,7 @@ async def test_calls_that_have_to_be_made_are_made_once(is_streamed: bool) -> No
         requests = [generation.request for generation in fleet.generations]
     read = of_chat_stream if is_streamed else of_chat
     assert read(forced) == ("", TOLD, "tool_calls")
-    # A model that calls by itself is taken at its word.
+    # Repeats are not dropped if the model calls voluntarily.
     assert read(free) == ("", TOLD * 3, "tool_calls")
     assert [request.watch is None for request in requests] == [False, True]
 
@@ -275,7 +275,7 @@ NUM_BYTES = 256
 
 
 async def request_of(**fields: object) -> GenerationRequest:
-    """Return what is generated for a chat with a model of Mistral's form."""
+    """Return the generation request of a chat with a model of Mistral's format."""
     return await asked_of(CHAT, {**ASKS[CHAT], **fields}, text=TEXT)
 
 
@@ -286,7 +286,7 @@ async def test_markers_that_are_special_tokens_reach_the_reader_of_calls() -> No
     assert ids[0] > NUM_BYTES
     text, _ = relayed(request, ids)
     assert joined(MISTRAL.reader().push(text)).calls == [("weather", TOLD[0])]
-    # Without tools there is nothing to read: the token is hidden as every special one is.
+    # Without tools nothing is parsed, so the token is hidden like every special token.
     text, _ = relayed(await request_of(tools=None), ids)
     assert text == CALLS.removeprefix("[TOOL_CALLS]")
 

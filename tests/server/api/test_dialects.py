@@ -1,4 +1,4 @@
-"""What the answers of all dialects have in common: silence, clients that leave, failures."""
+"""Common behavior of all APIs: keep-alives, clients that disconnect, failures."""
 
 from __future__ import annotations
 

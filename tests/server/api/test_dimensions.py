@@ -1,4 +1,4 @@
-"""How long vectors are: `dimensions` at /v1/embeddings and at /api/embed."""
+"""The `dimensions` parameter at /v1/embeddings and /api/embed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIZE = 256
 
 @pytest.fixture
 async def server() -> AsyncIterator[Surface]:
-    """A server whose model says nothing of the lengths that it was trained for."""
+    """Run a server whose model does not state the dimensions it was trained for."""
     async with surface() as opened:
         object.__setattr__(opened.services.models.first, "embedding", EmbeddingModel(size=SIZE))
         yield opened
@@ -51,7 +51,7 @@ async def test_vectors_of_every_model_are_cut_and_have_length_1(
     [
         (0, "dimensions must be at least 1; it is 0"),
         (-1, "dimensions must be at least 1; it is -1"),
-        (SIZE + 1, "is 257; vectors of model demo have 256 numbers"),
+        (SIZE + 1, "is 257; embeddings of model demo have 256 dimensions"),
     ],
 )
 async def test_a_length_that_no_vector_has_is_refused_with_the_one_that_they_have(

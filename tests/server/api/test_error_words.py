@@ -1,4 +1,4 @@
-"""The words of errors: each names its subject, none shows what Python calls a thing."""
+"""Error texts: each names its parameter, and none contains Python terms."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WRONG: Final[tuple[Any, ...]] = (True, None, -1, 1e9, "x", [], [[]], [None], {},
 
 
 def kind_of(path: str) -> type[StrictModel]:
-    """Return what the body of a route is read with."""
+    """Return the request model of a route."""
     entries = [row.entry for row in ROUTES.rows if row.endpoint == f"POST {path}"]
     [body] = [entry.body for entry in entries if entry is not None]
     assert isinstance(body, type)
@@ -43,12 +43,12 @@ def user(**part: object) -> list[dict[str, Any]]:
 
 
 def field_names(kind: type[StrictModel]) -> list[str]:
-    """Return the names of the fields, as clients write them."""
+    """Return the field names as clients write them."""
     return [info.alias or name for name, info in kind.model_fields.items()]
 
 
 def is_told(message: str, subjects: Iterable[str]) -> bool:
-    """Return whether a message names one of these, in words that are none of Python's."""
+    """Return whether a message names one of these and contains no Python terms."""
     return not PYTHON.search(message) and any(one in message for one in subjects)
 
 
@@ -108,15 +108,15 @@ PICTURE: Final = [{"type": "image_url", "image_url": {"url": "data:"}}]
     ("path", "fields", "advice"),
     [
         (CHAT, {"prediction": {"type": "content"}}, "leave it out"),
-        (CHAT, {"modalities": ["text", "audio"]}, "speak the answer yourself"),
-        (CHAT, {"audio": {"voice": "x"}}, "speak the text of the answer yourself"),
+        (CHAT, {"modalities": ["text", "audio"]}, "convert the answer to speech"),
+        (CHAT, {"audio": {"voice": "x"}}, "convert the answer to speech"),
         (CHAT, {"web_search_options": {}}, "offer a function in tools"),
         (CHAT, {"store": True}, "keep the answer yourself"),
         (CHAT, {"messages": [{"role": "user", "content": PICTURE}]}, "describe the image"),
-        (CHAT, {"messages": user(type="input_audio")}, "send what is said as a text part"),
+        (CHAT, {"messages": user(type="input_audio")}, "send the transcript as a text part"),
         (CHAT, {"messages": user(type="file")}, "send its text as a text part"),
         (RESPONSES, {"background": True}, "/v1/batches"),
-        (RESPONSES, {"conversation": "conv_1"}, "go on with previous_response_id"),
+        (RESPONSES, {"conversation": "conv_1"}, "use previous_response_id"),
         (RESPONSES, {"input": user(type="input_image")}, "describe the image"),
         (RESPONSES, {"input": user(type="input_file")}, "send its text as a text part"),
         (RESPONSES, {"tools": [{"type": "web_search"}]}, "offer a function"),
@@ -141,17 +141,17 @@ def test_what_is_not_served_is_refused_with_what_to_do_instead(
 @pytest.mark.parametrize(
     ("path", "advice"),
     [
-        ("/v1/moderations", "let a model judge"),
+        ("/v1/moderations", "ask a model to judge"),
         ("/v1/uploads/upload_1/parts", "POST /v1/files takes a whole file"),
-        ("/v1/audio/speech", "no speech"),
-        ("/v1/audio/transcriptions", "no speech"),
-        ("/v1/images/generations", "no images"),
+        ("/v1/audio/speech", "speech is not supported"),
+        ("/v1/audio/transcriptions", "speech is not supported"),
+        ("/v1/images/generations", "images and videos are not"),
         ("/v1/fine_tuning/jobs", "MODEL:ADAPTER"),
         ("/v1/vector_stores", "POST /v1/embeddings"),
         ("/v1/assistants", "send all turns"),
         ("/v1/threads/thread_1/runs", "send all turns"),
         ("/v1/realtime/sessions", "over a WebSocket"),
-        ("/v1/chat/completions/chatcmpl-1", "chats are not stored"),
+        ("/v1/chat/completions/chatcmpl-1", "chat completions are not stored"),
         ("/v1/containers", "run them in your program"),
         ("/v1/organization/usage/completions", "/v1/usage"),
         ("/v1/v1/messages", "without /v1"),
@@ -172,9 +172,9 @@ async def test_a_path_that_is_not_served_is_told_in_the_words_of_its_api() -> No
         of_messages = await server.post("/v1/messages/batches", {"requests": []})
         of_ollama = await server.post("/api/blobs/sha256:0", {})
     assert (of_messages.status, of_messages.json["error"]["type"]) == (404, "not_found_error")
-    assert "/v1/batches takes the OpenAI form" in of_messages.json["error"]["message"]
+    assert "use /v1/batches" in of_messages.json["error"]["message"]
     assert of_ollama.status == 404
-    assert "models are not uploaded" in of_ollama.json["error"]
+    assert "models cannot be uploaded" in of_ollama.json["error"]
 
 
 async def test_a_broken_body_is_told_without_bytes() -> None:

@@ -1,4 +1,4 @@
-"""GET /fleet/audit: what it tells, and which tenants may ask."""
+"""GET /fleet/audit: its content, and who may request it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GET /fleet/status: figures for the dashboard, for callers on this machine."""
+"""GET /fleet/status: the dashboard's data, for callers on this machine."""
 
 from __future__ import annotations
 
@@ -86,7 +86,9 @@ async def test_the_last_seconds_are_told_at_once_and_no_more_than_those(
         metrics.fleet.first_token(FirstTokenArrived(FACTS, 0.02))
         await trio.sleep(CONFIG.sample_s)
         told = recent.since_then()
-        assert told["latencies"]["ttft"]["totals"][-1] == 1, "the first one was before"
+        assert told["latencies"]["ttft"]["totals"][-1] == 1, (
+            "the first request came before the window"
+        )
         assert CONFIG.recent_s <= told["seconds"] <= CONFIG.recent_s + CONFIG.sample_s
         assert told["counters"]["prompt_tokens"] == 0
         nursery.cancel_scope.cancel()

@@ -1,4 +1,4 @@
-"""Tools of a model whose chat template shows none, in the words of each API."""
+"""Tools of a model whose chat template shows none, over each API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parser of bodies by itself: what it takes must survive being written again."""
+"""The JSON parser of bodies alone: everything it accepts can be encoded again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ json_values = st.recursive(
 
 
 def parsed_or_400(body: bytes) -> dict[str, object] | None:
-    """Return the object, or None where it is refused as it should be; raise anything else."""
+    """Return the object, or None for a proper 400; raise anything else."""
     try:
         return parse_object(body)
     except RequestError as error:
@@ -122,7 +122,7 @@ def num_errors(kind: type[StrictModel], body: dict[str, object]) -> int:
 def test_a_list_is_not_read_to_its_end_where_it_is_wrong(
     kind: type[StrictModel], entry: object
 ) -> None:
-    """An error of each entry of three MB held the interpreter's lock for six seconds."""
+    """An error for each entry of three MB held the interpreter lock for six seconds."""
     entries = [entry] * (2 * MAX_MESSAGES)
     errors = {
         name: num_errors(kind, {field.alias or name: entries})

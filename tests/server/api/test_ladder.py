@@ -1,4 +1,4 @@
-"""Which rung of a ladder answers: each rule by itself."""
+"""The choice of a ladder's model: each rule alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def chosen(asked: AskedModel, *rungs: Rung, wake: WakePolicy = IF_NEEDED) -> tup
 
 
 def of_size(prompt: int, completion: int | None = None, most: int | None = None) -> AskedModel:
-    """Return what asks for the same number of tokens on each rung."""
+    """Return a request with the same number of tokens on each model."""
     size = Size(prompt, completion, most)
     return AskedModel(unasked_tokens=50, sizes={rung.model: size for rung in LADDER})
 
@@ -40,8 +40,8 @@ def asleep(rung: Rung, state: ModelState = ModelState.SLEEPING) -> Rung:
         (of_size(60, 341), None),
         (of_size(161, 40), "large"),
         (of_size(50), "small"),
-        (of_size(51), "middle"),  # 50 tokens of a completion that is not asked for
-        (of_size(91, None, 9), "small"),  # it gets no more than 9
+        (of_size(51), "middle"),  # 50 tokens are assumed for the completion
+        (of_size(91, None, 9), "small"),  # limited to 9
         (of_size(92, None, 9), "middle"),
         (of_size(399), "large"),  # a short completion is better than none
         (of_size(400), None),
@@ -139,9 +139,9 @@ def test_a_rung_is_woken_by_policy(
 @pytest.mark.parametrize(
     ("asked", "words", "param"),
     [
-        (AskedModel(has_tools=True), "(small, large) takes tools;", "tools"),
-        (AskedModel(has_form=True), "takes an answer of a certain form;", "response_format"),
-        (AskedModel(has_tools=True, has_form=True), "takes tools and an answer of", "tools"),
+        (AskedModel(has_tools=True), "(small, large) supports tools;", "tools"),
+        (AskedModel(has_form=True), "supports structured output;", "response_format"),
+        (AskedModel(has_tools=True, has_form=True), "supports tools and structured", "tools"),
     ],
 )
 def test_what_no_rung_takes_is_refused_by_name(asked: AskedModel, words: str, param: str) -> None:
@@ -154,7 +154,7 @@ def test_what_no_rung_takes_is_refused_by_name(asked: AskedModel, words: str, pa
 
 def test_two_rungs_that_take_one_of_two_take_not_both() -> None:
     rungs = (replace(SMALL, takes_tools=False), replace(LARGE, takes_forms=False))
-    with pytest.raises(RequestError, match="takes tools and an answer"):
+    with pytest.raises(RequestError, match="supports tools and structured"):
         choose(rungs, AskedModel(has_tools=True, has_form=True), IF_NEEDED)
 
 

@@ -1,4 +1,4 @@
-"""Bodies that take long to parse: they never hold up the event loop, which keeps the workers."""
+"""Bodies that take long to parse never block the event loop, which sends the heartbeats."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SPACE = " " * INLINE_BYTES
 
 @asynccontextmanager
 async def another_task() -> AsyncIterator[Callable[[], int]]:
-    """Run a task that does nothing; yield a function that says how many steps it has done."""
+    """Run an idle task; yield a function that returns its number of steps."""
     done = 0
 
     async def count_steps() -> None:
@@ -96,7 +96,7 @@ async def test_a_large_body_that_waits_too_long_is_refused() -> None:
             for _ in range(2):
                 nursery.start_soon(post, server)
         held.let_all_go()
-    assert sorted(answer.status for answer in answers) == [400, 503], "begun, and not begun"
+    assert sorted(answer.status for answer in answers) == [400, 503], "one was started, one was not"
     [refused] = [answer for answer in answers if answer.status == 503]
     assert refused.error["code"] == "overloaded"
     assert int(refused.headers["retry-after"]) >= 1
@@ -131,7 +131,7 @@ async def test_no_more_ids_than_a_context_holds_become_text_at_once() -> None:
         ]
     assert (taken.status, taken.json["prompt"]) == (200, "a" * most)
     assert (refused.status, refused.error["param"]) == (400, "tokens")
-    assert f"the {most} of a context" in refused.error["message"]
+    assert f"a context holds ({most})" in refused.error["message"]
 
 
 async def test_schemas_of_tools_are_gone_through_one_by_one() -> None:
@@ -156,7 +156,7 @@ async def test_tools_beyond_the_bound_of_a_grammar_are_refused_at_once() -> None
         answer = await server.post("/v1/chat/completions", asked | {"tool_choice": "required"})
         assert not server.grammars.checked
     assert (answer.status, answer.error["param"]) == (400, "tools")
-    assert "too large together" in answer.error["message"]
+    assert "too large in total" in answer.error["message"]
 
 
 async def test_a_message_in_very_many_parts_is_refused_by_their_number() -> None:
@@ -224,7 +224,7 @@ async def test_a_long_conversation_that_has_been_checked_is_read_some_turns_at_a
     async with another_task() as steps:
         before = steps()
         read = await read_checked(StrictModel.kinds[kind], asked)
-        assert steps() - before >= 4 - 1, "the last slice is followed by no other step"
+        assert steps() - before >= 4 - 1, "no step follows the last slice"
     assert read == read_request(StrictModel.kinds[kind], asked)
 
 

@@ -1,4 +1,4 @@
-"""Reading an OutputStream: an error of one reader is raised in its own task."""
+"""Reading an OutputStream with callbacks: an error of one reader is raised in its own task."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def a_stream(count: int = 1) -> tuple[OutputStream, list[FakeGeneration]]:
 
 
 class Holding:
-    """A stage that holds all text back until the end, or breaks at one."""
+    """A stage that holds all text back until the end, or raises at one text."""
 
     def __init__(self, broken_at: str = "") -> None:
         self.given: list[str] = []
@@ -147,7 +147,7 @@ async def test_events_of_all_choices_that_arrive_together_come_at_once() -> None
 
 
 async def test_a_stream_whose_choices_are_over_is_freed_unread() -> None:
-    """Python's collector, which finds circles, comes rarely."""
+    """Freed by reference counting: Python's cycle collector runs rarely."""
     stream, [generation] = a_stream()
     generation.finish()
     await trio.testing.wait_all_tasks_blocked()

@@ -1,4 +1,4 @@
-"""One server with several models: a request goes to the one that it names, and to no other."""
+"""A server with several models: a request goes only to the model that it names."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ VECTORS: list[tuple[str, dict[str, Any]]] = [
 
 
 class CodeText(FakeText):
-    """Writes every text twice, so that its prompts are told apart."""
+    """Writes every text twice, so that its prompts can be distinguished."""
 
     async def encode(
         self,
@@ -83,7 +83,7 @@ class TwoModels:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """What each was asked for so far."""
+        """Return the number of requests to each so far."""
         fleets = self.demo, self.code
         first, second = (len(fleet.generations) + len(fleet.inputs) for fleet in fleets)
         return first, second
@@ -248,10 +248,10 @@ async def test_a_server_is_ready_while_all_its_models_sleep_and_while_one_is_wok
             status.workers.clear()
             status.told, status.is_coming = ModelState.SLEEPING, True
         for told, is_coming, code_status in (
-            (ModelState.LOADING, True, 503),  # with the fleet: nothing was ready before
+            (ModelState.LOADING, True, 503),  # loading with the fleet: never ready before
             (ModelState.STAGED, True, 200),
             (ModelState.SLEEPING, False, 200),
-            (ModelState.LOADING, True, 200),  # for a request, which waits
+            (ModelState.LOADING, True, 200),  # loading for a request, which waits
         ):
             code.told, code.is_coming = told, is_coming
             answer = await models.server.request("GET", "/health/ready")
@@ -282,7 +282,7 @@ async def test_load_status_and_metrics_are_of_all_models() -> None:
     assert 'triolet_time_to_first_token_seconds_count{model="code"} 2.0' in text
     assert 'vllm:num_requests_waiting{engine="0",model_name="code"} 2.0' in text
     heads = [line for line in text.splitlines() if line.startswith("# TYPE ")]
-    assert len(heads) == len(set(heads)), "each family once"
+    assert len(heads) == len(set(heads)), "each metric family must occur once"
 
 
 async def test_an_audit_adds_up_the_queues_of_all_models() -> None:

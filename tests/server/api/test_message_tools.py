@@ -1,4 +1,4 @@
-"""Calls of tools in the words of the Messages API."""
+"""Tool calls over the Messages API."""
 
 from __future__ import annotations
 

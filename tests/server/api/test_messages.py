@@ -1,4 +1,4 @@
-"""POST /v1/messages: order of events, ends, usage, what is refused and in which form."""
+"""POST /v1/messages: order of events, ends, usage, and the content and format of errors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ ORDER = [
 
 
 NESTED: dict[str, Any] = {}
-"""Deeper than any schema may be."""
+"""Nested deeper than any schema may be."""
 for _ in range(50):
     NESTED = {"items": NESTED}
 
@@ -75,7 +75,7 @@ def ask(**more: object) -> dict[str, Any]:
 
 
 def error_of(answer: Answer) -> dict[str, Any]:
-    """Return an error that must have this API's form."""
+    """Return an error, which must have this API's format."""
     document = answer.json
     assert document["type"] == "error"
     assert document["request_id"] == answer.headers["request-id"]

@@ -1,4 +1,4 @@
-"""Uploads of every size are read back byte for byte; what is no such form is a 400."""
+"""Uploads of every size are parsed byte for byte; malformed forms get a 400."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ BOUNDARY = "0123456789abcdef" * 4
 
 
 def form(*parts: tuple[str, bytes]) -> bytes:
-    """Return a body with these parts: their disposition beyond `form-data; `, and their content."""
+    """Return a body with these parts, given as the disposition after `form-data; ` and the
+    content."""
     told = [
         f"--{BOUNDARY}\r\nContent-Disposition: form-data; {named}\r\n\r\n".encode() + content
         for named, content in parts

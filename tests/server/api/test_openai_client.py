@@ -1,4 +1,4 @@
-"""The official client against the surface: what its users see."""
+"""OpenAI's official client against the server: results as its users see them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ else:
     responses_websocket = lazily("openai.lib.responses_websocket")
 
 T = TypeVar("T")
-# The client opens its WebSocket in a way that the websockets library has begun to deprecate.
+# The client opens its WebSocket in a way that the websockets library has deprecated.
 over_websocket = pytest.mark.filterwarnings("ignore:connect.. must be used:DeprecationWarning")
 HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
 
@@ -38,7 +38,7 @@ async def with_client(server: Surface, use: Callable[[openai.OpenAI], T]) -> T:
     """Run the synchronous client in a thread."""
 
     def work() -> T:
-        # Without a context for TLS, whose certificates take longer to load than a test runs.
+        # Without a TLS context, whose certificates take longer to load than a test runs.
         with openai.OpenAI(
             api_key="none",
             base_url=f"{server.url}/v1",

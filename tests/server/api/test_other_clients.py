@@ -1,5 +1,5 @@
-"""What decides the next token, as it is sent to /v1/responses and /v1/messages by the official
-clients: the same parameters as for chats, strict about every type that comes back."""
+"""Sampling parameters at /v1/responses and /v1/messages, sent by the official clients with strict
+response types."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STOP: Any = ({"stop_sequences": ["x", "yy"]}, {"stop": ("x", "yy")})
 
 
 def table_of(kind: type[BaseModel]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Return what of the parameters of chats an endpoint has too."""
+    """Return the chat parameters that an endpoint also has."""
     names = {field.alias or name for name, field in kind.model_fields.items()}
     return [row for row in [*SHARED, THINKING, STOP] if row[0].keys() <= names]
 

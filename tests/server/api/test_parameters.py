@@ -1,4 +1,4 @@
-"""What a request asks for is what is generated: parameters, defaults, prompts."""
+"""Generation requests match the API request: parameters, defaults, prompts."""
 
 from __future__ import annotations
 

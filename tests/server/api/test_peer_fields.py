@@ -1,5 +1,5 @@
-"""What clients of other servers send: the fields of vLLM, SGLang and llama.cpp with their defaults,
-and the requests of benchmark clients."""
+"""Requests of other servers' clients: fields of vLLM, SGLang and llama.cpp with their defaults, and
+the requests of benchmark clients."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ SHARED: dict[str, Any] = {
     "timings_per_token": False, "top_n_sigma": -1.0, "typical_p": 1.0, "xtc_probability": 0.0,
     "xtc_threshold": 0.1,
 }  # fmt: skip
-"""By name, the value that the peer uses where a client sends none."""
+"""The value that each server uses if a client sends none, by name."""
 OF_CHAT: dict[str, Any] = {
     "add_generation_prompt": True, "add_special_tokens": False, "chat_template": None,
     "chat_template_kwargs": None, "continue_final_message": False, "disagg_prefill_dp_rank": None,
@@ -85,7 +85,7 @@ CHANGES: dict[str, Any] = {
     "repetition_detection": {"max_pattern_size": 3}, "return_prompt_text": True,
     "return_prompt_token_ids": True, "return_tokens": True, "watermarking": True,
 }  # fmt: skip
-"""What would change a chat's answer."""
+"""Values that would change a chat's answer."""
 
 
 @pytest.mark.parametrize(("kind", "usual", "name", "value"), DEFAULTS)
@@ -164,7 +164,7 @@ BENCHMARKS: dict[str, tuple[dict[str, Any], str | None]] = {
         None,
     ),
 }
-"""By client, the body of a streamed chat, and which of its names is ignored."""
+"""By client: the body of a streamed chat, and the names in it that are ignored."""
 
 
 @pytest.mark.parametrize(("body", "ignored"), BENCHMARKS.values(), ids=BENCHMARKS)

@@ -1,4 +1,4 @@
-"""Everything beside generation: probes, models, the tokenizer, metrics, the page, access."""
+"""Endpoints beside generation: health checks, models, tokenizer, metrics, the page, access."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ async def test_what_is_not_there_says_so_in_json(method: str, path: str, status:
 
 async def test_a_websocket_asked_without_its_handshake_names_both_ways() -> None:
     answer = await requested("GET", "/v1/responses")
-    assert answer.error["message"] == "this path takes POST, and WebSockets"
+    assert answer.error["message"] == "this path accepts POST, and WebSockets"
 
 
 async def test_pools_and_their_bytes_are_in_the_metrics() -> None:
@@ -205,7 +205,7 @@ async def test_requests_are_counted_by_route_and_errors_by_status() -> None:
         answer = await server.request("GET", "/metrics")
     assert b'triolet_http_errors_total{status="404"} 2.0' in answer.body
     assert b'triolet_http_requests_total{endpoint="none"} 1.0' in answer.body
-    # What a client made up is no label.
+    # A name made up by a client must not become a label.
     assert b'{endpoint="GET /v1/models/<path:name>"} 1.0' in answer.body
 
 

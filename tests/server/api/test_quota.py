@@ -1,5 +1,4 @@
-"""Limits of tenants at the edge: which requests are refused, what is charged, what clients are
-told."""
+"""Tenant limits in the API: refused requests, charges, and the limits reported to clients."""
 
 from __future__ import annotations
 
@@ -46,14 +45,14 @@ ROUTES: list[tuple[str, dict[str, Any]]] = [
 
 
 class World(LimitedServer):
-    """A server whose tenants alice and root have limits, and none."""
+    """A server whose tenants alice and root have limits; another has none."""
 
     def __init__(self, server: Surface, fleet: ChargingFleet, quotas: Quotas, plan: Plan) -> None:
         super().__init__(server, quotas, plan)
         self.fleet = fleet
 
     async def ask(self, path: str = "/v1/chat/completions", body: Any = CHAT) -> Answer:  # noqa: ANN401
-        """Ask as alice."""
+        """Send a request as alice."""
         return await self.server.post(path, body, headers=OF_ALICE)
 
 
@@ -201,7 +200,7 @@ async def test_usage_is_shown_to_its_tenant_and_everybodys_to_operators(world: W
     everybody = await world.server.request("GET", "/fleet/usage", headers=OF_ROOT)
     assert {one["tenant"] for one in everybody.json["data"]} == {"alice", "root"}
     shown, told = everybody.json["data"][0], {k: v for k, v in own.json.items() if k != "object"}
-    # What is left grows with time: on a slow machine between the two answers.
+    # The remaining quota grows with time, also between the two answers on a slow machine.
     later = await world.server.request("GET", "/v1/usage", headers=OF_ALICE)
     first, left, last = told.pop("remaining"), shown.pop("remaining"), later.json["remaining"]
     assert shown == told
@@ -245,7 +244,7 @@ async def test_who_asks_for_more_than_its_plan_has_is_told(world: World) -> None
     for path, body in ROUTES[:6:5]:
         answer = await world.ask(path, body)
         assert answer.status == 400
-        assert "4 tokens" in answer.json["error"]["message"]
+        assert "allows 4 " in answer.json["error"]["message"]
     assert not world.fleet.generations
 
 
@@ -253,13 +252,13 @@ async def test_who_asks_for_more_than_its_plan_has_is_told(world: World) -> None
 async def test_a_key_by_which_nothing_is_kept_spares_nobody_the_early_refusal(world: World) -> None:
     await world.ask()
     headers = OF_ALICE | {"idempotency-key": "k"}
-    unfit = CHAT | {"max_tokens": 10**6}  # which would be said once it is worked on
+    unfit = CHAT | {"max_tokens": 10**6}  # refused only after the quota check
     answer = await world.server.post("/v1/chat/completions", unfit, headers=headers)
     assert answer.status == 429
 
 
 class FullRun(FakeRun):
-    """Takes the first input on, and is refused the others."""
+    """Starts the first input, and refuses the others."""
 
     async def vectors(self) -> Sequence[bytes]:
         await trio.lowlevel.checkpoint()
@@ -281,4 +280,4 @@ async def test_inputs_that_were_not_taken_on_any_more_are_given_back(
     answer = await world.ask("/v1/embeddings", {"input": ["a b c", "d", "e f"]})
     assert answer.status == 503
     assert (world.quotas.num_open, world.quotas.store.num_reserved) == (0, 0)
-    assert world.account.used_tokens == 5, "of the first one alone"
+    assert world.account.used_tokens == 5, "only the first input is charged"

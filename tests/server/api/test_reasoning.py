@@ -1,4 +1,4 @@
-"""Reasoning in the words of each API: told apart, counted, bounded, resumed and replayed."""
+"""Reasoning over each API: separated, counted, limited, resumed and replayed."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ GPT_OSS = QWEN.split("{% if add")[0] + "<|start|>assistant{# <|channel|> #}"
 
 
 async def gpt_oss(completion: str) -> tuple[TextModel, list[int]]:
-    """Return a model of harmony's form, and a completion's tokens."""
+    """Return a model with the harmony format, and a completion's tokens."""
     text = tiny_text(template=GPT_OSS, specials=HARMONY)
     text.eos_token_ids = await text.encode("<|return|><|call|>")
     return text, list(await text.encode(completion))
 
 
 def writing(text: TextModel, ids: list[int]) -> Callable[[FakeGeneration], None]:
-    """Return a script that writes these tokens as the fleet does."""
+    """Return a script that generates these tokens as the fleet does."""
 
     def script(generation: FakeGeneration) -> None:
         request = generation.request
@@ -118,7 +118,7 @@ async def streamed(
 
 
 async def asked(path: str, body: dict[str, Any], template: str = QWEN) -> tuple[str, Any]:
-    """Return the prompt's end and the reasoning of what a worker is asked for."""
+    """Return the end of the prompt and the reasoning settings sent to a worker."""
     fleet, text = thinking(template=template)
     async with surface(fleet, text=text) as server:
         answer = await server.post(path, body)
@@ -355,7 +355,7 @@ async def test_earlier_reasoning_is_given_to_the_template(path: str, body: dict[
     shown = f"[user]hi<|end|>[assistant]<think>{THOUGHT}</think>It is.<|end|>"
     assert prompt == f"{shown}[user]hi<|end|>[assistant]"
     prompt, _ = await asked(path, body, TEMPLATE)
-    assert THOUGHT not in prompt, "a template that shows none"
+    assert THOUGHT not in prompt, "the template shows no reasoning"
 
 
 async def test_a_response_has_an_item_of_reasoning() -> None:
@@ -389,7 +389,7 @@ async def test_a_streamed_response_opens_and_closes_its_reasoning() -> None:
     done = next(e for name, e in events if name == "response.reasoning_text.done")
     assert (done["text"], done["output_index"], done["content_index"]) == (THOUGHT, 0, 0)
     at = [e["output_index"] for _, e in events if "output_index" in e]
-    assert at == sorted(at), "all of an item comes before the next one"
+    assert at == sorted(at), "items must not interleave"
     assert [e["sequence_number"] for _, e in events] == list(range(len(events)))
     whole = await answered(RESPONSES, {"input": "hi"})
     last = events[-1][1]["response"]["output"]
@@ -553,7 +553,7 @@ async def test_a_budget_ends_harmonys_analysis_but_not_a_demanded_call() -> None
     assert forced == "<|end|><|start|>assistant<|channel|>final<|message|>"
     assert (called.budget, called.is_in_grammar) == (None, True)
     assert formed is not None
-    assert formed.closings == free.closings[:1], "a call cannot have the form"
+    assert formed.closings == free.closings[:1], "a call cannot follow the answer's format"
 
 
 async def test_calls_that_reasoning_repeats_end_nothing() -> None:

@@ -1,4 +1,4 @@
-"""Refused requests leave one line each in the log, within a rate, and nothing of what they said."""
+"""Refused requests are logged in one line each, up to a rate, without their content."""
 
 from __future__ import annotations
 

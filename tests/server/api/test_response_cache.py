@@ -1,4 +1,4 @@
-"""An answer is given again to clients that ask for that, if it could be no other."""
+"""The response cache: stored answers are returned only if the request determines the answer."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def outcome(answer: Answer) -> str | None:
 
 
 def said(answer: Answer) -> str:
-    """Return an answer without what is new each time."""
+    """Return an answer without the parts that are new each time."""
     fields = answer.json
     fresh = ("id", "created", "created_at", "completed_at", "output")
     return str({name: value for name, value in fields.items() if name not in fresh})
 
 
 def shapes(answer: Answer) -> list[object]:
-    """Return what each chunk of a stream says, whatever it is called."""
+    """Return the content of each chunk of a stream, without ids."""
     data = [line for line in answer.body.decode().split("\n") if line.startswith("data: {")]
     return [line.count('"') for line in data]
 
@@ -157,7 +157,7 @@ async def test_another_model_answers_anew_and_two_at_once_are_not_told_apart() -
         assert outcome(await ask(server)) == "bypass"
         workers[1].fingerprint = "other"
         assert outcome(await ask(server)) == "miss"
-        # The fake's answers come from the first model all the time.
+        # The fake's answers always come from the first model.
         assert outcome(await ask(server)) == "miss"
 
 

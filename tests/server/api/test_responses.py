@@ -1,4 +1,4 @@
-"""POST /v1/responses: order of events, forms of answers, what is refused and how."""
+"""POST /v1/responses: order of events, response format, refused requests."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def ask(**more: object) -> dict[str, Any]:
 
 
 def events_of(answer: Answer) -> list[dict[str, Any]]:
-    """Return the events of a stream, whose names must be their types."""
+    """Return the events of a stream, whose SSE names must equal their types."""
     named = answer.named_events
     assert [name for name, _ in named] == [event["type"] for _, event in named]
     return [event for _, event in named]
@@ -383,5 +383,5 @@ async def test_an_unknown_model_is_404_and_a_stored_response_is_nowhere() -> Non
         stored = await server.request("GET", f"{PATH}/resp_1")
         listed = await server.request("GET", PATH)
     assert stored.status == 404
-    assert "not stored" in stored.error["message"]
+    assert "stores no responses" in stored.error["message"]
     assert (listed.status, listed.headers["allow"]) == (405, "POST")

@@ -1,4 +1,4 @@
-"""Answers of a WebSocket that were asked to outlive it: cut anywhere, and gone on with."""
+"""Resumable answers of a WebSocket: cut anywhere and continued."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def some(socket: Socket, count: int) -> list[dict[str, Any]]:
 
 
 async def begin(server: Surface, socket: Socket, count: int = 0) -> dict[str, Any]:
-    """Ask, let the fleet say some words, and return the first event."""
+    """Send a request, generate some words, and return the first event."""
     number = len(server.fleet.generations)
     await socket.send(create())
     generation = await server.fleet.nth(number)

@@ -1,4 +1,4 @@
-"""The WebSocket of the Responses API: lanes, cancels, what is refused, and every end."""
+"""The WebSocket of the Responses API: lanes, cancels, refusals, and every way to end."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def test_a_cancel_ends_the_answer_with_what_was_said(by: str) -> None:
         elif by == "lane":
             target = {"stream_id": "a"}
         last = await socket.response({"type": "response.cancel", **target}, "response.incomplete")
-        # Crossing messages are no error: the next event is of the next answer.
+        # Crossing messages are not an error: the next event is of the next answer.
         await socket.send({"type": "response.cancel", "response_id": response_id})
         fleet.script = lambda generation: generation.finish()
         await socket.send(create())

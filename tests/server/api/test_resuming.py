@@ -35,7 +35,7 @@ WORDS = [f"word{number} " for number in range(60)]
 
 
 def tell_a_story(generation: FakeGeneration) -> None:
-    """A script of many chunks: the reader may take them one by one or all at once."""
+    """Generate many chunks: the reader may take them one by one or all at once."""
     generation.say(*WORDS)
     generation.finish()
 
@@ -45,7 +45,7 @@ _opened: list[RawClient] = []
 
 @pytest.fixture(autouse=True)
 def closing() -> Iterator[None]:
-    """Close what a test has opened."""
+    """Close everything that a test has opened."""
     yield
     while _opened:
         fd = _opened.pop().stream.socket.detach()
@@ -63,13 +63,13 @@ async def ask(server: Surface, body: dict[str, Any], **headers: str) -> RawClien
 
 
 async def begun(server: Surface) -> tuple[RawClient, FakeGeneration]:
-    """Ask for a stream with a key, and wait until the fleet has begun it."""
+    """Send a streaming request with a key, and wait until the fleet has started it."""
     client = await ask(server, ASK, idempotency_key="k")
     return client, await server.fleet.nth(0)
 
 
 async def events(client: RawClient, count: int | None = None) -> list[bytes]:
-    """Read a stream's events, all or some of them, each with its id."""
+    """Read all or some of a stream's events, each with its id."""
     status, headers = await client.head()
     assert status == 200, await client.chunk()
     assert headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -301,7 +301,7 @@ async def test_an_answer_runs_ahead_of_its_readers_by_a_bound_only() -> None:
             generation.say("x" * 8_000)
             await trio.lowlevel.checkpoint()
         await trio.testing.wait_all_tasks_blocked(0.05)
-        assert generation.num_unread > 0, "its tokens wait where those of every client do"
+        assert generation.num_unread > 0, "its tokens must wait like those of other clients"
         await first.stream.aclose()
 
 
@@ -346,7 +346,7 @@ async def test_a_tenant_with_many_answers_pushes_out_its_own_only(config: Resume
             return answer
 
         first = await answer_of("a", "k")
-        assert len(first.body) < config.max_kept_bytes / 2, "less than an equal part"
+        assert len(first.body) < config.max_kept_bytes / 2, "below an equal share"
         for number in range(40):
             await answer_of("b", f"k{number}")
         num_begun = len(server.fleet.generations)
@@ -356,4 +356,4 @@ async def test_a_tenant_with_many_answers_pushes_out_its_own_only(config: Resume
         assert len(server.fleet.generations) == num_begun
         assert len(server.services.kept) < 20
         newest = await answer_of("b", "k39")
-        assert newest.headers["idempotency-replayed"] == "true", "the oldest ones gave way"
+        assert newest.headers["idempotency-replayed"] == "true", "only the oldest are evicted"

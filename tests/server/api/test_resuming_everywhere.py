@@ -1,5 +1,5 @@
-"""Idempotency keys of every endpoint that generates: one answer, whichever server is asked for it
-again."""
+"""Idempotency keys at every generating endpoint: one answer, whichever server receives the
+retry."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ KEY = {"idempotency-key": "k"}
 
 
 def tell(generation: FakeGeneration) -> None:
-    """A script of a few words."""
+    """Generate a few words."""
     generation.say(*(f"word{number} " for number in range(12)))
     generation.finish()
 
 
 async def ask(server: Surface, path: str, *, stream: bool, **headers: str) -> bytes:
-    """Ask with the key and return the answer's body."""
+    """Send a request with the key and return the answer's body."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     answer = await server.post(path, ENDPOINTS[path] | {"stream": stream}, headers=KEY | named)
     assert answer.status == 200, answer.body
@@ -68,7 +68,7 @@ async def test_another_question_with_the_key_is_a_conflict(path: str) -> None:
                 continue
             answer = await server.post(other, ENDPOINTS[other] | changes, headers=KEY)
             assert answer.status == 409
-        # Its own name for a client with another key, in either header.
+        # Another key in either header makes a different name.
         for header in ("authorization", "x-api-key"):
             answer = await server.post(path, ENDPOINTS[path], headers=KEY | {header: "Bearer me"})
             assert answer.status == 200

@@ -1,4 +1,4 @@
-"""What clients are told of when to come back."""
+"""Retry times in error responses."""
 
 from __future__ import annotations
 

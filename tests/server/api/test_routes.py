@@ -47,7 +47,9 @@ async def test_a_route_is_listed_once_and_its_versions_are_no_names() -> None:
             answer = await models.server.post("/v1/chat/completions", body | {"model": name})
             assert answer.status == status
         status = (await models.server.request("GET", "/fleet/status")).json
-        assert [one["name"] for one in status["models"]] == [MODEL, CODE], "queues are of versions"
+        assert [one["name"] for one in status["models"]] == [MODEL, CODE], (
+            "each version has its own queue"
+        )
 
 
 async def test_a_repeat_gets_the_answer_of_the_version_that_it_began_on() -> None:

@@ -1,4 +1,4 @@
-"""Rankings and scores: in Cohere's, Jina's and vLLM's words, by the cosine of vectors."""
+"""Reranking and scores (Cohere's, Jina's and vLLM's APIs), by cosine similarity."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ASK: dict[str, Any] = {"query": "aaa", "documents": ["bbb", "aab", "aaa", "aab"]
 
 
 class LetterRun(FakeRun):
-    """The vector of an input: how often it has the letters a and b."""
+    """Embeds an input as its numbers of letters a and b."""
 
     def __init__(self, requests: Sequence[GenerationRequest]) -> None:
         super().__init__(len(requests))
@@ -42,7 +42,7 @@ class LetterRun(FakeRun):
 
 
 class LetterFleet(FakeFleet):
-    """Makes such vectors."""
+    """A fleet that computes such embeddings."""
 
     def embed(self, requests: Sequence[GenerationRequest]) -> FakeRun:
         self.inputs += requests
@@ -147,7 +147,7 @@ async def test_a_model_without_vectors_says_so() -> None:
         )
         answer = await server.post("/v1/rerank", ASK)
     assert (answer.status, answer.error["param"]) == (400, "model")
-    assert "makes no vectors" in answer.error["message"]
+    assert "cannot compute embeddings" in answer.error["message"]
 
 
 async def test_a_ranking_is_charged_as_its_vectors_are() -> None:

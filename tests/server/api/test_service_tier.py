@@ -1,4 +1,4 @@
-"""Which class a request asks for, which it may have, and what its answer says of it."""
+"""Service classes: how a request asks for one, which are allowed, and how the answer reports it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_a_class_outside_the_plan_is_a_403_that_names_it(path: str) -> Non
         assert answer.status == 403
         error = answer.json["error"]
         assert error.get("code", "permission_denied") == "permission_denied"
-        assert "critical are not in the plan basic" in error["message"]
+        assert "critical is not in the plan basic" in error["message"]
         assert schedulings(server) == []
 
 
@@ -168,7 +168,7 @@ async def test_a_change_counts_on_an_open_websocket_from_the_next_message_on() -
 
 
 class ShuttingText(FakeText):
-    """Text that takes its time: meanwhile its tenant is shut out."""
+    """Slow text processing, during which its tenant is disabled."""
 
     def __init__(self, who: Tenancy) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Responses with state over HTTP: what they are made from, who finds them, when they are gone."""
+"""Stored responses over HTTP: their conversation, who can find them, when they expire."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 PATH = "/v1/responses"
 KEPT = StoredResponsesConfig(ttl_s=3600)
-HOW = "start the server with --responses-ttl 3600"
-GONE = "kept in memory for 3600 s after its last use"
+HOW = "start it with --responses-ttl 3600"
+GONE = "stored in memory for 3600 s after its last use"
 TOOLS = [{"type": "function", "name": "weather"}]
 CALL = '<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>'
 
@@ -72,7 +72,7 @@ def prompt(server: Surface, index: int = -1) -> str:
 
 
 def calls_first(generation: FakeGeneration) -> None:
-    """Call a tool until its result is there."""
+    """Call a tool until its result is in the conversation."""
     has_result = b"tool of" in bytes(generation.request.prompt_ids)
     generation.say("It is warm." if has_result else CALL)
     generation.finish()
@@ -98,7 +98,7 @@ async def test_a_response_is_shown_continued_and_deleted_by_its_id(stream: bool)
     )
     assert deleted.json == {"id": first["id"], "object": "response", "deleted": True}
     assert again.status == 404
-    # A chain ends where one of its responses is missing, and the error names that one.
+    # The error names the missing response of the chain.
     assert (broken.status, broken.error["code"]) == (400, "previous_response_not_found")
     assert first["id"] in broken.error["message"]
 
@@ -164,7 +164,7 @@ async def test_items_are_referred_to_by_their_ids() -> None:
     async with surface(fleet, responses=KEPT) as server:
         first = await created(server, tools=TOOLS)
         (call,) = first["output"]
-        # As the AI SDK writes its next request: what the server said by its ids, all else in full.
+        # The AI SDK's next request: the server's items by id, all others in full.
         own = [{"role": "user", "content": "one"}, reference(call), result_of(call)]
         second = await created(server, input=own, tools=TOOLS)
         chained = await created(
@@ -187,7 +187,7 @@ async def test_items_are_referred_to_by_their_ids() -> None:
 
 
 async def test_an_id_of_a_megabyte_is_looked_at_once() -> None:
-    # From each of its letters on, a search would take a quarter of an hour.
+    # A search from each of its letters on would take a quarter of an hour.
     long = {"type": "item_reference", "id": "a" * MIB}
     answer = await posted(PATH, ask(input=[long]))
     assert (answer.status, answer.error["param"]) == (404, "input.0.id")
@@ -256,7 +256,7 @@ async def test_a_response_that_nobody_uses_is_gone_after_its_time(mock_clock: Mo
         await pass_time(mock_clock, 59.0)
         second = await created(server, previous_response_id=first["id"])
         await pass_time(mock_clock, 59.0)
-        assert (await get(server, first["id"])).status == 200, "its use has begun its time anew"
+        assert (await get(server, first["id"])).status == 200, "each use restarts its time to live"
         await pass_time(mock_clock, 2.0)
         assert (await get(server, second["id"])).status == 404
         await pass_time(mock_clock, 60.0)
@@ -273,7 +273,7 @@ async def test_a_restart_loses_them_and_the_error_says_so() -> None:
     lost = await posted(PATH, ask(previous_response_id=response["id"]), responses=KEPT)
     assert (lost.status, lost.error["param"]) == (400, "previous_response_id")
     assert response["id"] in lost.error["message"]
-    assert "a restart of the server" in lost.error["message"]
+    assert "the server restarts" in lost.error["message"]
 
 
 async def test_an_answer_that_is_given_twice_is_stored_once() -> None:
@@ -299,7 +299,7 @@ async def test_a_failed_stream_and_a_cut_answer_are_stored_as_they_ended() -> No
         failed = await created(server, input="fail", stream=True)
         unseen = await server.post(PATH, ask(input="fail"))
         assert unseen.status == 503
-        assert len(server.services.responses) == 2, "nobody knows the id of the third"
+        assert len(server.services.responses) == 2, "the third one's id was never sent"
         for response, status in ((cut, "incomplete"), (failed, "failed")):
             shown = (await get(server, response["id"])).json
             assert shown == response
@@ -362,7 +362,7 @@ async def test_the_document_says_what_needs_state(config: StoredResponsesConfig)
 
 
 def ended(number: int) -> ResponseEvents:
-    """Return a response that has ended, with one item of input."""
+    """Return a response that has ended, with one input item."""
     fields = read_request(ResponseRequest, ask())
     request = GenerationRequest(bytes(16), (1, 2), SamplingParams(), 1.0)
     events = ResponseEvents(

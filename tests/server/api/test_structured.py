@@ -1,4 +1,4 @@
-"""What a client asks of its completion's form becomes one grammar, or an error that names it."""
+"""Structured output settings become one grammar, or an error that names the parameter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools: what the model is shown, what it has to write, and how its calls are told."""
+"""Tools: how they are shown to the model, the grammar of calls, and calls in the response."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def tokenizer() -> LLTokenizer:
 
 
 def accepts(tokenizer: LLTokenizer, grammar: Grammar, text: str) -> bool:
-    """Return whether a whole completion keeps to a grammar."""
+    """Return whether a grammar accepts a complete completion."""
     matcher = compile_grammar(tokenizer, grammar)
     ids = tokenizer.tokenize_str(text)
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()

@@ -1,4 +1,4 @@
-"""The outgoing side of a WebSocket: bounded by bytes, in order, and out of the way when idle."""
+"""The outbox of a WebSocket: limited in bytes, in order, and bypassed when idle."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def test_at_the_bound_of_bytes_whoever_has_more_waits() -> None:
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(outbox.write, send)
-        await outbox.put(b"a" * 100)  # larger than the bound: a message is not cut
+        await outbox.put(b"a" * 100)  # larger than the limit: a message is never split
         await wait_all_tasks_blocked()
         assert not outbox.put_nowait(b"b")
         put = trio.Event()

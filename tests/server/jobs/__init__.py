@@ -1,1 +1,1 @@
-"""Files and batches."""
+"""Tests of server/jobs."""

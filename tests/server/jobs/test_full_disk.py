@@ -1,4 +1,4 @@
-"""A full disk pauses batches; each line is computed and charged once all the same."""
+"""A full disk pauses batches; each line is still computed and charged only once."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PLAN = Plan("p", tokens_per_minute=1e9)
 OWNER = "alice"
 NUM_LINES = 200
 FULL_AT = 40
-"""Answers begun when there is no more room."""
+"""Number of answers started when the disk becomes full."""
 WRITE = "UPDATE lines"
 LOOK = "PRAGMA freelist_count"
 LONG = "long " * 2_000
@@ -54,11 +54,11 @@ PATIENCE_S = 60.0
 
 
 class ChargingFleet(FakeFleet):
-    """Answers at length, charges, and says how many it has answered.
+    """Generates long answers, charges for them, and counts them.
 
     Attributes:
-      begun: prompts, each with how often it came.
-      used_tokens: of all.
+      begun: prompts, each with its number of requests.
+      used_tokens: tokens charged in total.
     """
 
     def __init__(self, quotas: Quotas) -> None:
@@ -83,10 +83,10 @@ class ChargingFleet(FakeFleet):
 
 @asynccontextmanager
 async def few_pages(storage: Storage) -> AsyncIterator[None]:
-    """Let the database have no page more than now.
+    """Let the database have no more pages than now.
 
-    In the writer's turn: SQLite waits for its lock with the interpreter's, which the thread that
-    holds it needs for the trace of its statement.
+    Runs in the writer's turn: SQLite waits for its lock while holding the interpreter lock, which
+    the thread with the lock needs to trace its statement.
     """
     await storage.run(set_full, storage, is_full=True)
     yield
@@ -95,7 +95,7 @@ async def few_pages(storage: Storage) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def short_files(storage: Storage) -> AsyncIterator[None]:
-    """Let no file grow beyond what the database's journal, not yet begun anew, has now."""
+    """Let no file grow beyond the current size of the database's journal before its restart."""
     wal = Path(storage._directory) / f"{FILE_NAME}-wal"
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (wal.stat().st_size + 5_000, before[1]))
@@ -121,13 +121,13 @@ class World:
         self.tried.update(kind for kind in (WRITE, LOOK) if statement.startswith(kind))
 
     async def has_tried(self, times: int, kind: str) -> None:
-        """Wait until the database has been asked so many times more."""
+        """Wait until the database has been called this many more times."""
         wanted = self.tried[kind] + times
         while self.tried[kind] < wanted:  # noqa: ASYNC110
             await trio.sleep(CONFIG.poll_s)
 
     def note(self, outcome: str) -> None:
-        """Take how a line ended."""
+        """Record how a line ended."""
         self.outcomes[outcome] += 1
         if outcome in ("held", "dropped"):
             self.is_refused.set()
@@ -149,14 +149,14 @@ class World:
 
     @asynccontextmanager
     async def running(self, config: BatchConfig = CONFIG) -> AsyncIterator[None]:
-        """Run batches meanwhile."""
+        """Run batches while the context is active."""
         app = build_app(self.server.services)
         runner = BatchRunner(self.storage, config, app, "localhost", lambda: 0.0, self.note)
         async with running(runner):
             yield
 
     async def has_begun(self, count: int) -> None:
-        """Wait until so many lines have been asked."""
+        """Wait until this many lines have been requested."""
         while self.fleet.begun.total() < count:  # noqa: ASYNC110
             await trio.sleep(CONFIG.poll_s)
 
@@ -199,7 +199,7 @@ async def test_no_line_is_computed_or_charged_again_for_a_full_disk(
                 await world.is_refused.wait()
                 await world.has_tried(2 * CONFIG.concurrency, WRITE)
         batch = await ended(world.storage)
-    assert set(world.fleet.begun.values()) == {1}, "each once"
+    assert set(world.fleet.begun.values()) == {1}, "each line once"
     assert len(world.fleet.begun) == NUM_LINES
     account = world.server.services.quotas.store.last_seen(OWNER, limits_of(PLAN))
     assert account is not None
@@ -232,7 +232,7 @@ async def test_a_paused_batch_says_why_until_it_goes_on(world: World) -> None:
     told = [entry["event"] for entry in logs if entry["event"].startswith(("batches", "database"))]
     assert told[0] == "batches_paused"
     assert told[-1] == "batches_resumed"
-    assert "database_failed" not in told, "one line says it"
+    assert "database_failed" not in told, "one log line is enough"
     assert told.count("batches_paused") == told.count("batches_resumed")
 
 
@@ -260,7 +260,7 @@ async def test_no_line_begins_on_a_disk_that_is_nearly_full(world: World) -> Non
         await world.has_tried(5, LOOK)
         paused = await world.shown()
     assert not world.fleet.begun
-    assert paused["errors"]["data"][0]["message"] == "paused: the disk has too little room left"
+    assert paused["errors"]["data"][0]["message"] == "paused: the disk has too little free space"
     async with world.running():
         batch = await ended(world.storage)
     assert batch.request_counts.completed == 8

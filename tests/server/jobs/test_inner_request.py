@@ -1,4 +1,4 @@
-"""What a line's request knows of itself, through the whole application."""
+"""The request of a batch line, through the whole application."""
 
 from __future__ import annotations
 

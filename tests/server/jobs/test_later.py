@@ -1,4 +1,4 @@
-"""Lines of batches that are told "later": they come again, and keep no other line waiting."""
+"""Refused batch lines: they are retried later, and delay no other line."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 class CrowdedApp:
-    """Answers with 503 for as long as it is to.
+    """Answers with 503 as long as it is told to.
 
     Args:
-      is_refused: asked about each request, by its owner and how many were refused before.
-      retry_after_ms: said with it.
-      is_crowded_out: by admission, and not for a fault.
+      is_refused: called for each request with its owner and the number of earlier refusals.
+      retry_after_ms: sent with the refusal.
+      is_crowded_out: whether admission refused it, not a fault.
     """
 
     def __init__(
@@ -106,20 +106,20 @@ async def test_lines_that_are_crowded_out_leave_their_places_to_others(tmp_path:
     runner = BatchRunner(storage, CONFIG, app, "localhost", lambda: 0.0, outcomes.append)
     other = await run_until_ended(runner, storage, "batch_2")
     assert (other.request_counts.completed, other.request_counts.failed) == (NUM_LINES, 0)
-    assert 0 < app.num_refused <= 2 * CONFIG.concurrency, "each once, and not all of them"
+    assert 0 < app.num_refused <= 2 * CONFIG.concurrency, "each at most once, and not all of them"
     assert outcomes.count("refused") == app.num_refused
     storage.close()
 
 
 class HeldThing:
-    """What a line began."""
+    """Work that a line started."""
 
     def __init__(self, *, has_begun: bool) -> None:
         self.has_begun = has_begun
         self.is_cancelled = False
 
     def cancel(self, reason: CancelReason) -> None:
-        """Note it."""
+        """Record the cancel."""
         assert reason is CancelReason.CLIENT_GONE
         self.is_cancelled = True
 
@@ -139,7 +139,7 @@ async def test_what_has_not_begun_is_taken_back_while_batches_are_paused(tmp_pat
         nonlocal is_paused
         await receive()
         with scope_of(scope) as live:
-            # One of the first two is computed when the pause comes, the other one waits.
+            # One of the first two is being computed when the pause comes; the other one waits.
             thing = HeldThing(has_begun=len(things) != 1)
             things.append(thing)
             live.hold(thing)
@@ -163,8 +163,8 @@ async def test_what_has_not_begun_is_taken_back_while_batches_are_paused(tmp_pat
         await is_taken_back.wait()
         assert [thing.is_cancelled for thing in things] == [False, True]
         await trio.sleep(3 * config.paused_s)
-        assert outcomes == ["taken_back"], "what a worker computes goes on"
-        assert len(things) == 2, "nothing is asked while batches are paused"
+        assert outcomes == ["taken_back"], "work that a worker computes continues"
+        assert len(things) == 2, "nothing is requested while batches are paused"
         is_paused = False
         may_end.set()
         batch = await ended(storage)

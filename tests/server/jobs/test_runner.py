@@ -1,5 +1,5 @@
-"""Batches are run to their end although the database fails meanwhile, and no other request
-notices."""
+"""Batches run to their end even if the database fails in between, without affecting other
+requests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def app(
     receive: Callable[[], Awaitable[dict[str, Any]]],
     send: Callable[[dict[str, Any]], Awaitable[None]],
 ) -> None:
-    """Answer anything, at length."""
+    """Answer any request with a long text."""
     assert scope["path"] == URL
     await receive()
     await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -42,7 +42,7 @@ async def app(
 
 
 def set_full(storage: Storage, *, is_full: bool) -> None:
-    """Let the database have no page more than now, or as many as it likes."""
+    """Let the database have no more pages than now, or any number."""
     connection = storage._connection
     (num_pages,) = connection.execute("PRAGMA page_count").fetchone()
     connection.execute(f"PRAGMA max_page_count = {num_pages if is_full else 1_000_000}")
@@ -65,14 +65,14 @@ async def begin(storage: Storage, owner: str = "", name: str = "1") -> None:
 
 
 async def found(storage: Storage, batch_id: str = "batch_1") -> BatchRecord:
-    """Return a batch as it is."""
+    """Return a batch's current record."""
     batch = await storage.run(storage.batches.get, batch_id)
     assert batch is not None
     return batch
 
 
 async def content(storage: Storage, file_id: str | None) -> list[dict[str, Any]]:
-    """Return the lines of a small file of results."""
+    """Return the lines of a small result file."""
     assert file_id is not None
     part = await storage.run(storage.files.content, file_id, 0)
     assert part is not None
@@ -88,7 +88,7 @@ async def ended(storage: Storage, batch_id: str = "batch_1") -> BatchRecord:
 
 @asynccontextmanager
 async def running(runner: BatchRunner) -> AsyncIterator[None]:
-    """Run batches meanwhile."""
+    """Run batches while the context is active."""
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(runner.run)
@@ -97,7 +97,7 @@ async def running(runner: BatchRunner) -> AsyncIterator[None]:
 
 
 class LimitedApp:
-    """Refuses one tenant until it is let in."""
+    """Refuses one tenant until it is allowed."""
 
     def __init__(self) -> None:
         self.is_limited = True

@@ -1,5 +1,4 @@
-"""The database of files and batches: one result for each line, whichever process dies or
-competes."""
+"""The database of files and batches: one result per line, even if processes die or compete."""
 
 from __future__ import annotations
 
@@ -47,7 +46,7 @@ class Store:
         self.batches = Batches(self.connection, config, holder)
 
     def begin(self, num_lines: int, batch_id: str = "batch_1", expires_at: int = 9_000) -> None:
-        """Upload lines, create a batch and let it begin."""
+        """Upload lines, create a batch and start it."""
         content = b"".join(line(n) for n in range(num_lines))
         self.files.add("", f"file-of-{batch_id}", "in.jsonl", "batch", content, NOW)
         self.batches.add("", record(batch_id, expires_at))
@@ -55,7 +54,7 @@ class Store:
         self.batches.advance(NOW)
 
     def batch(self) -> BatchRecord:
-        """Return the batch that was begun."""
+        """Return the batch that was started."""
         batch = self.batches.get("batch_1")
         assert batch is not None
         return batch
@@ -113,7 +112,7 @@ def test_another_process_goes_on_where_one_died(tmp_path: Path) -> None:
     assert not second.batches.take_lease(NOW + 5)
     assert second.batches.take_lease(NOW + 11)
     assert [one.number for one in second.batches.waiting(4)] == [1, 2, 3]
-    assert not first.answer(mine[1]), "it lost the lease, and does not know"
+    assert not first.answer(mine[1]), "it lost the lease without noticing"
     assert not first.batches.take_lease(NOW + 12)
     assert all(second.answer(one) for one in second.batches.waiting(4))
     batch = first.batch()

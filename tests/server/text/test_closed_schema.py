@@ -1,4 +1,4 @@
-"""A closed schema takes no key that is not listed, and nothing that the schema as sent refuses."""
+"""A closed schema allows no unlisted key, and nothing that the original schema refuses."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BOTH = {"allOf": [{"$ref": "#/$defs/A"}, B]}
 
 
 def tagged(kind: str, key: str) -> dict[str, Any]:
-    """Return an object of a kind, with one key of its own."""
+    """Return an object of a kind, with one additional key."""
     return {
         "type": "object",
         "properties": {"kind": {"type": "string", "const": kind}, key: {"type": "integer"}},
@@ -157,7 +157,7 @@ def tokenizer() -> LLTokenizer:
 
 
 def takes(tokenizer: LLTokenizer, schema: dict[str, Any], text: str) -> bool:
-    """Return whether a text is a whole completion under a schema."""
+    """Return whether a text is a complete completion under a schema."""
     matcher = compile_grammar(tokenizer, Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema)))
     ids = tokenizer.tokenize_str(text)
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
@@ -187,7 +187,8 @@ def test_what_is_said_or_not_understood_stays_as_it_is(name: str) -> None:
 
 
 def test_branches_that_share_values_stay_open_together() -> None:
-    # Both take {"a": 1, "b": 2}, so oneOf takes it not; the first would, alone closed.
+    # Both accept {"a": 1, "b": 2}, so oneOf refuses it; if only the first were closed, it would
+    # not.
     shared = [{**A, "required": ["a", "b"]}, A]
     assert closed({"oneOf": shared}) == {
         "oneOf": shared,
@@ -216,7 +217,7 @@ def test_long_lists_of_required_keys_are_steps_too() -> None:
 
 
 def test_what_is_in_branches_that_share_values_stays_open() -> None:
-    # Both take {"v": {"a": 1, "x": 1}}, so oneOf takes it not; with the first closed it would.
+    # Both accept {"v": {"a": 1, "x": 1}}, so oneOf refuses it; with the first closed it would not.
     of_v = [{"properties": {"v": A}, "required": ["v"]}, {"required": ["v"]}]
     around = {"properties": {"v": {}}, "additionalProperties": False}
     assert closed({"oneOf": of_v}) == {"oneOf": of_v, **around}

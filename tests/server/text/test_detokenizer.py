@@ -1,4 +1,4 @@
-"""Text that comes id by id equals the text of all ids."""
+"""Incrementally decoded text equals the text of all ids."""
 
 from __future__ import annotations
 

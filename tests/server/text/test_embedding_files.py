@@ -1,4 +1,4 @@
-"""What a model directory says of vectors."""
+"""Embedding settings in model directories."""
 
 from __future__ import annotations
 
@@ -93,5 +93,5 @@ def test_a_pooling_module_elsewhere_is_refused(tmp_path: Path, path: str | None)
 
 
 def test_a_broken_list_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="no list of modules"):
+    with pytest.raises(ModelError, match="not a list of modules"):
         read_embedding_model(write(tmp_path, modules={"type": "Pooling"}))

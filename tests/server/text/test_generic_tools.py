@@ -1,4 +1,4 @@
-"""Tools, calls and results in the words of a conversation, for templates that know none of them."""
+"""Tools, calls and results as conversation text, for templates without tools."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ async def test_calls_and_results_are_text_of_the_assistant_and_the_user() -> Non
 async def test_a_template_that_insists_on_turns_gets_them() -> None:
     prompt = await prompt_of(LONG, STRICT + TEMPLATE, tools=[TOOL])
     assert "three" in prompt
-    # The Responses API gives a message and the calls behind it as items of their own.
+    # The Responses API returns a message and the calls after it as separate items.
     apart = [turn("user", "hi"), turn("assistant", "I look."), turn("assistant", "", *CALLS)]
     assert "I look.\n<tool_call>" in await prompt_of(apart, STRICT + TEMPLATE)
 
@@ -154,9 +154,9 @@ async def test_the_calls_of_a_conversation_are_written_as_they_are_read() -> Non
         ({"specials": ["[TOOL_CALLS]"], "generic_tools": False}, ToolSupport.NONE, MISTRAL),
         ({"template": ""}, ToolSupport.NONE, HERMES),
         ({"template": "{{ tools }}", "specials": ["[TOOL_CALLS]"]}, ToolSupport.NATIVE, MISTRAL),
-        # What it shows is not known: it refuses the question.
+        # What it shows is unknown, because it refuses the probe conversation.
         ({"template": "{{ raise_exception('no') }}"}, ToolSupport.NATIVE, HERMES),
-        # Its answers are read in the form of its channels, whatever they hold.
+        # Its answers are parsed in the harmony format, whatever they contain.
         ({"specials": ["<|channel|>"]}, ToolSupport.NONE, HARMONY),
     ],
 )

@@ -1,4 +1,4 @@
-"""Grammars are checked by a process of their own, which may be killed and comes again."""
+"""Grammars are checked in a separate process, which may be killed and is restarted."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ PATTERNS = {
 COSTLY = Grammar(
     GrammarKind.JSON_SCHEMA, json.dumps({"properties": PATTERNS, "required": list(PATTERNS)})
 )
-"""Usable, but takes seconds and many megabytes, without coming near any bound of the compiler's
-own; far beyond the bytes that the API lets through."""
+"""Usable, but takes seconds and many megabytes without reaching the compiler's own limits; far
+larger than the API allows."""
 PATIENT = GrammarConfig()
 COUNTING = replace(PATIENT, cpu_s=50.0, walk_cpu_s=50.0, walk_mask_cpu_s=50.0)
-"""Verdicts by the library's counts alone: the same ones on a slow processor."""
+"""Limits under which only the library's counts decide: the same on a slow processor."""
 
 
 @asynccontextmanager
@@ -56,7 +56,7 @@ async def opened(
 
 
 def idle(turns: TurnsConfig = TurnsConfig(), text_timeout_s: float = 60.0) -> TextProcesses:  # noqa: B008
-    """Return processes that do not run: all that is asked of them waits."""
+    """Return text processes that are not running, so that all jobs wait."""
     return TextProcesses(ServerConfig(turns=turns, text_timeout_s=text_timeout_s))
 
 
@@ -74,7 +74,7 @@ async def test_good_ones_pass_and_others_are_refused_by_name() -> None:
             with pytest.raises(RequestError, match=message) as caught:
                 await grammars.check(grammar, "guided_regex")
             assert (caught.value.status, caught.value.param) == (400, "guided_regex")
-        # The process outlives its children, and verdicts are remembered.
+        # The process outlives its children, and results are cached.
         await grammars.check(Grammar(GrammarKind.LARK, 'start: "yes" | "no"'), "guided_choice")
         await grammars.check(GOOD, "guided_regex")
     assert words == ["usable", "refused", "too_costly", "usable", "usable"]
@@ -112,7 +112,7 @@ async def test_another_tokenizer_at_the_same_path_is_read_anew(tmp_path: Path) -
 
 async def test_more_than_may_wait_are_refused_at_once() -> None:
     words: list[str] = []
-    # The process does not run: all of them wait.
+    # The process does not run, so all checks wait.
     grammars = demo_grammars(idle(TurnsConfig(max_waiting=1)), words.append)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(grammars.check, GOOD, "guided_regex")
@@ -120,7 +120,7 @@ async def test_more_than_may_wait_are_refused_at_once() -> None:
         with pytest.raises(RequestError) as caught:
             await grammars.check(BAD, "guided_regex")
         assert (caught.value.status, words) == (503, ["overloaded"])
-        assert not caught.value.is_crowded_out, "a process that hangs looks the same"
+        assert not caught.value.is_crowded_out, "a hung process would look the same"
         nursery.cancel_scope.cancel()
 
 
@@ -143,7 +143,7 @@ async def test_a_line_of_one_clients_grammars_is_not_in_front_of_anothers() -> N
 
 
 async def test_a_client_fills_its_own_line_and_one_grammar_at_once_is_one_question() -> None:
-    # The process does not run: all of them wait.
+    # The process does not run, so all checks wait.
     processes = idle(TurnsConfig(max_waiting_each=1))
     grammars = demo_grammars(processes)
     async with trio.open_nursery() as nursery:
@@ -155,7 +155,7 @@ async def test_a_client_fills_its_own_line_and_one_grammar_at_once_is_one_questi
             await grammars.check(BAD, "guided_regex")
         assert (caught.value.status, caught.value.retry_after_s) == (429, 1.0)
         nursery.cancel_scope.cancel()
-    assert processes.turns.num_waiting == 0, "no request waits for it any more"
+    assert processes.turns.num_waiting == 0, "no request waits for it"
 
 
 async def test_nobody_waits_for_ever(autojump_clock: trio.testing.MockClock) -> None:
@@ -187,7 +187,7 @@ def grammar_of(fields: dict[str, Any]) -> Grammar:
 
 
 WALKED = {"ambiguous", "many alternatives", "many branches"}
-"""What costs too much within the tokens of a walk."""
+"""Grammars that exceed the limits within the tokens of a walk."""
 
 
 @pytest.mark.slow

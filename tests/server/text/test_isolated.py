@@ -1,4 +1,4 @@
-"""Work in a child process ends in its result, or in None when it takes too much."""
+"""Work in a child process returns its result, or None if it exceeds a limit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def isolated(
 
 
 def spin() -> bytes:
-    """Take some seconds, not for ever: without a limit the tests shall fail, not hang."""
+    """Run for some seconds, not forever: without a limit the tests must fail, not hang."""
     for _ in range(50_000_000):
         pass
     return b"late"
@@ -67,7 +67,7 @@ def test_work_may_begin_its_time_anew() -> None:
 
 def test_memory_beyond_the_bound_is_refused() -> None:
     def take() -> bytes:
-        # What was freed before might serve bytes of an object's.
+        # Memory freed earlier might otherwise serve the allocation.
         with mmap(-1, 64 * MIB) as taken:
             return str(len(taken)).encode()
 

@@ -1,4 +1,4 @@
-"""Which chat templates run in the server, and what becomes of the others in a child process."""
+"""Which chat templates run in the server, and how the others run in a child process."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ COSTLY = [
     "messages[0].content.strip(messages)", "messages | xmlattr", "''.__class__.__mro__",
     "messages.append(1)", "cycler.__init__.__globals__",
 ]  # fmt: skip
-"""What no child process comes to the end of."""
+"""Templates that no child process finishes."""
 UNKNOWN = [
     f"messages[0].content.strip('{'x' * 100}')",
     "range(9) | list", "cycler(1)", "joiner()", "dict(a=1)", "namespace(a=1)", "7 // 2", "7 / 2",
@@ -149,7 +149,7 @@ UNKNOWN = [
     "messages[0].content | safe", "self", "loop", "strftime_now(messages[0].content)",
     "messages[0].content.encode()",
 ]  # fmt: skip
-"""What may cost much, or lead to it."""
+"""Templates that may cost much, or lead to it."""
 STATEMENTS = [
     "{% set x %}{{ messages }}{% endset %}", "{% filter upper %}{{ messages }}{% endfilter %}",
     "{% with x = messages %}{% endwith %}", "{% block a %}{% endblock %}", "{% include 'x' %}",
@@ -200,7 +200,7 @@ def test_what_is_not_known_to_be_cheap_is_not_linear(source: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", SHIPPED)
 def test_no_family_s_template_hides_what_is_costly(family: str) -> None:
-    """In front of it, behind it, or in a loop."""
+    """In front of it, after it, or in a loop."""
     sound = SHIPPED[family]
     hostile = [place for bad in STATEMENTS for place in (bad + sound, sound + bad)]
     for bad in (*COSTLY, *UNKNOWN):
@@ -224,7 +224,7 @@ def test_long_templates_and_special_tokens_are_not_linear() -> None:
 
 
 def test_a_client_cannot_replace_a_special_token() -> None:
-    """They are short, and the template may repeat them."""
+    """Special tokens are short, and the template may repeat them."""
     told = ChatTemplate({"default": "{{ bos_token }}"}, {"bos_token": "<s>"})
     assert told.render([], template_kwargs={"bos_token": "x" * 100}) == "<s>"
 

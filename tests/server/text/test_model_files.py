@@ -1,4 +1,4 @@
-"""What model directories say, and what is missing or broken in them."""
+"""Reading model directories, and errors for missing or broken files."""
 
 from __future__ import annotations
 

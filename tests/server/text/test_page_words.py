@@ -1,4 +1,4 @@
-"""What a model's directory says on the chat page, and how a broken file is refused."""
+"""Chat page texts in a model directory, and errors for broken files."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def test_lead_and_cards_are_taken_over(tmp_path: Path) -> None:
     ("content", "words"),
     [
         ("[]", "holds JSON that is not an object"),
-        ('{"cards": 1}', "is no list of up to"),
-        (json.dumps({"cards": [CARD] * (MAX_CARDS + 1)}), "is no list of up to"),
-        ('{"cards": [1]}', "a card in .* is no object"),
+        ('{"cards": 1}', "must be a list of at most"),
+        (json.dumps({"cards": [CARD] * (MAX_CARDS + 1)}), "must be a list of at most"),
+        ('{"cards": [1]}', "a card in .* is not an object"),
         ('{"cards": [{"title": "x"}]}', "question in .* is None; allowed: a text"),
         ('{"lead": ""}', "lead in .* is ''; allowed: a text of up to 400"),
         (json.dumps({"lead": "x" * 401}), "lead in .* allowed"),

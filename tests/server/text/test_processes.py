@@ -1,4 +1,4 @@
-"""Text processes: work comes back as it was done, in pieces, and none of it holds up the others."""
+"""Text processes: results are correct, arrive in pieces, and do not block other jobs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_whatever_is_sent_in_pieces_comes_back(values: list[object], size: int) 
     reader = Reader()
     *before, last = [reader.feed(sent[at : at + size]) for at in range(0, len(sent), size)]
     assert last == values
-    assert set(map(type, before)) <= {type(None)}, "it is there when all of it is, and not before"
+    assert set(map(type, before)) <= {type(None)}, "complete only with the last piece"
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_process_knows_every_kind_of_request_that_is_read() -> None:
 
 
 def test_a_process_loads_nothing_that_only_a_server_needs() -> None:
-    # Each of them starts with every server, while workers load what they compute with.
+    # They start with every server, while workers load their models.
     unwanted = {"quart", "structlog", "trio", "werkzeug"}
     program = f"import sys, {PROGRAM}; print(*{unwanted} & {{*sys.modules}})"
     found = subprocess.run(
@@ -118,7 +118,7 @@ def test_a_process_loads_nothing_that_only_a_server_needs() -> None:
 async def test_texts_are_the_same_elsewhere_and_special_tokens_stay_apart() -> None:
     async with running() as processes:
         here, there = TextModel.load(DEMO), TextModel.load(DEMO, do=processes.do)
-        # The templates do not show the last one: it is there to be large.
+        # The templates do not show `more`; it only makes the turn large.
         turn = {"role": "user", "content": "a <|end|> b " * 500, "more": "x" * INLINE_WEIGHT}
         ids = []
         for text in (here, there):
@@ -130,7 +130,7 @@ async def test_texts_are_the_same_elsewhere_and_special_tokens_stay_apart() -> N
 
 
 async def own_processes() -> list[int]:
-    """Return the text processes that this one has started, when there are any."""
+    """Return the text processes started by this process, once there are any."""
     with trio.fail_after(60.0):
         while not (found := _found_processes()):
             await trio.lowlevel.checkpoint()
@@ -138,7 +138,7 @@ async def own_processes() -> list[int]:
 
 
 def _found_processes() -> list[int]:
-    # Of each thread: which one started a process, and whether it has ended since, is Trio's affair.
+    # Look at each thread: Trio decides which one started a process, and whether it has ended since.
     found = set()
     for thread in Path("/proc/self/task").iterdir():
         with suppress(OSError):  # it has ended
@@ -149,7 +149,7 @@ def _found_processes() -> list[int]:
 
 
 async def served(processes: TextProcesses) -> None:
-    """Wait until a process does jobs: on a busy machine its start takes longer than one may."""
+    """Wait until a process runs jobs: on a busy machine its start takes longer than a job may."""
     with trio.fail_after(60.0):
         while True:
             with suppress(RequestError):
@@ -186,7 +186,7 @@ async def test_what_got_its_turn_late_is_told_to_come_again(autojump_clock: Mock
         nursery.start_soon(held.do, parse_object, b"{}")
         await wait_all_tasks_blocked()
         nursery.start_soon(let_one_go, held, 9.0)
-        with pytest.raises(RequestError, match="too many texts wait") as late:
+        with pytest.raises(RequestError, match="too many texts are waiting") as late:
             await held.do(parse_object, b"{}")
         assert (late.value.status, held.turns.num_running) == (503, 1)
         nursery.cancel_scope.cancel()
@@ -205,7 +205,7 @@ async def test_an_answer_beyond_the_bound_ends_its_process_only(
 
 @pytest.mark.slow
 async def test_a_process_may_start_for_longer_than_a_job_may_take() -> None:
-    # Its imports take longer on any machine.
+    # Its imports take longer than this on any machine.
     processes = TextProcesses(ServerConfig(text_processes=1, text_timeout_s=0.2))
     processes.first = [(parse_object, (b"{}",))]
     async with trio.open_nursery() as nursery:

@@ -1,4 +1,4 @@
-"""Reasoning is told from the answer: by which tokens, where it begins, and as what text."""
+"""Separating reasoning from the answer: its tokens, its start, and its text."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ RID = b"r" * 16
 
 
 def joined(pieces: list[Piece]) -> list[Piece]:
-    """Return pieces with neighbours of one kind put together."""
+    """Return pieces with adjacent pieces of one kind joined."""
     whole: list[Piece] = []
     for piece in pieces:
         last = whole[-1] if whole else None
@@ -128,7 +128,7 @@ def test_a_marker_that_a_stop_string_cuts_leaves_text(cut: int) -> None:
 def test_no_more_is_held_back_than_may_become_a_marker() -> None:
     reader = reader_of(None, Thinking(THINK, is_open=True))
     assert reader.push("a b") == [Reasoning("a b")]
-    assert reader.push(" c\n") == [Reasoning(" c")], "the last blanks may be the marker's"
+    assert reader.push(" c\n") == [Reasoning(" c")], "the last whitespace may belong to the marker"
     assert reader.push("d") == [Reasoning("\nd")]
     assert reader.push(f"{CLOSE}e") == [Text("e")]
 
@@ -146,7 +146,7 @@ def test_readers_are_freed_at_the_end_also_if_it_comes_within_the_reasoning(
     gc.disable()
     try:
         del reader
-        assert seen() is None, "without a search for cycles"
+        assert seen() is None, "freed without cycle collection"
     finally:
         gc.enable()
 
@@ -169,7 +169,7 @@ def plan(
 
 
 def is_open(found: ReasoningPlan | None) -> bool | None:
-    """Return whether a completion begins within reasoning; None if it has none."""
+    """Return whether a completion starts within reasoning; None if it has none."""
     if found is None:
         return None
     assert found.thinking is not None
@@ -181,7 +181,7 @@ def test_the_prompt_says_whether_reasoning_has_begun() -> None:
     assert is_open(plan("[user]hi[assistant]")) is False
     assert is_open(plan("[user]hi[assistant]<think>\n")) is True
     assert is_open(plan("[user]hi[assistant]<think>\n\n</think>\n\n")) is None
-    assert is_open(plan("[user]hi <think>[assistant]")) is False, "a user wrote that one"
+    assert is_open(plan("[user]hi <think>[assistant]")) is False, "the user wrote that marker"
     assert is_open(plan("[user]hi[assistant]", ReasoningParser.DEEPSEEK_R1)) is True
     closed = "[assistant]<think>\n\n</think>"
     assert is_open(plan(closed, ReasoningParser.DEEPSEEK_R1)) is None
@@ -196,7 +196,7 @@ def test_a_turn_that_is_gone_on_with_says_so_itself() -> None:
 
 def test_the_form_is_found_by_the_markers_that_are_tokens() -> None:
     assert tiny_text().reasoner is None
-    assert reasoner("", ReasoningParser.AUTO) is None, "without a template nothing is a chat"
+    assert reasoner("", ReasoningParser.AUTO) is None, "without a template there are no chats"
     assert reasoner(QWEN, ReasoningParser.NONE) is None
     found = reasoner(QWEN)
     assert found is not None
@@ -226,7 +226,7 @@ def test_harmony_is_one_form_of_reasoning_and_calls() -> None:
     final = (ids["<|channel|>"], *b"final", ids["<|message|>"])
     assert planned.tokens.closings[0] == final
     assert planned.tokens.forced[-len(final) :] == final
-    assert planned.tokens.budget == 3, "a header comes first"
+    assert planned.tokens.budget == 3, "a header precedes the reasoning"
 
 
 def relay_of(budget: int | None = None, **changes: object) -> Relay:
@@ -263,7 +263,9 @@ def test_a_stop_string_ends_the_answer_and_not_its_reasoning() -> None:
         RelayEnd(FinishReason.STOP, ","),
     )
     plain = relay_of(stop=(",",))
-    assert run(plain, [*b"a, b"]) == ("a", RelayEnd(FinishReason.STOP, ",")), "all is answer"
+    assert run(plain, [*b"a, b"]) == ("a", RelayEnd(FinishReason.STOP, ",")), (
+        "all text is the answer"
+    )
 
 
 def test_reasoning_that_is_cut_is_shown_to_its_last_character() -> None:

@@ -1,4 +1,4 @@
-"""What a model directory recommends to sample by."""
+"""Sampling defaults in model directories."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where text ends, whatever pieces it comes in."""
+"""Stop strings, whatever pieces the text arrives in."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from server.text.detokenizer import StopStrings
 
 
 def run(pieces: list[str], stop: tuple[str, ...], *, include_stop: bool = False) -> tuple[str, str]:
-    """Return what is shown in all, and the stop string that ended it (empty for none)."""
+    """Return all shown text, and the stop string that ended it (empty for none)."""
     stage = StopStrings(stop, include_stop=include_stop)
     shown = ""
     for piece in pieces:
@@ -22,10 +22,10 @@ def run(pieces: list[str], stop: tuple[str, ...], *, include_stop: bool = False)
 
 
 def push(stage: StopStrings, piece: str) -> str:
-    """Push a token's text; return what goes on of it."""
+    """Push a token's text; return the text that is passed on."""
     [event] = stage.push(Delta(piece, (1,)))
     assert isinstance(event, Delta)
-    assert event.token_ids == (1,), "text is held back, and no token"
+    assert event.token_ids == (1,), "text may be held back, tokens never"
     return event.text
 
 

@@ -1,4 +1,4 @@
-"""Chat templates as model directories have them, and what hostile ones get."""
+"""Chat templates of real model directories, and hostile ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHATML = (
 
 
 class NobodyWaitsError(Exception):
-    """The client that asked for a rendering has left."""
+    """Raised by the check for a client that has left."""
 
 
 def template(source: str, **special_tokens: str) -> ChatTemplate:
@@ -103,7 +103,7 @@ def test_output_is_bounded() -> None:
 
 
 def test_json_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The deeper something is nested, the more blanks stand before it."""
+    """Deeper nesting means more indentation."""
     monkeypatch.setattr("server.text.template.MAX_CHARS", 1000)
     nested: object = "x"
     for _ in range(20):

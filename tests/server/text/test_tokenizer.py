@@ -1,4 +1,4 @@
-"""Text to ids: bounds, what is done elsewhere, and special tokens that users write."""
+"""Encoding texts: limits, work done in text processes, and special tokens in user text."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ async def test_a_conversation_that_cannot_fit_is_refused_before_it_is_searched(
 
 
 async def test_a_conversation_that_cannot_fit_is_refused_while_it_is_rendered() -> None:
-    """The template ends in an error of its own, which a rendering that stops early never sees."""
+    """The template ends in an error, which a rendering that stops early never reaches."""
     template = (
         "{% for m in messages %}{{ m.content }}{% endfor %}{{ raise_exception('rendered whole') }}"
     )

@@ -1,4 +1,4 @@
-"""Calls are found in each family's form however their text is cut, and what is none stays text."""
+"""Tool calls are parsed in each format however the text is split; other text stays text."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ OPENINGS: dict[int, tuple[str, ...]] = {
     id(PYTHONIC): ("[f(", "<|python_start|>"),
     id(HARMONY): (" to=",),
 }
-"""What opens a call, where that is more than the form's markers say."""
+"""Call openings that differ from the format's markers."""
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.calls])

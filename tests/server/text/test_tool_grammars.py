@@ -1,4 +1,4 @@
-"""What a model has to write when it has to call a tool, in each family's form."""
+"""Grammars of required tool calls, in each format."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ FORMS: dict[str, ToolForm] = {
 
 
 def written(kind: str, city: str = "Bonn", *, is_twice: bool = False, key: str = "city") -> str:
-    """Return one call of `weather`, or another of `clock` behind it."""
+    """Return a call of `weather`, or that and a call of `clock`."""
     told = {key: city, "days": 3}
     calls: list[tuple[str, object]] = [("weather", told), ("clock", {})][: 1 + is_twice]
     objects = [{"name": name, "arguments": arguments} for name, arguments in calls]
@@ -99,11 +99,11 @@ def tokenizer_of(*markers: str) -> Tokenizer:
 def matchers_of(*markers: str) -> LLTokenizer:
     return build_tokenizer(
         tokenizer_of(*markers).to_str(), (PAD_ID,)
-    )  # its end token is one of harmony
+    )  # its end token is a harmony marker
 
 
 def accepts(form: ToolForm, text: str, *, is_tokens: bool, **rules: Any) -> bool:  # noqa: ANN401
-    """Return whether a grammar of a form takes a completion as a whole."""
+    """Return whether a format's grammar accepts a complete completion."""
     markers = tuple(form.markers) if is_tokens else ()
     tokenizer = tokenizer_of(*markers)
     added = tokenizer.get_added_tokens_decoder()
@@ -119,7 +119,7 @@ def accepts(form: ToolForm, text: str, *, is_tokens: bool, **rules: Any) -> bool
 @pytest.mark.parametrize("kind", FORMS)
 def test_a_completion_that_has_to_be_calls_is_nothing_else(kind: str, is_tokens: bool) -> None:
     if kind == "harmony" and not is_tokens:
-        return  # its markers are tokens in every model that writes it
+        return  # its markers are tokens in all of its models
     form = FORMS[kind]
     forced = {"is_forced": True, "is_single": False, "is_tokens": is_tokens}
     assert accepts(form, written(kind), **forced)

@@ -1,4 +1,4 @@
-"""Chat templates in each family's form: what they show of a call is what its reader reads."""
+"""Chat templates of each format: the reader parses calls as the template renders them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LISTED = (
 
 
 def template(tools: str, calls: str) -> str:
-    """Return a template that shows tools, then the turns, calls in a family's form."""
+    """Return a template that shows tools, then the turns with calls in a format."""
     return f"{{% if tools %}}{tools}{{% endif %}}{TOOL_TURN}{calls}{END}"
 
 
@@ -136,7 +136,7 @@ async def test_calls_that_a_template_shows_are_read_in_its_form(kind: str) -> No
     ids = await model.encode(await model.render_chat([turn]), add_special_tokens=False)
     sampling = SamplingParams(max_tokens=len(ids) + 1)
     asked = GenerationRequest(b"r" * 16, (0,), sampling, 1.0, markers=model.tool_markers)
-    # As a completion: markers that the template wrote are tokens, those in arguments are text.
+    # Read as a completion: the template's markers are tokens, those in arguments are text.
     relay = Relay(asked, model)
     for position, token_id in enumerate(ids):
         assert relay.push(TokenRow(b"r" * 16, 0, position, token_id), now=1.0) is None

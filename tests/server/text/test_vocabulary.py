@@ -1,4 +1,4 @@
-"""What single tokens say."""
+"""Texts of single tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Completions in the form of each family, and what they say."""
+"""Sample completions in each tool call format, with the expected results."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ SCHEMAS: Final[dict[str, dict[str, Any]]] = {
 
 
 class Case(NamedTuple):
-    """A completion.
+    """A completion and its expected result.
 
     Attributes:
-      form: of its model.
-      text: what it writes.
+      form: the format.
+      text: the completion's text.
       shown: the text beside calls.
       calls: names and arguments.
       thoughts: the reasoning.
@@ -84,7 +84,7 @@ def harmony(text: str) -> str:
 
 
 FAR: Final = " " * (MAX_BLANKS + 1)
-"""More blanks than may stand between an opening and a call."""
+"""More whitespace than is allowed between an opening and a call."""
 TOO_FAR: Final = f'<tool_call>{FAR}{{"name": "f", "arguments": {{}}}}'
 F_AND_G: Final[Calls] = [("f", {"x": 1}), ("g", NESTED)]
 CASES: Final[list[Case]] = [
@@ -380,7 +380,7 @@ CASES: Final[list[Case]] = [
 
 
 class Said(NamedTuple):
-    """What was read: as Case, arguments as they were written."""
+    """A parsed completion: fields as in Case, with arguments as written."""
 
     shown: str
     calls: list[tuple[str, str]]
@@ -392,7 +392,7 @@ def reader_of(case: Case) -> PieceReader:
 
 
 def joined(pieces: Sequence[Piece]) -> Said:
-    """Put pieces together as a client would."""
+    """Join pieces as a client would."""
     text = thoughts = ""
     names: list[str] = []
     arguments: list[str] = []
@@ -413,7 +413,7 @@ def joined(pieces: Sequence[Piece]) -> Said:
 
 
 def read(case: Case, parts: Sequence[str], *, is_cut: bool = False) -> Said:
-    """Read a completion that arrives in parts."""
+    """Parse a completion that arrives in parts."""
     reader = reader_of(case)
     pieces = [piece for part in parts for piece in reader.push(part)]
     pieces += reader.finish(is_cut=is_cut)

@@ -1,4 +1,4 @@
-"""POST /api/chat and /api/generate: lines and whole answers, options, tools, errors, cancels."""
+"""POST /api/chat and /api/generate: streamed and whole answers, options, tools, errors, cancels."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ async def test_calls_of_tools_are_whole_and_their_results_go_back() -> None:
         ]
         answer = await server.post("/api/chat", body | {"messages": [{**turns[1], "role": "tool"}]})
         assert answer.status == 400
-        assert answer.json["error"].startswith("messages.0.tool_calls may only be in the role")
+        assert answer.json["error"].startswith("messages.0.tool_calls is allowed only with")
         await server.post("/api/chat", body | {"messages": turns})
         prompt = bytes(server.fleet.generations[-1].request.prompt_ids).decode()
     found = [one for part in parts for one in part["message"].get("tool_calls", ())]

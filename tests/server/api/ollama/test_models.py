@@ -1,4 +1,4 @@
-"""What Ollama's clients ask about models, and vectors in their words."""
+"""Ollama's model endpoints and embeddings."""
 
 from __future__ import annotations
 
