@@ -217,7 +217,7 @@ def test_the_limit_adds_up_what_comes_together() -> None:
     assert isinstance(scene.decide(pair[:1]), Admit)
     refusal = scene.decide(pair)
     assert isinstance(refusal, Refusal)
-    assert "600 prompt tokens wait" in str(refusal.error)
+    assert "600 prompt tokens already wait" in str(refusal.error)
     assert refusal.error.status == 503
 
 

@@ -294,7 +294,7 @@ def test_a_slow_line_is_refused_by_the_conductor() -> None:
     world.deliver()
     for _ in range(10):
         world.sweep(1.0)
-    with pytest.raises(RequestError, match=r"come too late, after \d\d\.\d s"):
+    with pytest.raises(RequestError, match=r"come too late, after a wait of \d\d\.\d s"):
         world.submit(make_request(99))
     world.submit(make_request(100, priority=-1))
     world.end()

@@ -96,7 +96,7 @@ async def test_without_members_requests_are_refused_until_there_are_some(
         await trio.sleep(2.0)
         assert names(cluster) == {}
         assert not cluster.fleet.status().is_ready
-        with pytest.raises(RequestError, match="no decode worker is there"):
+        with pytest.raises(RequestError, match="no decode worker is available"):
             cluster.fleet.submit(make_request(1, max_tokens=10))
         cluster.fleet.set_members([PREFILL, FIRST])
         await cluster.fleet.wait_ready()

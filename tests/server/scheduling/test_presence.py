@@ -70,11 +70,11 @@ def test_a_request_waits_for_a_model_that_can_be_had(state: ModelState) -> None:
 @pytest.mark.parametrize(
     ("state", "predicted_ready_s", "words"),
     [
-        (S.SLEEPING, 700.0, "tiny is sleeping and is loaded now; it is expected in 700 s"),
+        (S.SLEEPING, 700.0, "tiny is sleeping and is being loaded; it is expected in 700 s"),
         (S.SLEEPING, None, "tiny is sleeping and cannot be loaded now: there is no room"),
-        (S.ABSENT, None, "now: its files are gone; `triolet model load tiny` says from where"),
-        (S.SERVING, 0.0, "is there to take this request"),
-        (None, None, "is there to take this request"),
+        (S.ABSENT, None, "now: its files are gone; `triolet model load tiny` says how to get them"),
+        (S.SERVING, 0.0, "is available for this request"),
+        (None, None, "is available for this request"),
     ],
 )
 def test_a_request_that_would_wait_in_vain_is_told_so_at_once(
@@ -99,7 +99,7 @@ def test_without_control_for_long_a_request_does_not_wait() -> None:
     world.sweep(LOST_S)
     world.read(reader)
     assert reader.failed.error.code == "no_worker"
-    with pytest.raises(RequestError, match="the control of this fleet is away"):
+    with pytest.raises(RequestError, match="the control process of this fleet is away"):
         world.submit(make_request())
 
 
