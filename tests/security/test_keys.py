@@ -204,7 +204,7 @@ async def test_a_refusal_says_what_to_send_and_nothing_of_the_key() -> None:
             assert (answer.status, answer.error["code"]) == (401, "invalid_api_key")
             assert answer.headers["www-authenticate"] == "Bearer"
             message = answer.error["message"]
-            assert ("Bearer KEY" in message) is not ("is wrong, or has ended" in message)
+            assert ("Bearer KEY" in message) is not ("is wrong, or has expired" in message)
             assert "alice" not in answer.body.decode()
 
 

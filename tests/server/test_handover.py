@@ -141,5 +141,5 @@ def test_connections_wait_for_a_server_that_is_being_restarted(
 def test_a_descriptor_that_is_no_socket_is_named() -> None:
     with Path(__file__).open() as file:
         config = ServerConfig("", "", (), (), listen_fd=file.fileno(), link=CONFIG.link)
-        with pytest.raises(ConfigError, match=f"server.listen_fd {file.fileno()} is no socket"):
+        with pytest.raises(ConfigError, match=f"server.listen_fd {file.fileno()} is not a socket"):
             open_listening_socket(config)

@@ -244,7 +244,7 @@ def test_a_missing_model_is_named(tmp_path: Path) -> None:
     ("changes", "word"),
     [
         ({"host": "no.such.host.invalid", "allow_remote_clients": True}, "cannot be resolved"),
-        ({"host": "192.0.2.1", "allow_remote_clients": True}, "no address of this machine"),
+        ({"host": "192.0.2.1", "allow_remote_clients": True}, "is not an address of this machine"),
     ],
 )
 def test_an_address_that_cannot_be_had_is_explained(changes: dict[str, object], word: str) -> None:

@@ -95,7 +95,7 @@ async def test_small_chunks_are_refused_beyond_a_number_unless_they_are_large_en
             assert answer.status == 400
             assert answer.error["message"].startswith(
                 f"the request's body came in {refused_at} chunks of {refused_at * chunk_bytes} "
-                "bytes in all; beyond 4 chunks each 10 bytes may take one more: send larger"
+                "bytes in all; beyond 4 chunks, one more is allowed per 10 bytes: send larger"
             )
             assert await client.is_closed()
             break
