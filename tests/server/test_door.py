@@ -1,4 +1,4 @@
-"""What is decided before a body is read: limits, concurrency and room, by tenant."""
+"""Tests of what is decided before a body is read: limits, concurrency and memory, per tenant."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ if TYPE_CHECKING:
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
 BAD: dict[str, Any] = {"messages": [{"role": "user", "content": "\0"}]}
-"""What is refused once its text is worked on."""
+"""A body that is refused once its text is processed."""
 PATH = "/v1/chat/completions"
 LARGE = 16 * MIB
 ROOM_PATIENCE_S = 10.0
-"""For what comes within milliseconds: a server that takes no room is not waited for longer."""
+"""Timeout for events that take milliseconds."""
 
 
 class World(LimitedServer):
-    """A server with the tenants alice, by a plan, and bob, without limits."""
+    """A server with the tenants alice, who has a plan, and bob, who has no limits."""
 
     async def ask(self, body: object = CHAT, path: str = PATH, name: str = "alice") -> Answer:
-        """Ask, whole."""
+        """Send a whole request."""
         return await self.server.post(path, body, headers=key_of(name))
 
     async def begin(
         self, num_bytes: int, name: str = "alice", *more: str, path: str = PATH
     ) -> RawClient:
-        """Send a head that promises a body."""
+        """Send a head that announces a body."""
         client = await self.server.connect()
         length = f"content-length: {num_bytes}"
         key = f"authorization: {key_of(name)['authorization']}"
@@ -72,7 +72,7 @@ async def world(
     text: TextModel | None = None,
     **changes: object,
 ) -> AsyncIterator[World]:
-    """Run it; afterwards nothing may be under way and no room be taken."""
+    """Run a server; afterwards no request may be in progress and no memory be reserved."""
     quotas = quotas_in_memory()
     names = tenants_of(tenant("alice", "key-of-alice", plan=plan), tenant("bob", "key-of-bob"))
     fleet = ChargingFleet(quotas)
@@ -86,7 +86,7 @@ async def world(
 
 
 async def refused(client: RawClient) -> tuple[int, dict[str, str]]:
-    """Read a refusal that comes although no body was sent, and the end of the connection."""
+    """Read a refusal sent before any body, and the end of the connection."""
     answer = await client.answer()
     assert answer.headers["connection"] == "close"
     assert int(answer.headers["retry-after"]) >= 1
@@ -95,7 +95,7 @@ async def refused(client: RawClient) -> tuple[int, dict[str, str]]:
 
 
 async def room_is(server: Surface, num_bytes: int) -> None:
-    """Wait until bodies hold so many bytes."""
+    """Wait until bodies occupy this many bytes."""
     with trio.fail_after(ROOM_PATIENCE_S):
         while server.services.bodies.held_bytes != num_bytes:
             await trio.lowlevel.checkpoint()

@@ -1,4 +1,4 @@
-"""Request events: each handler gets them, and one that raises stops nothing."""
+"""Tests of request events: each handler receives them, even if another one raises."""
 
 from __future__ import annotations
 

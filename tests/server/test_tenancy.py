@@ -1,4 +1,4 @@
-"""Which keys are let in, and what a change of the tenants means."""
+"""Tests of which keys are accepted, and of changed tenants."""
 
 from __future__ import annotations
 

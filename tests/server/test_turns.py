@@ -1,4 +1,4 @@
-"""Turns among keys: decided without a clock or a thread, and kept by the limiter of threads."""
+"""Tests of turns between keys: the pure decisions, and the thread limiter that uses them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def turns(slots: int = 1, *, waiting: int = 100, each: int = 100) -> Turns[str]:
 
 
 def begun(line: Turns[str], now: float) -> Job[str]:
-    """Begin the job whose turn it is."""
+    """Start the job whose turn it is."""
     job = line.begin(now)
     assert job is not None
     return job

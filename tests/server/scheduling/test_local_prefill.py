@@ -1,4 +1,4 @@
-"""Requests whose prompts decode computes itself: through every end, fault and change of way."""
+"""Tests of requests whose prompt decode computes itself: all ends, faults and changes of route."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A prompt goes where its beginning is, as long as no other worker would be done sooner."""
+"""Tests that a prompt goes where its prefix is cached, unless another worker would be faster."""
 
 from __future__ import annotations
 

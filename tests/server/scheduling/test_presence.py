@@ -1,4 +1,5 @@
-"""Requests for a model that sleeps: they wait while control has it loaded, or hear when to come."""
+"""Tests of requests for a sleeping model: they wait while control loads it, or get a
+Retry-After."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def news(state: ModelState, predicted_ready_s: float | None = 1.0) -> ModelNews:
 
 
 def away(state: ModelState | None, predicted_ready_s: float | None = 1.0) -> World:
-    """Return a server without workers for so long that it would not wait for them."""
+    """Return a server whose workers have been away longer than it waits for them."""
     world = World(connect=False, worker_wait_s=WAIT_S)
     world.now += 2 * WAIT_S
     if state is not None:
@@ -127,7 +128,7 @@ class FakeControl:
         await self._stream.send_all(b"nonsense\n")
 
     async def is_open(self) -> bool:
-        """Read on; return whether the server has not closed the link."""
+        """Keep reading; return whether the server has kept the link open."""
         try:
             return bool(await self._stream.receive_some(65_536))
         except trio.BrokenResourceError:
@@ -155,7 +156,7 @@ class FakeControl:
 
 
 class Scene:
-    """A server with a link to control, and workers that are started by tests."""
+    """A server with a link to control; tests start its workers."""
 
     def __init__(self, nursery: trio.Nursery, path: Path) -> None:
         self.nursery = nursery
@@ -173,7 +174,7 @@ class Scene:
 
     @asynccontextmanager
     async def control(self) -> AsyncIterator[FakeControl]:
-        """Run one life of control."""
+        """Run one process of control."""
         listening = trio.socket.socket(trio.socket.AF_UNIX)
         self.path.unlink(missing_ok=True)
         await listening.bind(str(self.path))
@@ -196,7 +197,7 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
 
 
 async def test_a_request_wakes_its_model_and_is_answered(tmp_path: Path) -> None:
-    # Over a second: a socket of the system knows no virtual time, in which links meet at once.
+    # Over a second: an OS socket ignores virtual time, in which links connect at once.
     async with scene(tmp_path) as server, server.control() as control:
         await control.hear_activity(in_flight=0, is_ready=False)
         await control.tell(S.SLEEPING)
@@ -216,7 +217,7 @@ async def test_a_request_wakes_its_model_and_is_answered(tmp_path: Path) -> None
 
 
 async def test_what_still_runs_on_workers_that_end_does_not_wake_its_model(tmp_path: Path) -> None:
-    # Over a second, as the test above.
+    # Over a second, as in the test above.
     async with scene(tmp_path) as server, server.control() as control:
         workers = await server.start_workers()
         await control.hear_activity(in_flight=0, is_ready=True)

@@ -1,4 +1,4 @@
-"""Which worker computes a prompt: a comparison of all waits, and its bounds."""
+"""Tests of which worker computes a prompt: the cost model and its bounds."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_where_prefill_has_much_to_do_a_few_tokens_are_sooner_done_beside_few_st
 def share_out(
     count: int, decode: DecodeRates, prefill: PrefillRates, prompt_tokens: int
 ) -> tuple[int, int]:
-    """Return how many of some equal prompts that come together go to decode and to prefill."""
+    """Return how many of some equal, simultaneous prompts go to decode and to prefill."""
     num_local = num_remote = 0
     for _ in range(count):
         most = most_local_tokens(

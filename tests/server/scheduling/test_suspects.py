@@ -1,4 +1,4 @@
-"""Requests that may be what workers fail by: tried together, then apart, then not at all."""
+"""Tests of requests suspected of crashing workers: run together, then isolated, then refused."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_prompt_is_no_lone_suspect_while_an_input_is_on_its_worker() -> None:
 
 
 def all_decode(world: World) -> None:
-    """Let everything that was begun get its first token."""
+    """Let every started request get its first token."""
     world.deliver()
     while world.compute(world.worker(world.prefill)):
         world.deliver()
@@ -142,7 +142,7 @@ def test_a_prompt_in_quarantine_ends_where_it_waits() -> None:
 
 
 def live_again(world: World, worker: Worker, *, num_lives: int = 0) -> None:
-    """Let the very process that was given up answer, perhaps in another life."""
+    """Let the lost process itself answer again, perhaps in another epoch."""
     world.of[worker].epoch += num_lives - LIVES
     world.greet(worker)
 
@@ -184,7 +184,7 @@ def test_a_worker_that_forgot_a_server_which_stood_still_is_not_dead() -> None:
     for _ in range(5):
         world.deliver()
         assert one.phase is Phase.PREFILLING
-        # Just short of what makes this server drop everything by itself.
+        # Just short of the pause after which this server drops everything.
         world.now += LINK.lease_ttl_s - LINK.heartbeat_interval_s
         world.requests.note_pause(world.now)
         worker = world.worker(world.prefill)
