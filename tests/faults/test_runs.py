@@ -1,4 +1,4 @@
-"""A cell that showed nothing is run again; one that showed something wrong is not."""
+"""Tests that an inconclusive cell is run again, and a failed one is not."""
 
 from __future__ import annotations
 

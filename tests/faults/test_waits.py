@@ -1,4 +1,4 @@
-"""What is waited for has a name and ends; a phase is that of all questions or of none."""
+"""Tests that waits are named and end, and that a phase holds for all questions or none."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def sighting(frame: AnyFrame) -> Sighting:
 
 @asynccontextmanager
 async def idle_fleet(directory: Path) -> AsyncIterator[Fleet]:
-    """A fleet of which nothing runs."""
+    """A fleet without running processes."""
     async with trio.open_nursery() as nursery:
         fleet = Fleet(directory, directory, nursery)
         yield fleet

@@ -1,4 +1,4 @@
-"""The systemd unit, and what `triolet serve` tells a service manager."""
+"""Tests of the systemd unit, and of what `triolet serve` reports to a service manager."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TIMEOUT_S: Final = 60.0
 
 
 def setting(name: str) -> str:
-    """Return the one value of a setting."""
+    """Return the single value of a setting."""
     (value,) = (
         line.removeprefix(f"{name}=") for line in TEXT.splitlines() if line.startswith(f"{name}=")
     )
@@ -94,7 +94,7 @@ def test_commands_find_the_fleet_where_it_runs() -> None:
 
 @contextmanager
 def service_manager(path: Path | str) -> Iterator[socket.socket]:
-    """Listen as a service manager does."""
+    """Listen like a service manager."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(path))
         manager.settimeout(TIMEOUT_S)
@@ -127,7 +127,7 @@ def test_a_service_manager_that_is_not_there_is_a_warning(
 
 
 class Stopping(Recorder):
-    """A view that ends the fleet once it serves."""
+    """A view that stops the fleet once it serves."""
 
     supervisor: Supervisor | None = None
 
