@@ -55,7 +55,7 @@ def pytest_configure() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--whole", action="store_true", help="run proofs in their whole form")
+    parser.addoption("--whole", action="store_true", help="run proofs in full")
 
 
 @pytest.hookimpl(tryfirst=True)

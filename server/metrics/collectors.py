@@ -58,7 +58,7 @@ OF_ALL_WORKERS: Final[Rows] = (
     (
         GAUGE,
         "worker_waiting_prompt_tokens",
-        "Prompt tokens that wait to be computed",
+        "Prompt tokens that wait to be computed, or on decode for KV",
         attrgetter("load.waiting_tokens"),
     ),
     (

@@ -68,7 +68,7 @@ class HttpMetrics:
         self._of_queue: Counts[str] = Counts()
         self._batch_lines = Counter(
             "triolet_batch_lines",
-            "Batch lines by outcome, and delays before they ran",
+            "Batch lines by outcome, and their delays by reason",
             ("outcome",),
             registry=registry,
         )

@@ -45,7 +45,7 @@ COUNTERS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("requests_rejected", "Sequences refused at admission", ("code", "class")),
     ("requests", "Ended sequences by outcome", ("outcome",)),
     ("prompts_routed", "Prompts by the role that computes them, and reason", ("role", "why")),
-    ("attempts_failed", "Failed attempts that were retried", ("cause",)),
+    ("attempts_failed", "Attempts that ended early and were retried", ("cause",)),
     ("prompt_tokens", "Prompt tokens", ()),
     ("cached_prompt_tokens", "Prompt tokens found in the KV cache", ()),
     ("completion_tokens", "Tokens generated", ()),

@@ -94,7 +94,6 @@ class Adapters:
         Args:
           digest: the adapter's digest.
           name: the model and adapter names, for the error.
-          now: the current time.
         """
         own = digest_bytes(digest)
         if own not in self._named:

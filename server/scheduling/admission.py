@@ -95,7 +95,6 @@ class Admission:
       table: live requests; counts refusals.
       recovery: the record of past faults.
       observer: receives refusals and brownout levels.
-      now: the start time.
 
     Attributes:
       overload: decides by expected wait.
@@ -131,7 +130,6 @@ class Admission:
 
         Args:
           ask: the question; without requests, only the expected wait is checked.
-          now: the current time.
         """
         texts = tuple(request for request in ask.requests if request.form is None)
         inputs = tuple(request for request in ask.requests if request.form is not None)

@@ -58,7 +58,6 @@ class SweepTimes:
 
     Args:
       config: intervals and timeouts.
-      now: the start time.
     """
 
     def __init__(self, config: ServerConfig, now: float) -> None:
@@ -133,7 +132,6 @@ class Attempts:
       outbox: receives outgoing frames.
       eos_token_ids: the model's end tokens, sent to workers with each attempt.
       observer: receives events.
-      now: the start time.
       kv_secret: 32 bytes from which each attempt's KV key is derived.
 
     Attributes:

@@ -59,7 +59,6 @@ class Brownout:
 
     Args:
       config: thresholds and times.
-      now: the start time.
 
     Attributes:
       level: the level after the last `advance`.
@@ -78,7 +77,6 @@ class Brownout:
         Args:
           pressure: predicted wait of a new default-class request / its allowed wait.
           critical_pressure: the same for the critical class.
-          now: the current time.
         """
         if not self._config.is_on:
             return False
@@ -149,8 +147,7 @@ class Brownout:
 LEAST_SAMPLES: Final = 16
 """First tokens needed to close a window: one late among few is chance."""
 LATE: Final = 1.1
-"""A first token is late beyond this multiple of its class's allowed wait. Predictions err by
-less."""
+"""A first token is late beyond this multiple of its allowed wait. Predictions err by less."""
 UNDER_SHARE_ROOM: Final = 2
 """Multiple of the limit for tenants below their shares."""
 FORGET_WINDOWS: Final = 60
@@ -165,7 +162,6 @@ class AimdLimiter:
       config: how the limit moves.
       slo: deadlines per class; waits of classes without one are not counted.
       outstanding: prompt tokens of the server's requests.
-      now: the start time.
 
     Attributes:
       limit_tokens: the limit; None until first tokens came late.
@@ -206,7 +202,6 @@ class AimdLimiter:
 
         Args:
           share: its wait beyond its own computing / its class's allowed wait.
-          now: the current time.
         """
         self._num_first += 1
         self._num_late += share > LATE
@@ -295,7 +290,6 @@ class Overload:
     Args:
       config: bounds, and which mechanisms are enabled.
       observer: receives events.
-      now: the start time.
       overtaken_s: computing time beyond which workers compute shorter prompts beside a prompt.
 
     Attributes:
@@ -332,7 +326,6 @@ class Overload:
         Args:
           demand: the request in numbers.
           tokens_ahead: prompt tokens ahead of it in the queue.
-          now: the current time.
 
         Raises:
           RequestError: refused, with the seconds after which a retry is accepted.
@@ -473,7 +466,6 @@ class Overload:
         Args:
           capacity: capacity of the usable workers.
           tokens_ahead: returns the prompt tokens ahead of a new request of a class.
-          now: the current time.
         """
         self.prediction.see(capacity)
         self.returns.forget(now)
@@ -583,8 +575,7 @@ class Overload:
         return self.prediction.bias[own] * queue_s + after_s
 
     def _backlog(self, own: ServiceClass, num_tokens: int = 1) -> int:
-        """Return the prompt tokens, of this server and others, that workers compute before such a
-        prompt."""
+        """Return all servers' prompt tokens that workers compute before such a prompt."""
         before = self.outstanding.before(own, is_long=self._is_long(num_tokens))
         return self.prediction.capacity.foreign_tokens + before
 

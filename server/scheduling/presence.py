@@ -79,7 +79,6 @@ class Presence:
 
         Args:
           within_s: the request's deadline.
-          now: the current time.
 
         Raises:
           RequestError: 503; the workers come after the deadline, or the model cannot be loaded.

@@ -4,12 +4,11 @@ prompts that crash workers. Read it when a retry is refused or a worker is left 
 The retry budget is a token bucket. Every accepted request adds a tenth of a retry, and time adds a
 little, so that a small fleet can recover at all; the bucket holds a burst. Retries cost:
 
-* Attempts that fail by one event are one fault and cost one token together: the loss of a worker, a
-device step that raised, a broken path between two workers, a silence for which a worker gave up
-leases. The death of a worker costs one token however many streams it had: they move once, and a
-worker's epoch can be lost only once.
+* Attempts that fail by one event are one fault and cost one token together: the loss of a worker,
+  a device step that raised, a broken path between two workers, a silence for which a worker gave
+  up leases. The death of a worker costs one token however many streams it had: they move once.
 * Every other attempt costs one token: a RESERVE without an answer, tokens that never came, an
-attempt that a worker ended with an error. Retries can multiply these faults.
+  attempt that a worker ended with an error. Retries can multiply these faults.
 
 A refusal for lack of room, a preemption and a drain are not faults and cost nothing. A request
 whose retry cannot be paid for ends with an error.
@@ -92,7 +91,6 @@ class RetryBudget:
 
         Args:
           fault: identifies the event; attempts that fail by the same one get the same answer.
-          now: the current time.
         """
         if not self.is_new(fault, now):
             return self._decided[fault][1]
@@ -125,7 +123,6 @@ class Recovery:
       config: bounds.
       workers: the fleet's workers, shared with `Requests`.
       observer: receives events.
-      now: the start time.
 
     Attributes:
       paths: pairs of workers that lost each other.

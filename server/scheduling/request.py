@@ -498,7 +498,6 @@ class RequestTable:
 
         Args:
           spec: what the client asked for.
-          now: the current time.
           turn: for an input, a number that increases with its index in the client's request.
         """
         is_input = spec.form is not None

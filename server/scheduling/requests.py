@@ -66,7 +66,6 @@ class Requests:
       workers: members, and former members that still have attempts.
       text: the model's tokenizer.
       observer: receives events.
-      now: the start time.
       events: publishes request events.
       kv_secret: secret from which each attempt's KV key is derived; None draws one.
 
@@ -170,7 +169,6 @@ class Requests:
 
         Args:
           specs: the requests.
-          now: the current time.
           first: index of the first one among the inputs of its client's request.
 
         Raises:
@@ -338,7 +336,6 @@ class Requests:
         """Refuse new requests; running ones may finish until `drain_timeout_s`. Idempotent.
 
         Args:
-          now: the current time.
           refusal: makes the error for requests that are refused or run too long.
         """
         if self._drain_until is None:

@@ -7,7 +7,7 @@ how many tokens lack KV, so the limit travels in RESERVE and the answer comes ba
 For n tokens the total waiting time in seconds is compared:
 
     on decode    1.5 steps until the prompt joins, then n tokens at decode's rate plus the steps
-    that its chunks ride on; each running stream also waits for the n tokens
+                 that its chunks ride on; each running stream also waits for the n tokens
     on prefill   the tokens ahead of it, n tokens at prefill's rate, and the transfer of the KV
 
 Both are linear in n, so the limit is where they cross, within the configured bounds.
@@ -285,7 +285,6 @@ def choose_route(
       paths: pairs that cannot reach each other.
       config: which roles may compute prompts.
       handover_s: recent time from prefill's first token until decode had the KV.
-      now: the current time.
     """
     workers = tuple(workers)
     if need.input_share:

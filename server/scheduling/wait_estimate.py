@@ -171,7 +171,6 @@ class Fading:
 
     Args:
       memory_s: time after which about a third is left.
-      now: the start time.
     """
 
     def __init__(self, memory_s: float, now: float) -> None:
@@ -199,7 +198,6 @@ class Prediction:
     """Predicts waits from what one server has measured.
 
     Args:
-      now: the start time.
       outstanding: prompt tokens of the server's requests.
 
     Attributes:
@@ -423,7 +421,6 @@ class Returns:
           work_s: computing time of its prompt at the rate that the critical class leaves.
           room_in_s: seconds until waiting requests have made room for it.
           draw: random number between 0 and 1.
-          now: the current time.
           most_s: upper limit of the result.
         """
         config = self._config

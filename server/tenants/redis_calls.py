@@ -5,11 +5,11 @@ servers' clocks do not matter. The rules are those of accounts.py; the same test
 keys start with the first argument, which contains one hash tag in braces:
 
 - `t:TENANT`, a hash: both buckets' levels and their times, requests in flight, and their expected
-cost;
+  cost;
 - `held:SERVER`, a hash: a server's reservations, by id;
 - `spend:MONTH`, a hash: nanos and tokens per tenant;
 - `servers`, sorted by the end of each server's lease; `s:SERVER`, a hash: its last batch of
-settlements and the answer; `beat`: time of the latest lease renewal by any server.
+  settlements and the answer; `beat`: time of the latest lease renewal by any server.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ local function write(a)
   redis.call('EXPIRE', a.key, DAY)
 end
 
--- A limit below zero is none.
+-- A negative limit means no limit.
 local function level(value, at, limit)
   if limit < 0 then return 0 end
   if not value then return limit end
@@ -107,7 +107,7 @@ end
 
 local function give_back(a, held)
   a.n, a.h = a.n - 1, a.h - held.cost
-  -- What no limit was charged for is not given back to one that came later.
+  -- Do not refund to a limit that did not exist when the reservation was charged.
   if a.r and held.by_requests ~= false then a.r = a.r + 1 end
   if a.t and held.by_tokens ~= false then a.t = a.t + held.tokens end
 end
@@ -199,7 +199,7 @@ local servers_key, beat_key = P .. 'servers', P .. 'beat'
 local last = tonumber(redis.call('GET', beat_key) or '0')
 redis.call('SET', beat_key, text(now), 'EX', DAY)
 if now - last > lease_s then
-  -- No server could renew anything: Redis was away, not they.
+  -- No server renewed its lease: Redis was away, not the servers.
   for _, other in ipairs(redis.call('ZRANGE', servers_key, 0, -1)) do
     redis.call('ZADD', servers_key, text(now + lease_s), other)
   end

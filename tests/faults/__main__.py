@@ -96,12 +96,14 @@ class Run:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
-    parser.add_argument("--only", default="", help="cells whose `PHASE: fault` matches this")
+    parser.add_argument(
+        "--only", default="", help="run only cells whose `PHASE: fault` matches this"
+    )
     parser.add_argument("--cancels", type=int, default=5, help="runs of each cancel cell (5)")
     parser.add_argument("--runs", type=int, default=1, help="runs of every other cell (1)")
-    parser.add_argument("--fleets", type=int, default=2, help="fleets at the same time (2)")
+    parser.add_argument("--fleets", type=int, default=2, help="concurrent fleets (2)")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "faults")
-    parser.add_argument("--list", action="store_true", help="only name the cells")
+    parser.add_argument("--list", action="store_true", help="list the cells and exit")
     return parser.parse_args(arguments)
 
 

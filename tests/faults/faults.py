@@ -152,7 +152,7 @@ def freeze(role: str, for_s: float) -> Injector:
             with trio.move_on_after(PROOF_DEADLINE_S):
                 await process.wait_line(lambda line: line.event == "fenced")
                 return
-            raise FleetUnwellError(f"{process.name} did not notice that it stood still")
+            raise FleetUnwellError(f"{process.name} did not notice its own pause")
 
     return inject
 

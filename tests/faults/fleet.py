@@ -159,7 +159,7 @@ class Fleet:
             if process.is_running:
                 continue
             if process.fell_by_itself:
-                raise FleetUnwellError(f"{process.name} ended by itself: {process.last_words()}")
+                raise FleetUnwellError(f"{process.name} exited by itself: {process.last_words()}")
             process.start(self._nursery)
 
     async def settle(self, deadline_s: float = SETTLE_DEADLINE_S) -> None:

@@ -77,7 +77,7 @@ def _complaints(outcome: Outcome, ending: Ending) -> list[str]:
     if len(ending.outcomes) != 1:
         return [*found, f"the server says that it ended as {ending.outcomes}"]
     if ending.outcomes[0] not in allowed:
-        found.append(f"the server says {ending.outcomes[0]}")
+        found.append(f"the server logged {ending.outcomes[0]}")
     return found
 
 
@@ -88,7 +88,7 @@ def _against_reference(ending: Ending) -> list[str]:
     if said.tokens != wanted.tokens[: len(said.tokens)]:
         found.append(_difference(ending))
     if not wanted.text.startswith(said.text):
-        found.append("text that the uninterrupted run does not have")
+        found.append("text that differs from the undisturbed run")
     if len(said.ends) > 1:
         found.append(f"more than one terminal: {said.ends}")
     return found

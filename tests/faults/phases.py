@@ -147,9 +147,9 @@ def _check_places(fleet: Fleet, hold: Hold) -> None:
     begun = [*fleet.proxy.seen(Reserve), *fleet.proxy.seen(Prefill)]
     places = {sighting.link.worker for sighting, _ in begun} - {hold.prefill, hold.decode}
     if places:
-        raise FaultNotInjectedError(f"questions went to {sorted(places)} as well")
+        raise FaultNotInjectedError(f"questions also went to {sorted(places)}")
     if any(client.answer.is_done or client.answer.ends for client in hold.clients):
-        raise FaultNotInjectedError("an answer was over before its fault came")
+        raise FaultNotInjectedError("an answer ended before its fault happened")
 
 
 def _check_first(sightings: Sequence[Sighting]) -> None:
@@ -159,7 +159,9 @@ def _check_first(sightings: Sequence[Sighting]) -> None:
         frame = sighting.frame
         if isinstance(frame, End) or (isinstance(frame, Reserve) and frame.attempt):
             worker = sighting.link.worker
-            raise FaultNotInjectedError(f"attempt {frame.key} on {worker} was not left in peace")
+            raise FaultNotInjectedError(
+                f"attempt {frame.key} on {worker} was retried before the fault"
+            )
 
 
 async def _ask(fleet: Fleet, clients: list[Client], readers: trio.Nursery) -> None:

@@ -199,7 +199,7 @@ class RoleProcess:
 
     def start(self, nursery: trio.Nursery) -> None:
         """Start a process; the nursery reads its output."""
-        assert not self.is_running, f"{self.name} runs already"
+        assert not self.is_running, f"{self.name} is already running"
         self._was_killed = False
         # Fork from the main thread: a role that dies with its parent follows the forking thread,
         # and Trio's other threads come and go.
@@ -237,7 +237,7 @@ class RoleProcess:
         if waiting.cancelled_caught:
             raise OverdueError(f"{self.name} to end", EXIT_DEADLINE_S)
         if wanted not in (None, code):
-            raise FaultNotInjectedError(f"{self.name} left with {code}, not with {wanted}")
+            raise FaultNotInjectedError(f"{self.name} exited with {code}, not with {wanted}")
         return code
 
     async def kill(self) -> None:

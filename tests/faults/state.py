@@ -42,7 +42,7 @@ async def state_of(fleet: Fleet) -> str:
             _, audit = await get(fleet.url, "/fleet/audit")
         lines += lines_of(msgspec.json.decode(status), FleetAudit.from_json(audit))
     except (OSError, ValueError, trio.TooSlowError) as error:
-        lines.append(f"the server does not say how things stand: {error!r}")
+        lines.append(f"the server does not report its state: {error!r}")
     lines += _last_frames(fleet.proxy.sightings.entries)
     for process in fleet.processes.values():
         lines += _last_lines(process)

@@ -56,4 +56,4 @@ async def test_only_what_showed_nothing_is_tried_again(
     await run.run([], [CELL])
     assert run.results == [kept]
     assert left == []
-    assert printed.getvalue().count("missed") == outcomes.count(MISSED), "each try is told"
+    assert printed.getvalue().count("missed") == outcomes.count(MISSED), "each attempt is printed"

@@ -93,7 +93,7 @@ async def test_a_wait_that_expires_names_its_object_and_tells_the_state_before_i
     assert str(error) == "waited 60 s for PREFILL of 2 questions"
     assert "process p0: never started" in error.state
     assert "rule hold hold_prefills: 0 hits" in error.state
-    assert "the server does not say how things stand" in error.state
+    assert "the server does not report its state" in error.state
 
 
 def test_a_state_tells_queue_workers_attempts_and_leases() -> None:

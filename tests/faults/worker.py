@@ -7,7 +7,7 @@ inside. The product has no such switch.
   hold N    the step after the next N waits for `go`
   raise N   the step after the next N raises
   poison N  the same, and the device then refuses all work, as after an error in a CUDA kernel:
-  steps raise, and so does waiting for the device
+            steps raise, and so does waiting for the device
   go        a waiting step continues, and all orders are cleared
 """
 

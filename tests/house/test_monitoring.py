@@ -69,7 +69,7 @@ def expressions() -> dict[str, str]:
 @pytest.mark.parametrize("where", expressions())
 def test_expressions_are_promql_and_of_metrics_that_exist(where: str) -> None:
     names, over_time = selectors(expressions()[where])
-    assert names, "asks for nothing"
+    assert names, "selects no metric"
     assert {family(name) for name in names} <= exposed_metrics() | OF_THE_CLIENT | RECORDS
     by_themselves = Counter(names) - Counter(over_time)
     assert not [name for name in by_themselves if name.endswith("_total")], "counters"

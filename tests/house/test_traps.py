@@ -45,7 +45,7 @@ def test_every_trap_has_a_cure_and_a_test_that_exists() -> None:
             ]
         assert len(re.findall(r"`test_\w+`", kept_by)) == sum(
             len(re.findall(r"\w+", names)) for _, names in named
-        ), f"a test of no file: {kept_by}"
+        ), f"no such test file: {kept_by}"
     assert missing == []
 
 

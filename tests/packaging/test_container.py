@@ -168,7 +168,7 @@ def test_the_server_of_the_compose_file_is_what_is_meant() -> None:
     service = SERVICES["triolet"]
     config = server_config(service["command"])
     assert config.host == "0.0.0.0"
-    assert not config.allow_remote_clients, "keys are what lets others in"
+    assert not config.allow_remote_clients, "keys admit others"
     assert service["ports"] == [f"127.0.0.1:{config.port}:{config.port}"]
     written = {config.tenants.file, config.batches.directory}
     assert all(path is not None and Path(path).is_relative_to("/data") for path in written)

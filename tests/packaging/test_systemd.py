@@ -69,7 +69,7 @@ def test_its_commands_are_real_ones_without_a_secret() -> None:
     assert setting("ReadWritePaths") == setting("WorkingDirectory") == str(state)
     command, _ = read_text(setting("ExecReload"))
     assert command == "restart"
-    assert "://" not in " ".join(arguments), "an address may hold a password"
+    assert "://" not in " ".join(arguments), "an address may contain a password"
 
 
 @pytest.mark.parametrize("page", ["ops/deploy/triolet.service", "docs/install.md"])
@@ -82,7 +82,7 @@ def test_what_keeps_a_gpu_away_is_named(page: str) -> None:
 def test_it_waits_as_long_as_the_fleet_may_take() -> None:
     config = server_config(setting("ExecStart").split()[1:])
     assert float(setting("TimeoutStopSec")) > longest_stop_s(config)
-    assert setting("KillMode") == "mixed", "the supervisor ends the others in order"
+    assert setting("KillMode") == "mixed", "the supervisor stops the others cleanly"
     assert setting("RestartPreventExitStatus") == "2"
 
 
@@ -106,7 +106,7 @@ def test_states_come_in_one_datagram(
     is_abstract: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if is_abstract and sys.platform != "linux":
-        pytest.skip("only Linux has abstract names")
+        pytest.skip("abstract socket names need Linux")
     name = f"triolet-test-{os.getpid()}" if is_abstract else str(tmp_path / "notify")
     with service_manager(f"\0{name}" if is_abstract else name) as manager:
         monkeypatch.setenv(NOTIFY_VARIABLE, f"@{name}" if is_abstract else name)

@@ -202,8 +202,10 @@ def judge(case: Any, response: Any, checks: list[Any], tally: Tally) -> None:  #
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check a fleet with the demo model; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.security.document", description=__doc__)
-    parser.add_argument("--examples", type=int, default=50, help="of each kind and operation")
-    parser.add_argument("--only", default="", help="part of the names of operations")
+    parser.add_argument(
+        "--examples", type=int, default=50, help="requests of each kind per operation"
+    )
+    parser.add_argument("--only", default="", help="check only operations whose names contain this")
     options = parser.parse_args(arguments)
     console = Console(highlight=False, soft_wrap=True)
     with (
@@ -217,7 +219,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for fault in tally.faults:
         console.print(fault, markup=False)
     for relation, count in tally.by_relation.most_common():
-        console.print(f"{count} refused as the document says in prose: {relation}", markup=False)
+        console.print(
+            f"{count} refused by a rule that the document states in prose: {relation}", markup=False
+        )
     console.print(
         f"{tally.asked.total()} requests to {len(tally.asked)} operations: "
         f"{tally.refused.total()} refused that the document allows, {len(tally.faults)} answers "

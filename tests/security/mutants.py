@@ -136,8 +136,10 @@ def hunt(mutants: Sequence[Mutant], num_processes: int, console: Console) -> lis
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the mutants; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.security.mutants", description=__doc__)
-    parser.add_argument("rows", nargs="*", metavar="ROW", help="such as A1; all if none is named")
-    parser.add_argument("--processes", type=int, default=2, help="at once (default: %(default)s)")
+    parser.add_argument("rows", nargs="*", metavar="ROW", help="attacks such as A1 (default: all)")
+    parser.add_argument(
+        "--processes", type=int, default=2, help="parallel processes (default: %(default)s)"
+    )
     options = parser.parse_args(arguments)
     chosen = [mutant for mutant in MUTANTS if not options.rows or mutant.attack in options.rows]
     verdicts = hunt(chosen, options.processes, Console(stderr=True, highlight=False))

@@ -92,7 +92,7 @@ def test_a_server_opens_no_file_and_connects_to_nobody_for_a_client(tmp_path: Pa
     with running(private, fault=WATCH.format(path=str(told))) as process:
         url = ready_url(process)
         before = len(told.read_text().splitlines())
-        assert before > 0, "nothing was told: the watch is blind"
+        assert before > 0, "no event: the audit hook does not work"
         with httpx2.Client(base_url=url, timeout=PATIENCE_S, trust_env=False) as client:
 
             def ask(request: tuple[str, str, dict[str, Any]]) -> int:

@@ -252,7 +252,7 @@ async def test_a_stolen_name_brings_no_token_and_the_fleet_is_whole_soon_after_t
         with attacker(workers.decode.control, fleet._me.identity(), own, key) as thief:
             thief.send(Audit(1), Drain(0.0))
             heard = await thief.heard(2)
-            assert [type(frame) for frame in heard] == [Goodbye, Goodbye], "say HELLO"
+            assert [type(frame) for frame in heard] == [Goodbye, Goodbye], "no HELLO yet"
             thief.send(make_hello(fleet._me))
             heard = await thief.heard(2)
             assert not any(isinstance(frame, Tokens) for frame in heard)
@@ -278,7 +278,7 @@ async def test_what_is_forged_on_a_plaintext_kv_link_is_counted_and_changes_noth
             for index in range(FORGED):
                 chunk = KvChunk(*key, welcome.peer.epoch, index, 0, 1, payload_digest(lie))
                 enemy.send_parts(encode(chunk), lie)
-            assert await enemy.heard() == [], "neither credit nor a wish for more"
+            assert await enemy.heard() == [], "no credit and no request for it"
         forged = await dropped_by_decode(fleet) - before
         assert tokens + await read(stream) == undisturbed
         assert forged == FORGED

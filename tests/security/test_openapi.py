@@ -88,7 +88,9 @@ async def test_the_document_names_the_key_where_there_is_one() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not OPENAI.exists(), reason="OpenAI's document is not beside the repository")
+@pytest.mark.skipif(
+    not OPENAI.exists(), reason="OpenAI's document is missing beside the repository"
+)
 async def test_requests_by_openai_s_own_document_are_no_fault_of_ours() -> None:
     """They may ask for more than this server supports; the refusal must have OpenAI's form."""
     document = json.loads(OPENAI.read_text())

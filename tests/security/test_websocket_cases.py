@@ -101,7 +101,7 @@ async def test_every_conversation_ends_as_it_should(family: str) -> None:
         assert (await server.request("GET", "/health/live")).status == 200
 
 
-@pytest.mark.skipif(not LIST.exists(), reason="Autobahn's list is not beside the repository")
+@pytest.mark.skipif(not LIST.exists(), reason="Autobahn's list is missing beside the repository")
 def test_every_case_of_the_list_is_held() -> None:
     with LIST.open(newline="") as file:
         listed = {row["case"] for row in csv.DictReader(file)}

@@ -181,7 +181,7 @@ async def test_work_on_text_alone_is_a_request(path: str, body: object) -> None:
     plan = Plan("p", requests_per_minute=2.0, tokens_per_minute=1.0, budget=0.0)
     async with world(plan) as all_of_it:
         statuses = [(await all_of_it.ask(body, path)).status for _ in range(3)]
-    assert statuses == [200, 200, 429], "tokens and budget do not matter to it"
+    assert statuses == [200, 200, 429], "it needs no tokens or budget"
 
 
 async def test_a_client_that_leaves_while_its_text_is_worked_on_pays_one_request() -> None:
@@ -226,7 +226,7 @@ async def test_a_tenant_has_room_for_so_many_bytes_and_all_together_for_more() -
         beyond_all = await all_of_it.begin(LARGE, "bob")
         assert (await refused(beyond_all))[0] == 503
         for name in ("alice", "bob"):
-            assert (await all_of_it.ask(name=name)).status == 200, "a short body has room always"
+            assert (await all_of_it.ask(name=name)).status == 200, "a short body always fits"
         assert server.services.bodies.refused == {"own_share": 1, "all": 1}
         for client in (*held, one_more, beyond_all):
             await client.stream.aclose()
@@ -244,7 +244,7 @@ async def test_where_there_are_no_tenants_an_address_has_its_room() -> None:
         statuses = [(await client.answer()).status for client in clients]
         for client in clients:
             await client.stream.aclose()
-    assert set(statuses) == {415}, "refused for what they are, and their room is given back"
+    assert set(statuses) == {415}, "refused for their content, and their memory is released"
 
 
 async def test_a_body_without_a_length_takes_room_as_it_grows() -> None:

@@ -445,7 +445,7 @@ async def test_scrapes_at_once_share_one_text_that_was_begun_after_they_asked() 
         with trio.CancelScope() as scope:
             scope.cancel()
             await metrics.scrape()
-        assert b"many_" in await metrics.scrape(), "one that is given up is in no other's way"
+        assert b"many_" in await metrics.scrape(), "an abandoned scrape does not block others"
 
 
 def test_the_text_is_the_client_library_s_byte_for_byte(metrics: Metrics) -> None:

@@ -136,7 +136,9 @@ async def test_a_model_comes_and_goes_and_the_other_answers() -> None:
         await one.until(lambda: "code" not in one.fleets.by_model)
         assert one.labels() == {""}
         assert b'="code"' not in one.metrics.exposition()
-        assert one.metrics.figures()["requests_received"] == {"": 3.0}, "of the server, for good"
+        assert one.metrics.figures()["requests_received"] == {"": 3.0}, (
+            "set by the server, permanently"
+        )
         assert one.services.models.named("chat") is chat
         assert set(one.names) == {"chat"}
 
@@ -247,9 +249,7 @@ async def test_an_adapter_comes_and_goes_while_requests_of_its_model_run(
         one.use(plain)
         await trio.sleep(3.0)
         states = {worker.address: worker.state for worker in links.status().workers}
-        assert states["mem://decode-1"] != "alive", (
-            "its adapters are others than those of this server"
-        )
+        assert states["mem://decode-1"] != "alive", "its adapters differ from this server's"
         one.use(replace(plain, unnamed_adapters=(SQL,)))
         assert (one.listed, links.adapters.held) == (["chat"], ())
         await one.until(lambda: {worker.state for worker in links.status().workers} == {"alive"})
@@ -272,7 +272,7 @@ async def test_an_adapter_comes_and_goes_while_requests_of_its_model_run(
             with pytest.raises(RequestError) as refused:
                 unknown("chat:sql")
             assert (refused.value.status, refused.value.code) == (404, "model_not_found")
-        assert links.adapters.held == (SQL.digest,), "a request has it still"
+        assert links.adapters.held == (SQL.digest,), "a request still uses it"
         began = trio.current_time()
         _, end = await read_all(own)
         assert isinstance(end, Failed)

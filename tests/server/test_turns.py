@@ -88,7 +88,7 @@ def test_one_key_leaves_a_slot_to_others_while_there_are_any() -> None:
     for n in range(5):
         line.join("flood", str(n), 0.0)
     alone = [line.begin(0.0), line.begin(0.0)]
-    assert None not in alone, "with one key alone all slots are used"
+    assert None not in alone, "a single key uses all slots"
     for job in alone:
         assert job is not None
         line.end(job, 1.0)
@@ -96,7 +96,7 @@ def test_one_key_leaves_a_slot_to_others_while_there_are_any() -> None:
     begun = [line.begin(1.0), line.begin(1.0)]
     assert {job.key for job in begun if job} == {"flood", "victim"}
     line.end(next(job for job in begun if job and job.key == "victim"), 1.1)
-    assert line.begin(1.1) is None, "the flood has its slot, the other one waits for others"
+    assert line.begin(1.1) is None, "the flood has its slot, the other slot is kept for others"
     line.join("victim", "v", 2.0)
     assert line.begin(2.0) is not None
     assert line.begin(20.0) is None

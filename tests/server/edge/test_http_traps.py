@@ -166,7 +166,7 @@ async def test_drops_of_a_head_do_not_win_time() -> None:
             for byte in b"GET /version HTTP/1.1\r\n" + b"X: " + b"y" * 10_000:
                 await client.send(bytes([byte]))
                 await trio.sleep(0.02)
-            pytest.fail("each drop won time")
+            pytest.fail("each drop extended the deadline")
 
         nursery.start_soon(drip)
         assert (await client.answer()).status == 408

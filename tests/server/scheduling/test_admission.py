@@ -213,7 +213,7 @@ def test_the_limit_adds_up_what_comes_together() -> None:
     pair = [make_request(n, prompt="x" * 300) for n in (1, 2)]
     many = [make_request(n, prompt="x" * 300) for n in range(9)]
     assert isinstance(scene.decide(pair), Admit)
-    assert isinstance(scene.decide(many), Admit), "where none are owed"
+    assert isinstance(scene.decide(many), Admit), "none are owed"
     overload.outstanding.apply(None, OutstandingRequest(Stage.QUEUED, D, 600))
     assert isinstance(scene.decide(pair[:1]), Admit)
     refusal = scene.decide(pair)

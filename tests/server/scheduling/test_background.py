@@ -66,7 +66,7 @@ async def test_what_waits_in_a_paused_class_has_not_begun() -> None:
     assert (stream.has_begun, run.has_begun) == (False, False)
     world.sweep(1.0)  # without brownout
     world.settle()
-    assert (stream.has_begun, run.has_begun) == (True, True), "also when it is over"
+    assert (stream.has_begun, run.has_begun) == (True, True), "even after it is over"
     world.check_idle()
 
 

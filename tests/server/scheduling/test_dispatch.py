@@ -244,7 +244,7 @@ def test_what_just_fits_is_taken() -> None:
 def test_a_full_queue_has_no_room_but_for_higher_classes_and_tenants_below_their_part() -> None:
     most, queue = 8, FairQueue[int](QueueConfig())
     loud, quiet = Scheduling("loud"), Scheduling("quiet")
-    assert not num_crowding(queue, loud, 9, most), "one that is empty moves"
+    assert not num_crowding(queue, loud, 9, most), "an empty queue accepts"
     for number in range(8):
         assert not num_crowding(queue, loud, 1, most)
         queue.add(number, place(loud))

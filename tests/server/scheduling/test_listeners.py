@@ -34,7 +34,7 @@ async def test_who_listens_is_called_once_for_what_came_together(
         def take(number: int, events: Events) -> None:
             nonlocal calls
             calls += 1
-            assert events, "called for nothing"
+            assert events, "called without events"
             taken[number] += [event for _, event in events]
             if all(t and isinstance(t[-1], Finished | Failed) for t in taken):
                 over.set()

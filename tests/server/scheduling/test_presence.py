@@ -87,7 +87,7 @@ def test_a_request_that_would_wait_in_vain_is_told_so_at_once(
     assert refused.value.status == 503
     if predicted_ready_s == 700.0:
         assert refused.value.retry_after_s == 700.0
-        assert world.requests.admission.presence.is_wanted, "so that it is there by then"
+        assert world.requests.admission.presence.is_wanted, "so that it is ready by then"
 
 
 def test_without_control_for_long_a_request_does_not_wait() -> None:
@@ -212,7 +212,7 @@ async def test_a_request_wakes_its_model_and_is_answered(tmp_path: Path) -> None
         assert (token_ids, type(end)) == (completion_ids(0, 20), Finished)
         said = await control.hear_activity(in_flight=0, is_ready=True)
         assert said.models[0].last_used_s_ago is not None
-        assert said.models[0].version == "/tiny", "its directory: it has no digest"
+        assert said.models[0].version == "/tiny", "the directory, because it has no digest"
         assert state_of(server.fleet.status()) is S.SERVING
 
 

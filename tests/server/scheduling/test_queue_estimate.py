@@ -61,7 +61,7 @@ def test_rows_that_a_higher_class_leaves_are_for_whoever_may_have_them() -> None
     turns = all_turns(queue, until="low 0")
     assert len(turns) == 14
     assert queue.first() == queue.first(is_aged_too=False) == "low 0"
-    assert not queue.lets_pass("low 0"), "a higher one may not go, so none passes"
+    assert not queue.lets_pass("low 0"), "a higher class is paused, so none overtakes"
 
 
 def test_who_comes_and_goes_while_others_stand_still_leaves_no_notes() -> None:

@@ -181,7 +181,7 @@ def test_a_return_says_how_long_the_worker_was_away_and_a_loss_what_it_cost() ->
     world.requests.lost(one, "farewell", world.now)
     world.now += 0.5
     world.greet(one)
-    assert seen.joined[1:] == [None], "a farewell is no loss"
+    assert seen.joined[1:] == [None], "a farewell is not a loss"
 
 
 def test_a_step_that_fails_counts_once_however_many_were_in_it() -> None:

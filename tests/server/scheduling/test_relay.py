@@ -77,15 +77,15 @@ DOT = {"max_tokens": 9, "stop_token_ids": (0x2E,)}
         ),
         pytest.param(
             DOT, {"include_stop": True}, b"a.", "a.", RelayEnd(STOP, is_by_stop_token=True),
-            id="unless it shall be included",
+            id="unless the request includes it",
         ),
         pytest.param(
             DOT | {"min_tokens": 2}, {}, b"...", "..", RelayEnd(STOP, is_by_stop_token=True),
-            id="before min_tokens nothing ends",
+            id="nothing ends before min_tokens",
         ),
         pytest.param(
             {"max_tokens": 9, "stop_token_ids": (EOS_ID,)}, {}, [0x61, EOS_ID], "a",
-            RelayEnd(STOP), id="an end token is the model's own whoever names it",
+            RelayEnd(STOP), id="a model's end token stays one if the client names it",
         ),
         pytest.param(
             {"max_tokens": 9, "ignore_eos": True}, {}, [0x61, EOS_ID, 0x62], "ab", None,

@@ -109,7 +109,7 @@ def test_requests_that_are_not_remembered_move_no_other() -> None:
     full = Returns(AdmissionConfig(max_expected_returns=4))
     for key in range(1, 101):
         told(full, key, 10.0)
-    assert len(full) == 2, "as many as are left"
+    assert len(full) == 2, "the remaining ones"
     told(full, 150, 10.0, scheduling=OTHER)
     assert len(full) == 3
     assert told(full, 200, 0.0) <= CONFIG.retry_jitter_most * (ROOM_S + 25.0)

@@ -98,7 +98,7 @@ def test_all_completions_of_one_request_count() -> None:
     assert is_under_share(queue, [QueuePlace(QUIET, 0, 9.0, 0, 10, 10)] * 5)
     assert not is_under_share(queue, [QueuePlace(QUIET, 0, 9.0, 0, 10, 10)] * 6)
     assert not is_under_share(queue, [QueuePlace(QUIET, 0, 9.0, 0, 10, 1000)] * 6), (
-        "as many tokens as are expected of it"
+        "the tokens expected of it"
     )
     assert is_under_share(queue, [QueuePlace(QUIET, 0, 9.0, 0, 10, 1)] * 6)
 
@@ -116,7 +116,7 @@ def test_who_uses_all_of_its_share_one_by_one_is_ahead_of_nobody() -> None:
             queue.take(name)
             queue.end(name, 10)
         queue.add(f"more {number}", place(FLOOD))
-    assert num_ahead <= 6, "no more than its first credit, although nothing of it is here between"
+    assert num_ahead <= 6, "no more than its first credit, although it idles in between"
 
 
 def test_what_is_left_unused_comes_back_as_others_are_served() -> None:

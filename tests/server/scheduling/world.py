@@ -257,7 +257,7 @@ class World:
                 self.read(reader)
             if not moved:
                 return
-        raise AssertionError("it never comes to rest")
+        raise AssertionError("the world never settles")
 
     def complete(self, reader: Reader, num_tokens: int) -> None:
         """Run everything, and assert that a client has read the whole completion and that nothing

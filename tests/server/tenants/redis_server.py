@@ -55,7 +55,7 @@ class RedisServer:
         )
         give_up = time.monotonic() + START_S
         while not self._answers():
-            assert self._process.poll() is None, "redis-server has ended"
+            assert self._process.poll() is None, "redis-server has exited"
             assert time.monotonic() < give_up
             time.sleep(0.01)
 
@@ -86,7 +86,7 @@ class RedisServer:
 def running_redis(folder: Path) -> Iterator[RedisServer]:
     """Run a server; skip the test if Redis is not installed."""
     if PROGRAM is None:
-        pytest.skip("there is no redis-server or valkey-server here")
+        pytest.skip("redis-server or valkey-server is not installed")
     server = RedisServer(folder)
     server.start()
     try:
