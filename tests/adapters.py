@@ -1,4 +1,5 @@
-"""LoRA adapters as PEFT writes them, with random numbers, and the same merged into a checkpoint."""
+"""Writes LoRA adapters in PEFT's format with random numbers, and the same merged into a
+checkpoint."""
 
 from __future__ import annotations
 
@@ -22,12 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Written:
-    """An adapter that was written.
+    """A written adapter.
 
     Attributes:
       path: its directory.
-      tensors: by name, as in its file.
-      scale: of B(A(x)).
+      tensors: tensors by name, as in its file.
+      scale: factor of B(A(x)).
     """
 
     path: Path
@@ -56,13 +57,13 @@ def write_adapter(
     """Write an adapter for all layers of a checkpoint.
 
     Args:
-      path: of its directory, which is made.
-      model_dir: the base.
-      seed: of its numbers.
-      modules: that it changes.
-      rank: of its matrices.
-      spread: of its numbers; so large that it changes tokens.
-      fields: of its config, beside those that follow.
+      path: the directory to create.
+      model_dir: the base model.
+      seed: random seed.
+      modules: modules it changes.
+      rank: rank of its matrices.
+      spread: scale of its numbers; large enough to change tokens.
+      fields: further fields of its config.
     """
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, Tensor] = {}

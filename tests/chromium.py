@@ -1,4 +1,4 @@
-"""A real browser for the tests of the page, and a record of whatever it complains about."""
+"""Runs a real browser for the tests of the page, and records its console errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ expect.set_options(timeout=PATIENCE_S * 1000)
 
 @contextmanager
 def running_browser() -> Iterator[Browser]:
-    """Run Chromium without a window; skip the test where there is none."""
+    """Run Chromium without a window; skip the test if it is not installed."""
     program = next(filter(None, map(shutil.which, PROGRAMS)), None)
     if program is None:
         package = PROGRAMS[0]
@@ -39,7 +39,7 @@ def running_browser() -> Iterator[Browser]:
 
 
 class Complaints:
-    """What the browser said on its console: script errors, blocked content, failed requests."""
+    """The browser's console messages: script errors, blocked content, failed requests."""
 
     def __init__(self) -> None:
         self._heard: list[str] = []
@@ -47,7 +47,7 @@ class Complaints:
 
     @contextmanager
     def of(self, page: Page) -> Iterator[None]:
-        """Listen to a page."""
+        """Record a page's messages."""
         page.on("console", self._console)
         page.on("pageerror", self._error)
         try:
@@ -57,12 +57,12 @@ class Complaints:
             page.remove_listener("pageerror", self._error)
 
     def allow(self, *containing: str) -> None:
-        """Expect some on purpose, before or after now."""
+        """Expect messages that contain these texts, past or future."""
         self._allowed += containing
 
     @property
     def unexpected(self) -> list[str]:
-        """What no test provoked on purpose."""
+        """Messages that no test provoked on purpose."""
         return [text for text in self._heard if not any(a in text for a in self._allowed)]
 
     def _console(self, message: ConsoleMessage) -> None:

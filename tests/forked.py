@@ -1,8 +1,8 @@
-"""Python programs as processes that are forked from one that has imported Triolet and torch.
+"""Starts Python programs by forking a process that has already imported Triolet and torch.
 
-Tests start hundreds of fleets, and most of the time that each would take is spent on imports. What
-runs is the same: a process of its own, in a session of its own, with the command line, environment
-and descriptors that it was given. As `python -m tests.forked` this module is the template.
+Tests start hundreds of fleets, and most of each one's time would go into imports. The result is the
+same: a separate process and session with the given command line, environment and descriptors. As
+`python -m tests.forked` this module is the template process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).parents[1]
 TRIOLET: Final = str(Path(sys.executable).with_name("triolet"))
 PARENT_PID: Final = "@parent"
-"""In an argument it stands for the pid of the process's parent, which is not the test's."""
+"""In an argument, replaced by the pid of the process's parent, which is not the test."""
 MAX_REQUEST_BYTES: Final = 256 * 1024
 MAX_DESCRIPTORS: Final = 64
 FREE_DESCRIPTORS: Final = 512
@@ -41,7 +41,7 @@ MAX_ANSWER_BYTES: Final = 64
 
 
 class Request(msgspec.Struct):
-    """A process that is wanted; with it come descriptors for its numbers and one for its end."""
+    """A process to start; its descriptors and one that reports its end come with it."""
 
     args: list[str]
     env: dict[str, str]
@@ -50,14 +50,14 @@ class Request(msgspec.Struct):
 
 
 class Popen(subprocess.Popen[bytes]):
-    """`subprocess.Popen` of a Python command line: `[sys.executable, "-c"|"-m"|FILE, …]`, or the
-    installed command `triolet`. Always in a session of its own.
+    """`subprocess.Popen` for a Python command line: `[sys.executable, "-c"|"-m"|FILE, …]`, or the
+    installed command `triolet`. Always in its own session.
 
-    Its parent, which is another process, takes its pid out of the system at its end: a signal goes
-    by `send_signal`, and who waits watches `ended` instead of the pid.
+    Its parent is another process, which reaps it: use `send_signal` for signals, and watch `ended`
+    instead of the pid.
 
     Attributes:
-      ended: a descriptor that becomes readable with its end; closed once `returncode` is set.
+      ended: a descriptor that becomes readable when it exits; closed once `returncode` is set.
     """
 
     def _execute_child(
@@ -96,11 +96,11 @@ class Popen(subprocess.Popen[bytes]):
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
 
     def poll(self) -> int | None:
-        """As of the base class; its parent tells how it ended."""
+        """See the base class; the parent reports how it ended."""
         return self._look(0.0)
 
     def wait(self, timeout: float | None = None) -> int:
-        """As of the base class."""
+        """See the base class."""
         code = self._look(timeout)
         if code is None:
             assert timeout is not None, "without one it waits"
@@ -108,7 +108,7 @@ class Popen(subprocess.Popen[bytes]):
         return code
 
     def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:  # noqa: ANN401
-        """As of the base class, which after an error would wait for a process that hangs."""
+        """See the base class, which after an error would wait for a hanging process."""
         if kind is not None:
             self.kill()
         super().__exit__(kind, *rest)
@@ -122,7 +122,7 @@ class Popen(subprocess.Popen[bytes]):
 
 @cache
 def template() -> socket.socket:
-    """Return a socket to this process's template, started when it is first wanted."""
+    """Return a socket to this process's template, started on first use."""
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with its:
         process = subprocess.Popen(
@@ -138,19 +138,19 @@ def template() -> socket.socket:
 
 
 def run_template() -> NoReturn:
-    """Import what programs of Triolet import, then fork one for each request on stdin."""
+    """Import Triolet's modules, then fork one process per request on stdin."""
     from ops.own_process import spin_briefly
     from ops.template import SERVER_MODULES, WORKER_MODULES
 
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     spin_briefly()
-    # At its first call it finds where titles can be written, before the environment is replaced.
+    # Its first call finds where titles can be written, before the environment is replaced.
     setproctitle("tests.forked template")
     for module in (*SERVER_MODULES, *WORKER_MODULES, "ops.cli", "ops.supervisor.serve"):
         import_module(module)
     gc.collect()
     gc.freeze()
-    # The kernel forgets the keepers of processes, each once its process has ended.
+    # The kernel reaps the keepers, each of which exits after its process.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(fileno=os.dup(0)) as requests:
         while True:
@@ -164,7 +164,7 @@ def run_template() -> NoReturn:
 
 
 def _keep(wanted: Request, fds: list[int], requests: socket.socket) -> NoReturn:
-    """Fork the process, tell its pid, and when it has ended, how."""
+    """Fork the process, report its pid, and later how it ended."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     ends, *its = fds
     pid = os.fork()

@@ -1,4 +1,4 @@
-"""Small GGUF files, written by llama.cpp's own package from what tests have anyway."""
+"""Writes small GGUF files with llama.cpp's own package."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
 
 class Vocabulary(NamedTuple):
-    """A tokenizer's part of a file."""
+    """The tokenizer part of a file."""
 
     model: str
     tokens: list[str]
@@ -46,14 +46,14 @@ class Vocabulary(NamedTuple):
 
 
 def byte_vocabulary(**keys: Any) -> Vocabulary:  # noqa: ANN401
-    """Return one with a token for all bytes but one; 1 begins and 2 ends a text."""
+    """Return a vocabulary with a token for all bytes but one; 1 starts and 2 ends a text."""
     kinds = [CONTROL if token_id in (1, 2) else NORMAL for token_id in range(256)]
     named = {"bos_token_id": 1, "eos_token_id": 2, **keys}
     return Vocabulary("gpt2", [*ALPHABET[:-1], "ab"], kinds, ["a b"], None, named)
 
 
 def demo_vocabulary(pre: str, **keys: Any) -> Vocabulary:  # noqa: ANN401
-    """Return the demo model's tokens and merges, cut by another pre-tokenizer."""
+    """Return the demo model's tokens and merges with another pre-tokenizer."""
     document = json.loads((DEMO / "tokenizer.json").read_text())
     ids = document["model"]["vocab"] | {t["content"]: t["id"] for t in document["added_tokens"]}
     tokens = sorted(ids, key=lambda token: ids[token])
@@ -72,7 +72,7 @@ def write_header(
     architecture: str = "llama",
     **keys: Any,  # noqa: ANN401
 ) -> gguf.GGUFWriter:
-    """Begin a file with the metadata of a tiny model; keys replace or complete them."""
+    """Start a file with the metadata of a tiny model; `keys` replace or add to it."""
     writer = gguf.GGUFWriter(path, architecture)
     fields: dict[str, Any] = {
         "context_length": 512,
@@ -102,7 +102,7 @@ def write_header(
 
 
 def add_value(writer: gguf.GGUFWriter, key: str, value: object) -> None:
-    """Add a key with the type that converters give it."""
+    """Add a key with the type that converters use."""
     match value:
         case bool():
             writer.add_bool(key, value)
@@ -115,7 +115,7 @@ def add_value(writer: gguf.GGUFWriter, key: str, value: object) -> None:
 
 
 def finish(writer: gguf.GGUFWriter) -> None:
-    """Write what was added."""
+    """Write the added keys and tensors."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -139,7 +139,7 @@ TINY: Final = ModelConfig(
     max_position_embeddings=512,
     sliding_window=None,
 )
-"""What `write_header` describes by itself."""
+"""The metadata that `write_header` writes by default."""
 
 
 def write_tiny(
@@ -152,10 +152,10 @@ def write_tiny(
     """Write a whole model of zeros.
 
     Args:
-      path: of the file.
-      kind: what matrices are kept in.
-      shapes: that replace or complete the model's own by llama.cpp's names; None leaves one out.
-      vocabulary: its tokenizer; a byte each by default.
+      path: the file's path.
+      kind: format of matrices.
+      shapes: shapes that replace or add to the default ones, by llama.cpp's names; None omits one.
+      vocabulary: its tokenizer; one token per byte by default.
       keys: metadata of the architecture.
     """
     writer = write_header(path, vocabulary or byte_vocabulary(), **keys)
@@ -245,14 +245,14 @@ def write_model(
     rope_divisors: np.ndarray | None = None,
     **keys: Any,  # noqa: ANN401
 ) -> None:
-    """Write a checkpoint as llama.cpp's converter does.
+    """Write a checkpoint like llama.cpp's converter.
 
     Args:
-      path: of the file.
-      model: of transformers.
-      kind: what matrices are kept in; vectors are fp32.
-      vocabulary: its tokenizer; a byte each by default.
-      rope_divisors: of each rotary frequency.
+      path: the file's path.
+      model: a transformers model.
+      kind: format of matrices; vectors are fp32.
+      vocabulary: its tokenizer; one token per byte by default.
+      rope_divisors: divisor of each rotary frequency.
       keys: further metadata of the architecture.
     """
     config = model.config
@@ -286,7 +286,7 @@ def write_model(
 
 
 def add_tensor(writer: gguf.GGUFWriter, name: str, values: np.ndarray, kind: Kind) -> None:
-    """Add a tensor, its matrices in a format, or where no whole block fits into a row in fp16."""
+    """Add a tensor; a matrix in the given format, or in fp16 if no whole block fits into a row."""
     if values.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
         kind = Kind.F16
     if values.ndim == 1 or kind is Kind.F32:
@@ -297,7 +297,7 @@ def add_tensor(writer: gguf.GGUFWriter, name: str, values: np.ndarray, kind: Kin
 
 
 def as_converted(name: str, values: np.ndarray, config: Any) -> np.ndarray:  # noqa: ANN401
-    """Reorder what llama.cpp rotates by neighbours."""
+    """Reorder the rows that llama.cpp rotates in neighbouring pairs."""
     if ARCHITECTURES[config.model_type] != "llama":
         return values
     for part, heads in (

@@ -1,6 +1,6 @@
-"""Modules that take a second to import and that few tests use, imported when one uses them.
+"""Imports slow modules that few tests use when they are first used.
 
-Where several processes share the tests, each of them imports every test file.
+If several processes share the tests, each imports every test file.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 class _Later(ModuleType):
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
         if name.startswith("__"):
-            # pytest looks at every object of a test file for a few of these.
+            # pytest looks up a few of these on every object of a test file.
             raise AttributeError(name)
         return getattr(_import(self.__name__), name)
 
 
 def lazily(name: str) -> Any:  # noqa: ANN401
-    """Return what becomes a module with the first use of an attribute."""
+    """Return a proxy that imports the module when an attribute is first used."""
     return _Later(name)
 
 
@@ -29,10 +29,10 @@ def _import(name: str) -> ModuleType:
     found = _imported.get(name)
     if found is None:
         gc.collect()
-        gc.disable()  # as for what tests/conftest.py collects
+        gc.disable()  # see tests/conftest.py
         try:
             with warnings.catch_warnings():
-                # What a client warns of at import is not about what it sends.
+                # A client's warnings at import are irrelevant to the test.
                 warnings.simplefilter("ignore")
                 found = _imported[name] = import_module(name)
         finally:

@@ -1,7 +1,7 @@
-"""What `make test` shows while tests run: a line every ten seconds instead of a dot for each test.
+"""Shows the progress of `make test`: a line every ten seconds instead of a dot per test.
 
-Loaded with `-p tests.progress`. A test that fails is named at once. Skipped tests are counted by
-reason at the end, before pytest's own summary.
+Loaded with `-p tests.progress`. A failed test is named at once. Skipped tests are counted by reason
+at the end, before pytest's own summary.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from _pytest.terminal import TerminalReporter
 
 PERIOD_S: Final = 10.0
-"""Between two lines: a person sees that the run moves, and a log stays short."""
+"""Interval between two lines: people see that the run advances, and a log stays short."""
 
 
 class Progress:
-    """Counts tests that ended and prints how far the run is.
+    """Counts ended tests and prints the progress.
 
     Args:
-      terminal: where lines go.
+      terminal: receives the lines.
     """
 
     def __init__(self, terminal: TerminalReporter) -> None:
@@ -37,7 +37,7 @@ class Progress:
         self._skipped: Counter[str] = Counter()
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
-        """Keep the session: it knows how many tests there are, also those of other processes."""
+        """Keep the session: it knows the number of tests, including those of other processes."""
         self._session = session
 
     @pytest.hookimpl(wrapper=True)

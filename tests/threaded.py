@@ -1,4 +1,4 @@
-"""A socketserver that runs in a thread beside the test."""
+"""Runs a socketserver in a thread beside the test."""
 
 from __future__ import annotations
 

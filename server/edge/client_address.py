@@ -1,8 +1,8 @@
-"""The address of a connection's or request's client, as far as a proxy is trusted to name it.
+"""Finds the real client's address behind trusted proxies.
 
-What a proxy says counts only if the other end of the connection is in one of the configured
+A proxy's information counts only if the other end of the connection is in one of the configured
 networks: PROXY protocol v2 at the connection's start, `Forwarded` (RFC 7239) or `X-Forwarded-For`
-in a request's head. Bytes and addresses only; no socket, no clock.
+in a request's head. Pure: bytes and addresses only; no socket, no clock.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
     from ipaddress import IPv4Address
 
 PROXY_SIGNATURE: Final = b"\r\n\r\n\x00\r\nQUIT\n"
-"""How PROXY protocol v2 begins; no request begins so."""
+"""Start of PROXY protocol v2; no HTTP request starts like this."""
 _FIXED_BYTES: Final = 16
 MAX_PREAMBLE_BYTES: Final = 4096
-"""Addresses take 36 bytes; certificates' names and ids of load balancers behind them some hundred,
-and both are skipped."""
+"""Addresses take 36 bytes; certificate names and load balancer ids after them some hundred, and
+both are skipped."""
 MAX_HOPS: Final = 32
-"""Proxies that one request names; more is no chain of proxies."""
+"""Maximum proxies named by one request; more is not a real chain of proxies."""
 _LOCAL, _PROXY = 0x20, 0x21
 _ADDRESS_BYTES: Final = {0x11: 4, 0x21: 16}
-"""Of TCP over IPv4 and over IPv6: of the source address, which comes first."""
+"""Bytes of the source address, which comes first, for TCP over IPv4 and over IPv6."""
 _FAMILY_BYTES: Final = {0x00: 0, 0x11: 12, 0x21: 36}
-"""Both addresses and ports. Anything else does not arrive over TCP."""
+"""Bytes of both addresses and ports. Other families do not arrive over TCP."""
 _PAIR: Final = re.compile(
     r"[ \t]*([!#$%&'*+\-.^_`|~0-9A-Za-z]+)="
     r"(?:\"((?:[^\"\\]|\\.)*)\"|([!#$%&'*+\-.^_`|~0-9A-Za-z]+))[ \t]*([;,]|$)"
 )
 _NODE: Final = re.compile(r"\[([0-9A-Fa-f:.]+)\](?::\d{1,5})?|(\d+\.\d+\.\d+\.\d+)(?::\d{1,5})?")
 _V6_CLIENT_BITS: Final = 64
-"""What one subscriber gets of IPv6 at least: any number of addresses."""
+"""Prefix of an IPv6 subscriber, who has at least this network: any number of addresses."""
 
 
 def parsed_address(text: str) -> IPv4Address | IPv6Address | None:
-    """Return an address, an IPv4 address that is mapped into IPv6 as IPv4; None if it is none."""
+    """Return an address, with an IPv4-mapped IPv6 address as IPv4; None if the text is not one."""
     try:
         address = ip_address(text)
     except ValueError:
@@ -49,7 +49,7 @@ def parsed_address(text: str) -> IPv4Address | IPv6Address | None:
 
 
 def counted_address(host: str) -> str:
-    """Return what the connections of a host are counted for: of IPv6, the network of 64 bits."""
+    """Return the key under which a host's connections are counted: for IPv6, its /64 network."""
     address = parsed_address(host.partition("%")[0])
     if isinstance(address, IPv6Address):
         return str(IPv6Network((int(address), _V6_CLIENT_BITS), strict=False))
@@ -57,10 +57,10 @@ def counted_address(host: str) -> str:
 
 
 class TrustedProxies:
-    """The networks of proxies that may name their clients.
+    """The networks of proxies that are trusted to name their clients.
 
     Args:
-      networks: as CIDR.
+      networks: networks in CIDR notation.
     """
 
     def __init__(self, networks: Iterable[str] = ()) -> None:
@@ -74,16 +74,17 @@ class TrustedProxies:
         return address is not None and any(address in network for network in self._networks)
 
     def client_of(self, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-        """Return the client that a trusted peer asks for: the last address that is no proxy's.
+        """Return the client named by a trusted peer: the last address that is not a proxy's.
 
-        A proxy writes one of the two headers and passes on what it got as the other one, so where
-        both are there they have to agree.
+        A proxy writes one of the two headers and passes on the other as received, so if both exist
+        they must agree.
 
         Args:
-          headers: names in lower case.
+          headers: request headers, names in lower case.
 
         Returns:
-          None if none is named, or not beyond doubt: then it is the peer itself.
+          The address; None if none is named or the headers are ambiguous, and then the peer is the
+          client.
         """
         chains: dict[bytes, list[str]] = {}
         for name, value in headers:
@@ -139,11 +140,11 @@ def _host(node: str) -> str | None:
 
 
 class Opening(NamedTuple):
-    """How a connection of a trusted peer begins.
+    """The start of a trusted peer's connection.
 
     Attributes:
-      host: the client's that a proxy speaks for; None if it speaks for itself.
-      rest: bytes behind it.
+      host: the client that a proxy connects for; None if it speaks for itself.
+      rest: the bytes that follow.
     """
 
     host: str | None
@@ -151,19 +152,19 @@ class Opening(NamedTuple):
 
 
 class Preamble:
-    """Collects what may be PROXY protocol v2 at the start of a connection."""
+    """Parses a possible PROXY protocol v2 header at the start of a connection."""
 
     def __init__(self) -> None:
         self._held = b""
 
     def feed(self, data: bytes) -> Opening | None:
-        """Take the first bytes of a connection.
+        """Add the first bytes of a connection.
 
         Returns:
-          None while more are needed.
+          None while more bytes are needed.
 
         Raises:
-          RequestError: it is PROXY protocol and malformed.
+          RequestError: a malformed PROXY protocol header.
         """
         held = self._held = self._held + data
         if not held.startswith(PROXY_SIGNATURE[: len(held)]):
@@ -177,7 +178,7 @@ class Preamble:
         if end > MAX_PREAMBLE_BYTES:
             raise http_error(400, f"the PROXY protocol header has over {MAX_PREAMBLE_BYTES} bytes")
         if command == _PROXY and end < _FIXED_BYTES + _FAMILY_BYTES.get(family, MAX_PREAMBLE_BYTES):
-            raise http_error(400, "the PROXY protocol header names no address of TCP")
+            raise http_error(400, "the PROXY protocol header contains no TCP address")
         if len(held) < end:
             return None
         host = None

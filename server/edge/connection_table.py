@@ -1,8 +1,9 @@
-"""The connections of a server, and which one gives way to a new one. No socket, no clock.
+"""Bounds the number of client connections and chooses which idle one to close for a new one. Pure:
+no socket, no clock.
 
-A connection is idle while no request of it is under way: before its first head is complete, and
-between an answer and the next request. An idle connection holds nothing but its place. Busy ones
-keep their places whatever arrives. The order of calls is the order of time.
+A connection is idle while it has no request in progress: before its first head is complete, and
+between an answer and the next request. An idle connection uses only its place. Busy ones keep their
+places whatever arrives. The order of calls is the order of time.
 """
 
 from __future__ import annotations
@@ -22,22 +23,22 @@ if TYPE_CHECKING:
 
 
 class ConnectionRefused(StrEnum):
-    """Why a connection gets no place."""
+    """Why a connection is refused."""
 
     ADDRESS = "address"
-    """Its address has as many as one may have, all busy."""
+    """Its address has its maximum of connections, all busy."""
     SERVER = "server"
-    """The server has as many as it may have, all busy."""
+    """The server has its maximum of connections, all busy."""
 
 
 @dataclass(eq=False, slots=True)
 class ConnectionPlace:
-    """What one connection takes.
+    """The place of one connection.
 
     Attributes:
-      address: it is counted for; None for connections that speak for many clients.
+      address: the address it is counted for; None for connections that carry many clients.
       cut: closes the connection at once.
-      has_shown_key: a request on it has passed the check of keys.
+      has_shown_key: a request on it has passed the API key check.
     """
 
     address: str | None
@@ -46,24 +47,25 @@ class ConnectionPlace:
 
 
 class IdleLine:
-    """Idle connections: those without a key first, of each kind the longest idle first."""
+    """Idle connections in order of eviction: those without a key first, then the longest idle
+    first."""
 
     def __init__(self) -> None:
         self._without_key: OrderedDict[ConnectionPlace, None] = OrderedDict()
         self._with_key: OrderedDict[ConnectionPlace, None] = OrderedDict()
 
     def add(self, place: ConnectionPlace) -> None:
-        """Put a connection behind those of its kind."""
+        """Add a connection as the latest of its kind."""
         (self._with_key if place.has_shown_key else self._without_key)[place] = None
 
     def discard(self, place: ConnectionPlace) -> None:
-        """Take a connection out, if it is here."""
+        """Remove a connection, if present."""
         self._without_key.pop(place, None)
         self._with_key.pop(place, None)
 
     @property
     def first(self) -> ConnectionPlace | None:
-        """The connection that gives way next; None if all are busy."""
+        """The next connection to evict; None if all are busy."""
         return next(iter(self._without_key or self._with_key), None)
 
 
@@ -79,11 +81,11 @@ class ConnectionTable:
     """All connections of a server.
 
     Args:
-      max_connections: in all.
-      max_per_address: of one address.
+      max_connections: maximum in total.
+      max_per_address: maximum per address.
 
     Attributes:
-      turned_away: connections that were refused, by why, and that gave way (`evicted`).
+      turned_away: number of connections refused, by reason, and evicted.
     """
 
     def __init__(self, max_connections: int, max_per_address: int) -> None:
@@ -100,11 +102,11 @@ class ConnectionTable:
     def admit(
         self, address: str | None, cut: Callable[[], None]
     ) -> ConnectionPlace | ConnectionRefused:
-        """Give a new connection a place; an idle one is cut for it if there is none.
+        """Give a new connection a place, closing an idle one if there is no room.
 
         Args:
-          address: see Place.
-          cut: as well.
+          address: see ConnectionPlace.
+          cut: see ConnectionPlace.
         """
         refused = self._make_room(address, has_place=False)
         if refused is not None:
@@ -116,10 +118,10 @@ class ConnectionTable:
         return place
 
     def attribute(self, place: ConnectionPlace, address: str) -> ConnectionRefused | None:
-        """Count a connection that has been counted for no address for one from now on."""
+        """Count a connection without an address for this one from now on."""
         assert place.address is None, "a connection has one address"
         if place not in self._places:
-            return None  # it has just been cut
+            return None  # it has just been evicted
         refused = self._make_room(address, has_place=True)
         if refused is None:
             self._idle.discard(place)
@@ -129,13 +131,13 @@ class ConnectionTable:
         return refused
 
     def work(self, place: ConnectionPlace) -> None:
-        """Note that a request is under way on a connection."""
+        """Record that a connection has a request in progress."""
         self._idle.discard(place)
         if place.address is not None and (own := self._by_address.get(place.address)):
             own.idle.discard(place)
 
     def rest(self, place: ConnectionPlace) -> None:
-        """Note that no request is under way on a connection from now on."""
+        """Record that a connection has become idle."""
         if place not in self._places:
             return
         self._idle.add(place)
@@ -143,7 +145,7 @@ class ConnectionTable:
             self._by_address[place.address].idle.add(place)
 
     def leave(self, place: ConnectionPlace) -> None:
-        """Take a connection out. Idempotent."""
+        """Remove a connection. Idempotent."""
         if place not in self._places:
             return
         self.work(place)
@@ -159,7 +161,7 @@ class ConnectionTable:
             self._by_address.setdefault(place.address, AddressPlaces()).count += 1
 
     def _make_room(self, address: str | None, *, has_place: bool) -> ConnectionRefused | None:
-        """Cut an idle connection if one has to go; return why none can."""
+        """Evict an idle connection if necessary; return the reason if none can be."""
         own = None if address is None else self._by_address.get(address)
         is_bounded = self._max_per_address < self._max_connections
         if is_bounded and own is not None and own.count >= self._max_per_address:
@@ -181,24 +183,24 @@ class ConnectionTable:
 
 REFUSALS: Final = {
     ConnectionRefused.SERVER: overloaded(
-        "this server has as many connections as it may, and a request runs on each; close some, "
+        "this server has its maximum of connections, each with a request in progress; close some, "
         "or try again",
         retry_after_s=2.0,
     ),
     ConnectionRefused.ADDRESS: RequestError(
-        "your address has as many connections as one may, and a request runs on each; use those "
-        "again, close some, or try later (for the operator: server.max_connections_per_address, "
-        "and --trusted-proxies behind a proxy)",
+        "your address has its maximum of connections, each with a request in progress; reuse them, "
+        "close some, or try later (for the operator: server.max_connections_per_address, and "
+        "--trusted-proxies behind a proxy)",
         status=429,
         code="too_many_connections",
         retry_after_s=2.0,
     ),
 }
-"""What is said to a connection for which there is no place."""
+"""The answers to refused connections."""
 
 
 def refusal(error: RequestError) -> tuple[list[tuple[bytes, bytes]], bytes]:
-    """Return the headers and the body of the answer."""
+    """Return the headers and the body of a refusal."""
     body = error_body(error)
     headers = {
         "content-type": "application/json",
@@ -211,7 +213,7 @@ def refusal(error: RequestError) -> tuple[list[tuple[bytes, bytes]], bytes]:
 
 
 def refusal_bytes(error: RequestError) -> bytes:
-    """Return the whole answer, for a connection that no parser has seen."""
+    """Return the whole answer, for a connection that no parser has read."""
     headers, body = refusal(error)
     head = b"".join(b"%b: %b\r\n" % header for header in headers)
     return b"HTTP/1.1 %d \r\n%b\r\n%b" % (error.status, head, body)

@@ -1,8 +1,9 @@
-"""One HTTP/1.1 connection: what of a request's head is refused, when it begins, and its answer.
+"""One HTTP/1.1 connection: validates request heads strictly, bounds how many requests start per
+turn, and writes answers.
 
-h11 is lenient where two parsers may disagree: a bare line feed, a folded line, Content-Length
-beside Transfer-Encoding, a target in absolute form. A proxy in front that reads such a head
-differently sees other requests than this server does (request smuggling), so none of it passes.
+h11 is lenient where parsers may disagree: a bare line feed, a folded line, Content-Length beside
+Transfer-Encoding, a target in absolute form. A proxy that reads such a head differently would see
+other requests than this server (request smuggling), so all of these are refused.
 """
 
 from __future__ import annotations
@@ -46,16 +47,16 @@ if TYPE_CHECKING:
 
 
 PROBES: Final = (b"GET /health/live ", b"GET /ping ")
-"""Requests of an orchestrator, which ends a process that answers too late."""
+"""An orchestrator's probes, which end a process that answers too late."""
 
 
 class RequestTurns:
-    """Bounds the requests that begin in one turn of the event loop.
+    """Bounds the requests that start in one turn of the event loop.
 
-    Senders take turns: one with many connections does not hold up one with few.
+    Senders take turns, so one with many connections does not delay one with few.
 
     Args:
-      per_turn: requests that begin in one turn at most.
+      per_turn: maximum requests that start in one turn.
     """
 
     def __init__(self, per_turn: int) -> None:
@@ -64,10 +65,10 @@ class RequestTurns:
         self._is_counting = False
 
     async def wait(self, sender: bytes) -> None:
-        """Return when a request may go on: at once, or in a later turn.
+        """Wait until a request may start: at once, or in a later turn.
 
         Args:
-          sender: whose requests wait for one another.
+          sender: key of the sender; a sender's requests queue behind each other.
         """
         self._count_turn()
         if self._left and not self._waiting:
@@ -76,7 +77,7 @@ class RequestTurns:
             await self._waiting.setdefault(sender, trio.lowlevel.ParkingLot()).park()
 
     def _count_turn(self) -> None:
-        """Have a new turn noticed; its callbacks run once in each."""
+        """Schedule `_next_turn` for the next turn of the event loop."""
         if not self._is_counting:
             self._is_counting = True
             trio.lowlevel.current_trio_token().run_sync_soon(self._next_turn)
@@ -94,18 +95,18 @@ class RequestTurns:
 
 
 class SharedByConnections:
-    """What all connections of the edge have in common.
+    """What all connections of the edge share.
 
     Attributes:
-      app: what they serve.
+      app: the ASGI application.
       bounds: limits of connections and requests.
-      config: hypercorn's.
-      context: hypercorn's.
-      places: of the connections.
-      writes: to all clients so far; `direct` ones did not wake a task.
-      turns: in which requests begin.
-      proxies: that may name another client.
-      refusals: logs what is refused before the application sees it.
+      config: hypercorn's config.
+      context: hypercorn's worker context.
+      places: the table of connections.
+      writes: number of writes to clients; `direct` ones did not wake a task.
+      turns: bounds the requests that start per turn.
+      proxies: proxies that may name another client.
+      refusals: logs requests refused before the application sees them.
     """
 
     def __init__(self, app: ASGIFramework, bounds: ServerConfig, config: Config) -> None:
@@ -130,7 +131,7 @@ _ONCE = frozenset({b"host", b"content-length", b"transfer-encoding", b"content-t
 
 
 class HeadGuard:
-    """Collects the head of one request after the other on one connection."""
+    """Collects and validates the head of one request after another on a connection."""
 
     def __init__(self, max_bytes: int, max_fields: int, max_body_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -140,20 +141,20 @@ class HeadGuard:
 
     @property
     def has_begun(self) -> bool:
-        """Whether part of a head waits for its rest."""
+        """Whether part of a head is waiting for the rest."""
         return bool(self._held)
 
     def feed(self, data: bytes) -> bytes | None:
-        """Take bytes that begin or continue a head.
+        """Add bytes that start or continue a head.
 
         Returns:
-          The whole head and whatever came behind it, or None while it is incomplete.
+          The complete head and any bytes after it; None while it is incomplete.
 
         Raises:
-          RequestError: it is refused; the connection cannot be used any more.
+          RequestError: the head is refused; the connection must not be used any more.
         """
         self._held += data
-        # Some clients of old send an empty line after a body; it belongs to no request.
+        # Some old clients send an empty line after a body; ignore it.
         while self._held.startswith(b"\r\n"):
             del self._held[:2]
         end = self._held.find(_END)
@@ -161,11 +162,9 @@ class HeadGuard:
         if end < 0 and head.endswith(b"\r"):
             head = head[:-1]  # its line feed may be on its way
         if head.startswith(_PROXY_PROTOCOL):
-            raise http_error(
-                400, "PROXY protocol from an address that --trusted-proxies does not name"
-            )
+            raise http_error(400, "PROXY protocol from an address that is not in --trusted-proxies")
         if _BARE.search(head):
-            raise http_error(400, "the request's head holds a bare CR, LF or NUL")
+            raise http_error(400, "the request's head contains a bare CR, LF or NUL")
         if len(head) > self._max_bytes:
             raise http_error(431, f"the request's head is larger than {self._max_bytes} bytes")
         if end < 0:
@@ -189,7 +188,7 @@ class HeadGuard:
             if name in _ONCE and name in values:
                 raise http_error(400, f"the header {name.decode()} occurs twice")
             if name.startswith(b"sec-websocket-") and not value.isascii():
-                # wsproto takes them for ASCII and raises.
+                # wsproto assumes that they are ASCII and raises.
                 raise http_error(400, f"the header {name.decode()} is not ASCII")
             values[name] = value.strip(b" \t")
         self._check_framing(values, version)
@@ -201,7 +200,7 @@ class HeadGuard:
         _, target, version = match.groups()
         if version not in {b"1.0", b"1.1"}:
             raise http_error(
-                505, "only HTTP/1.1 is spoken here; HTTP/2 is for the proxy in front of it"
+                505, "only HTTP/1.1 is supported here; use a proxy in front for HTTP/2"
             )
         if not target.startswith(b"/") or target.startswith(b"//"):
             raise http_error(400, "the request target is not a path")
@@ -214,7 +213,7 @@ class HeadGuard:
             if length is not None or version == b"1.0":
                 raise http_error(400, "Transfer-Encoding beside Content-Length or in HTTP/1.0")
             if encoding.lower() != b"chunked":
-                raise http_error(400, "the only Transfer-Encoding understood is chunked")
+                raise http_error(400, "the only supported Transfer-Encoding is chunked")
         if length is not None:
             if not length.isdigit() or len(length) > 15:
                 raise http_error(400, "Content-Length is not a number of bytes")
@@ -223,29 +222,30 @@ class HeadGuard:
 
 
 UNKNOWN_PORT: Final = 0
-"""Of a client that a proxy names: few name the port."""
+"""Port of a client named by a proxy: few proxies name the port."""
 NO_BODY: Final = frozenset({204, 304})
 MAX_HELD_BYTES: Final = 64 * 1024
-"""Of following requests, while an answer is under way; beyond, the connection is cut."""
+"""Maximum bytes of following requests held while an answer runs; beyond it the connection is
+cut."""
 
 
 class PatchedHTTPStream(HTTPStream):
     """One request and its answer.
 
     Attributes:
-      send_chunk: set by the protocol before the first event.
+      send_chunk: sends a piece of a chunked body; set by the protocol before the first event.
     """
 
     send_chunk: Callable[[bytes], Awaitable[bool]]
 
     async def handle(self, event: StreamEvent) -> None:
-        """Handle an event of the client."""
+        """Handle an event from the client."""
         if isinstance(event, StreamClosed):
             scope_of(self.scope).note_client_gone()
         await super().handle(event)
 
     async def app_send(self, message: ASGISendEvent | None) -> None:
-        """Handle a message of the application."""
+        """Handle a message from the application."""
         if (
             message is not None
             and message["type"] == "http.response.body"
@@ -255,24 +255,24 @@ class PatchedHTTPStream(HTTPStream):
             return
         await super().app_send(message)
         if message is not None and message["type"] == "http.response.start":
-            self.response["headers"] = ()  # sent; an idle stream would keep a KiB of them
+            self.response["headers"] = ()  # sent; an idle stream would keep a KiB of headers
 
 
 class ConnectionBelow(Protocol):
     """The connection below the protocol (server/edge/tcp.py).
 
     Attributes:
-      place: its own.
+      place: its place in the table of connections.
     """
 
     place: ConnectionPlace
 
     async def protocol_send(self, event: Event) -> None:
-        """Do what the protocol wants: write, close, or start and stop the idle clock."""
+        """Apply the protocol's event: write, close, or start and stop the idle timeout."""
         ...
 
     def try_write(self, data: bytes) -> bool:
-        """Write without waiting; return whether it was done."""
+        """Write without waiting; return whether anything was written."""
         ...
 
 
@@ -315,12 +315,12 @@ class PatchedH11Protocol(ClientChannel, H11Protocol):
 
     @property
     def awaits_head(self) -> bool:
-        """Whether a request's head has begun and is not complete."""
+        """Whether a request's head is incomplete."""
         return self._guard.has_begun
 
     @property
     def can_continue(self) -> bool:
-        """Whether bytes are held that can be handled now, with `RawData(b"")`."""
+        """Whether held bytes can be handled now, with `RawData(b"")`."""
         return bool(self._held) and self.connection.their_state is h11.IDLE
 
     @property
@@ -329,13 +329,13 @@ class PatchedH11Protocol(ClientChannel, H11Protocol):
         return self.keep_alive_requests > 0
 
     def speak_for(self, host: str) -> None:
-        """Set the client for which a proxy has opened this connection."""
+        """Set the client for which a proxy opened this connection."""
         self.remote.is_forwarding = True
         self.client = (host, UNKNOWN_PORT)
         self._speaks_for_others = self._proxies.trusts(host)
 
     async def handle(self, event: Event) -> None:
-        """Handle bytes of the client, or the end of the connection."""
+        """Handle bytes from the client, or the end of the connection."""
         if not isinstance(event, RawData) or isinstance(self.connection, H11WSConnection):
             await super().handle(event)
             return
@@ -359,9 +359,9 @@ class PatchedH11Protocol(ClientChannel, H11Protocol):
         return False
 
     async def send_chunk(self, data: bytes) -> bool:
-        """Send a piece of a body of unknown length; return False for any other.
+        """Send a piece of a body of unknown length; return False if there is no such body.
 
-        One write, and none of h11's events, of which each costs more than the write.
+        Bypasses h11's events, each of which costs more than the write itself.
         """
         if not (data and self._is_in_chunks):
             return False
@@ -369,7 +369,7 @@ class PatchedH11Protocol(ClientChannel, H11Protocol):
         return True
 
     async def ask_for_body(self) -> None:
-        """Send 100 Continue if the client waits for it before it sends its body."""
+        """Send 100 Continue if the client waits for it before sending its body."""
         connection = self.connection
         is_waiting = connection.our_state is h11.SEND_RESPONSE
         if is_waiting and connection.they_are_waiting_for_100_continue:
@@ -383,7 +383,7 @@ class PatchedH11Protocol(ClientChannel, H11Protocol):
         """Handle an event of the stream."""
         is_chunked = False
         if isinstance(event, Response) and isinstance(self.stream, HTTPStream):
-            # As h11 decides it: RFC 9112, 6.3.
+            # The same rule as in h11: RFC 9112, 6.3.
             is_chunked = (
                 self.stream.scope["http_version"] == "1.1"
                 and self.stream.scope["method"] != "HEAD"
@@ -397,7 +397,7 @@ class PatchedH11Protocol(ClientChannel, H11Protocol):
             self._is_in_chunks = self.connection.our_state is h11.SEND_BODY
 
     async def refuse(self, error: RequestError) -> None:
-        """Answer with an error, if an answer is possible, and close."""
+        """Answer with an error, if still possible, and close."""
         client = self.client[0] if self.client else None
         self._refusals.tell(error, trio.current_time(), client=client, where="edge")
         if self.connection.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
@@ -413,8 +413,8 @@ class PatchedH11Protocol(ClientChannel, H11Protocol):
         await self.send(Closed())
 
     async def _begin(self, data: bytes) -> None:
-        """Take the beginning of a request, which waits for its turn unless it is a probe."""
-        # The key is not checked yet: who makes keys up is in others' way as an unknown client is.
+        """Handle the start of a request, which waits for its turn unless it is a probe."""
+        # The key is unchecked here: made-up keys queue like those of unknown clients.
         key = _KEY.search(data, 0, self._bounds.max_header_bytes)
         self._sender = key[1] if key else self.remote.host.encode()
         if not data.startswith(PROBES):
@@ -435,7 +435,7 @@ class PatchedH11Protocol(ClientChannel, H11Protocol):
             await super().handle(RawData(data=whole))
 
     async def _handle_events(self) -> None:
-        # hypercorn says 100 Continue here; `ask_for_body` does once the request is let in.
+        # hypercorn would send 100 Continue here; `ask_for_body` does once the request is accepted.
         while True:
             if self.connection.their_state is h11.MUST_CLOSE:
                 return
@@ -446,7 +446,7 @@ class PatchedH11Protocol(ClientChannel, H11Protocol):
                 await self.refuse(error)
                 return
             except h11.RemoteProtocolError as error:
-                reason, _, _ = str(error).partition(":")  # behind it h11 shows bytes
+                reason, _, _ = str(error).partition(":")  # h11 shows raw bytes after the colon
                 await self.refuse(http_error(400, f"the request is malformed: {reason}"))
                 return
             if isinstance(event, h11.Request):
@@ -464,15 +464,15 @@ class PatchedH11Protocol(ClientChannel, H11Protocol):
                 return
 
     async def _end_body(self) -> None:
-        if not self._is_in_turn:  # the body came later: what is made of it begins now
+        if not self._is_in_turn:  # the body came later, and processing it starts now
             await self._turns.wait(self._sender)
-        if self.stream is not None:  # a request that was answered meanwhile has none any more
+        if self.stream is not None:  # a request answered meanwhile has none
             await self.stream.handle(EndBody(stream_id=STREAM_ID))
 
     def _check_chunks(self, event: object) -> None:
-        """Refuse a body by the size of a chunk that has begun, or by the number of its chunks.
+        """Refuse a body because of the size of a started chunk or the number of its chunks.
 
-        h11 hands a chunk on as it comes, and takes sizes of 20 digits: it alone knows the size.
+        h11 passes on a chunk as it arrives and accepts sizes of 20 digits; only h11 knows the size.
         """
         if isinstance(event, h11.Data):
             self._num_chunks += event.chunk_start
@@ -485,8 +485,9 @@ class PatchedH11Protocol(ClientChannel, H11Protocol):
             raise http_error(
                 400,
                 f"the request's body came in {self._num_chunks} chunks of {num_bytes} bytes in all;"
-                f" beyond {bounds.free_chunks} chunks each {bounds.min_chunk_bytes} bytes may take "
-                "one more: send larger chunks, or the body with a Content-Length",
+                f" beyond {bounds.free_chunks} chunks, one more is allowed per "
+                f"{bounds.min_chunk_bytes} bytes: send larger chunks, or the body with a "
+                "Content-Length",
             )
 
     async def _create_stream(self, request: h11.Request) -> None:
@@ -530,7 +531,7 @@ class PatchedH11Protocol(ClientChannel, H11Protocol):
         self.keep_alive_requests += 1
 
     def _client_of(self, request: h11.Request) -> tuple[str, int] | None:
-        """Return the client that a request is of, which a trusted proxy may name."""
+        """Return a request's client, which a trusted proxy may name."""
         host = self._proxies.client_of(request.headers) if self._speaks_for_others else None
         return self.client if host is None else (host, UNKNOWN_PORT)
 
@@ -538,8 +539,8 @@ class PatchedH11Protocol(ClientChannel, H11Protocol):
         await self._close_stream()
         states = {self.connection.our_state, self.connection.their_state}
         if states == {h11.DONE} and not self.context.terminated.is_set():
-            # A new parser instead of the next cycle of the old one, which would read what came
-            # behind the last request without the guard.
+            # Use a new parser: the old one's next cycle would read the bytes after the last
+            # request, bypassing the guard.
             self._held[:0] = self.connection.trailing_data[0]
             self.connection = h11.Connection(
                 h11.SERVER, max_incomplete_event_size=self._bounds.max_header_bytes

@@ -1,6 +1,7 @@
-"""The listening sockets, and the edge that accepts connections on them.
+"""Opens the listening sockets and accepts client connections on them.
 
-The sockets are ours rather than hypercorn's, because accepted connections inherit their options.
+The sockets are opened here rather than by hypercorn, because accepted connections inherit their
+options.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ if TYPE_CHECKING:
 
 
 OWN_BACKLOG: Final = 256
-"""Of a socket for peers and the supervisor. While its server is started again, requests wait there
-that peers pass on."""
+"""Backlog of a socket for peers and the supervisor. Requests passed on by peers wait there while
+its server restarts."""
 AFTER_STALL_S: Final = 1.0
-"""The kernel ends a connection with a shut window like one to a dead host; a timeout below the
-stall bound would replace that bound."""
+"""The kernel treats a connection with a closed window like one to a dead host; a timeout below the
+stall timeout would replace it."""
 
 
 def open_listening_socket(config: ServerConfig) -> socket.socket:
-    """Bind and listen, or listen on the socket that was handed down.
+    """Bind and listen, or listen on the inherited socket.
 
-    A socket that was handed down is shared: other processes may accept on it too, and closing it
-    here does not close it for them.
+    An inherited socket is shared: other processes may accept on it too, and closing it here does
+    not close it for them.
 
     Raises:
-      ConfigError: the address cannot be had; the text says what to do.
+      ConfigError: the address cannot be used; the text says what to do.
     """
     where = f"{config.host}:{config.port}"
     if config.listen_fd is not None:
@@ -53,11 +54,11 @@ def open_listening_socket(config: ServerConfig) -> socket.socket:
             listening = socket.socket(fileno=config.listen_fd)
         except OSError as error:
             raise ConfigError(
-                f"server.listen_fd {config.listen_fd} is no socket: {error}"
+                f"server.listen_fd {config.listen_fd} is not a socket: {error}"
             ) from None
         return _listen(listening, None, config, where)
     try:
-        # IPv4 first: "localhost" in a client's URL reaches it with and without IPv6.
+        # IPv4 first: "localhost" in a client's URL then works with and without IPv6.
         family, kind, protocol, _, address = min(
             socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM),
             key=lambda info: info[0] != socket.AF_INET,
@@ -68,24 +69,25 @@ def open_listening_socket(config: ServerConfig) -> socket.socket:
 
 
 def open_own_socket(config: PeerServersConfig) -> socket.socket:
-    """Listen on this server's own socket, by which peers reach it and no other server.
+    """Listen on this server's own socket, which peers use to reach this very server.
 
     Raises:
-      ConfigError: what was handed down is no socket.
+      ConfigError: the inherited descriptor is not a socket.
     """
     try:
         own = socket.socket(fileno=config.own_fd)
         own.setblocking(False)
         own.listen(OWN_BACKLOG)
     except OSError as error:
-        raise ConfigError(f"descriptor {config.own_fd} is no socket of ours: {error}") from None
+        raise ConfigError(f"descriptor {config.own_fd} is not a usable socket: {error}") from None
     return own
 
 
 def _listen(
     listening: socket.socket, address: tuple[Any, ...] | None, config: ServerConfig, where: str
 ) -> socket.socket:
-    """Set what accepted connections inherit, bind if there is an address, and listen."""
+    """Set the options that accepted connections inherit, bind if there is an address, and
+    listen."""
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -109,12 +111,12 @@ def _remedy(where: str, error: OSError) -> str:
     if error.errno == errno.EACCES:
         return f"{where} needs privileges: choose a port above 1023"
     if error.errno == errno.EADDRNOTAVAIL:
-        return f"{where} is no address of this machine: choose one of its own, or 127.0.0.1"
+        return f"{where} is not an address of this machine: choose one of its own, or 127.0.0.1"
     return f"cannot listen on {where}: {error.strerror}"
 
 
 def base_url(listening: socket.socket) -> str:
-    """Return the address clients use, with the port that was really bound."""
+    """Return the URL for clients, with the port that was actually bound."""
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -122,20 +124,20 @@ def base_url(listening: socket.socket) -> str:
 log = structlog.get_logger(__name__)
 
 REFUSAL_TIMEOUT_S = 1.0
-"""For the few bytes that say why a connection is refused, and until its client has read them."""
+"""Deadline for sending a refusal and for its client to read it."""
 MAX_REFUSALS: Final = 64
-"""Refused connections that are waited for; beyond, they are reset, and their clients may not see
-why. Below the descriptors that are left beside `max_connections`."""
+"""Maximum refused connections that are waited for. Further ones are reset, and their clients may
+not see the reason. Below the number of descriptors left beside `max_connections`."""
 
 
 class EdgeLog:
-    """Takes what hypercorn logs, in hypercorn's form, to the process's log."""
+    """Passes hypercorn's log messages to the process's log."""
 
     def __init__(self, config: Config) -> None:
-        """hypercorn makes it and hands over its config, of which nothing is needed."""
+        """Ignore the config that hypercorn passes."""
 
     async def access(self, request: WWWScope, response: ResponseSummary, seconds: float) -> None:
-        """Drop it: the application knows more of a request than its line."""
+        """Ignore the access log: the application's own says more."""
 
     async def exception(self, message: str, *args: object) -> None:
         """Log the exception being handled."""
@@ -154,7 +156,7 @@ def edge_config(bounds: ServerConfig) -> Config:
 
 
 class Edge(SharedByConnections):
-    """The surface that clients connect to."""
+    """Accepts and serves client connections."""
 
     def __init__(self, app: ASGIFramework, bounds: ServerConfig) -> None:
         super().__init__(app, bounds, edge_config(bounds))
@@ -166,22 +168,24 @@ class Edge(SharedByConnections):
 
     @property
     def connections(self) -> int:
-        """Open at present."""
+        """Number of open connections."""
         return len(self.places)
 
     @property
     def counters(
         self,
     ) -> tuple[Callable[[], int], Callable[[], Mapping[str, int]], Callable[[], Mapping[str, int]]]:
-        """How to read the connections that are open, the writes by way, and those turned away."""
+        """Return functions that read the number of open connections, writes by code path, and
+        connections turned away."""
         return lambda: self.connections, lambda: self.writes, lambda: self.places.turned_away
 
     def stop_accepting(self) -> None:
-        """Stop accepting, so that other processes on the socket do; serve open connections."""
+        """Stop accepting, so that other processes on the socket take over; keep serving open
+        connections."""
         self._accepting.cancel()
 
     def stop(self, within_s: float) -> None:
-        """Accept no more, close idle connections, and end the others after a time."""
+        """Stop accepting, close idle connections, and close the others after `within_s`."""
         self._close_within_s = within_s
         self._stop.set()
 
@@ -215,8 +219,8 @@ class Edge(SharedByConnections):
             await trio.serve_listeners(self._serve, listeners, handler_nursery=connections)
 
     def _serve(self, stream: trio.SocketStream) -> Awaitable[None]:
-        """Return what serves a connection. It runs alone: each read of a connection goes through
-        every coroutine that waits for it."""
+        """Return the coroutine that serves a connection. It is returned bare, because each read
+        passes through every coroutine that awaits it."""
         try:
             host = _host_of(stream)
         except OSError:
@@ -231,7 +235,7 @@ class Edge(SharedByConnections):
         return PatchedTCPServer(self, stream, host, place).run()
 
     async def _refuse(self, stream: trio.SocketStream, reason: ConnectionRefused) -> None:
-        """Send the reason and wait until it is read: closing with unread bytes would be a reset."""
+        """Send the reason and wait until it is read: closing with unread bytes would reset."""
         self._num_refusals += 1
         try:
             with trio.move_on_after(REFUSAL_TIMEOUT_S):
@@ -250,7 +254,7 @@ def _host_of(stream: trio.SocketStream) -> str:
     """Return the other end's address.
 
     Raises:
-      OSError: there is none any more.
+      OSError: the connection is gone.
     """
     if stream.socket.family == socket.AF_UNIX:
         return UNIX_PEER

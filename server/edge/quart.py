@@ -1,21 +1,22 @@
-"""How Quart runs a request here: its last write is not cut off, and its end frees what it began.
+"""Adapts Quart's handling of requests: protects the last write, frees memory at the end, and admits
+bodies step by step.
 
-hypercorn says that a response is over inside its last send, before it has recycled or closed the
-connection; that cancels what ends with the client, which is the very send, so that keep-alive and
-`Connection: close` would do nothing. The last send is therefore shielded, for a
-bounded time: under a shield without bound, connections stayed open for good.
+hypercorn reports the end of a response from within its last send, before it has recycled or closed
+the connection. That cancels what ends with the client, which includes this very send, so keep-alive
+and `Connection: close` would not work. The last send is therefore shielded, for a bounded time:
+with an unbounded shield, connections stayed open for ever.
 
-Quart keeps in its frames what a view raises. A WebSocket's view works with a nursery; its
-cancellation is a group of exceptions; the group holds the frames, the frames hold the group, and
-with it everything that ran for the client stayed until Python's collector came by, which is rare
-here. So what is cancelled leaves the view as one plain cancellation. And a request to a path that
-there is not holds the exception that says so, and its traceback the request: it is let go.
+Quart keeps exceptions of a view in its frames. A WebSocket's view uses a nursery, so its
+cancellation is an exception group; the group and the frames reference each other and keep
+everything that ran for the client until the garbage collector runs, which is rare here. A cancelled
+view is therefore left with one plain cancellation. A request to an unknown path references its
+exception, whose traceback references the request; the reference is dropped.
 
-Quart takes a body in as fast as it comes, whatever the application thinks of it. Here a large one
-waits until its request is let in, and every byte is counted (server/api/door.py).
+Quart reads a body as fast as it arrives. Here a large one waits until its request is admitted, and
+every byte is counted (server/api/door.py).
 
-Touches names that Quart-Trio does not promise: the exact version is pinned, and tests/server/edge
-holds the behaviour.
+This uses names that Quart-Trio does not guarantee: the exact version is pinned, and
+tests/server/edge checks the behaviour.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ class PatchedHTTPConnection(TrioASGIHTTPConnection):
     """One request and its answer."""
 
     async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        """Run the request; its scope ends everything that it began.
+        """Run the request; its scope ends everything it started.
 
-        Once its body came, a stream has no task but this one and holds nothing of the request: with
-        Quart's two tasks and their request an idle stream would take 8 KiB more.
+        Once the body has arrived, a stream has no task but this one and holds nothing of the
+        request. With Quart's two tasks and their request an idle stream would take 8 KiB more.
         """
         with scope_of(self.scope) as live, live.while_client_stays:
             async with trio.open_nursery() as nursery:
@@ -99,11 +100,11 @@ class PatchedHTTPConnection(TrioASGIHTTPConnection):
 
 
 class PatchedQuart(QuartTrio):
-    """The application's frame: routes and errors."""
+    """The Quart application with adapted errors and views."""
 
     def ensure_async(self, func: Callable[P, Any]) -> Callable[P, Awaitable[Any]]:
-        """Return a function to be awaited. What does not wait runs here: Quart has a thread for
-        it."""
+        """Return an awaitable function. Synchronous functions run here; Quart would use a
+        thread."""
         if iscoroutinefunction(func):
             return func
 
@@ -115,12 +116,12 @@ class PatchedQuart(QuartTrio):
     def raise_routing_exception(self, request: BaseRequestWebsocket) -> NoReturn:
         """Raise the error for an unknown path or method."""
         error = request.routing_exception
-        assert error is not None, "asked for only then"
+        assert error is not None, "called only for a routing error"
         request.routing_exception = None
         try:
             raise error
         finally:
-            del error  # or this frame would hold it
+            del error  # this frame would keep it
 
     async def dispatch_websocket(
         self, websocket_context: WebsocketContext | None = None
@@ -130,5 +131,5 @@ class PatchedQuart(QuartTrio):
             return await super().dispatch_websocket(websocket_context)
         except BaseExceptionGroup as group:
             if group.split(trio.Cancelled)[1] is None:
-                await trio.lowlevel.checkpoint()  # which is cancelled as well, alone
+                await trio.lowlevel.checkpoint()  # raises a plain Cancelled
             raise

@@ -1,4 +1,4 @@
-"""One TCP connection: its reads, its writes with a deadline, and its end."""
+"""One client TCP connection: reads requests, writes with a deadline, and closes."""
 
 from __future__ import annotations
 
@@ -36,22 +36,21 @@ if TYPE_CHECKING:
 
 
 ENOUGH_BYTES: Final = 64 * 1024
-"""What a reader must take within the limit to count as alive."""
+"""Bytes that a reader must take within the limit to count as alive."""
 FIRST_WAIT_S: Final = 0.05
 LAST_WAIT_S: Final = 1.0
-"""Waits double from the first to the last. Writing is tried after each, because the kernel takes
-bytes long before it says that there is room (a third of its buffer). Some it takes a fifth of a
-second after a client's window has shut, as if to probe it: found at once they belong to the
-beginning of a stall, found a second later they would put off its end by as much. Of a wait that
-took longer than it should, because nothing ran here meanwhile, no more counts than it should have
-taken."""
+"""Waits double from the first to the last. A write is tried after each, because the kernel accepts
+bytes long before it reports room (a third of its buffer). It accepts some a fifth of a second after
+a client's window has closed, as if to probe it: found at once, they belong to the start of a stall;
+found a second later, they would delay its end by as much. If a wait took longer than planned
+because this process was busy, only the planned time counts."""
 
 
 class WriteDeadline:
-    """How long one write waits for a client that takes nothing, and when it is tried again.
+    """The deadline of one write to a client that reads nothing, and the times to retry.
 
     Args:
-      limit_s: without enough progress, until it is over.
+      limit_s: time without enough progress until the deadline is over.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -61,23 +60,23 @@ class WriteDeadline:
 
     @property
     def is_over(self) -> bool:
-        """Whether the deadline is over."""
+        """Whether the deadline has passed."""
         return self._left_s <= 0
 
     @property
     def wait_s(self) -> float:
-        """How long to wait before the next try."""
+        """Time to wait before the next attempt."""
         return min(self._wait_s, self._left_s)
 
     def took(self, num_bytes: int) -> None:
-        """Note bytes that the client took."""
+        """Record bytes that the client took."""
         self._wait_s = FIRST_WAIT_S
         self._num_bytes += num_bytes
         if self._num_bytes >= ENOUGH_BYTES:
             self._left_s, self._num_bytes = self._limit_s, 0
 
     def waited(self, seconds: float) -> None:
-        """Note a wait for room."""
+        """Record a wait for room."""
         self._left_s -= min(seconds, self._wait_s)
         self._wait_s = min(2 * self._wait_s, LAST_WAIT_S)
 
@@ -86,27 +85,27 @@ log = structlog.get_logger(__name__)
 
 
 CUT_AFTER_STALL_S: Final = 0.5
-"""Beyond the stall bound: what runs for the client ends first, by its own clock and with its reason
-known; then the connection is cut, whatever ran on it."""
+"""Time beyond the stall timeout, so that what runs for the client ends first, by its own clock and
+with a known reason; then the connection is cut, whatever runs on it."""
 GOODBYE_TIMEOUT_S: Final = 1.0
-"""Longest wait for the client's end of the stream after the server's end was sent."""
+"""Maximum wait for the client to close its end after the server closed its own."""
 SENDS_PER_CHECKPOINT: Final = 16
-"""Writes that never wait let other tasks run this often."""
+"""Number of non-waiting writes after which other tasks may run."""
 RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
 
 class AppTasks(TaskGroup):
-    """The tasks of one connection, among them the runs of the application.
+    """The tasks of one connection, including runs of the application.
 
-    hypercorn puts what is for a run into a bounded channel and never closes it: when the run ends
-    with the channel full, the reader and every notice of a disconnect would wait for ever, and the
-    connection would stay. Here the channel ends with the run, and what still comes is dropped.
+    hypercorn puts a run's events into a bounded channel that it never closes: if the run ended with
+    the channel full, the reader and every disconnect notice would wait for ever, and the connection
+    would stay open. Here the channel ends with the run, and later events are dropped.
     """
 
     async def spawn_app(
         self, app: AppWrapper, config: Config, scope: Scope, send: Callable[..., Awaitable[None]]
     ) -> Callable[[ASGIReceiveEvent], Awaitable[None]]:
-        """Run the application; return how events are put into its channel."""
+        """Run the application; return the function that sends it events."""
         entrance: trio.MemorySendChannel[ASGIReceiveEvent]
         entrance, exit_ = trio.open_memory_channel(config.max_app_queue_size)
 
@@ -127,13 +126,13 @@ class PatchedTCPServer(TCPServer):
     """Serves one accepted connection until it ends.
 
     Args:
-      edge: of which it is a connection.
+      edge: what all connections share.
       stream: the connection.
       host: address of the other end, or UNIX_PEER.
-      place: of the connection; left at its end.
+      place: its place in the table of connections; left at its end.
 
     Attributes:
-      place: as above.
+      place: its place in the table of connections.
     """
 
     protocol: PatchedH11Protocol  # type: ignore[assignment]
@@ -159,7 +158,8 @@ class PatchedTCPServer(TCPServer):
         self._preamble = Preamble() if edge.proxies.trusts(host) else None
 
     async def run(self) -> None:
-        """Serve until the client or a deadline ends it. Raises nothing of the client's making."""
+        """Serve until the client or a deadline ends the connection. Client errors are not
+        raised."""
         sock = self.stream.socket
         try:
             addresses = (
@@ -176,7 +176,7 @@ class PatchedTCPServer(TCPServer):
         except* OSError:
             log.debug("connection_broken")
         except* Exception:
-            # A bug met by one connection must not take the others with it.
+            # A bug on one connection must not end the others.
             log.exception("connection_failed")
         finally:
             self._let_go()
@@ -186,14 +186,14 @@ class PatchedTCPServer(TCPServer):
                 self._edge.places.leave(self.place)
 
     def _let_go(self) -> None:
-        """Break reference cycles, so that the connection is freed at once: Python's collector runs
-        after thousands of connections."""
+        """Break reference cycles, so that the connection is freed at once: the garbage collector
+        runs only after thousands of connections."""
         self._remote.let_go()
-        if hasattr(self, "protocol"):  # it may have broken before
+        if hasattr(self, "protocol"):  # missing if the connection broke early
             del self.protocol
 
     async def protocol_send(self, event: Event) -> None:
-        """Do what the protocol wants: write, close, or start and stop the idle clock."""
+        """Apply the protocol's event: write, close, or start and stop the idle timeout."""
         if isinstance(event, RawData):
             await self._write(event.data)
         elif isinstance(event, Closed):
@@ -201,7 +201,7 @@ class PatchedTCPServer(TCPServer):
             self._edge.places.rest(self.place)
             await self.protocol.handle(Closed())
         elif not (isinstance(event, Updated) and self._has_ended):
-            # An idle clock started after the last read would keep a dead connection for its time.
+            # An idle timeout started after the last read would keep a dead connection open.
             if isinstance(event, Updated):
                 self._note_idle(event.idle)
             await super().protocol_send(event)
@@ -213,12 +213,12 @@ class PatchedTCPServer(TCPServer):
         (places.rest if is_idle else places.work)(self.place)
 
     def try_write(self, data: bytes) -> bool:
-        """Write without waiting, if nothing else is being written and the kernel takes any of it.
+        """Write without waiting, if no other write is in progress and the kernel accepts any bytes.
 
-        What it does not take goes before everything else, by a task of the connection's own.
+        A task of the connection sends the remaining bytes before anything else.
 
         Returns:
-          False if nothing was done.
+          False if nothing was written.
         """
         if self._rest or self._is_closing or self.send_lock.locked():
             return False
@@ -226,7 +226,7 @@ class PatchedTCPServer(TCPServer):
             sent = self._send_now(data)
         except trio.BrokenResourceError as error:
             self._note_stall(error)
-            return False  # the usual way finds out that the client is gone
+            return False  # the normal write detects that the client is gone
         if sent == 0:
             return False
         self._writes["direct"] += 1
@@ -236,10 +236,10 @@ class PatchedTCPServer(TCPServer):
         return True
 
     async def _say_goodbye(self) -> None:
-        """Send the end of the stream; the reading side closes once the client has sent its own.
+        """Close the sending side; the reading side closes once the client has closed its own.
 
-        Closing with bytes unread would reset the connection, and the reset overtakes the answer: a
-        client that is still sending its too large body would never see the 413.
+        Closing with unread bytes would reset the connection, and the reset overtakes the answer: a
+        client still sending a too large body would never see the 413.
         """
         if not self.send_lock.locked():
             with contextlib.suppress(
@@ -289,7 +289,7 @@ class PatchedTCPServer(TCPServer):
             if self._preamble is not None and not (data := await self._open(data)):
                 continue
             await self.protocol.handle(RawData(data=bytes(data)))
-            del data  # up to 64 KiB of a request, as long as its answer runs
+            del data  # up to 64 KiB of a request would be kept while its answer runs
         self._has_ended = True
         await self.idle_task.stop()
         await self.protocol.handle(Closed())
@@ -297,8 +297,8 @@ class PatchedTCPServer(TCPServer):
             await self._hear_goodbye()
 
     async def _open(self, data: bytes | bytearray) -> bytes:
-        """Take the first bytes of a trusted proxy's connection; return those of the request."""
-        assert self._preamble is not None, "asked for only then"
+        """Parse the first bytes of a trusted proxy's connection; return those of the request."""
+        assert self._preamble is not None, "called only with a preamble"
         try:
             opening = self._preamble.feed(bytes(data))
         except RequestError as error:
@@ -318,8 +318,8 @@ class PatchedTCPServer(TCPServer):
         return opening.rest
 
     async def _write(self, data: bytes) -> None:
-        # Taken without a checkpoint: between the first half of a frame and the second there may be
-        # neither another writer nor a cancellation.
+        # Acquire without a checkpoint: neither another writer nor a cancellation may come between
+        # the two halves of a frame.
         if self.send_lock.locked():
             await self.send_lock.acquire()
         else:
@@ -345,13 +345,13 @@ class PatchedTCPServer(TCPServer):
             await trio.lowlevel.checkpoint()
 
     def _note_stall(self, error: Exception) -> None:
-        """Note the reason if TCP_USER_TIMEOUT ended a connection that took nothing."""
+        """Record a stall if TCP_USER_TIMEOUT ended a connection that took nothing."""
         cause = error.__cause__
         if isinstance(cause, OSError) and cause.errno == errno.ETIMEDOUT:
             self._remote.disconnect_reason = CancelReason.STALLED
 
     def _send_now(self, data: bytes | memoryview) -> int:
-        # Not part of trio's interface: its socket only has a send that may wait.
+        # Trio's public socket API only has a send that may wait.
         raw: socket.socket = self.stream.socket._sock
         try:
             return raw.send(data)
@@ -371,7 +371,7 @@ class PatchedTCPServer(TCPServer):
             if deadline.is_over:
                 await self._cut()
             began_at = trio.current_time()
-            # Shielded, because half a frame would garble everything behind it.
+            # Shielded, because half a frame would corrupt everything after it.
             with trio.CancelScope(shield=True) as scope:
                 scope.deadline = began_at + deadline.wait_s
                 await trio.lowlevel.wait_writable(self.stream.socket)

@@ -1,4 +1,4 @@
-"""A WebSocket: bounded frames, awaited pongs, and a reader that waits for no ended application."""
+"""The server side of one WebSocket: limits frames, requires pongs, and handles close."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class PatchedWSStream(WSStream):
     """The WebSocket side of one connection.
 
     Attributes:
-      bounds: set by the protocol before the first event.
-      remote: as well.
+      bounds: limits; set by the protocol before the first event.
+      remote: the client's connection; set likewise.
     """
 
     bounds: ServerConfig
@@ -46,13 +46,13 @@ class PatchedWSStream(WSStream):
             self._is_over.set()
 
     async def app_send(self, message: ASGISendEvent | None) -> None:
-        """Handle a message of the application; after the end drop it at a checkpoint."""
+        """Handle a message from the application; after the end, drop it at a checkpoint."""
         if self.closed:
             await trio.lowlevel.checkpoint()
         await super().app_send(message)
 
     def text_frame(self, data: bytes) -> bytes | None:
-        """Return a text message as a frame, or None if there is no sending one now."""
+        """Return a text message as a frame; None if it cannot be sent now."""
         if self.state is not ASGIWebsocketState.CONNECTED or self.closed:
             return None
         if self.connection.state is not ConnectionState.OPEN:
@@ -72,7 +72,7 @@ class PatchedWSStream(WSStream):
         )
         await self.send(Body(stream_id=self.stream_id, data=body))
         await self.send(EndBody(stream_id=self.stream_id))
-        # hypercorn leaves the connection open, with nothing on it that could ever read.
+        # hypercorn would leave the connection open, with nothing on it that ever reads.
         await self.send(StreamClosed(stream_id=self.stream_id))
 
     async def _accept(self, message: WebsocketAcceptEvent) -> None:
@@ -106,13 +106,13 @@ class PatchedWSStream(WSStream):
                 if self.connection.state is ConnectionState.REMOTE_CLOSING:
                     await self._send_wsproto_event(event.response())
                 elif self.connection.state is ConnectionState.OPEN:
-                    # wsproto reports what it cannot parse as a close that was never sent.
+                    # wsproto reports invalid data as a close that was never sent.
                     await self._send_wsproto_event(CloseConnection(code=event.code))
                 await self.send(StreamClosed(stream_id=self.stream_id))
                 return
 
     async def _tell_app(self, code: int) -> None:
-        """Send the disconnect to the application before the close is answered: the answer queues
+        """Send the disconnect to the application before answering the close: the answer queues
         behind everything that the client has not read, perhaps for ever."""
         if code == CloseReason.GOING_AWAY:
             self.remote.disconnect_reason = CancelReason.WENT_AWAY

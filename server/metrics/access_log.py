@@ -16,10 +16,10 @@ log = structlog.get_logger(__name__)
 
 
 def write_access_line(ended: RequestEnded) -> None:
-    """Write the line of a request.
+    """Log an ended request.
 
-    A client may send thousands of inputs at once: a line of each would fill disks, and take four
-    tenths of the event loop's time. So theirs are written at level debug.
+    Embedding inputs are logged at level debug: a client may send thousands at once, which would
+    fill disks and take four tenths of the event loop's time.
     """
     facts, usage = ended.facts, ended.usage
     tell, event = (log.debug, "input_ended") if facts.is_input else (log.info, "request_ended")
@@ -42,7 +42,7 @@ def write_access_line(ended: RequestEnded) -> None:
 
 
 def _of_cost(ended: RequestEnded) -> dict[str, object]:
-    """Return a request's cost and adapter, and how its model was chosen."""
+    """Return a request's cost, its adapter, and how `auto` chose its model."""
     facts, cost = ended.facts, ended.cost
     record: dict[str, object] = {} if cost is None else {"cost": cost.nanos / NANOS}
     if facts.adapter:

@@ -1,7 +1,8 @@
-"""What is read at the moment of a scrape: queue, workers, pools and caches.
+"""Metrics that are read at scrape time: queue, workers, KV pools and caches; and aliases under
+vLLM's names.
 
-Hits of prefix caches: on prefill, prompt tokens that are not computed again; on decode, prompt
-tokens with KV that is not sent again.
+A prefix cache hit counts, on prefill, prompt tokens that are not computed again; on decode, prompt
+tokens whose KV is not sent again.
 """
 
 from __future__ import annotations
@@ -28,48 +29,48 @@ if TYPE_CHECKING:
 Kind: TypeAlias = type[CounterMetricFamily] | type[GaugeMetricFamily]
 Labels: TypeAlias = tuple[str, ...]
 Rows: TypeAlias = tuple[tuple[Kind, str, str, "Callable[[WorkerStatus], float]"], ...]
-"""Families with one sample for each worker: kind, name, text, value."""
+"""Metric families with one sample per worker: kind, name, help text, value."""
 
 COUNTER, GAUGE = CounterMetricFamily, GaugeMetricFamily
 WORKER: Final = ("role", "worker")
 POOL: Final = ("pool", "worker")
 
 OF_ALL_WORKERS: Final[Rows] = (
-    (GAUGE, "worker_up", "1 for a worker that is live", lambda one: one.state == "alive"),
+    (GAUGE, "worker_up", "1 while a worker is alive", lambda one: one.state == "alive"),
     (
         GAUGE,
         "worker_breaker_open",
-        "1 for a worker that failed too often and is left out, or tried",
+        "1 while a worker is left out or being tried after too many failures",
         lambda one: one.breaker != "closed",
     ),
     (
         GAUGE,
         "worker_step_seconds",
-        "What a step takes, decode's without prompt tokens",
+        "Duration of a step; on decode, of one without prompt tokens",
         attrgetter("load.step_s"),
     ),
     (
         GAUGE,
         "worker_prompt_tokens_per_second",
-        "Prompt tokens computed",
+        "Prompt tokens computed per second",
         attrgetter("load.prompt_tokens_per_s"),
     ),
     (
         GAUGE,
         "worker_waiting_prompt_tokens",
-        "Prompt tokens that wait for KV",
+        "Prompt tokens that wait to be computed, or on decode for KV",
         attrgetter("load.waiting_tokens"),
     ),
     (
         COUNTER,
         "worker_busy_seconds",
-        "Time that the device was in steps",
+        "Time that the device spent in steps",
         attrgetter("load.busy_s"),
     ),
     (
         COUNTER,
         "worker_busy_row_seconds",
-        "The same, each step times its rows",
+        "Time that the device spent in steps, times their rows",
         attrgetter("load.busy_row_s"),
     ),
     *(
@@ -81,7 +82,7 @@ OF_ALL_WORKERS: Final[Rows] = (
             ("bad_digests", "KV chunks with a wrong digest"),
             ("preemptions", "Sequences that lost their blocks to others"),
             ("local_prompts", "Prompts that decode computed itself"),
-            ("borrowed_steps", "Device steps that used cores that other workers could spare"),
+            ("borrowed_steps", "Device steps that used idle cores of other workers"),
         )
     ),
 )
@@ -89,29 +90,29 @@ OF_NAMED_WORKERS: Final[Rows] = (
     *(
         (COUNTER, f"prefix_cache_{name}", text, attrgetter(f"load.cache.{name}"))
         for name, text in (
-            ("queried_tokens", "Prompt tokens that were looked up"),
-            ("hit_tokens", "Prompt tokens with KV in the cache"),
-            ("evicted_blocks", "Cached blocks that gave way to others"),
-            ("spilled_blocks", "Cached blocks that went to host memory"),
-            ("restored_blocks", "Blocks that came back from host memory"),
+            ("queried_tokens", "Prompt tokens looked up in the prefix cache"),
+            ("hit_tokens", "Prompt tokens found in the prefix cache"),
+            ("evicted_blocks", "Blocks evicted from the prefix cache"),
+            ("spilled_blocks", "Evicted blocks moved to host memory"),
+            ("restored_blocks", "Blocks restored from host memory"),
         )
     ),
     (
         GAUGE,
         "prefix_cache_host_bytes",
-        "Host memory that evicted blocks occupy",
+        "Host memory used by evicted blocks",
         attrgetter("load.cache.host_bytes"),
     ),
     (
         GAUGE,
         "prefix_cache_tenants",
-        "Tenants that have cached blocks",
+        "Tenants with cached blocks",
         attrgetter("load.cache.tenants"),
     ),
     (
         COUNTER,
         "kv_bytes_shared",
-        "KV shipped or received through shared memory, not a socket",
+        "KV shipped or received through shared memory",
         attrgetter("load.kv_shared_bytes"),
     ),
 )
@@ -138,9 +139,9 @@ OF_DECODE: Final[Rows] = (
 SPECULATION: Final[Rows] = tuple(
     (COUNTER, f"speculative_{name}", text, attrgetter(f"load.speculative_{name}"))
     for name, text in (
-        ("rows", "Rows of decode that carried guesses of coming tokens"),
-        ("proposed", "Guesses that they carried"),
-        ("accepted", "Guesses that were the token that was chosen"),
+        ("rows", "Decode rows that carried speculative tokens"),
+        ("proposed", "Speculative tokens proposed"),
+        ("accepted", "Speculative tokens accepted"),
     )
 )
 SEQUENCE_STATES: Final = ("running", "paused", "waiting")
@@ -154,7 +155,7 @@ def family(
     labels: Labels = (),
     samples: Iterable[tuple[Labels, float]] = (),
 ) -> Metric:
-    """Return a family with a value for each tuple of its labels' values."""
+    """Return a family with one sample per tuple of label values."""
     metric = kind(f"triolet_{name}", text, labels=labels)
     for values, value in samples:
         metric.add_metric(values, float(value))
@@ -162,12 +163,12 @@ def family(
 
 
 def gauge(name: str, text: str, value: float) -> Metric:
-    """Return a family of one sample without labels."""
+    """Return a gauge with one sample and no labels."""
     return family(GAUGE, name, text, (), [((), value)])
 
 
 def counts(name: str, text: str, label: str, values: Mapping[Any, int]) -> Metric:
-    """Return counters by the values of one label."""
+    """Return a counter family by the values of one label."""
     return family(
         COUNTER, name, text, (label,), (((str(word),), value) for word, value in values.items())
     )
@@ -176,11 +177,11 @@ def counts(name: str, text: str, label: str, values: Mapping[Any, int]) -> Metri
 def by_model(
     families: Mapping[str, Iterable[Metric]], label: str | None = "model"
 ) -> Iterable[Metric]:
-    """Return each family once, with the samples of all models.
+    """Merge the families of several models, each with all samples.
 
     Args:
-      families: of each model by its name.
-      label: what the name is in each sample; None where the samples tell their models apart.
+      families: each model's families, by its name.
+      label: label to add with the model's name; None if samples already identify their models.
     """
     merged: dict[str, Metric] = {}
     for model, of_model in families.items():
@@ -197,41 +198,41 @@ def by_model(
 def surface_families(
     connections: int, writes: Mapping[str, int], turned_away: Mapping[str, int]
 ) -> Iterator[Metric]:
-    """Yield what the surface looks like."""
+    """Yield metrics of client connections."""
     yield gauge("connections", "Open client connections", connections)
     yield counts(
         "connections_turned_away",
-        "Connections refused (server or address: by its bound) and idle ones closed (evicted)",
+        "Connections refused (by the limit: server or address) and idle ones closed (evicted)",
         "why",
         turned_away,
     )
-    yield counts("client_writes", "Writes to clients by their way", "way", writes)
+    yield counts("client_writes", "Writes to clients by code path", "way", writes)
 
 
 def usage_families(dropped: int) -> Iterator[Metric]:
-    """Yield how the usage ledger is; 0 where it is not kept."""
-    text = "Records of ended requests that the usage ledger could not keep"
+    """Yield metrics of the usage ledger; 0 if there is none."""
+    text = "Records of ended requests that the usage ledger dropped"
     yield family(COUNTER, "usage_records_dropped", text, (), [((), dropped)])
 
 
 def fleet_families(status: FleetStatus) -> Iterator[Metric]:
-    """Yield what the workers of one model and its queue look like."""
+    """Yield metrics of one model's workers and queue."""
     yield gauge("requests_queued", "Requests that wait for a worker", status.queued)
     yield family(
         GAUGE,
         "class_requests_queued",
-        "Requests that wait, by service class",
+        "Waiting requests by service class",
         ("class",),
         (((name,), count) for name, count in status.queued_by_class.items()),
     )
     yield gauge(
         "queue_lag_tokens",
-        "By how many tokens of weight 1 the tenants that wait are apart in one class",
+        "Largest lag in one class between waiting tenants, in tokens at weight 1",
         status.queue_lag_tokens,
     )
-    yield gauge("requests_running", "Requests that workers serve", status.running)
-    yield gauge("retries_left", "Retries that can be paid for", status.retries_left)
-    yield gauge("quarantined_prompts", "Prompts and grammars refused", status.quarantined)
+    yield gauge("requests_running", "Requests on workers", status.running)
+    yield gauge("retries_left", "Retries that the retry budget can pay for", status.retries_left)
+    yield gauge("quarantined_prompts", "Quarantined prompts and grammars", status.quarantined)
     yield from _overload(status)
     yield from _workers(status.workers)
 
@@ -239,22 +240,22 @@ def fleet_families(status: FleetStatus) -> Iterator[Metric]:
 def _overload(status: FleetStatus) -> Iterator[Metric]:
     overload = status.overload
     for name, text, value in (
-        ("brownout_level", "What is given up, from 0 for nothing to 4", overload.brownout),
-        ("overload_pressure", "Wait of the default class, of what it may wait", overload.pressure),
-        ("owed_tokens", "Prompt tokens without a first token yet", overload.owed_tokens),
-        ("promised_returns", "Refused clients that are expected back", overload.expected_returns),
+        ("brownout_level", "Brownout level, from 0 (normal) to 4", overload.brownout),
+        ("overload_pressure", "Wait of the default class / its limit", overload.pressure),
+        ("owed_tokens", "Prompt tokens that have no first token yet", overload.owed_tokens),
+        ("promised_returns", "Refused requests expected to return", overload.expected_returns),
         ("ttft_error_seconds", "Mean error of predicted first tokens", overload.error_s),
-        ("guard_limit_tokens", "Most tokens that may be owed", overload.guard_tokens),
-        ("line_tokens_per_second", "At which the queue moves", overload.tokens_per_s),
+        ("guard_limit_tokens", "Limit on prompt tokens without first token", overload.guard_tokens),
+        ("line_tokens_per_second", "Tokens per second leaving the queue", overload.tokens_per_s),
     ):
-        # Where there is no such number there is no sample.
+        # Export no sample for an unknown value.
         if value is not None:
             yield gauge(name, text, value)
 
 
 def _workers(workers: Iterable[WorkerStatus]) -> Iterator[Metric]:
     workers = list(workers)
-    # A worker that has not named itself yet: its address would become a label for ever.
+    # Before a worker announces its name, its address would become a permanent label value.
     named = [worker for worker in workers if worker.capacity is not None]
     decode = [worker for worker in workers if worker.role is Role.DECODE]
     yield from _by_worker(OF_ALL_WORKERS, WORKER, workers)
@@ -266,7 +267,7 @@ def _workers(workers: Iterable[WorkerStatus]) -> Iterator[Metric]:
     yield family(
         COUNTER,
         "worker_frames_dropped",
-        "Frames that a worker did not act upon",
+        "Frames that a worker ignored",
         (*WORKER, "reason"),
         (
             ((worker.role.value, worker.name, reason), count)
@@ -277,7 +278,7 @@ def _workers(workers: Iterable[WorkerStatus]) -> Iterator[Metric]:
     yield family(
         GAUGE,
         "worker_sequences",
-        "Sequences that a worker holds, by what they do",
+        "Sequences on a worker by state",
         (*WORKER, "state"),
         (
             ((worker.role.value, worker.name, state), getattr(worker.load, state))
@@ -302,9 +303,9 @@ def _by_worker(rows: Rows, labels: Labels, workers: Iterable[WorkerStatus]) -> I
     """Yield the families of a table.
 
     Args:
-      rows: of the table.
-      labels: role (or pool) and name of a worker, or its name alone.
-      workers: that have a sample in each.
+      rows: the table.
+      labels: names for a worker's role (or pool) and name, or for its name alone.
+      workers: the workers; each has a sample in each family.
     """
     for kind, name, text, value in rows:
         samples = (((one.role.value, one.name)[-len(labels) :], value(one)) for one in workers)
@@ -316,33 +317,32 @@ def door_families(
     held_bytes: Callable[[], int],
     refused_bodies: Mapping[Any, int],
 ) -> Iterator[Metric]:
-    """Yield the lines before the text processes, and the bytes of bodies."""
+    """Yield metrics of text process jobs and of request bodies."""
     yield family(
         GAUGE,
         "line_jobs",
-        "Jobs of text processes",
+        "Text process jobs by state",
         ("state",),
         ((("waiting",), turns.num_waiting), (("running",), turns.num_running)),
     )
-    yield counts("line_refusals", "Jobs that found a line full", "reason", turns.refused)
-    yield gauge("body_bytes", "Room that bodies under way take", held_bytes())
-    yield counts("body_refusals", "Bodies for which there was no room", "reason", refused_bodies)
+    yield counts("line_refusals", "Text jobs refused at a full line", "reason", turns.refused)
+    yield gauge("body_bytes", "Memory reserved for request bodies", held_bytes())
+    yield counts("body_refusals", "Bodies refused for lack of room", "reason", refused_bodies)
 
 
 def kept_families(kept: Mapping[str, ResponseStore]) -> Iterator[Metric]:
-    """Yield what is kept of answers to be given again, and of responses to go on from; zeros where
-    nothing is."""
+    """Yield metrics of the response cache and of stored responses; zeros if there are none."""
     nothing = ResponseStore(ResponseCacheConfig())
     for name in ("response_cache", "response_store"):
         store = kept.get(name, nothing)
         if len(store):
             store.expire(trio.current_time())
-        yield counts(f"{name}_gone", "Kept answers that are gone, by why", "why", store.gone)
-        yield gauge(f"{name}_answers", "Answers that are kept", len(store))
-        yield gauge(f"{name}_bytes", "Memory that kept answers take", store.used_bytes)
+        yield counts(f"{name}_gone", "Removed answers by reason", "why", store.gone)
+        yield gauge(f"{name}_answers", "Stored answers", len(store))
+        yield gauge(f"{name}_bytes", "Memory used by stored answers", store.used_bytes)
     yield counts(
         "response_cache_requests",
-        "Requests that asked for the response cache, by what came of it",
+        "Requests that asked for the response cache, by outcome",
         "outcome",
         kept.get("response_cache", nothing).outcomes,
     )
@@ -370,9 +370,9 @@ ALIASES: Final = {
     "prefix_cache_hits": "cached_prompt_tokens",
     "request_success": "requests",
 }
-"""vLLM's name, and ours for the same number."""
+"""vLLM's names, and ours for the same values."""
 CACHE_USAGE: Final = ("kv_cache_usage_perc", "gpu_cache_usage_perc")
-"""The present name and that of older boards."""
+"""The current name, and that of older dashboards."""
 
 
 def alias_families(
@@ -382,14 +382,13 @@ def alias_families(
     *,
     is_only: bool = True,
 ) -> Iterator[Metric]:
-    """Yield the same numbers under the names that vLLM's dashboards and endpoint pickers read.
+    """Yield the same values under the names that vLLM's dashboards and endpoint pickers read.
 
     Args:
       own_family: returns a family by its own name, without the prefix.
-      status: of the model's workers.
-      model_name: label of all.
-      is_only: whether no other model is served; the family that vLLM has no such label for gets it
-        otherwise.
+      status: the state of the model's fleet.
+      model_name: label of all samples.
+      is_only: no other model is served; otherwise `vllm:cache_config` gets the label too.
     """
     labels = {"model_name": model_name, "engine": "0"}
     for alias, name in ALIASES.items():

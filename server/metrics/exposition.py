@@ -1,7 +1,7 @@
-"""Families as Prometheus's text form, in pieces that are short enough for the event loop.
+"""Writes metric families in Prometheus's text format, in pieces short enough for the event loop.
 
-The client library writes each sample's name and labels anew at every scrape, which is two thirds of
-what a scrape costs. Here each is written once by the library and remembered.
+The client library formats each sample's name and labels at every scrape, two thirds of a scrape's
+cost. Here each is formatted once by the library and cached.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 
 SAMPLES_PER_PIECE: Final = 64
-"""Written before others have their turn: 0.2 ms. A family is collected whole, so a piece may be
-longer by one family."""
+"""Samples written before other tasks may run: 0.2 ms. Families are collected whole, so a piece may
+be longer by one family."""
 MAX_REMEMBERED: Final = 1 << 16
-"""Names with labels: about 16 MiB. Beyond, all are written anew once: names of workers that are
-gone are among them."""
+"""Cached names with labels: about 16 MiB. When full, the cache is cleared, which drops workers that
+are gone."""
 PLAIN_BELOW: Final = 1e6
-"""Numbers that Go writes as Python does; the form is Go's."""
+"""Python and Go write numbers below this alike; the format is Go's."""
 
 
 class Reading(Collector):
-    """Families that are read at the moment of a scrape.
+    """Families that are read at scrape time.
 
     Args:
-      read: returns them.
+      read: returns the families.
     """
 
     def __init__(self, read: Callable[[], Iterable[Metric]]) -> None:
@@ -46,14 +46,15 @@ class Reading(Collector):
 
 
 class TextWriter:
-    """Writes families, byte for byte as the client library does."""
+    """Formats families, byte for byte as the client library does."""
 
     def __init__(self) -> None:
         self._heads: dict[tuple[str, str, str], str] = {}
         self._names: dict[tuple[object, ...], str] = {}
 
     def pieces(self, families: Iterable[Metric]) -> Iterator[str]:
-        """Yield the text; each piece holds `SAMPLES_PER_PIECE` samples and the rest of a family."""
+        """Yield the text in pieces of about `SAMPLES_PER_PIECE` samples, never splitting a
+        family."""
         lines: list[str] = []
         num_samples = 0
         for family in families:
@@ -93,7 +94,7 @@ class Exposition:
     """All families as one text.
 
     Args:
-      collect: yields the families.
+      collect: returns the families.
     """
 
     def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
@@ -104,14 +105,14 @@ class Exposition:
         self._text = b""
 
     def whole(self) -> bytes:
-        """Return a text, written at once."""
+        """Return the text, written in one go."""
         return "".join(self._writer.pieces(self._collect())).encode()
 
     async def take(self) -> bytes:
-        """Return a text that is begun from now on; others have their turn while it is written.
+        """Return a text started after this call, written in turns with other tasks.
 
-        One that is being written may lack what has happened since, so it is not for those that ask
-        now. They share the next one: however many ask at once, two are written.
+        A text that is already being written may lack recent events, so callers wait for the next
+        one and share it: however many call at once, at most two are written.
         """
         wanted = self._num_begun + 1
         async with self._writing:
@@ -123,7 +124,7 @@ class Exposition:
 
 
 async def in_turns(pieces: Iterable[str]) -> str:
-    """Join pieces; after each one other tasks have their turn."""
+    """Join pieces, letting other tasks run after each."""
     parts = []
     for piece in pieces:
         parts.append(piece)
@@ -132,13 +133,13 @@ async def in_turns(pieces: Iterable[str]) -> str:
 
 
 def _written(family: Metric) -> str:
-    """Return what the client library writes."""
+    """Return the client library's text."""
     text: bytes = generate_latest(Reading(lambda: [family]))
     return text.decode()
 
 
 def _number(value: float) -> str:
-    """Return a value with the line's end."""
+    """Return a formatted value with a newline."""
     if -PLAIN_BELOW < value < PLAIN_BELOW:
         return f"{float(value)!r}\n"
     return f"{floatToGoString(value)}\n"  # type: ignore[no-untyped-call]
@@ -156,18 +157,19 @@ OF_WORKERS: Final = (
     "vllm:num_preemptions",
     "vllm:cache_config",
 )
-"""Families with names that begin so describe workers."""
+"""Name prefixes of families that describe workers."""
 SERVER_UP: Final = "triolet_server_up"
 LINES_PER_PIECE: Final = 256
-"""Taken in before others have their turn: 0.2 ms."""
+"""Lines read or written before other tasks may run: 0.2 ms."""
 
 
 def merging(expositions: Mapping[str, str | None]) -> Iterator[str]:
-    """Yield one exposition of several servers, in pieces; those before all lines are taken in are
-    empty.
+    """Merge the expositions of several servers and yield the result in pieces. Pieces are empty
+    until all lines are read.
 
     Args:
-      expositions: by server, the one that answers first; None of one that gave no answer.
+      expositions: by server, starting with the one that answers the request; None for a server
+        without an answer.
     """
     heads: dict[str, list[str]] = {}
     samples: dict[str, list[str]] = {}
@@ -177,7 +179,7 @@ def merging(expositions: Mapping[str, str | None]) -> Iterator[str]:
             if line_number % LINES_PER_PIECE == 0:
                 yield ""
             if line.startswith("#"):
-                # `# HELP name …` begins a family, `# TYPE name …` follows.
+                # `# HELP name …` starts a family, `# TYPE name …` follows.
                 family = line.split(" ", 3)[2]
                 if line not in heads.setdefault(family, []):
                     heads[family].append(line)
@@ -188,7 +190,7 @@ def merging(expositions: Mapping[str, str | None]) -> Iterator[str]:
             else:
                 samples.setdefault(family, []).append(_labelled(line, server))
     heads[SERVER_UP] = [
-        f"# HELP {SERVER_UP} 1 for a server with its numbers in here",
+        f"# HELP {SERVER_UP} 1 for a server whose metrics are included",
         f"# TYPE {SERVER_UP} gauge",
     ]
     samples[SERVER_UP] = [
@@ -206,7 +208,7 @@ def merging(expositions: Mapping[str, str | None]) -> Iterator[str]:
 
 
 def _labelled(sample: str, server: str) -> str:
-    """Return a sample with one label more."""
+    """Return a sample line with a `server` label added."""
     name, brace, labels = sample.partition("{")
     if brace and " " not in name:
         return f'{name}{{server="{server}",{labels}'

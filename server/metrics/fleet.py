@@ -1,4 +1,4 @@
-"""Metrics of requests and workers: subscriber of request events, and the scheduler's observer."""
+"""Metrics of requests and workers: counts request events and the scheduler's observer calls."""
 
 from __future__ import annotations
 
@@ -41,62 +41,62 @@ WAIT_BUCKETS: Final = (.001, .005, .02, .05, .1, .25, .5, 1, 2.5, 5, 10, 20, 60,
 
 COUNTERS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("requests_received", "Sequences submitted", ()),
-    ("requests_accepted", "Sequences taken on", ()),
-    ("requests_rejected", "Sequences refused at once", ("code", "class")),
-    ("requests", "Sequences by how they ended", ("outcome",)),
-    ("prompts_routed", "Prompts by the role that computes them, and why", ("role", "why")),
-    ("attempts_failed", "Attempts that another one followed", ("cause",)),
-    ("prompt_tokens", "Tokens in prompts", ()),
-    ("cached_prompt_tokens", "Prompt tokens with KV in the cache already", ()),
+    ("requests_accepted", "Sequences accepted", ()),
+    ("requests_rejected", "Sequences refused at admission", ("code", "class")),
+    ("requests", "Ended sequences by outcome", ("outcome",)),
+    ("prompts_routed", "Prompts by the role that computes them, and reason", ("role", "why")),
+    ("attempts_failed", "Attempts that ended early and were retried", ("cause",)),
+    ("prompt_tokens", "Prompt tokens", ()),
+    ("cached_prompt_tokens", "Prompt tokens found in the KV cache", ()),
     ("completion_tokens", "Tokens generated", ()),
-    ("grammars_checked", "Grammars of requests by what became of them", ("verdict",)),
-    ("workers_joined", "Lives of workers that were greeted", ()),
+    ("grammars_checked", "Grammars of requests by the result of their check", ("verdict",)),
+    ("workers_joined", "Workers greeted, including restarted ones", ()),
     ("workers_lost", "Workers given up", ("cause",)),
-    ("workers_refused", "Workers that do not fit this server", ()),
+    ("workers_refused", "Workers that cannot be used by this server", ()),
     ("retries_refused", "Requests ended because the retry budget was spent", ()),
-    ("requests_quarantined", "Requests that killed the workers which computed them", ()),
-    ("grammars_quarantined", "Requests with a grammar that took a worker too long to follow", ()),
-    ("breaker_changes", "Circuit breakers of workers by the state they took", ("state",)),
-    ("frames_dropped", "Frames of workers that belonged to nothing present", ("reason",)),
-    ("server_pauses", "Times that this process stood still", ()),
-    ("server_paused_seconds", "Time that this process stood still", ()),
+    ("requests_quarantined", "Requests that crashed the workers that computed them", ()),
+    ("grammars_quarantined", "Requests whose grammar took a worker too long to evaluate", ()),
+    ("breaker_changes", "Circuit breaker changes of workers, by the new state", ("state",)),
+    ("frames_dropped", "Frames of workers that were ignored", ("reason",)),
+    ("server_pauses", "Pauses of this process", ()),
+    ("server_paused_seconds", "Total length of this process's pauses", ()),
 )
 HISTOGRAMS: Final[tuple[tuple[str, str, tuple[float, ...]], ...]] = (
     ("time_to_first_token_seconds", "From submission to the first token", TTFT_BUCKETS),
     ("inter_token_latency_seconds", "Between tokens of one sequence", ITL_BUCKETS),
     ("request_seconds", "From submission to the end", SECONDS_BUCKETS),
     ("queue_seconds", "From submission to dispatch", SECONDS_BUCKETS),
-    ("prefill_queue_seconds", "In the prefill worker before it computed", SECONDS_BUCKETS),
-    ("prefill_seconds", "A prefill worker computed", SECONDS_BUCKETS),
-    ("local_prefill_seconds", "Decode computed a prompt itself", SECONDS_BUCKETS),
+    ("prefill_queue_seconds", "Wait in the prefill worker before computing", SECONDS_BUCKETS),
+    ("prefill_seconds", "Computing time of a prompt on a prefill worker", SECONDS_BUCKETS),
+    ("local_prefill_seconds", "Computing time of a prompt on a decode worker", SECONDS_BUCKETS),
     ("decode_seconds", "From the first token to the end", SECONDS_BUCKETS),
-    ("inference_seconds", "From dispatch to the end, where there was a token", SECONDS_BUCKETS),
+    ("inference_seconds", "From dispatch to the end, if there was a token", SECONDS_BUCKETS),
     ("request_token_seconds", "Mean time between the tokens of a completion", ITL_BUCKETS),
-    ("request_prompt_tokens", "Prompt by size", TOKEN_BUCKETS),
-    ("request_completion_tokens", "Completion by size", TOKEN_BUCKETS),
+    ("request_prompt_tokens", "Prompt length in tokens", TOKEN_BUCKETS),
+    ("request_completion_tokens", "Completion length in tokens", TOKEN_BUCKETS),
     ("request_longest_completion_tokens", "Longest completion of a prompt", TOKEN_BUCKETS),
-    ("request_max_tokens", "Most tokens that a completion may have", TOKEN_BUCKETS),
-    ("request_choices", "Completions of one prompt", CHOICE_BUCKETS),
-    ("step_tokens", "Tokens of a worker's step, as means between heartbeats", TOKEN_BUCKETS),
+    ("request_max_tokens", "Maximum completion tokens requested", TOKEN_BUCKETS),
+    ("request_choices", "Completions per prompt", CHOICE_BUCKETS),
+    ("step_tokens", "Tokens per worker step, averaged between heartbeats", TOKEN_BUCKETS),
 )
 LOSSES: Final = (
     *("restarted", "another_life", "protocol", "goodbye", "farewell", "link_gone", "link_full"),
     *("silent", "wedged", "server_paused"),
 )
-"""Causes of a worker's loss, shown at 0 before the first: Prometheus sees no increase in a counter
-that is born at 1."""
+"""Causes of a worker's loss, exported at 0 from the start: Prometheus sees no increase in a counter
+that starts at 1."""
 MAX_WORDS: Final = 32
-"""Values of one label that come from elsewhere in this process; the next ones are `other`."""
+"""Maximum label values taken from other parts of the process; further ones become `other`."""
 
 
 class Words:
-    """Bounds a label: the first words keep their names."""
+    """Bounds the values of a label: the first ones keep their names."""
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
 
     def bounded(self, word: str) -> str:
-        """Return the word, or `other` where there are too many."""
+        """Return the word, or `other` if there are too many."""
         if word not in self._seen:
             if len(self._seen) >= MAX_WORDS:
                 return "other"
@@ -109,9 +109,9 @@ class _PromptChoices:
     """The completions of one prompt.
 
     Attributes:
-      num: in all.
-      num_live: that have not ended.
-      longest_tokens: of those that have ended.
+      num: number of completions.
+      num_live: completions that have not ended.
+      longest_tokens: length of the longest ended one.
     """
 
     num: int = 0
@@ -123,14 +123,14 @@ class FleetMetrics(Observer):
     """Counts requests, attempts, faults and workers.
 
     Args:
-      registry: where the counters are shown.
-      tenants: told of each request at its end.
-      tokens: counts those of each of the model's versions, by digest.
+      registry: the registry for the metrics.
+      tenants: counts each ended request by tenant.
+      tokens: counts tokens of each version of the model, by digest.
 
     Attributes:
-      counters: by name, without the prefix.
-      histograms: likewise.
-      version_tokens: as given.
+      counters: counters by name, without the prefix.
+      histograms: histograms by name, without the prefix.
+      version_tokens: counters of tokens by the version's digest.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class FleetMetrics(Observer):
         self.token_gaps = self.histograms["inter_token_latency_seconds"]
 
     def subscribe_to(self, events: RequestEvents) -> None:
-        """Count requests from now on."""
+        """Count these events from now on."""
         events.subscribe(RequestRefused, self.refused)
         events.subscribe(RequestAccepted, self.accepted)
         events.subscribe(RequestDispatched, self.dispatched)
@@ -178,7 +178,7 @@ class FleetMetrics(Observer):
         self._tenants.count(event.tenant, event.service_class, REJECTED, NO_USAGE)
 
     def accepted(self, event: RequestAccepted) -> None:
-        """Count a request that was taken on."""
+        """Count an accepted request."""
         self.counters["requests_received"].inc()
         self.counters["requests_accepted"].inc()
         if event.facts.is_input:
@@ -189,17 +189,17 @@ class FleetMetrics(Observer):
         choices.num_live += 1
 
     def worker_stepped(self, num_steps: int, num_tokens: int) -> None:
-        """A worker did so many steps between two heartbeats. Count and sum are exact."""
+        """Count a worker's steps between two heartbeats. Count and sum are exact."""
         if num_steps > 0:
             self.histograms["step_tokens"].observe(num_tokens / num_steps, num_steps)
 
     def dispatched(self, event: RequestDispatched) -> None:
-        """Count the wait of a request in the queue."""
+        """Record a request's wait in the queue."""
         self.histograms["queue_seconds"].observe(event.queue_s)
         self._waits.labels(event.facts.service_class.name.lower()).observe(event.queue_s)
 
     def prompt_computed(self, queue_s: float | None, compute_s: float) -> None:
-        """A prefill worker computed a prompt; or, with None, decode computed one itself."""
+        """Record the times of a computed prompt; `queue_s` is None if decode computed it."""
         if queue_s is None:
             self.histograms["local_prefill_seconds"].observe(compute_s)
             return
@@ -207,19 +207,19 @@ class FleetMetrics(Observer):
         self.histograms["prefill_seconds"].observe(compute_s)
 
     def prompt_routed(self, role: str, why: str) -> None:
-        """A prompt was given to a role, and why; both are words of our own."""
+        """Count a prompt by role and reason, both from fixed sets."""
         self.counters["prompts_routed"].labels(str(role), str(why)).inc()
 
     def first_token(self, event: FirstTokenArrived) -> None:
-        """Count the wait for a first token."""
+        """Record the time to a first token."""
         self.histograms["time_to_first_token_seconds"].observe(event.ttft_s)
 
     def attempt_failed(self, event: AttemptFailed) -> None:
-        """Count an attempt that another one follows."""
+        """Count a failed attempt that is retried."""
         self.counters["attempts_failed"].labels(self._words["cause"].bounded(event.cause)).inc()
 
     def ended(self, event: RequestEnded) -> None:
-        """Count a request that ended, with its tokens and times."""
+        """Count an ended request, with its tokens and times."""
         facts, usage, elapsed_s = event.facts, event.counted, event.elapsed_s
         outcome = self._words["outcome"].bounded(event.outcome)
         self.counters["requests"].labels(outcome).inc()
@@ -243,7 +243,7 @@ class FleetMetrics(Observer):
             self._note_choice(facts.prompt_id, usage.completion_tokens)
 
     def _note_choice(self, prompt_id: bytes, completion_tokens: int) -> None:
-        """Count the completions of a prompt when the last of them has ended."""
+        """Record a prompt's completions when the last one has ended."""
         choices = self._choices[prompt_id]
         choices.num_live -= 1
         choices.longest_tokens = max(choices.longest_tokens, completion_tokens)
@@ -253,8 +253,8 @@ class FleetMetrics(Observer):
             self.histograms["request_longest_completion_tokens"].observe(choices.longest_tokens)
 
     def worker_joined(self, worker: str, away_s: float | None = None) -> None:
-        """A worker, or its next life, was greeted. The end of a warning is one too: who sees no
-        more than warnings learns from it that the worker is back."""
+        """Count and log a greeted worker. The return of a lost one is logged as a warning, so that
+        readers of warnings learn that it is back."""
         self.counters["workers_joined"].inc()
         if away_s is None:
             log.info("worker_joined", worker=worker)
@@ -262,38 +262,38 @@ class FleetMetrics(Observer):
             log.warning("worker_joined", worker=worker, away_s=round(away_s, 3))
 
     def worker_lost(self, worker: str, cause: str, num_requests: int = 0) -> None:
-        """A worker was given up."""
+        """Count and log a lost worker."""
         self.counters["workers_lost"].labels(self._words["cause"].bounded(cause)).inc()
-        # One that was drained has moved or ended what it ran: a restart by an operator.
+        # A drained worker has moved or finished its requests: an operator restarted it.
         tell = log.info if cause == FAREWELL else log.warning
         tell("worker_lost", worker=worker, cause=cause, requests=num_requests)
 
     def worker_refused(self, worker: str, reason: str) -> None:
-        """A worker and this server cannot work together; an operator has to act."""
+        """Count and log a worker that cannot be used; an operator must act."""
         self.counters["workers_refused"].inc()
         log.error("worker_refused", worker=worker, reason=reason)
 
     def retry_unaffordable(self) -> None:
-        """A request ends because too many others are tried again already."""
+        """Count a request that ended because the retry budget is spent."""
         self.counters["retries_refused"].inc()
 
     def quarantined(self, what: str, request_id: str) -> None:
-        """A `request` made workers fail, or its `grammar` took one too long to follow."""
+        """Count and log a quarantined request or grammar."""
         self.counters[f"{what}s_quarantined"].inc()
         tell = log.error if what == "request" else log.warning
         tell(f"{what}_quarantined", request_id=request_id)
 
     def breaker_changed(self, worker: str, state: str) -> None:
-        """A worker is left out, tried, or used again."""
+        """Count and log a change of a worker's circuit breaker."""
         self.counters["breaker_changes"].labels(state).inc()
         log.warning("breaker", worker=worker, state=state)
 
     def frames_dropped(self, reason: str, count: int = 1) -> None:
-        """Frames of workers were not acted upon."""
+        """Count ignored frames of workers."""
         self.counters["frames_dropped"].labels(reason).inc(count)
 
     def server_paused(self, seconds: float) -> None:
-        """This process itself stood still for so long."""
+        """Count and log a pause of this process."""
         self.counters["server_pauses"].inc()
         self.counters["server_paused_seconds"].inc(seconds)
         log.warning("process_paused", seconds=round(seconds, 3))

@@ -1,7 +1,7 @@
-"""A histogram that may be observed for every token.
+"""A histogram cheap enough to observe every token.
 
-The Prometheus client's own takes a lock and walks its buckets at each observation, which costs a
-tenth of what a token may. Here all is on one thread.
+The Prometheus client's histogram takes a lock and walks its buckets at each observation, a tenth of
+a token's time budget. Here everything runs on one thread.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 class TokenHistogram(ValueCounts, Collector):
-    """Values that are counted where they arise, as Prometheus sees them.
+    """Exports counted values as a Prometheus histogram.
 
     Args:
-      name: of the family.
-      text: what it says.
-      buckets: upper bounds, rising; infinity is added.
-      registry: shows it.
+      name: name of the family.
+      text: help text.
+      buckets: increasing upper bounds; infinity is added.
+      registry: registry to register with.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class TokenHistogram(ValueCounts, Collector):
         super().__init__(buckets)
         self._name = name
         self._text = text
-        # As the client library writes them.
+        # Formatted as by the client library.
         self._shown = [str(floatToGoString(bound)) for bound in self.bounds]  # type: ignore[no-untyped-call]
         registry.register(self)
 

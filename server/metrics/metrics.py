@@ -1,4 +1,5 @@
-"""What the server counts, and how Prometheus reads it.
+"""All metrics of one server process: one object that owns the counters and writes them for
+Prometheus.
 
 Every label has a bounded set of values: nothing that a client sends becomes one.
 """
@@ -51,23 +52,23 @@ NO_OTHERS: Final[Mapping[str, Status]] = {}
 
 
 class Metrics:
-    """The counters of this process.
+    """The metrics of this process.
 
-    While there are several models, what is counted for each has its name as the label `model`.
+    While there are several models, metrics of each have its name as the label `model`.
 
     Args:
-      model_name: of the first model; label of the alias names.
-      compat: `vllm` for alias names, `none` for own names only.
+      model_name: name of the first model; `model_name` label of the aliases.
+      compat: `vllm` to add aliases under vLLM's names, `none` for own names only.
       others: names of further models.
-      digests: of the models' versions, by name; none of a model that is in no store.
+      digests: digests of the models' versions, by name; models in no store have none.
 
     Attributes:
-      auto: models that were chosen here.
-      versions: tokens and worker-seconds of each model's version.
-      usage_dropped: returns how many records the usage ledger dropped.
-      fleets: by the model's name, the observer of its scheduler.
-      fleet: that of the first model.
-      scrape: returns what `exposition` does; others have their turn while it is written.
+      auto: counts requests for `auto`.
+      versions: tokens and worker-seconds of each model version.
+      usage_dropped: returns the number of records that the usage ledger dropped.
+      fleets: observer of each model's scheduler, by the model's name.
+      fleet: observer of the first model's scheduler.
+      scrape: like `exposition`, but lets other tasks run while it writes.
     """
 
     def __init__(
@@ -101,12 +102,12 @@ class Metrics:
         self.scrape = self._exposition.take
 
     def add(self, model: str, digest: str, status: Status | None = None) -> FleetMetrics:
-        """Count for a model from now on; return the observer of its scheduler.
+        """Start metrics for a model; return the observer for its scheduler.
 
         Args:
-          model: its name.
-          digest: of its version, or UNVERSIONED.
-          status: of its fleet, read whenever the metrics are; None where `watch` follows.
+          model: the model's name.
+          digest: digest of its version, or UNVERSIONED.
+          status: returns its fleet's state at scrape time; None if `watch` follows.
         """
         registry = self._registries[model] = CollectorRegistry(auto_describe=False)
         versions = {digest: self.versions.of(model, digest)}
@@ -116,11 +117,11 @@ class Metrics:
         return fleet
 
     def set_version(self, model: str, digest: str) -> None:
-        """Count for another version of a model too: requests of the one before run on."""
+        """Count another version of a model too; requests of the previous one still run."""
         self.fleets[model].version_tokens[digest] = self.versions.of(model, digest)
 
     def remove(self, model: str) -> None:
-        """Show a model no more. What it counted stays in `figures`, which are of all models."""
+        """Stop exporting a model. Its counts stay in `figures`, which sums up all models."""
         fleet = self.fleets.pop(model)
         _add_figures(self._past, fleet)
         self._statuses.pop(model, None)
@@ -137,8 +138,8 @@ class Metrics:
         turned_away: Callable[[], Mapping[str, int]] = dict,
         others: Mapping[str, Status] = NO_OTHERS,
     ) -> None:
-        """Read these whenever the metrics are: the fleet of the first model, the surface, and the
-        fleets of the other models by their names."""
+        """Export values read at scrape time: the first model's fleet, client connections, and the
+        other models' fleets by name."""
         self._statuses |= {next(iter(self.fleets)): status, **others}
         self._registry.register(
             Reading(lambda: surface_families(connections(), writes(), turned_away()))
@@ -148,30 +149,30 @@ class Metrics:
             self._registry.register(Reading(self._aliases))
 
     def exposition(self) -> bytes:
-        """Return everything in Prometheus's text form."""
+        """Return all metrics in Prometheus's text format."""
         return self._exposition.whole()
 
     def figures(self) -> dict[str, dict[str, float]]:
-        """Return counters by their labels, and histograms' running totals by their upper bounds;
-        of all models together, removed ones too."""
+        """Return counters by label values and histograms' cumulative counts by upper bound, summed
+        over all models, including removed ones."""
         found = {name: dict(values) for name, values in self._past.items()}
         for fleet in self.fleets.values():
             _add_figures(found, fleet)
         return found
 
     def tokens_of(self, model: str) -> dict[str, float]:
-        """Return the prompt and completion tokens of a model, by the names of their counters."""
+        """Return a model's prompt and completion tokens, by counter name."""
         counters = self.fleets[model].counters
         return {name: value_of(counters[name]) for name in ("prompt_tokens", "completion_tokens")}
 
     def worker_seconds_of(self, model: str) -> float | None:
-        """Return how long workers of a model have run together; None where nothing counts it."""
+        """Return a model's total worker-seconds; None if unknown."""
         seconds = self.versions.worker_seconds().get(model)
         return sum(seconds.values()) if seconds else None
 
     def grammar_checked(self, model: str, verdict: str) -> None:
-        """A grammar was checked for a model, or not for want of time."""
-        if model in self.fleets:  # it may have been removed meanwhile
+        """Count a grammar check for a model."""
+        if model in self.fleets:  # it may have been removed during the check
             self.fleets[model].counters["grammars_checked"].labels(verdict).inc()
 
     def _counted(self) -> Iterable[Metric]:
@@ -194,7 +195,7 @@ class Metrics:
 
 
 def _labelled(families: Mapping[str, Iterable[Metric]]) -> Iterable[Metric]:
-    """Return the families of all models, with the label `model` where there are several."""
+    """Return all models' families, labelled by `model` if there are several."""
     if len(families) == 1:
         [only] = families.values()
         return only
@@ -202,7 +203,7 @@ def _labelled(families: Mapping[str, Iterable[Metric]]) -> Iterable[Metric]:
 
 
 def _add_figures(figures: dict[str, dict[str, float]], fleet: FleetMetrics) -> None:
-    """Add the counters and histograms of one model."""
+    """Add one model's counters and histograms to `figures`."""
     for name in (*fleet.counters, *fleet.histograms):
         values = figures.setdefault(name, {})
         for sample in _family(fleet, name).samples:
@@ -212,13 +213,13 @@ def _add_figures(figures: dict[str, dict[str, float]], fleet: FleetMetrics) -> N
 
 
 def value_of(counter: Counter) -> float:
-    """Return what a counter without labels has counted."""
+    """Return the value of a counter without labels."""
     [family] = counter.collect()
     return next(one.value for one in family.samples if one.name.endswith("_total"))
 
 
 def _family(fleet: FleetMetrics, name: str) -> Metric:
-    """Return a counter or histogram as it is shown, by its name without the prefix."""
+    """Return the family of a counter or histogram by its name without the prefix."""
     metric = fleet.counters.get(name) or fleet.histograms[name]
     [family] = metric.collect()
     return family

@@ -1,4 +1,5 @@
-"""What was counted in the last seconds, for the status of the fleet and its dashboard."""
+"""Increases of counters and histograms over the last seconds, for the fleet status and the
+dashboard."""
 
 from __future__ import annotations
 
@@ -29,11 +30,11 @@ LATENCIES: Final = {
 
 
 class RecentFigures:
-    """Counters and histograms as they were in the last seconds.
+    """Samples of counters and histograms from the last seconds.
 
     Args:
-      metrics: that count.
-      config: how long, and how often they are looked at.
+      metrics: the metrics to sample.
+      config: length of the period, and sampling interval.
     """
 
     def __init__(self, metrics: Metrics, config: ServerConfig) -> None:
@@ -43,17 +44,17 @@ class RecentFigures:
         self._samples: deque[dict[str, Any]] = deque(maxlen=num_samples)
 
     async def run(self) -> None:
-        """Look again and again, until cancelled."""
+        """Sample until cancelled."""
         while True:
             self.sample()
             await trio.sleep(self._sample_s)
 
     def sample(self) -> None:
-        """Keep the figures of this moment."""
+        """Sample the current values."""
         self._samples.append(grown(self._metrics) | {"at_s": trio.current_time()})
 
     def since_then(self) -> dict[str, Any]:
-        """Return by how much everything grew since the oldest sample, and how long ago that was."""
+        """Return all increases since the oldest sample, and its age."""
         now = grown(self._metrics) | {"at_s": trio.current_time()}
         then = self._samples[0] if self._samples else now
         return {
@@ -77,7 +78,7 @@ class RecentFigures:
 
 
 def grown(metrics: Metrics) -> dict[str, Any]:
-    """Return counters and histograms that only grow, as they are now."""
+    """Return the current values of counters and histograms that only grow."""
     figures = metrics.figures()
     return {
         "counters": {name: sum(figures[name].values()) for name in GROWING},
@@ -86,7 +87,7 @@ def grown(metrics: Metrics) -> dict[str, Any]:
 
 
 def _histogram(buckets: Mapping[str, float]) -> dict[str, list[float]]:
-    """Return finite upper bounds in s, and how many were at most that; last, how many in all."""
+    """Return finite upper bounds [s] and cumulative counts, followed by the total count."""
     finite = {bound: total for bound, total in buckets.items() if bound != "+Inf"}
     return {
         "bounds_s": [float(bound) for bound in finite],

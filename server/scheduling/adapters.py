@@ -1,4 +1,4 @@
-"""The LoRA adapters of one model, which change while its requests run."""
+"""The set of LoRA adapters that requests may use, updated while requests run."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ if TYPE_CHECKING:
 
 
 class Adapters:
-    """The adapters that requests may name, and those that workers may have.
+    """The adapters that requests may name, and those that workers may have loaded.
 
-    While a fleet loads or unloads one its workers are restarted in turn: some have exactly the
-    adapters that requests may name, the others have the one that comes or goes besides.
+    A fleet loads or unloads an adapter by restarting its workers one by one. During that time some
+    workers have exactly the adapters that requests may name, and others also have the one that is
+    being added or removed.
 
     Args:
-      config: of the server, for this model alone.
-      requests: of the model.
-      flush: sends what follows from their end.
+      config: this model's server configuration.
+      requests: the model's requests.
+      flush: sends the frames that ending requests produces.
     """
 
     def __init__(
@@ -42,11 +43,11 @@ class Adapters:
         self.use(config.model_adapters, config.unnamed_adapters)
 
     def use(self, named: Iterable[AdapterConfig], unnamed: Iterable[AdapterConfig]) -> None:
-        """Have these adapters from now on.
+        """Replace the sets of adapters.
 
         Args:
-          named: that requests may name.
-          unnamed: that workers may have besides.
+          named: adapters that requests may name.
+          unnamed: other adapters that workers may have loaded.
         """
         self._named = frozenset(digest_bytes(one.digest) for one in named)
         both = self._named.union(digest_bytes(one.digest) for one in unnamed)
@@ -54,7 +55,7 @@ class Adapters:
 
     @property
     def marks(self) -> Collection[str]:
-        """How fingerprints of workers end that may be used."""
+        """The adapter suffixes of the worker fingerprints that are accepted."""
         return self._sets.keys()
 
     def of_worker(self, fingerprint: str) -> frozenset[bytes]:
@@ -62,15 +63,15 @@ class Adapters:
         return self._sets[mark_of(fingerprint)]
 
     def require_named(self, requests: Iterable[GenerationRequest], name: str) -> None:
-        """Look whether requests are for adapters that may be named: one may have been unloaded
-        since a request named it.
+        """Raise if a request uses an adapter that can no longer be named: it may have been unloaded
+        after the request was read.
 
         Args:
-          requests: that are to begin.
-          name: of the model, for the error.
+          requests: requests about to start.
+          name: the model's name, for the error.
 
         Raises:
-          RequestError: 404, one is for another.
+          RequestError: 404 if an adapter is gone.
         """
         for one in requests:
             if one.adapter and one.adapter not in self._named:
@@ -78,22 +79,21 @@ class Adapters:
 
     @property
     def held(self) -> tuple[str, ...]:
-        """Digests of those that may be named, and of those that some request still has."""
+        """Digests of the adapters that requests may name or still use."""
         running = {one.spec.adapter for one in self._requests.table if one.spec.adapter}
         return tuple(sorted(f"{SHA256}{one.hex()}" for one in self._named | running))
 
     def is_leaving(self, digest: str) -> bool:
-        """Whether a request has an adapter that may not be named any more."""
+        """Return whether requests still use an adapter that can no longer be named."""
         own = digest_bytes(digest)
         return own not in self._named and bool(self._having(own))
 
     def end(self, digest: str, name: str, now: float) -> None:
-        """End the requests of an adapter that may not be named any more.
+        """End the requests that use an adapter that can no longer be named.
 
         Args:
-          digest: of the adapter.
-          name: of it with its model, for the error.
-          now: the time.
+          digest: the adapter's digest.
+          name: the model and adapter names, for the error.
         """
         own = digest_bytes(digest)
         if own not in self._named:

@@ -1,5 +1,5 @@
-"""Which requests are taken on: the one decision, with the error and its Retry-After for those that
-are refused."""
+"""Admission control: accepts or refuses new requests. A refusal carries the client's error and its
+Retry-After."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ if TYPE_CHECKING:
     from .workers import Worker
 
 FULL_RETRY_S: Final = 2 * SECONDS
-"""After which a full queue has moved."""
+"""Retry-After when the queue is full: time enough for it to move."""
 FULL_INPUTS_RETRY_S: Final = 1 * SECONDS
-"""The same for the queue of inputs, which take no rows."""
+"""Retry-After when the queue of embedding inputs is full; these take no decode rows."""
 DRAW_BYTES: Final = 4
-"""Of a request's id, which is random: as much chance as a wait needs."""
+"""Bytes of the request's random id that serve as its random draw for early refusals."""
 LEAST_TOKENS: Final = 1
-"""Of a prompt that is not tokenised yet, and of one that shares another's."""
+"""Prompt tokens assumed before tokenization, and for a choice that shares another's prompt."""
 
 
 class AdmissionAsk(NamedTuple):
-    """What is decided upon: requests that come together, or one before its prompt is tokenised.
+    """A question to admission: requests that arrive together, or one before tokenization.
 
     Attributes:
-      scheduling: tenant and class.
-      deadline_s: within which all of it has to be done.
-      request_id: of the first one; random bytes.
-      key: names what is asked for, the same when it is sent again; 0 for nothing.
-      requests: all that come together; empty as long as the prompt is not tokenised.
+      scheduling: tenant and service class.
+      deadline_s: time by which all requests must be done.
+      request_id: the first request's random id.
+      key: identifies the content, the same on a resend; 0 if unknown.
+      requests: the requests; empty before tokenization.
     """
 
     scheduling: Scheduling
@@ -60,48 +60,47 @@ class AdmissionAsk(NamedTuple):
 
     @classmethod
     def of(cls, requests: tuple[GenerationRequest, ...]) -> AdmissionAsk:
-        """Return what is decided upon for requests that come together, one or more."""
+        """Return the question for one or more requests that arrive together."""
         first = requests[0]
         return cls(first.scheduling, first.deadline_s, first.request_id, first.key, requests)
 
 
 class Admit(NamedTuple):
-    """They are taken on.
+    """All requests are accepted.
 
     Attributes:
-      forecasts: what is expected of each, in order; None for a request for a vector.
+      forecasts: one forecast per request in order; None for an embedding input.
     """
 
     forecasts: tuple[Forecast | None, ...]
 
 
 class Refusal(NamedTuple):
-    """None of them is taken on.
+    """All requests are refused.
 
     Attributes:
-      error: for the client; with the seconds after which a retry makes sense, where it does.
+      error: the client's error, with a Retry-After where a retry makes sense.
     """
 
     error: RequestError
 
 
 class Admission:
-    """What one server takes on.
+    """Decide which requests this server accepts.
 
     Args:
-      config: bounds, and which mechanisms are on.
-      workers: as of Requests.
-      queues: of requests for tokens, and of those for vectors.
-      table: counts refused requests, and knows those that are live.
-      recovery: the memory of faults.
-      observer: told of refusals and levels.
-      now: the time of the start.
+      config: bounds, and which mechanisms are enabled.
+      workers: the fleet's workers, shared with `Requests`.
+      queues: the queues of completions and of embedding inputs.
+      table: live requests; counts refusals.
+      recovery: the record of past faults.
+      observer: receives refusals and brownout levels.
 
     Attributes:
-      overload: decides about waits.
-      is_draining: nothing new is taken on.
-      refusal: makes the error of what is refused then, and of what runs until the deadline.
-      presence: whether workers come when requests need them.
+      overload: decides by expected wait.
+      is_draining: new requests are refused.
+      refusal: makes the error for requests refused, or cut off, while draining.
+      presence: whether workers start when requests need them.
     """
 
     def __init__(
@@ -126,12 +125,11 @@ class Admission:
         self._swept_at = now
 
     def decide(self, ask: AdmissionAsk, now: float) -> Admit | Refusal:
-        """Decide upon requests that come together: all of them or none. Changes nothing but what is
-        remembered of refused requests.
+        """Decide about requests that arrive together: all or none. Changes nothing except the
+        record of refused requests.
 
         Args:
-          ask: early without requests, when only the expected wait is looked at; late with them.
-          now: the time.
+          ask: the question; without requests, only the expected wait is checked.
         """
         texts = tuple(request for request in ask.requests if request.form is None)
         inputs = tuple(request for request in ask.requests if request.form is not None)
@@ -147,7 +145,7 @@ class Admission:
         return Admit(tuple(next(forecasts) if r.form is None else None for r in ask.requests))
 
     def admit(self, ask: AdmissionAsk, now: float) -> Admit:
-        """Decide, and count what is refused; without requests as one.
+        """Accept requests, and count refusals (one if the ask has no requests).
 
         Raises:
           RequestError: refused.
@@ -160,8 +158,7 @@ class Admission:
         return decision
 
     def would_refuse(self, ask: AdmissionAsk, now: float) -> bool:
-        """Return whether a request would be refused whatever its prompt is. Changes and counts
-        nothing."""
+        """Return whether a request would be refused whatever its prompt. Has no side effects."""
         place, demand = _unread(ask, now)
         is_under = is_under_share(self._queue, [place])
         ahead = self._queue.tokens_ahead(place)
@@ -169,8 +166,8 @@ class Admission:
         return bool(self.overload.look(whole, ahead, now).refused_for)
 
     def max_tokens(self, scheduling: Scheduling, prompt_tokens: int) -> int | None:
-        """Return the most tokens that the answer to such a prompt may have at the moment; None for
-        no cap, as for a tenant that asks for less than its share."""
+        """Return the current limit on the tokens of an answer; None for no limit, as for a tenant
+        that uses less than its share."""
         if is_under_share(
             self._queue, [QueuePlace(scheduling, 0, 0.0, 0, prompt_tokens, UNKNOWN_TOKENS)]
         ):
@@ -179,16 +176,16 @@ class Admission:
 
     @property
     def level(self) -> int:
-        """Of brownout, 0 to 4."""
+        """The brownout level, 0 to 4."""
         return int(self.overload.brownout.level)
 
     @property
     def paused(self) -> Collection[ServiceClass]:
-        """Classes that are paused at the moment."""
+        """Service classes that are paused now."""
         return (ServiceClass.BATCH,) if self.overload.brownout.pauses_batch else ()
 
     def sweep(self, now: float, *, is_able: bool) -> None:
-        """Let time pass. `is_able`: there are workers that could take the requests that wait."""
+        """Advance to `now`. `is_able`: some worker could take the waiting requests."""
         elapsed_s, self._swept_at = now - self._swept_at, now
         if not is_able:
             self.overload.idle_s += elapsed_s
@@ -197,12 +194,12 @@ class Admission:
         self.overload.sweep(_capacity(self._workers), self._tokens_waiting, now)
 
     def _check(self, requests: tuple[GenerationRequest, ...], now: float) -> None:
-        """Raise for a request that must not begin, whatever it asks for."""
+        """Raise for a request that must not start, whatever it asks for."""
         if requests and self.is_draining:
             raise self.refusal()
         for request in requests:
             if request.request_id in self._table:
-                raise server_error()  # two requests with one id could not be told apart
+                raise server_error()  # two requests with one id would be indistinguishable
             objection = self._recovery.objection_to(request, now)
             if objection is not None:
                 raise objection.error
@@ -214,7 +211,7 @@ class Admission:
         for request in requests:
             refuse_unfit(request, limits)
             self._check_workers(roles, request.deadline_s, now)
-            # They would take memory, however quickly they would go.
+            # The queue takes memory, however quickly it drains.
             if num_queued := num_crowding(self._queue, request.scheduling, len(requests), most):
                 raise crowded_out(f"{num_queued} requests wait already", FULL_RETRY_S)
 
@@ -249,7 +246,7 @@ class Admission:
     def _forecasts(
         self, ask: AdmissionAsk, requests: tuple[GenerationRequest, ...], now: float
     ) -> list[Forecast]:
-        """Return what is expected of each request; RequestError where one would come too late."""
+        """Return a forecast for each request; raise RequestError if one would be too late."""
         asked = [(_place(request, now), _demand(request)) for request in requests]
         if not asked:
             asked.append(_unread(ask, now))
@@ -260,24 +257,24 @@ class Admission:
             ahead = self._queue.tokens_ahead(place._replace(prompt_tokens=demand.num_tokens))
             whole = demand._replace(together_tokens=together_tokens, is_under_share=is_under)
             forecast = self.overload.judge(whole, ahead, now)
-            # One answer holds them all: it begins with the first, and the others may take as long.
+            # One answer holds all choices: it starts with the first, and the others may take as
+            # long.
             forecasts.append(forecast.of_later_choice(place.due) if forecasts else forecast)
         return forecasts
 
     def _tokens_waiting(self, service_class: ServiceClass) -> float:
-        """Return the prompt tokens of a class and those above it that wait for workers."""
+        """Return the prompt tokens of this class and higher ones that wait for workers."""
         classes = self._queue.classes[: service_class + 1]
         return float(sum(one.ready_tokens for one in classes if not one.is_paused))
 
 
 class AdmissionLimits(NamedTuple):
-    """What workers can hold of one request.
+    """The largest request that workers can hold.
 
     Attributes:
-      max_model_len: positions; the least that any worker takes.
-      pool_tokens: tokens that the largest decode pool holds; None if no decode worker was ever
-        seen.
-      prefill_pool_tokens: the same for prompts and prefill.
+      max_model_len: positions; the minimum over workers.
+      pool_tokens: tokens in the largest decode pool; None if no decode worker has ever connected.
+      prefill_pool_tokens: tokens in the largest prefill pool; None likewise.
     """
 
     max_model_len: int
@@ -286,7 +283,7 @@ class AdmissionLimits(NamedTuple):
 
 
 def _unread(ask: AdmissionAsk, now: float) -> tuple[QueuePlace, Demand]:
-    """Return the least that a request whose prompt was not read asks for."""
+    """Return the minimal demand of a request that is not tokenized yet."""
     place = QueuePlace(ask.scheduling, 0, now + ask.deadline_s, 0, LEAST_TOKENS, UNKNOWN_TOKENS)
     draw = _draw(ask.request_id)
     demand = Demand(ask.scheduling, LEAST_TOKENS, ask.deadline_s, ask.key, draw, is_unread=True)
@@ -294,7 +291,7 @@ def _unread(ask: AdmissionAsk, now: float) -> tuple[QueuePlace, Demand]:
 
 
 def limits_of(workers: Iterable[Worker], max_model_len: int) -> AdmissionLimits:
-    """Return the limits that workers announced last, also those now gone."""
+    """Return the limits that workers last announced, including workers that have gone."""
     pools: dict[Role, int] = {}
     for worker in workers:
         capacity = worker.capacity
@@ -308,8 +305,7 @@ def limits_of(workers: Iterable[Worker], max_model_len: int) -> AdmissionLimits:
 def missing_role(
     workers: Iterable[Worker], roles: Iterable[Role], wait_s: float, now: float
 ) -> Role | None:
-    """Return one of the roles that no worker has filled for longer than a restart takes
-    (`wait_s`)."""
+    """Return a role that no worker has filled for `wait_s`, the time that a restart takes."""
     workers = tuple(workers)
     for role in roles:
         since = [w.missing_since for w in workers if w.role is role]
@@ -320,7 +316,7 @@ def missing_role(
 
 
 def refuse_unfit(request: GenerationRequest, limits: AdmissionLimits) -> None:
-    """Raise for a request that can never run, however idle the workers are.
+    """Raise for a request that can never run, even on idle workers.
 
     Raises:
       RequestError: 400, with the numbers.
@@ -337,7 +333,7 @@ def refuse_unfit(request: GenerationRequest, limits: AdmissionLimits) -> None:
             "prompt" if prompt_tokens >= limits.max_model_len else "max_tokens",
             "context_length_exceeded",
         )
-    # The KV of the last token is never needed.
+    # The last token's KV is never needed.
     kv_tokens = prompt_tokens + max_tokens - 1
     if limits.pool_tokens is not None and kv_tokens > limits.pool_tokens:
         raise invalid_request(

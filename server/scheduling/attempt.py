@@ -1,4 +1,5 @@
-"""Every attempt of every request: how it begins, goes on and ends on its workers."""
+"""The attempts of requests: starts an attempt on its workers, applies their frames, and retries or
+ends it."""
 
 from __future__ import annotations
 
@@ -53,17 +54,16 @@ if TYPE_CHECKING:
 
 
 class SweepTimes:
-    """When to sweep again.
+    """Decides when to sweep the requests next.
 
     Args:
       config: intervals and timeouts.
-      now: the time of the start.
     """
 
     def __init__(self, config: ServerConfig, now: float) -> None:
         link = config.link
         self._interval_s = link.sweep_interval_s
-        # Half a heartbeat: where no clock was read for a whole one, the process stood still.
+        # Half a heartbeat: a process that has not read the clock for a whole one was paused.
         self._lull_s = min(link.heartbeat_interval_s / 2, config.stall_timeout_s)
         self._swept_at = self._due_at = now
         self._round_due_at = math.inf
@@ -74,24 +74,24 @@ class SweepTimes:
         self._round_due_at = min(self._round_due_at, due_at)
 
     def swept(self, now: float, *, is_round_over: bool) -> None:
-        """Note a sweep; unless all have had their turn the next one follows soon."""
+        """Note a sweep. If some requests had no turn yet, the next sweep follows soon."""
         self._swept_at = self._due_at = now
         if is_round_over:
             self._due_at = min(self._round_due_at, now + self._lull_s)
             self._round_due_at = math.inf
 
     def next_at(self, *, is_restless: bool) -> float:
-        """Return when to sweep again: soon, or not before something may be due.
+        """Return when to sweep again.
 
         Args:
-          is_restless: what a sweep looks for may come at any time.
+          is_restless: work for a sweep may appear at any time.
         """
         soon = self._swept_at + self._interval_s
         return soon if is_restless else max(soon, self._due_at)
 
 
 def due_at(request: Request, config: ServerConfig) -> float:
-    """Return the first moment at which a sweep may have something to do for a request."""
+    """Return the earliest time at which a sweep may have work for a request."""
     due = request.deadline
     waiting_since = request.output.waiting_since
     if waiting_since is not None:
@@ -111,35 +111,34 @@ def due_at(request: Request, config: ServerConfig) -> float:
 
 
 def quiet_since(request: Request, attempt: Attempt) -> float:
-    """Return since when nothing has come of what decode may send, nor its credit been repeated."""
+    """Return the last time that decode sent something or its credit was repeated."""
     moments = (attempt.quiet_since, attempt.granted_at or 0.0, request.times.last_token_at or 0.0)
     return max(moments)
 
 
 def may_decode(request: Request, attempt: Attempt) -> bool:
-    """Return whether tokens may be under way of which only decode can tell."""
+    """Return whether decode may still send tokens."""
     is_computing = request.phase is Phase.PREFILLING and attempt.pair.is_local
     return is_computing or request.phase is Phase.DECODING
 
 
 class Attempts:
-    """Every attempt of every request.
+    """The attempts of all requests.
 
     Args:
       config: bounds and deadlines.
-      workers: as of Requests.
-      table: the requests.
-      outbox: takes the frames.
-      eos_token_ids: the model's end tokens, told to workers with each attempt.
-      observer: told of what happens.
-      now: the time of the start.
-      kv_secret: from which the keys of attempts' KV are made; 32 bytes.
+      workers: the fleet's workers, shared with `Requests`.
+      table: live requests.
+      outbox: receives outgoing frames.
+      eos_token_ids: the model's end tokens, sent to workers with each attempt.
+      observer: receives events.
+      kv_secret: 32 bytes from which each attempt's KV key is derived.
 
     Attributes:
-      queue: requests that wait for workers, and what those on workers were charged.
-      inputs: the same of requests for vectors: no prompt waits behind them.
-      admission: what is taken on, and what is expected of it.
-      recovery: what faults so far mean for the next ones.
+      queue: completions that wait for workers, and charges for those that run.
+      inputs: the same for embedding inputs, so that prompts never wait behind them.
+      admission: accepts or refuses requests.
+      recovery: decides what faults mean for the next attempts.
     """
 
     def __init__(
@@ -177,12 +176,12 @@ class Attempts:
         return self.inputs if request.is_input else self.queue
 
     def dispatch(self, now: float) -> None:
-        """Begin attempts of the first requests of each queue, as long as workers have room.
+        """Start attempts for the first requests of each queue while workers have room.
 
-        Nothing overtakes: a long prompt would otherwise wait for as long as short ones keep coming.
-        Only a request that waits for the isolation of another one lets others pass, and one that is
-        first only because its class waited for so long. A request is not in the queue while its
-        tenant has all that it may have.
+        Requests do not overtake, or a long prompt would wait as long as short ones keep coming. Two
+        kinds let others pass: a request that waits for another one's isolation, and one that is
+        first only because its class waited too long. A request is not queued while its tenant has
+        used its whole share.
         """
         for queue, pick_next in ((self.queue, self._next_request), (self.inputs, self._next_input)):
             while queue and (picked := pick_next.next(now)) is not None:
@@ -200,7 +199,7 @@ class Attempts:
                     self.fail(request, end, now)
 
     def take_rows(self, decode: Worker, rows: Iterable[TokenRow], now: float) -> bool:
-        """Take tokens of many requests. Return whether an attempt began to decode, or ended."""
+        """Take tokens of many requests. Return whether an attempt started to decode or ended."""
         has_moved = False
         for row in rows:
             request = self._table.of_attempt(row.request_id, row.attempt)
@@ -214,7 +213,7 @@ class Attempts:
                 self._observer.frames_dropped("old_attempt")
                 continue
             if request.phase is Phase.RESERVING and attempt.local_tokens:
-                # Its GRANT was lost or overtaken: a worker that computes has granted.
+                # Its GRANT was lost or overtaken: a worker that computes has granted the lease.
                 self._compute_there(request, attempt, now)
             if not attempt.is_handed_over:
                 attempt.is_handed_over = True
@@ -233,7 +232,7 @@ class Attempts:
     def take_answer(
         self, worker: Worker, frame: Grant | Refuse | FirstToken | Embedded | Ended, now: float
     ) -> None:
-        """Take what a worker says about one attempt."""
+        """Apply a worker's frame about one attempt."""
         is_unknown = isinstance(frame, Ended) and frame.reason is EndReason.UNKNOWN
         if isinstance(frame, Ended) and not is_unknown:
             worker.release(frame.key, frame.freed_blocks)
@@ -246,7 +245,7 @@ class Attempts:
             or worker not in attempt.pair
             or (is_vector != request.is_input and not isinstance(frame, Ended))
         ):
-            if not isinstance(frame, Ended):  # which is what a worker owes to an END
+            if not isinstance(frame, Ended):  # an ENDED is the expected answer to an END
                 self._observer.frames_dropped("old_attempt")
             return
         match frame:
@@ -265,20 +264,21 @@ class Attempts:
             case Embedded():
                 self._observer.prompt_computed(frame.queue_s, frame.compute_s)
                 self.recovery.worked(worker, now)
-                self.release_attempt(request, None)  # its worker ends it by itself
+                self.release_attempt(request, None)  # the worker has ended it already
                 self.inputs.end(request, 0)
                 self._table.embedded(request, frame.vector, now)
             case Ended():
                 change = take_ended(request, attempt, worker.role, frame, now)
                 if change is None and is_unknown:
                     worker.release(frame.key)
-                # If not, END goes there all the same: what began the attempt may be still to come.
+                # If not, END is sent anyway: the frame that started the attempt may still be on its
+                # way.
                 self.apply(request, change, now)
 
     def apply(self, request: Request, change: Change | None, now: float) -> None:
-        """Do what follows from a frame, a loss or a timeout."""
+        """Apply the consequence of a frame, a loss or a timeout."""
         if isinstance(change, Again) and request.attempt and request.attempt.end:
-            change = Finish(request.attempt.end)  # all tokens are there
+            change = Finish(request.attempt.end)  # all tokens have arrived
         match change:
             case None:
                 return
@@ -308,14 +308,14 @@ class Attempts:
                 self.queue_of(request).give_back(request)
 
     def fail(self, request: Request, failure: Failure, now: float) -> None:
-        """End a request wherever it is; its workers free what it has."""
+        """End a request in any phase; its workers free its resources."""
         self.release_attempt(request, failure.outcome.value.end)
         self.queue_of(request).end(request, len(request.relay.token_ids))
         self._overload.ended(request.forecast, now, is_well=False)
         self._table.fail(request, failure, now)
 
     def sweep(self, request: Request, drain_until: float | None, now: float) -> None:
-        """Look for whatever time alone brings about for one request."""
+        """Apply deadlines and timeouts to one request."""
         config = self._config
         attempt = request.attempt
         waiting_since = request.output.waiting_since
@@ -342,14 +342,14 @@ class Attempts:
             self._repeat_credit(request, attempt, now)
 
     def note_pools(self) -> None:
-        """Take in what all decode workers can hold, of which tenants have shares."""
+        """Update the total capacity of decode workers, on which tenants' shares are based."""
         pools = [w.capacity for w in self._workers if w.role is Role.DECODE and w.is_connected]
         kv_tokens = sum(pool.num_blocks * pool.block_size for pool in pools if pool is not None)
         rows = sum(pool.max_num_seqs for pool in pools if pool is not None)
         self.queue.note_pools(kv_tokens, rows)
 
     def end_without_workers(self, now: float) -> None:
-        """End what waits for workers that have been away for too long, and do not come."""
+        """End requests whose workers have been away too long and are not expected back."""
         if self.admission.presence.is_coming(now):
             return
         needed = ((self.queue, needed_roles(self._config.routing)), (self.inputs, (Role.PREFILL,)))
@@ -360,7 +360,7 @@ class Attempts:
                     self.fail(request, outcome.no_worker_left(role), now)
 
     def begin_anew(self, cause: str, now: float) -> None:
-        """Give up every lease through this server's own fault."""
+        """Give up every lease after a failure of this server, and retry all attempts."""
         for worker in self._workers:
             if worker.is_connected:
                 worker.lost(now, is_its_fault=False)
@@ -371,9 +371,8 @@ class Attempts:
                 self.apply(request, Again(cause), now)
 
     def _repeat_credit(self, request: Request, attempt: Attempt, now: float) -> None:
-        """Say again how far a stream may run that does not, and what it has. Decode may wait for a
-        credit that was lost, or believe that the last tokens of its window are here; nothing else
-        would ever tell."""
+        """Resend the token credit of a quiet stream. Decode may wait for a lost credit, or assume
+        that the last tokens of its window arrived; nothing else would correct it."""
         num_tokens = len(request.relay.token_ids)
         if num_tokens >= attempt.allowed:
             attempt.quiet_since = now
@@ -419,7 +418,7 @@ class Attempts:
                 is_isolated=need.is_isolated,
                 band=Band(spec.scheduling.service_class, is_over_share),
             )
-            # Soon: the next prompt finds it there.
+            # Now, so that the next prompt finds the prefix there.
             pair.prefill.prefixes.keep(request.chain, pair.prefill.capacity)
         pair.decode.reserve(
             key,
@@ -431,7 +430,7 @@ class Attempts:
         self._outbox.send(pair.decode, reserve_frame(request, attempt, self._eos_token_ids, now))
 
     def _embed(self, request: Request, attempt: Attempt, now: float) -> None:
-        """Ask prefill for a vector: nothing is leased on decode."""
+        """Send an input to prefill for embedding; decode holds no lease."""
         worker = attempt.pair.prefill
         worker.reserve(
             attempt.key,
@@ -475,7 +474,7 @@ class Attempts:
         return None
 
     def _compute_there(self, request: Request, attempt: Attempt, now: float) -> None:
-        """Take in that decode has the lease and computes the prompt itself."""
+        """Record that decode has the lease and computes the prompt itself."""
         decode, prefill = attempt.pair
         if prefill is not decode:
             prefill.release(attempt.key)
@@ -484,13 +483,13 @@ class Attempts:
             decode.shares[attempt.key].num_tokens = num_tokens
         decode.granted(attempt.key)
         attempt.granted_at = now
-        attempt.is_handed_over = True  # no other worker has anything of it
+        attempt.is_handed_over = True  # no other worker holds anything for it
         request.is_begun = True
         request.step(Step.GRANT)
         self._observer.prompt_routed(Role.DECODE, attempt.why[0])
 
     def _first_decoded(self, request: Request, attempt: Attempt, now: float) -> None:
-        """Take in that decode has the whole prompt, whichever worker computed it."""
+        """Record that decode has the whole prompt, whichever worker computed it."""
         decode = attempt.pair.decode
         decode.prefixes.keep(request.chain, decode.capacity)
         self.recovery.worked(decode, now)
@@ -503,8 +502,8 @@ class Attempts:
 
     def _refused(self, request: Request, attempt: Attempt, refusal: Refuse, now: float) -> Change:
         if refusal.reason is RefuseReason.TOO_LONG:
-            # Its limits are tighter than those it announced, or it restarted with less.
-            return Outcome.TOO_LONG.failure("prompt and max_tokens are more than a worker can hold")
+            # Its limits are tighter than announced, or it restarted with smaller ones.
+            return Outcome.TOO_LONG.failure("prompt and max_tokens exceed what a worker can hold")
         if refusal.reason is RefuseReason.NO_FORK:
             note_no_fork(request, attempt)
             return Again("refused_no_fork")
@@ -516,11 +515,11 @@ class Attempts:
         return Again(f"refused_{refusal.reason}", fault)
 
     def release_attempt(self, request: Request, reason: EndReason | None) -> None:
-        """End the present attempt on its workers. The one path by which attempts end.
+        """End the current attempt on its workers. All attempts end here.
 
         Args:
-          request: of the attempt.
-          reason: what workers are told; None if the worker has ended it by itself.
+          request: the attempt's request.
+          reason: the reason sent to workers; None if the worker has already ended it.
         """
         attempt, request.attempt = request.attempt, None
         if attempt is None:

@@ -1,10 +1,10 @@
-"""Puts together what the server counts and what its workers say, as near to one moment as can be.
+"""Fleet audits: compares the server's record of attempts with each worker's account.
 
-triolet/invariants.py judges it. Frames of a link keep their order:
-what was asked of a worker before the AUDIT is in its answer, and what it did before it answered is
-known here when the answer is read. So an attempt that the server counted at neither time, or that
-the worker lacks though the server counted it at both, is in doubt; how long it has been so is
-remembered from audit to audit, because on a link that loses frames it may be so for a while.
+triolet/invariants.py judges the result. Frames on a link keep their order: what the server sent
+before AUDIT is in the worker's answer, and what the worker did before answering has arrived here
+when the answer is read. An attempt that the server counted neither before nor after, or that the
+worker lacks although the server counted it both times, is in doubt. Each doubt's start time is kept
+across audits, because a lossy link can cause a doubt that lasts a while.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Survey:
-    """One round of questions.
+    """One round of an audit.
 
     Attributes:
-      serial: comes back with the answers.
-      asked: the workers that were asked, and what the server counted there then.
-      answers: by worker.
+      serial: the round's number, echoed by the answers.
+      asked: the workers asked, with the attempts the server counted on each.
+      answers: the answers so far, by worker.
     """
 
     serial: int
@@ -46,13 +46,13 @@ class Survey:
 
     @property
     def is_complete(self) -> bool:
-        """Whether no worker is left that could still answer."""
+        """Return whether every worker has answered or disconnected."""
         return all(worker in self.answers or not worker.is_connected for worker in self.asked)
 
 
 @dataclass(slots=True)
 class _Doubts:
-    """What was in doubt about one life of a worker at the last audit, and since when."""
+    """Doubts about one epoch of a worker at the last audit, with the time each began."""
 
     epoch: str
     unknown: dict[str, float] = field(default_factory=dict)
@@ -60,13 +60,13 @@ class _Doubts:
 
 
 class Auditor:
-    """All audits of one server.
+    """Runs the audits of one server.
 
     Args:
-      me: this life of the server.
+      me: the server's identity and epoch.
       config: bounds and deadlines.
-      workers: as of Requests.
-      requests: the server's own counts.
+      workers: the fleet's workers, shared with `Requests`.
+      requests: the server's requests.
     """
 
     def __init__(
@@ -81,13 +81,13 @@ class Auditor:
         self._doubts: dict[Worker, _Doubts] = {}
 
     def begin(self) -> Survey:
-        """Open a round: its AUDIT frames must be sent at once, before anything else is.
+        """Open a round. Send its AUDIT frames before any other frame.
 
         Raises:
-          RequestError: as many as may be are open.
+          RequestError: the maximum number of rounds is open.
         """
         if len(self._open) >= self._config.max_audits:
-            raise overloaded("too many audits at once; read the answer of one first", 1.0)
+            raise overloaded("too many audits run at once; wait for one to finish", 1.0)
         self._serial += 1
         connected = [worker for worker in self._workers if worker.is_connected]
         asked = {worker: self._attempts(worker) for worker in connected}
@@ -95,12 +95,12 @@ class Auditor:
         return survey
 
     def take(self, worker: Worker, frame: Audited, now: float) -> None:
-        """Take in an answer; one that comes too late is dropped."""
+        """Record a worker's answer; ignore it if it is late."""
         survey = self._open.get(frame.serial)
         if survey is None or worker not in survey.asked or worker in survey.answers:
             return
         if not _is_of(worker, frame.account):
-            return  # a life that is over
+            return  # from an earlier epoch
         before, after = survey.asked[worker], self._attempts(worker)
         unknown, missing = self._weigh(worker, frame.account, before, after, now)
         survey.answers[worker] = _view(
@@ -113,7 +113,7 @@ class Auditor:
         )
 
     def forget(self, worker: Worker) -> None:
-        """Keep nothing of a worker that is no member any more."""
+        """Drop the doubts about a worker that has left the fleet."""
         self._doubts.pop(worker, None)
 
     def close(self, survey: Survey) -> None:
@@ -123,7 +123,7 @@ class Auditor:
     def result(
         self, survey: Survey, now: float, connections: int, process: ProcessFacts
     ) -> FleetAudit:
-        """Return what a round has brought."""
+        """Return the result of a round."""
         return FleetAudit(
             grace_s=self._config.link.lease_ttl_s,
             server=self.server(now, connections, process),
@@ -134,7 +134,7 @@ class Auditor:
         )
 
     def server(self, now: float, connections: int, process: ProcessFacts) -> ServerAudit:
-        """Return the server's own accounts."""
+        """Return the server's own account."""
         requests, accounting = self._requests, self._requests.table.accounting
         deadlines = [one.deadline for one in requests.table]
         return ServerAudit(
@@ -182,7 +182,8 @@ class Auditor:
         after: tuple[AttemptAudit, ...],
         now: float,
     ) -> tuple[tuple[Doubt, ...], tuple[Doubt, ...]]:
-        """Return leases that the server does not know, and attempts that the worker lacks."""
+        """Return the leases that the server does not know, and the attempts that the worker
+        lacks."""
         doubts = self._doubts.get(worker)
         if doubts is None or doubts.epoch != audit.epoch:
             doubts = self._doubts[worker] = _Doubts(audit.epoch)
@@ -211,7 +212,8 @@ def _epoch(worker: Worker) -> str:
 
 
 def _is_of(worker: Worker, account: WorkerAudit) -> bool:
-    """Return whether an account is of a worker's present life; the release before told epochs."""
+    """Return whether an account is of the worker's current epoch; the previous release sent it in
+    another format."""
     if worker.welcome is None:
         return False
     epoch = worker.welcome.peer.epoch

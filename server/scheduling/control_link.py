@@ -1,5 +1,5 @@
-"""The link to the fleet's control, which loads and ends models: says what this server does with
-them, and hears how they are."""
+"""The server's link to the control process, which loads and unloads models: reports each model's
+activity and receives its state."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ log = structlog.get_logger(__name__)
 
 READ_BYTES: Final = 64 * 1024
 REPORT_S: Final = 1.0 * SECONDS
-"""Between two reports, where nothing makes one due."""
+"""Interval between reports when nothing changes."""
 SEND_TIMEOUT_S: Final = 5.0 * SECONDS
-"""For one report: control that takes nothing for so long is given up, and dialled again."""
+"""Deadline for sending one report; after it the link is closed and dialled again."""
 REDIAL_S: Final = 0.1 * SECONDS
-"""Before control is dialled again; doubled up to `REPORT_S`. It is started again in a second."""
+"""Delay before redialling, doubled up to `REPORT_S`. Control restarts within a second."""
 
 
 class _Model:
-    """One model as reports tell of it.
+    """One model's reports to control.
 
     Args:
-      fleet: its workers and requests.
+      fleet: the model's workers and requests.
 
     Attributes:
-      fleet: as given.
-      presence: takes what control tells.
+      fleet: the model's workers and requests.
+      presence: receives the state that control sends.
     """
 
     def __init__(self, fleet: Links) -> None:
@@ -59,7 +59,7 @@ class _Model:
         self._used_at: float | None = None
 
     def report(self, name: str, now: float) -> tuple[ModelActivity, bool]:
-        """Return what is told of it, and whether it is to be woken."""
+        """Return the model's activity, and whether control should wake it."""
         status = self.fleet.status()
         in_flight = status.queued + status.running
         if in_flight or status.received != self._received:
@@ -75,12 +75,12 @@ class _Model:
 
 
 class ControlLink:
-    """The link of one server.
+    """Keep one server's link to control.
 
     Args:
-      path: of control's Unix socket.
-      name: of this server among those of the fleet.
-      fleets: of each model, by its name; `refresh` follows a change.
+      path: control's Unix socket.
+      name: this server's name in the fleet.
+      fleets: each model's fleet by name; call `refresh` after a change.
       refused: why models could not be added here, by name.
     """
 
@@ -101,7 +101,7 @@ class ControlLink:
         self.refresh()
 
     def refresh(self) -> None:
-        """Take in that models have come or gone, or that one was refused; tell control."""
+        """Record models that were added, removed or refused, and report them to control."""
         self._models = {
             name: self._models.get(name) or self._known(name, fleet)
             for name, fleet in self._fleets.items()
@@ -119,7 +119,7 @@ class ControlLink:
         self._due.set()
 
     async def run(self) -> None:
-        """Keep the link until cancelled; while control is away models stay as they were told."""
+        """Keep the link until cancelled. While control is away, models keep their last state."""
         delay_s, reason = REDIAL_S, ""
         while True:
             before = reason
@@ -138,13 +138,13 @@ class ControlLink:
             delay_s = min(2 * delay_s, REPORT_S)
 
     async def _speak(self, stream: trio.SocketStream) -> str:
-        """Say and hear until the link is over; return why it is."""
-        reason = "it takes no reports"
+        """Send and receive until the link ends; return the reason."""
+        reason = "control reads no reports"
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._report, stream, nursery.cancel_scope)
             try:
                 await self._hear(stream)
-                reason = "it has closed the link"
+                reason = "control closed the link"
             except (trio.BrokenResourceError, msgspec.MsgspecError) as error:
                 reason = str(error)
             nursery.cancel_scope.cancel()
@@ -159,7 +159,7 @@ class ControlLink:
                 for name, news in self._news.items():
                     if name in self._models:
                         self._models[name].presence.note(news, now)
-            # A model may have gone to sleep as a request came.
+            # A model may have gone to sleep just as a request arrived.
             self._report_now()
 
     async def _report(self, stream: trio.SocketStream, link: trio.CancelScope) -> None:

@@ -1,10 +1,10 @@
-"""Takes the frames of workers and delivers their tokens to streams, both by turns of tenants; the
-reading ends of completions and vectors.
+"""Takes workers' frames and delivers their tokens to clients' streams, taking turns between
+tenants. Also the reading ends of completions and embeddings.
 
-One turn of one task does all of a small frame, from the worker's message to the clients' sockets.
-Where several tenants have streams, the rows of a larger frame are taken some at a time, tenant by
-tenant, and are delivered before the next ones: however many streams one tenant has, another one's
-token waits for one such turn, and not for a frame.
+A small frame is handled in one turn of one task, from the worker's message to the clients' sockets.
+When several tenants have streams, a larger frame is split: some rows are taken and delivered tenant
+by tenant before the next ones. However many streams one tenant has, another tenant's token waits
+for one such turn, not for a whole frame.
 """
 
 from __future__ import annotations
@@ -34,28 +34,29 @@ if TYPE_CHECKING:
 
 
 STREAMS_PER_CHECKPOINT: Final = 128
-"""Streams that are delivered to before other tasks may run: two or three milliseconds."""
+"""Streams delivered to before other tasks may run: two or three milliseconds."""
 
 
 ROWS_PER_TURN: Final = 32
-"""Tokens that are taken before others may run, where several tenants have streams: half a
-millisecond with the writes that follow. With 16 the turns themselves cost more than the tokens."""
+"""Tokens taken per turn when several tenants have streams: half a millisecond with the writes they
+cause. With 16 the turns themselves cost more than the tokens."""
 
 
 INPUTS_AT_ONCE: Final = 32
-"""Inputs that begin, are done or are cancelled before others may run: a few milliseconds. Thousands
-at once, as one request may have, would be a silence for which workers give this server up."""
+"""Inputs started, finished or cancelled before other tasks may run: a few milliseconds. One request
+may have thousands; handled together they would delay heartbeats until workers gave this server
+up."""
 
 
 class FleetLinks(Protocol):
-    """What the links do for what is here (server/scheduling/links.py)."""
+    """What this module needs of `Links` (server/scheduling/links.py)."""
 
     def take(self, worker: Worker, frame: AnyFrame, now: float) -> None:
-        """Act upon a frame of any kind."""
+        """Apply a frame of any kind."""
         ...
 
     def flush(self) -> None:
-        """Send what follows."""
+        """Send the frames that are due."""
         ...
 
 
@@ -63,8 +64,8 @@ class RequestOutput:
     """A Generation (server/contract/generation.py): the reading end of one request.
 
     Args:
-      running: what it reads.
-      delivery: is told what was taken, and of the wish to end it.
+      running: the request to read.
+      delivery: receives what was read, and cancels.
     """
 
     def __init__(self, running: Request, delivery: Delivery) -> None:
@@ -74,7 +75,7 @@ class RequestOutput:
 
     @property
     def request(self) -> GenerationRequest:
-        """What was asked for."""
+        """What the client asked for."""
         return self.running.spec
 
     @property
@@ -84,45 +85,45 @@ class RequestOutput:
 
     @property
     def has_events(self) -> bool:
-        """Whether events are here."""
+        """Whether events wait to be read."""
         return self._mailbox.waiting_since is not None
 
     def attach(self, reader: OutputReader, index: int) -> None:
-        """Tell a reader when events are here where there were none."""
+        """Notify `reader` when events arrive in an empty mailbox."""
         self._mailbox.attach(reader, index)
 
     def take_now(self) -> Sequence[Event]:
-        """Return all events that are here, or as many as are light enough."""
+        """Return the waiting events, up to a size limit."""
         events = self._mailbox.take_one() or self._mailbox.take(trio.current_time())
         self._delivery.taken(self.running)
         return events
 
     def cancel(self, reason: CancelReason) -> None:
-        """End it now. Idempotent."""
+        """End the request now. Idempotent."""
         if self.running.terminal is None:
             self._delivery.cancel((self.running,), reason)
 
 
 class RowQueue:
-    """Rows that wait for their turn, by tenant. What a tenant has here goes in its order."""
+    """Token rows that wait for their turn, by tenant. A tenant's rows keep their order."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, deque[tuple[Worker, TokenRow]]] = {}  # in the order of turns
         self._num_of_worker: dict[Worker, int] = {}
 
     def add(self, tenant: str, worker: Worker, rows: Sequence[TokenRow]) -> None:
-        """Put rows behind the others of their tenant."""
+        """Append rows to their tenant's queue."""
         self._waiting.setdefault(tenant, deque()).extend((worker, row) for row in rows)
         self._num_of_worker[worker] = self._num_of_worker.get(worker, 0) + len(rows)
 
     def has(self, worker: Worker) -> bool:
-        """Whether a row of a worker waits."""
+        """Return whether a row of a worker waits."""
         return worker in self._num_of_worker
 
     def next_turn(self) -> dict[Worker, list[TokenRow]]:
-        """Take out the rows of one turn, of each tenant one after the other.
+        """Remove and return the rows of one turn, one per tenant in rotation.
 
-        A turn ends as soon as a tenant has no more rows: they are delivered at once.
+        A turn ends as soon as a tenant runs out of rows, so that they are delivered at once.
         """
         turn: dict[Worker, list[TokenRow]] = {}
         for _ in range(ROWS_PER_TURN):
@@ -143,12 +144,12 @@ class RowQueue:
 
 
 class Intake:
-    """Takes the frames of all workers, each worker's in their order.
+    """Takes the frames of all workers, each worker's in order.
 
     Args:
-      requests: take tokens, and say how many tenants have requests and the tenant of a row.
-      delivery: delivers what frames bring.
-      links: act upon all other frames, and send what follows.
+      requests: receives tokens; counts tenants and finds the tenant of a row.
+      delivery: delivers the resulting events.
+      links: handles all other frames and sends the replies.
     """
 
     def __init__(
@@ -181,7 +182,7 @@ class Intake:
                     await trio.lowlevel.checkpoint()
 
     async def run(self) -> None:
-        """Give turns until cancelled."""
+        """Run turns until cancelled."""
         while True:
             await self._has_rows.wait()
             self._has_rows = trio.Event()
@@ -189,7 +190,8 @@ class Intake:
                 await trio.lowlevel.checkpoint()
 
     def _without_turns(self, frames: deque[AnyFrame]) -> list[AnyFrame]:
-        """Take out the first frames of one turn, up to one with rows that need turns."""
+        """Remove and return the next frames, at most one turn's, up to a frame whose rows need
+        turns."""
         small: list[AnyFrame] = []
         while frames and len(small) < INPUTS_AT_ONCE:
             frame = frames[0]
@@ -213,7 +215,7 @@ class Intake:
                 self._rows.add(tenant, worker, own)
         self._give_turn()
         for tenant, own in large.items():
-            # Choices of one request side by side, so that one write carries what they have.
+            # Put choices of one request side by side, so that one write carries their tokens.
             own.sort(key=table.origin_of)
             self._rows.add(tenant, worker, own)
         self._has_rows.set()
@@ -221,7 +223,7 @@ class Intake:
             await self._turn_over.park()
 
     def _give_turn(self) -> bool:
-        """Take the rows of one turn; return whether there were any."""
+        """Run one turn; return whether there were rows."""
         turn = self._rows.next_turn()
         if turn:
             self._take_now([(worker, Tokens(0, tuple(rows))) for worker, rows in turn.items()])
@@ -246,15 +248,16 @@ class Intake:
 
 
 class Delivery(StreamDelivery):
-    """Streams that have events for their readers, of each tenant the longest due first. Each is
-    here at most once. What readers take is credit for workers.
+    """Streams with events for their readers. Tenants take turns; of a tenant, the stream that
+    waited longest is first. A stream is listed at most once. What readers take becomes token credit
+    for workers.
 
     Args:
-      requests: of the streams.
-      links: send what follows from a cancel.
+      requests: the streams' requests.
+      links: sends the frames that a cancel produces.
 
     Attributes:
-      credit_due: set when there is credit to be sent.
+      credit_due: set when credit must be sent.
     """
 
     def __init__(self, requests: Requests, links: FleetLinks) -> None:
@@ -275,7 +278,7 @@ class Delivery(StreamDelivery):
             self._has_due.set()
 
     def taken(self, request: Request) -> None:
-        """Note that a reader has taken tokens of a request."""
+        """Record that a reader has taken tokens of a request."""
         if self._requests.taken(request):
             self.credit_due.set()
 
@@ -287,12 +290,12 @@ class Delivery(StreamDelivery):
         self._links.flush()
 
     def collect(self) -> None:
-        """Leave what comes from now on to `deliver_collected`."""
+        """Hold events from now on for `deliver_collected`."""
         self._is_collecting = True
 
     def deliver_collected(self) -> None:
-        """Deliver what has come since `collect`, without a turn of another task; beyond what one
-        turn may deliver, the rest follows as usual."""
+        """Deliver what has come since `collect` without a task switch. What exceeds one turn
+        follows as usual."""
         self._is_collecting = False
         if self._due and not self._has_due.is_set():
             self._deliver()
@@ -306,11 +309,11 @@ class Delivery(StreamDelivery):
 
     def _deliver(self) -> None:
         now = trio.current_time()
-        # What readers bring about meanwhile waits for its turn.
+        # Events that readers cause during delivery wait for their turn.
         num_left = min(sum(map(len, self._due.values())), STREAMS_PER_CHECKPOINT)
         while num_left > 0:
             tenant, of_tenant = next(iter(self._due.items()))
-            # One of each tenant; all in one go where there is only one.
+            # One stream per tenant, or all in one go for a single tenant.
             count = num_left if len(self._due) == 1 else 1
             for _ in range(count):
                 of_tenant.popleft().deliver(now)
@@ -323,17 +326,17 @@ class Delivery(StreamDelivery):
 
 
 class EmbeddingRun:
-    """All inputs of one client's request (`Links.embed`).
+    """All inputs of one embedding request (`Links.embed`).
 
-    It owns nothing: dropping it leaves the inputs to their deadlines.
+    Dropping it does not cancel the inputs; they end at their deadlines.
 
     Args:
-      asked: what is to be computed, and is admitted.
-      begin: begins some of them, of which the first has this place; may refuse them.
-      delivery: ends inputs.
+      asked: the admitted inputs.
+      begin: starts a slice of inputs, given the index of its first; may refuse it.
+      delivery: cancels inputs.
 
     Attributes:
-      inputs: that will have an end: the first of those that were asked for.
+      inputs: the inputs started so far, in order.
     """
 
     def __init__(
@@ -358,7 +361,7 @@ class EmbeddingRun:
         """Wait for all vectors.
 
         Raises:
-          RequestError: one of the inputs was refused, or failed.
+          RequestError: an input was refused or failed.
         """
         while True:
             await trio.lowlevel.checkpoint()
@@ -375,16 +378,16 @@ class EmbeddingRun:
                 await self._changed.wait()
 
     def note_filled(self, index: int) -> None:
-        """Note that an input has its end."""
+        """Record that an input has ended."""
         del index
         self._changed.set()
 
     def cancel(self, reason: CancelReason) -> None:
-        """End what is not done. Idempotent."""
+        """End unfinished inputs. Idempotent."""
         live = [one for one in self.inputs if one.terminal is None]
         self._delivery.cancel(live[:INPUTS_AT_ONCE], reason)
         if len(live) > INPUTS_AT_ONCE:
-            # Not a task of the client's request, which is over.
+            # A system task, because the client's request is over.
             trio.lowlevel.spawn_system_task(self._cancel_more, reason)
 
     async def _cancel_more(self, reason: CancelReason) -> None:

@@ -1,5 +1,5 @@
-"""Frames between the server and its workers: those that begin an attempt, the outbox in which they
-wait to be sent, and what a worker's frame means for its request."""
+"""Frames between the server and its workers: builds the ones that start an attempt, queues outgoing
+frames, and translates a worker's frame into a change of its request."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ TENANT_BYTES: Final = 8
 def reserve_frame(
     request: Request, attempt: Attempt, eos_token_ids: tuple[int, ...], now: float
 ) -> Reserve:
-    """Return what asks decode for a lease."""
+    """Return the frame that asks decode for a lease."""
     return Reserve(
         *attempt.key,
         prompt=pack_tokens(request.spec.prompt_ids),
@@ -74,7 +74,7 @@ def prefill_frame(
     held_blocks: int,
     now: float,
 ) -> Prefill:
-    """Return what asks prefill to compute the prompt and ship it to the attempt's decode worker."""
+    """Return the frame that asks prefill to compute a prompt and ship its KV to decode."""
     welcome = attempt.pair.decode.welcome
     assert welcome is not None, "an attempt goes to welcomed workers only"
     return Prefill(
@@ -95,7 +95,7 @@ def prefill_frame(
 
 
 def embed_frame(request: Request, attempt: Attempt, now: float) -> Embed:
-    """Return what asks prefill to compute the vector of an input."""
+    """Return the frame that asks prefill to embed an input."""
     form = request.spec.form
     assert form is not None, "only inputs become vectors"
     return Embed(
@@ -111,33 +111,34 @@ def embed_frame(request: Request, attempt: Attempt, now: float) -> Embed:
 
 
 def tenant_digest(scheduling: Scheduling) -> bytes:
-    """Return what workers call a tenant: empty for none. Two of one digest would share a share."""
+    """Return the id by which workers know a tenant; empty for none. Tenants whose digests collide
+    would share one cache share."""
     if not scheduling.tenant:
         return b""
     return blake2b(scheduling.tenant.encode(), digest_size=TENANT_BYTES).digest()
 
 
 class Outgoing(NamedTuple):
-    """A frame and its worker."""
+    """A frame and its destination."""
 
     worker: Worker
     frame: AnyFrame
 
 
 class FrameOutbox:
-    """What Requests wants sent."""
+    """Frames and token credit that wait to be sent."""
 
     def __init__(self) -> None:
         self._frames: list[Outgoing] = []
         self._credit: dict[Worker, dict[AttemptKey, CreditRow]] = {}
 
     def send(self, worker: Worker, frame: AnyFrame) -> None:
-        """Add a frame, unless its worker is not connected."""
+        """Add a frame if its worker is connected."""
         if worker.is_connected:
             self._frames.append(Outgoing(worker, frame))
 
     def allow(self, worker: Worker, key: AttemptKey, allowed: int, received: int) -> None:
-        """Add credit; of several amounts for one attempt the last counts."""
+        """Add credit; a later amount for the same attempt replaces an earlier one."""
         self._credit.setdefault(worker, {})[key] = CreditRow(*key, allowed, received)
 
     @property
@@ -146,12 +147,12 @@ class FrameOutbox:
         return bool(self._credit)
 
     def drain_frames(self) -> list[Outgoing]:
-        """Take everything but credit."""
+        """Remove and return all frames except credit."""
         frames, self._frames = self._frames, []
         return frames
 
     def drain_credit(self) -> list[Outgoing]:
-        """Take all credit, one frame per worker."""
+        """Remove and return all credit, in as few frames per worker as possible."""
         frames = []
         for worker, credit in self._credit.items():
             rows = list(credit.values())
@@ -165,11 +166,11 @@ class FrameOutbox:
 
 
 class AttemptVerdict(Enum):
-    """What an ENDED means for the attempt, unless it is the end of the request."""
+    """What ENDED means for the attempt, unless it ends the request."""
 
     COMPLETE = auto()  # decode: all tokens exist; prefill: decode has the KV
-    RETRY = auto()  # a failure: the next attempt counts
-    MOVE = auto()  # no fault of the attempt: the next one does not count
+    RETRY = auto()  # a failure: counts against `max_attempts`
+    MOVE = auto()  # not a failure: does not count
 
 
 ENDED: Final[Mapping[Role, Mapping[EndReason, AttemptVerdict | Outcome]]] = {
@@ -188,7 +189,7 @@ ENDED: Final[Mapping[Role, Mapping[EndReason, AttemptVerdict | Outcome]]] = {
     },
     Role.PREFILL: {
         EndReason.HANDED_OVER: AttemptVerdict.COMPLETE,
-        EndReason.EMBEDDED: AttemptVerdict.RETRY,  # before its vector: that was lost
+        EndReason.EMBEDDED: AttemptVerdict.RETRY,  # ENDED came before the vector, which was lost
         EndReason.PREEMPTED: AttemptVerdict.MOVE,
         EndReason.DRAIN: AttemptVerdict.MOVE,
         EndReason.PEER_LOST: AttemptVerdict.RETRY,
@@ -199,15 +200,15 @@ ENDED: Final[Mapping[Role, Mapping[EndReason, AttemptVerdict | Outcome]]] = {
         EndReason.TOO_COSTLY: Outcome.GRAMMAR_TOO_COSTLY,
     },
 }
-"""A reason without a row is ignored: the server gave it itself. Decode's DEADLINE has none because
-the server's own clock says when a request is too late; prefill's UNWANTED has none because decode
-has ended the attempt, and its own ENDED is on the way with the reason. Prefill's failures count
-only until decode has the KV."""
+"""Reasons without a row are ignored because the server caused them. Decode's DEADLINE: the server's
+own clock decides when a request is too late. Prefill's UNWANTED: decode has ended the attempt, and
+its own ENDED is on the way with the reason. Prefill's failures count only until decode has the
+KV."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """All tokens are there."""
+    """All tokens have arrived."""
 
     end: RelayEnd
 
@@ -217,13 +218,13 @@ class FrameFault:
     """What went wrong with an attempt.
 
     Attributes:
-      at: the worker of its pair where it showed.
-      is_workers: that worker is at fault; else the network, this server, or nothing known.
-      is_path: the way between the two workers is what failed.
-      is_shared: other attempts fail by the same event, within moments.
+      at: role of the worker where the fault showed.
+      is_workers: that worker is at fault; otherwise the network, this server, or unknown.
+      is_path: the connection between the two workers failed.
+      is_shared: the same event makes other attempts fail within moments.
       step: the device step that raised; 0 if none did.
-      num_suspects: requests that may have made the worker or the step fail, this one
-        among them; 0 if it was not computing.
+      num_suspects: requests that may have caused the failure, including this one; 0 if it was not
+        being computed.
     """
 
     at: Role
@@ -236,11 +237,11 @@ class FrameFault:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """This attempt is over; begin another one.
+    """The attempt is over; start another one.
 
     Attributes:
       cause: a word for metrics and logs.
-      fault: what went wrong; None if nothing did, and then it does not count against
+      fault: what went wrong; None if nothing did, so the attempt does not count against
         `max_attempts`.
     """
 
@@ -254,9 +255,9 @@ _TOKEN_PHASES: Final = (Phase.PREFILLING, Phase.DECODING, Phase.FINISHING)
 
 
 def take_row(request: Request, attempt: Attempt, row: TokenRow, now: float) -> Change | None:
-    """Take one token row of the present attempt."""
+    """Apply one token row of the current attempt."""
     if attempt.end is not None:
-        return None  # decode goes on until it is told
+        return None  # decode continues until it receives END
     if request.phase not in _TOKEN_PHASES:
         return Again("token_without_prefill", FrameFault(Role.DECODE))
     token_ids = request.relay.token_ids
@@ -270,7 +271,7 @@ def take_row(request: Request, attempt: Attempt, row: TokenRow, now: float) -> C
         if twin.token_id != row.token_id:
             return _failed()
         following = attempt.early.pop(len(token_ids), None)
-    if request.phase is not Phase.DECODING:  # which it would stay, at some cost for each token
+    if request.phase is not Phase.DECODING:  # skip a no-op step, which would cost per token
         request.step(Step.TOKEN)
     if not request.fingerprint:
         request.fingerprint = attempt.pair.decode.fingerprint
@@ -285,9 +286,10 @@ def take_row(request: Request, attempt: Attempt, row: TokenRow, now: float) -> C
 def take_first_token(
     request: Request, attempt: Attempt, frame: FirstToken, now: float
 ) -> Change | None:
-    """Take position 0 as prefill sent it. With a replay it must repeat what the client has."""
+    """Apply position 0 as sent by prefill. On a retry it must repeat what the client already
+    has."""
     if request.cached_tokens is None:
-        # A later attempt finds what this request has left itself.
+        # A later attempt would count what this request itself left in the cache.
         request.cached_tokens = frame.cached_tokens
     attempt.pair.prefill.computed(attempt.key)
     if attempt.end is not None:
@@ -300,9 +302,9 @@ def take_first_token(
 def take_ended(
     request: Request, attempt: Attempt, role: Role, frame: Ended, now: float
 ) -> Change | None:
-    """Take a worker's word that the attempt is over there."""
+    """Apply a worker's ENDED."""
     if attempt.end is not None:
-        # Behind prefill's ENDED no FIRST_TOKEN comes any more.
+        # No FIRST_TOKEN follows prefill's ENDED.
         return Finish(attempt.end) if role is Role.PREFILL else None
     if role is Role.PREFILL:
         return _prefill_ended(request, attempt, frame)
@@ -326,34 +328,34 @@ def take_ended(
 
 
 def _failed() -> Failure:
-    """Return the end of a request whose workers contradict one another."""
+    """Return the failure for workers that contradict one another."""
     return Failure(Outcome.ERROR, server_error())
 
 
 def _refused(how: Outcome) -> Failure:
-    """Return the end of a request that would end so on any worker."""
+    """Return the failure for a request that would end the same way on any worker."""
     if how is Outcome.GRAMMAR_TOO_COSTLY:
         return outcome.grammar_too_costly()
     return how.failure(
-        "no token may follow the completion so far: the grammar allows none that this model has"
+        "no token can follow the completion so far: the grammar allows none that this model has"
     )
 
 
 def _fault_at(role: Role, frame: Ended, *, is_local: bool = False) -> FrameFault:
-    """Return the fault that a worker's ENDED stands for."""
+    """Return the fault that an ENDED stands for."""
     match frame.reason:
         case EndReason.ERROR if frame.failed_rows:
             return FrameFault(
                 role, is_shared=True, step=frame.failed_step, num_suspects=frame.failed_rows
             )
         case EndReason.ERROR:
-            # Decode has no errors of its own but those of KV that came damaged or in disorder.
+            # Decode's only errors are KV that arrived damaged or out of order.
             is_path = role is Role.DECODE and not is_local
             return FrameFault(role, is_workers=not is_path, is_path=is_path)
         case EndReason.PEER_LOST:
             return FrameFault(role, is_workers=False, is_path=True, is_shared=True)
         case _:
-            # Leases ran out: a peer was not heard, and all of its attempts here ended with it.
+            # Leases expired: a peer fell silent, and all of its attempts here ended together.
             return FrameFault(role, is_workers=False, is_shared=True)
 
 
@@ -367,7 +369,7 @@ def _prefill_ended(request: Request, attempt: Attempt, frame: Ended) -> Change |
             return _refused(how)
         case AttemptVerdict.RETRY | AttemptVerdict.MOVE as verdict if not attempt.is_handed_over:
             if reason is EndReason.UNKNOWN and request.phase is not Phase.PREFILLING:
-                # It has forgotten what it shipped; decode has it or will miss it.
+                # Prefill has forgotten what it shipped; decode has it or will report it missing.
                 return None
             fault = _fault_at(Role.PREFILL, frame) if verdict is AttemptVerdict.RETRY else None
             return Again(f"prefill_{reason}", fault)
@@ -376,10 +378,10 @@ def _prefill_ended(request: Request, attempt: Attempt, frame: Ended) -> Change |
 
 
 def _finish(request: Request, attempt: Attempt, end: RelayEnd, now: float) -> Finish | None:
-    """Finish, or wait for FIRST_TOKEN, which says how many tokens of the prompt were cached.
+    """Finish, or wait for FIRST_TOKEN, which reports how many prompt tokens were cached.
 
-    Prefill sends it before it ships the KV, but decode's tokens may overtake it; of a completion of
-    one token that is all there is. It is missing like a token: for `peer_timeout_s` at most.
+    Prefill sends it before it ships the KV, but decode's tokens may overtake it, and a completion
+    of one token has no later ones. Like a missing token, it is waited for `peer_timeout_s`.
     """
     prefill = attempt.pair.prefill
     if request.cached_tokens is not None or attempt.pair.is_local or not prefill.is_connected:
@@ -389,7 +391,7 @@ def _finish(request: Request, attempt: Attempt, end: RelayEnd, now: float) -> Fi
 
 
 def _settle(request: Request, attempt: Attempt, now: float) -> Change | None:
-    """Note whether something is missing; finish if decode has ended and nothing is."""
+    """Note whether a token is missing; finish if decode has ended and none is."""
     if attempt.num_tokens is None and not attempt.early:
         attempt.gap_since = None
         return None

@@ -1,7 +1,7 @@
-"""One link per worker, and the tasks that keep them: every frame goes to Requests, and what it
-wants sent goes out.
+"""The server's connections to its workers: connects, greets, sends heartbeats and frames, and
+passes received frames to `Requests`.
 
-No task here belongs to a request, so no client can hold one up or tear it down.
+No task here belongs to a client's request, so no client can delay or cancel one.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ log = structlog.get_logger(__name__)
 
 
 class _Connections:
-    """One connection for each worker, and the HELLO over it.
+    """One connection per worker, including its HELLO handshake.
 
     Args:
       network: makes connections.
-      me: the server, as its HELLO names it.
+      me: the server's identity in HELLO.
       link: bounds and deadlines.
-      now: tells the time, as the first thing in every turn.
-      on_lost: told of a worker that is given up, why, and when.
-      flush: sends what follows from it.
+      now: returns the time; called first in every turn.
+      on_lost: called with a worker that is given up, the cause and the time.
+      flush: sends the frames that follow from a loss.
 
     Attributes:
-      connections: the present ones.
-      nursery: for the tasks that keep them.
+      connections: the current connections.
+      nursery: runs the tasks that keep them.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class _Connections:
         self._flush = flush
 
     def dial(self, worker: Worker) -> None:
-        """Make a connection in the place of the present one.
+        """Connect to a worker, replacing any current connection.
 
         Raises:
           ConfigError: the address cannot be used.
@@ -106,32 +106,32 @@ class _Connections:
         )
 
     def refuse(self, worker: Worker, objection: Goodbye) -> None:
-        """Leave a worker to others, with the reason: until it hears that, this server has a share
-        of its credit."""
+        """Reject a worker and tell it why. Until it receives the reason, it keeps part of its
+        credit for this server."""
         worker.trouble = f"cannot be used: {objection.reason}"
         with suppress(PeerGone, PeerBusy):
             self.connections[worker].send_nowait(objection)
 
     def begin(self, worker: Worker, receive: Receive) -> None:
-        """Connect to a worker, and keep the connection until `end`.
+        """Connect to a worker and keep the connection until `end`.
 
         Raises:
           ConfigError: the address cannot be used.
         """
-        assert self.nursery is not None, "connections are kept while there is a nursery for them"
+        assert self.nursery is not None, "connections are kept only while a nursery is open"
         self.dial(worker)
         scope = self._kept[worker] = trio.CancelScope()
         self.nursery.start_soon(self._keep, worker, receive, scope)
 
     def end(self, worker: Worker) -> None:
-        """Tell a worker that it is not used any more, and drop its connection."""
-        with suppress(PeerGone, PeerBusy):  # then its leases run out
-            self.connections[worker].send_nowait(goodbye("this server uses this worker no more"))
+        """Tell a worker that this server stops using it, and close its connection."""
+        with suppress(PeerGone, PeerBusy):  # otherwise its leases expire
+            self.connections[worker].send_nowait(goodbye("this server no longer uses this worker"))
         self._kept.pop(worker).cancel()
 
     async def _keep(self, worker: Worker, receive: Receive, scope: trio.CancelScope) -> None:
-        """Greet a worker and listen to it, over a new connection whenever HELLO gets no answer: the
-        old one may lead nowhere for good, as after a handshake that failed, though it lives."""
+        """Greet a worker and receive its frames. Reconnect whenever HELLO gets no answer: a live
+        connection can be useless for good, for example after a failed handshake."""
         with scope:
             patience_s = self._link.redial_s
             while True:
@@ -145,13 +145,13 @@ class _Connections:
                 patience_s = min(2 * patience_s, self._link.max_redial_s)
                 if was_answered:
                     patience_s = self._link.redial_s
-        # Here, where nothing waits for it any more.
+        # Closed here, where no task waits for it any longer.
         self._losses.pop(worker, None)
         self.connections.pop(worker).close()
 
     def lose(self, worker: Worker, cause: str, now: float) -> None:
-        """Give a worker up. Unless it leaves in order, HELLO is said soon instead of at the next
-        heartbeat; else once its end has broken the connection."""
+        """Give a worker up. HELLO follows soon instead of at the next heartbeat; after a farewell,
+        only when the connection breaks."""
         self._on_lost(worker, cause, now)
         if cause != FAREWELL:
             self._hurry(worker)
@@ -161,8 +161,8 @@ class _Connections:
             loss.set()
 
     async def _watch(self, worker: Worker) -> None:
-        """Give a worker up as soon as its connection breaks: its process has died, or what it was
-        sent is lost."""
+        """Give a worker up as soon as its connection breaks: its process died or frames were
+        lost."""
         connection = self.connections[worker]
         while True:
             await connection.wait_broken()
@@ -173,11 +173,12 @@ class _Connections:
             self._hurry(worker)
 
     async def _greet(self, worker: Worker, patience_s: float) -> bool:
-        """Say HELLO whenever the worker is not there, until it answers. A worker that is away gets
-        it as soon as it can be reached: `send` waits for that.
+        """Send HELLO until the worker answers, and again whenever it is lost. `send` waits until a
+        worker that is away can be reached.
 
         Returns:
-          When it has not for `patience_s` since HELLO was sent, or since a handshake failed:
+          After `patience_s` without an answer since HELLO was sent or a handshake failed: whether
+          this connection brought an answer before.
           whether this connection brought an answer before.
         """
         connection = self.connections[worker]
@@ -193,7 +194,7 @@ class _Connections:
                 if now - asked_since >= patience_s:
                     return was_answered
                 with trio.move_on_after(self._link.heartbeat_interval_s) as unsent:
-                    with suppress(PeerGone):  # cut off: it answers with what is no frame
+                    with suppress(PeerGone):  # cut off because the peer's answer is no valid frame
                         await connection.send(make_hello(self._me))
                 if unsent.cancelled_caught:
                     continue
@@ -201,32 +202,33 @@ class _Connections:
             loss = self._losses[worker] = trio.Event()
             with trio.move_on_after(self._link.heartbeat_interval_s):
                 await loss.wait()
-                asked_since = math.inf  # that HELLO is lost, and this connection may be made again
-                # The pipe of a connection that has just broken still takes what it will not send.
+                asked_since = math.inf  # that HELLO is lost, and the connection may recover
+                # The pipe of a connection that just broke still accepts frames that it will not
+                # send.
                 await trio.sleep(self._link.local_reconnect_s)
 
 
 class Links:
-    """Submits requests to workers and gives their tokens back.
+    """Submits requests to workers and returns their tokens.
 
     Args:
       config: addresses, bounds and deadlines.
-      text: the model's text.
-      network: makes the links.
-      observer: told of what happens.
-      name: of this server, as workers see it.
-      draw_epoch: where its epoch comes from; a simulator brings its own.
-      events: publishes the lives of requests; None where nothing subscribes.
-      kv_secret: from which the keys of attempts' KV are made; a simulator brings its own.
-      takes_unversioned: whether workers that name no version of the model are used although it has
-        one; not where several models are served, of which one could be meant for another.
+      text: the model's tokenizer.
+      network: makes connections.
+      observer: receives events.
+      name: this server's name, as workers see it.
+      draw_epoch: returns a new epoch; a simulator supplies its own.
+      events: publishes request events; None if there are no subscribers.
+      kv_secret: secret from which each attempt's KV key is derived; a simulator supplies its own.
+      takes_unversioned: accept workers that name no model version although this model has one.
+        False when several models are served: such a worker could belong to another model.
 
     Attributes:
-      admission: refuses before anything is spent on a request.
-      adapters: that requests may name, and that workers may have.
-      events: as given.
-      version: digest of the model, or its directory where that is in no store.
-      hold_s: tells for how long a line of a batch is held for others at most.
+      admission: accepts or refuses requests before work is spent on them.
+      adapters: adapters that requests may name and workers may have.
+      events: publishes request events.
+      version: the model's digest, or its directory if it is in no store.
+      hold_s: returns how long a batch request may be held back for others.
       check_accounting: raises unless every request has or will have exactly one terminal event.
     """
 
@@ -279,19 +281,19 @@ class Links:
         self._until_sweep = trio.CancelScope()
 
     def set_version(self, config: ServerConfig) -> None:
-        """Have another version of the model, which the same workers compute.
+        """Switch to another version of the model that the same workers compute.
 
         Args:
-          config: of the server, for that version.
+          config: the server's configuration for that version.
         """
         self._requests.table.model_digest = config.model_digest
         self.version = config.model_digest or config.model_dir
 
     def submit(self, *requests: GenerationRequest) -> OutputStream:
-        """Begin the choices of one answer, all of them or none.
+        """Start the choices of one answer, all or none.
 
         Raises:
-          RequestError: one was refused; nothing was begun.
+          RequestError: one was refused; nothing was started.
         """
         self.adapters.require_named(requests, self._config.model_name)
         taken = self._requests.submit(requests, self.now())
@@ -300,11 +302,11 @@ class Links:
         return OutputStream(outputs, self._delivery)
 
     def embed(self, requests: Sequence[GenerationRequest]) -> EmbeddingRun:
-        """Begin to make vectors of inputs. The first slice begins now, the others while the run is
-        waited for.
+        """Start to embed inputs. The first slice starts now, the others while the caller waits for
+        the result.
 
         Raises:
-          RequestError: one was refused; nothing was begun.
+          RequestError: one was refused; nothing was started.
         """
         self.adapters.require_named(requests, self._config.model_name)
         self.admission.admit(AdmissionAsk.of(tuple(requests)), self.now())
@@ -318,11 +320,11 @@ class Links:
 
     @property
     def max_model_len(self) -> int:
-        """Most tokens of prompt and completion together."""
+        """Maximum tokens of prompt and completion together."""
         return self._requests.max_model_len
 
     def status(self) -> FleetStatus:
-        """Look at the fleet."""
+        """Return the state of the fleet."""
         requests, told = self._requests, self.admission.presence.state
         shown = present(self._workers, self._config.spare_addresses, is_asleep=told in ASLEEP)
         return FleetStatus(
@@ -352,8 +354,8 @@ class Links:
         self.flush()
 
     def set_members(self, members: Iterable[tuple[Role, str]]) -> None:
-        """Use these workers from now on, by role and address, while `run` runs. Those that are not
-        among them get nothing new, and are left once they have no attempt."""
+        """Use these workers, given by role and address, while `run` runs. Other workers get no new
+        attempts and are dropped once they have none."""
         wanted = set(members)
         for worker in self._workers:
             worker.is_leaving = (worker.role, worker.address) not in wanted
@@ -371,7 +373,7 @@ class Links:
         self.flush()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Keep the links until cancelled. Started at once; `wait_ready` waits for workers."""
+        """Keep the links until cancelled. Starts at once; `wait_ready` waits for workers."""
         try:
             async with trio.open_nursery() as nursery:
                 self._links.nursery = nursery
@@ -385,22 +387,22 @@ class Links:
                 task_status.started()
         finally:
             for worker, connection in self._links.connections.items():
-                # Their blocks are free at once, instead of when our leases run out.
+                # Frees their blocks at once, instead of when our leases expire.
                 self._send(worker, goodbye("this server has shut down"))
                 connection.close()
             self._links.connections.clear()
 
     async def wait_ready(self) -> None:
-        """Wait until workers take requests."""
+        """Wait until workers accept requests."""
         while not is_ready(self._workers, self._config.routing, trio.current_time()):
             await self._changed.park()
 
     async def drain(self, refusal: Callable[[], RequestError] = draining) -> None:
-        """Refuse new requests from now on, and wait until none runs. Those that run may finish
-        until `drain_timeout_s`, then each gets its terminal event.
+        """Refuse new requests and wait until none is running. Those still running after
+        `drain_timeout_s` get their terminal event.
 
         Args:
-          refusal: makes the error of what is refused, and of what runs longer.
+          refusal: makes the error for requests that are refused or run too long.
         """
         self._requests.begin_drain(self.now(), refusal)
         self.flush()
@@ -408,16 +410,16 @@ class Links:
             await self._changed.park()
 
     async def audit(self, connections: int = 0) -> FleetAudit:
-        """Ask every worker that is there for its account; a silent one is listed as such.
+        """Ask every connected worker for its account; a silent worker is listed as such.
 
         Args:
-          connections: of clients, which the fleet does not know.
+          connections: number of client connections.
 
         Raises:
-          RequestError: too many audits at once.
+          RequestError: too many audits run at once.
         """
         self.now()
-        self.flush()  # what is counted from here on has been sent before the question
+        self.flush()  # everything counted below has been sent before the question
         survey = self._auditor.begin()
         try:
             for worker in survey.asked:
@@ -432,13 +434,13 @@ class Links:
         return self._auditor.result(survey, trio.current_time(), connections, process)
 
     def now(self) -> float:
-        """Return the time; where this process stood still, what that means was done before."""
+        """Return the time. If the process was paused, the pause is handled first."""
         now = trio.current_time()
         self._requests.note_pause(now)
         return now
 
     def take(self, worker: Worker, frame: AnyFrame, now: float) -> None:
-        """Act upon a frame of any kind."""
+        """Apply a frame of any kind."""
         match frame:
             case Welcome():
                 objection = check_welcome(frame, me=self._me, expected=worker.role)
@@ -454,7 +456,7 @@ class Links:
             case Goodbye() if worker.is_connected:
                 log.info("worker_said_goodbye", worker=str(worker), reason=frame.reason)
                 if worker.is_draining:
-                    # It waits for us to have heard it.
+                    # The worker waits for our acknowledgement.
                     self._send(worker, goodbye("heard"))
                 self._links.lose(worker, FAREWELL if frame.is_farewell else "goodbye", now)
             case Goodbye():
@@ -466,12 +468,12 @@ class Links:
                 self._requests.received(worker, frame, now)
 
     async def _beat(self) -> None:
-        """Renew the leases of everything that is still wanted."""
+        """Renew the leases of all wanted attempts."""
         while True:
             self.now()
             for worker in self._workers:
-                # A heartbeat that fails begins new attempts elsewhere: their RESERVE must go before
-                # the heartbeat that names them, or they would be unknown over there.
+                # A failed heartbeat starts new attempts elsewhere: their RESERVE must precede the
+                # heartbeat that names them, or their worker would not know them.
                 self.flush()
                 if worker.is_connected:
                     live = tuple(AttemptRow(*key) for key in worker.live_keys)
@@ -495,19 +497,19 @@ class Links:
                 await trio.sleep_forever()
 
     async def _send_credit(self) -> None:
-        """Send credit once per turn of the loop, whatever the number of streams that were read."""
+        """Send credit once per turn of the loop, however many streams were read."""
         while True:
             await self._delivery.credit_due.wait()
             self._delivery.credit_due = trio.Event()
-            # A link that broke while this server stood still is noticed by the first send.
+            # A link that broke while this process was paused shows in the first send.
             self.now()
             for worker, frame in self._requests.outbox.drain_credit():
                 self._send(worker, frame)
             self.flush()
 
     def flush(self) -> None:
-        """Send what Requests wants sent. A worker that cannot take it is lost, and what
-        follows from that is sent too."""
+        """Send pending frames. A worker that cannot take its frame is lost, and what follows from
+        that is sent too."""
         while frames := self._requests.outbox.drain_frames():
             for worker, frame in frames:
                 self._send(worker, frame)

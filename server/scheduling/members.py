@@ -1,6 +1,7 @@
-"""The file that says which workers this server uses, and the task that notices when it changes.
+"""Reads the members file, which lists the workers this server uses, and applies its changes.
 
-The members that are known stay until a file says otherwise: whether they live, heartbeats tell.
+Members stay in use until a new version of the file drops them; heartbeats tell whether they are
+alive.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ log = structlog.get_logger(__name__)
 
 
 def by_model(file: Members, names: Sequence[str]) -> dict[str, list[tuple[Role, str]]]:
-    """Return the role and address of each member by its model.
+    """Return the role and address of each member, by model.
 
     Args:
-      file: members that name no model are of the first.
-      names: of the models of this server, where the file does not say them.
+      file: the members; those that name no model belong to the first one.
+      names: this server's models, used if the file names none.
 
     Raises:
-      ConfigError: a member is of another model.
+      ConfigError: a member names a model that this server does not have.
     """
     if file.models is not None:
         names = [one.name for one in file.models]
@@ -48,11 +49,11 @@ def by_model(file: Members, names: Sequence[str]) -> dict[str, list[tuple[Role, 
 
 
 class MemberFile:
-    """One file.
+    """A members file.
 
     Args:
-      path: of it; where there is none, the workers of the configuration are the members.
-      poll_s: how often it is looked at. A change counts when it has stood for one more look.
+      path: the file's path; if it does not exist, the configured workers are used.
+      poll_s: polling interval. A change is applied once the file has been stable for one interval.
     """
 
     def __init__(self, path: str, poll_s: float) -> None:
@@ -60,20 +61,20 @@ class MemberFile:
         self._file = WatchedFile(path, "members", MAX_MEMBERS_BYTES, is_guarded=True)
 
     def read(self) -> Members | None:
-        """Return what the file says now; None where there is none.
+        """Return the file's members; None if the file does not exist.
 
         Raises:
-          ConfigError: it cannot be read, or is wrong.
+          ConfigError: the file cannot be read or is invalid.
         """
         if not self._file.path.exists():
             return None
         return read_members(self._file.read(), str(self._file.path))
 
     async def run(self, use: Callable[[Members], None]) -> None:
-        """Apply each version of the file that this user or root has written and others may not.
+        """Apply each new version of the file, provided that only this user or root can write it.
 
         Args:
-          use: gets the members; raises ConfigError where it cannot use them.
+          use: receives the members; raises ConfigError if it cannot use them.
         """
         while True:
             if self._file.has_settled():

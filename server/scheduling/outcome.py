@@ -1,4 +1,5 @@
-"""How requests end: a table with one row per outcome, and the failures of several callers."""
+"""How requests end: a table with one row per outcome, and the failures that several callers
+need."""
 
 from __future__ import annotations
 
@@ -15,16 +16,16 @@ if TYPE_CHECKING:
 
 
 class OutcomeFacts(NamedTuple):
-    """What an outcome is to everyone.
+    """The properties of an outcome.
 
     Attributes:
-      account: its column in accounts, metrics and logs.
-      end: what workers are told.
+      account: its name in counts, metrics and logs.
+      end: the reason sent to workers.
       status: HTTP status; 499 is what proxies log for a client that closed first.
-      code: error code; empty for a good end.
-      retry_after_s: after which a retry makes sense; None for never.
-      param: the field of the request that is at fault.
-      finish: the finish reason of a completion; None for a bad end, and for a vector.
+      code: error code; empty for a success.
+      retry_after_s: Retry-After; None if a retry makes no sense.
+      param: the request's field at fault.
+      finish: a completion's finish reason; None for failures and embeddings.
     """
 
     account: str
@@ -46,7 +47,7 @@ class Outcome(Enum):
     STOPPED = OutcomeFacts("stopped", EndReason.CANCEL, 499, "cancelled")
     STALLED = OutcomeFacts("stalled", EndReason.STALLED, 408, "request_timeout")
     DEADLINE = OutcomeFacts("deadline", EndReason.DEADLINE, 504, "deadline_exceeded")
-    # Dropped before anything was spent: the first token would be too late for the SLO or deadline.
+    # Dropped before any work: the first token would be too late for the SLO or the deadline.
     EXPIRED = OutcomeFacts("expired", EndReason.DEADLINE, 503, "overloaded")
     EXPIRED_DEADLINE = OutcomeFacts("expired", EndReason.DEADLINE, 504, "deadline_exceeded")
     DRAIN = OutcomeFacts("drain", EndReason.DRAIN, 503, "draining", 1.0)
@@ -62,11 +63,11 @@ class Outcome(Enum):
 
     @property
     def account(self) -> str:
-        """Its column in accounts, metrics and logs."""
+        """Its name in counts, metrics and logs."""
         return self.value.account
 
     def failure(self, message: str) -> Failure:
-        """Return this outcome with the error for the client."""
+        """Return this outcome as a failure with a message for the client."""
         row = self.value
         error = RequestError(
             message,
@@ -79,11 +80,11 @@ class Outcome(Enum):
 
 
 class Failure(NamedTuple):
-    """One bad end.
+    """An unsuccessful end.
 
     Attributes:
-      outcome: its row.
-      error: for the client.
+      outcome: the outcome.
+      error: the client's error.
     """
 
     outcome: Outcome
@@ -91,16 +92,16 @@ class Failure(NamedTuple):
 
 
 FINISHED: Final = {one.value.finish: one for one in Outcome if one.value.finish is not None}
-"""The outcome of each good end of a completion."""
+"""The outcome of each successful end of a completion."""
 
 
 def cancelled(reason: CancelReason, config: ServerConfig) -> Failure:
-    """Return the end that was asked for from outside."""
+    """Return the failure for a cancelled request."""
     match reason:
         case CancelReason.CLIENT_GONE | CancelReason.WENT_AWAY:
             return Outcome.CLIENT_GONE.failure("the client left")
         case CancelReason.STOPPED:
-            return Outcome.STOPPED.failure("the client stopped it")
+            return Outcome.STOPPED.failure("the client stopped the request")
         case CancelReason.STALLED:
             return stalled(config.stall_timeout_s)
         case CancelReason.DRAIN:
@@ -108,31 +109,30 @@ def cancelled(reason: CancelReason, config: ServerConfig) -> Failure:
 
 
 def drained(error: RequestError) -> Failure:
-    """Return the end of a request that still runs when the server or its model has to stop."""
+    """Return the failure for a request cut off when its server or model stops."""
     return Failure(Outcome.DRAIN, error)
 
 
 def stalled(stall_timeout_s: float) -> Failure:
-    """Return the end of a stream that is not read."""
+    """Return the failure for a stream that its client does not read."""
     return Outcome.STALLED.failure(f"the client read nothing for {stall_timeout_s:g} s")
 
 
 def no_worker_left(role: str) -> Failure:
-    """Return the end of a request that waited for workers in vain."""
-    return Outcome.NO_WORKER.failure(f"no {role} worker is there to take this request")
+    """Return the failure for a request whose workers did not come."""
+    return Outcome.NO_WORKER.failure(f"no {role} worker is available for this request")
 
 
 def quarantined() -> Failure:
-    """Return the end of a request whose prompt made workers fail, and of others with it."""
+    """Return the failure for a request with a quarantined prompt."""
     return Outcome.QUARANTINED.failure(
         "this prompt made the workers that computed it fail; it is not tried again"
     )
 
 
 def grammar_too_costly() -> Failure:
-    """Return the end of a request with a grammar that takes a worker too long, and of every
-    other of its tenant with that grammar."""
+    """Return the failure for a request with a grammar that is too slow to evaluate."""
     return Outcome.GRAMMAR_TOO_COSTLY.failure(
-        "the grammar or schema of this request takes too long to follow: its ambiguous or widely "
-        "branching parts cost more with every token; make it simpler"
+        "the grammar or schema of this request takes too long to evaluate: its ambiguous or widely "
+        "branching parts cost more with every token; simplify it"
     )

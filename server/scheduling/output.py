@@ -1,6 +1,6 @@
-"""The output of one request: rows of tokens become text, which waits here for its reader.
+"""The output side of a request: turns token rows into text and holds it until the reader takes it.
 
-At most one token window of text waits, because taking it is what gives the worker credit.
+At most one token window of text waits, because taking it is what gives the worker more credit.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 
 
 def is_background(request: GenerationRequest) -> bool:
-    """Return whether a request gives way to all others."""
+    """Return whether a request yields to all others."""
     return request.scheduling.service_class is ServiceClass.BATCH
 
 
 def window_of(request: GenerationRequest, token_window: int) -> int:
-    """Return how far a stream may run ahead of its reader."""
+    """Return how many tokens a stream may run ahead of its reader."""
     return min(token_window, BACKGROUND_WINDOW) if is_background(request) else token_window
 
 
 class Scores(NamedTuple):
-    """One token and its alternatives, as they wait: in a seventh of the memory of what readers get.
-    A stalled reader has a whole window of them here.
+    """One token and its alternatives in compact form: a seventh of the memory of what readers get.
+    A stalled reader has a whole window of these waiting.
 
     Attributes:
-      token_id: the chosen one.
-      logprob: its own.
-      top_ids: alternatives, best first.
-      top_logprobs: theirs.
+      token_id: the chosen token.
+      logprob: its log probability.
+      top_ids: the alternatives, best first.
+      top_logprobs: their log probabilities.
     """
 
     token_id: int
@@ -54,7 +54,7 @@ class Scores(NamedTuple):
 
 
 class Put(msgspec.Struct, frozen=True, gc=False):
-    """What came at once: text, and the token that completed it, if one did."""
+    """Text that arrived together, and the token that completed it, if any."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -62,13 +62,14 @@ class Put(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def weight(self) -> int:
-        """Alternatives in it, each of which costs a reader a hundred bytes to write."""
+        """The number of scored tokens and alternatives; each costs about 100 bytes when written."""
         return sum(1 + len(scores.top_ids) for scores in self.scores)
 
 
 MAX_WEIGHT: Final = 256
-"""Taken at once. A write that a stalled client does not take holds what was taken, as text and in
-several copies; what is still here is small. Without alternatives a whole window stays below it."""
+"""Maximum weight taken at once. A write that a stalled client does not accept holds several copies
+of its text, while what is still in the mailbox is compact. Without alternatives a whole window
+stays below this."""
 
 
 def packed(row: TokenRow, logprob: float) -> Scores:
@@ -78,14 +79,14 @@ def packed(row: TokenRow, logprob: float) -> Scores:
 
 
 class Mailbox:
-    """Deltas, merged into one, and the terminal event behind them.
+    """Waiting text, merged when taken, followed by the terminal event.
 
     Args:
-      text: the model's, for tokens beside scores.
+      text: the model's tokenizer, to write scored tokens.
 
     Attributes:
-      waiting_since: when the oldest event that is still here came; None if empty.
-      num_taken: tokens that the reader has.
+      waiting_since: arrival time of the oldest waiting event; None if empty.
+      num_taken: tokens that the reader has taken.
     """
 
     def __init__(self, text: RelayText) -> None:
@@ -99,35 +100,36 @@ class Mailbox:
         self._is_closed = False
 
     def attach(self, reader: OutputReader, index: int) -> None:
-        """Tell a reader when events are here where there were none."""
-        if not self._is_closed:  # else nothing follows, and it would hold its reader for ever
+        """Notify `reader` when events arrive in an empty mailbox."""
+        if not self._is_closed:  # else nothing follows, and the reference would leak the reader
             self._reader, self._index = reader, index
         if self.waiting_since is not None:
             reader.note_filled(index)
 
     def put(self, put: Put, now: float) -> None:
-        """Add what came at once."""
+        """Add text that arrived together."""
         assert not self._is_closed, "nothing comes after the terminal event"
         self._puts.append(put)
         if self.waiting_since is None:
             self._filled(now)
 
     def close(self, terminal: Finished | Failed, now: float) -> None:
-        """Put in the last event."""
+        """Add the terminal event."""
         assert not self._is_closed, "a stream has one terminal event"
         self._is_closed = True
         self._terminal = terminal
         if self.waiting_since is None:
             self._filled(now)
-        self._reader = None  # the reader holds this object: they would hold one another
+        self._reader = None  # breaks a reference cycle: the reader holds this object
 
     def discount(self, pause_s: float) -> None:
-        """Take back time in which its reader was not let run."""
+        """Move the waiting time forward by a pause in which the reader could not run."""
         if self.waiting_since is not None:
             self.waiting_since += pause_s
 
     def take(self, now: float) -> list[Event]:
-        """Return what is here; of what is heavy a part, and the rest waits as if it came now."""
+        """Return the waiting events, up to `MAX_WEIGHT`; the rest waits as if it had just
+        arrived."""
         count = self._count_light()
         puts, self._puts = self._puts[:count], self._puts[count:]
         events: list[Event] = []
@@ -143,7 +145,8 @@ class Mailbox:
         return events
 
     def take_one(self) -> list[Event] | None:
-        """Return what is here if that is one text without scores, as it mostly is; else None."""
+        """Return the waiting event if it is a single text without scores, the usual case; else
+        None."""
         if len(self._puts) != 1 or self._terminal is not None or self._puts[0].scores:
             return None
         put = self._puts.pop()
@@ -152,7 +155,7 @@ class Mailbox:
         return [Delta(put.text, put.token_ids)]
 
     def _count_light(self) -> int:
-        """Return how many of the oldest are light enough together, at least one."""
+        """Return how many of the oldest puts fit `MAX_WEIGHT` together, at least one."""
         weight = 0
         for count, put in enumerate(self._puts):
             weight += put.weight
@@ -167,19 +170,19 @@ class Mailbox:
 
 
 class TextStream(Protocol):
-    """An incremental detokeniser."""
+    """An incremental detokenizer."""
 
     def push(self, token_id: int) -> str:
-        """Return the text that this id completes."""
+        """Return the text that this token completes."""
         ...
 
     def flush(self) -> str:
-        """Return what is left."""
+        """Return the remaining text."""
         ...
 
 
 class RelayText(Protocol):
-    """What a relay needs of the model's text (server.text.tokenizer.TextModel)."""
+    """What a relay needs of the tokenizer (server.text.tokenizer.TextModel)."""
 
     eos_token_ids: tuple[int, ...]
     max_model_len: int
@@ -191,17 +194,18 @@ class RelayText(Protocol):
         ...
 
     def token(self, token_id: int) -> TokenText:
-        """Return what one token says by itself."""
+        """Return the text of a single token."""
         ...
 
 
 class RelayEnd(NamedTuple):
-    """The request is over, by the server's own reading of its tokens.
+    """The request has ended, judging by its tokens.
 
     Attributes:
-      reason: why.
-      stop_string: that was found.
-      is_by_stop_token: a stop token of the client's ended it, and no end token of the model's.
+      reason: the finish reason.
+      stop_string: the stop string that was found.
+      is_by_stop_token: it ended at a stop token of the client's that is no end token of the
+        model's.
     """
 
     reason: FinishReason
@@ -210,28 +214,28 @@ class RelayEnd(NamedTuple):
 
 
 class _MarkedText:
-    """A text in which marker tokens are shown in their own way."""
+    """A text stream that replaces marker tokens by given texts."""
 
     def __init__(self, stream: TextStream, markers: Mapping[int, str]) -> None:
         self._stream = stream
         self._markers = markers
 
     def push(self, token_id: int) -> str:
-        """Return the text that this id completes."""
+        """Return the text that this token completes."""
         marker = self._markers.get(token_id)
         return self._stream.push(token_id) if marker is None else self._stream.flush() + marker
 
     def flush(self) -> str:
-        """Return what is left."""
+        """Return the remaining text."""
         return self._stream.flush()
 
 
 class Relay:
-    """One request.
+    """Turns one request's tokens into text and checks whether they end it.
 
     Attributes:
-      token_ids: completion tokens so far, the end token included.
-      mailbox: where its reader finds the events.
+      token_ids: completion tokens so far, including the end token.
+      mailbox: holds the events for the reader.
     """
 
     def __init__(self, request: GenerationRequest, text: RelayText) -> None:
@@ -254,17 +258,17 @@ class Relay:
         self._is_plain = not can_end and request.sampling.logprobs is None
 
     def push(self, row: TokenRow, now: float) -> RelayEnd | None:
-        """Take the token at the next position.
+        """Add the token at the next position.
 
         Returns:
-          How the request ends with this token, or None if it goes on.
+          How the request ends with this token; None if it continues.
         """
         assert row.position == len(self.token_ids), "positions come once and in order"
         sampling = self._request.sampling
         is_end = row.token_id in self._end_ids and row.position >= self._first_end
         self.token_ids.append(row.token_id)
         if self._is_plain and not is_end and row.position + 1 < sampling.max_tokens:
-            # As most are: there is nothing to look for.
+            # The usual case: nothing to check.
             self.mailbox.put(Put(self._stream.push(row.token_id), (row.token_id,), ()), now)
             return None
         is_shown = not is_end or self._request.include_stop
@@ -283,21 +287,21 @@ class Relay:
         return end
 
     def end(self, reason: FinishReason, now: float) -> RelayEnd:
-        """End where the worker says so, after the tokens so far."""
+        """End after the tokens so far, because the worker says so."""
         end, text = self._end(reason)
         if text:
             self.mailbox.put(Put(text, (), ()), now)
         return end
 
     def _end(self, reason: FinishReason) -> tuple[RelayEnd, str]:
-        """Show what was held back: half a character, or what might have become a stop string."""
+        """Return how it ends, and the text held back: a partial character or stop string."""
         text = self._cut(self._stream.flush())
         matched = self._stop.matched
         end = RelayEnd(reason if matched is None else FinishReason.STOP, matched)
         return end, text + _text_of(self._stop.finish())
 
     def _cut(self, text: str) -> str:
-        """Return what may be shown of a text; stop strings are looked for in the answer only."""
+        """Return the text that may be shown. Stop strings apply to the answer only."""
         if self._reasoning is None or not self._is_thinking():
             return _text_of(self._stop.push(Delta(text, ())))
         if self._reasoning.closes(self.token_ids):
@@ -305,7 +309,7 @@ class Relay:
         return text
 
     def _is_thinking(self) -> bool:
-        """Whether the last token is reasoning, or a marker of it."""
+        """Return whether the last token is reasoning or one of its markers."""
         reasoning = self._reasoning
         if reasoning is not None and not reasoning.begins_with(self.token_ids):
             reasoning = self._reasoning = None

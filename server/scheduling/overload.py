@@ -1,5 +1,5 @@
-"""What a server does about too much load: admission by predicted waits, brownout by levels, and a
-limit on outstanding prompt tokens for when predictions are wrong."""
+"""Overload control: refuses requests whose predicted wait is too long, lowers service by brownout
+levels, and limits outstanding prompt tokens in case predictions are wrong."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 
 SMOOTHING_S: Final = 0.5 * SECONDS
-"""Over which pressure is averaged: the wait jumps with every long prompt."""
+"""Time constant for averaging pressure, because the wait jumps with every long prompt."""
 
 
 class Level(IntEnum):
-    """What is given up; each level includes those below it."""
+    """What brownout gives up; each level includes those below it."""
 
     NORMAL = 0
     CAP_SHEDDABLE = 1
@@ -54,16 +54,15 @@ class Level(IntEnum):
 
 
 class Brownout:
-    """The level of one server. It moves by one step at a time, each after its pressure has lasted,
-    and falls only well below where it rose, so that it does not flicker.
+    """The brownout level of one server. It moves one step at a time, only after pressure has
+    lasted, and falls well below the point where it rose, to avoid flicker.
 
     Args:
       config: thresholds and times.
-      now: the time of the start.
 
     Attributes:
-      level: as of the last call of `advance`.
-      pressure: of the default class, smoothed.
+      level: the level after the last `advance`.
+      pressure: smoothed pressure of the default class.
     """
 
     def __init__(self, config: BrownoutConfig, now: float) -> None:
@@ -73,12 +72,11 @@ class Brownout:
         self._advanced_at = self._changed_at = self._steady_since = now
 
     def advance(self, pressure: float, critical_pressure: float, now: float) -> bool:
-        """Let time pass; return whether the level changed.
+        """Advance to `now`; return whether the level changed.
 
         Args:
-          pressure: predicted wait of a new request of the default class / what it may wait.
+          pressure: predicted wait of a new default-class request / its allowed wait.
           critical_pressure: the same for the critical class.
-          now: the time.
         """
         if not self._config.is_on:
             return False
@@ -98,7 +96,7 @@ class Brownout:
         return True
 
     def max_tokens(self, service_class: ServiceClass) -> int | None:
-        """Return the most tokens that an answer of a class may have; None for no cap."""
+        """Return the limit on the tokens of an answer of a class; None for no limit."""
         if service_class is ServiceClass.SHEDDABLE and self.level >= Level.CAP_SHEDDABLE:
             return self._config.sheddable_max_tokens
         if service_class is ServiceClass.DEFAULT and self.level >= Level.CAP_DEFAULT:
@@ -108,12 +106,12 @@ class Brownout:
     def refuses(
         self, service_class: ServiceClass, prompt_tokens: int, *, is_under_share: bool = False
     ) -> bool:
-        """Return whether a request is refused by its class or its length. Long prompts of a tenant
-        that asks for less than its share are not refused."""
+        """Return whether a request is refused because of its class or length. Long prompts of a
+        tenant below its share are not refused."""
         if service_class is ServiceClass.CRITICAL:
             return False
         if self.level >= Level.CRITICAL_ONLY:
-            # Batches are paused; refused they would fail.
+            # Batches are paused; a refusal would make them fail.
             return service_class is not ServiceClass.BATCH
         is_long = prompt_tokens > self._config.long_prompt_tokens and not is_under_share
         is_paused = service_class is ServiceClass.BATCH
@@ -133,8 +131,8 @@ class Brownout:
         return 0
 
     def _reaches(self, level: Level, share: float) -> bool:
-        """Return whether pressure is at least this share of where a level, or one above it,
-        begins."""
+        """Return whether pressure reaches `share` of the threshold of a level or of a higher
+        one."""
         config = self._config
         if self._critical_pressure >= share * config.critical_only_at:
             return True
@@ -147,27 +145,26 @@ class Brownout:
 
 
 LEAST_SAMPLES: Final = 16
-"""First tokens without which a window goes on: one late among few is chance."""
+"""First tokens needed to close a window: one late among few is chance."""
 LATE: Final = 1.1
-"""Of what a class may wait: a first token beyond that is late. Predictions err by less."""
+"""A first token is late beyond this multiple of its allowed wait. Predictions err by less."""
 UNDER_SHARE_ROOM: Final = 2
-"""Times the limit, for tenants that ask for less than their shares."""
+"""Multiple of the limit for tenants below their shares."""
 FORGET_WINDOWS: Final = 60
-"""Good windows without a refusal after which there is no limit: its cause is gone."""
+"""Good windows without a refusal after which the limit is dropped: its cause is gone."""
 
 
 class AimdLimiter:
-    """A limit on prompt tokens without a first token: multiplied by `fall` after a window with late
-    first tokens, by `rise` after a good window in which it refused.
+    """A limit on prompt tokens that have no first token yet: multiplied by `fall` after a window
+    with late first tokens, and by `rise` after a good window in which it refused.
 
     Args:
-      config: how it moves.
-      slo: which classes have a deadline: what others wait for is not counted.
+      config: how the limit moves.
+      slo: deadlines per class; waits of classes without one are not counted.
       outstanding: prompt tokens of the server's requests.
-      now: the time of the start.
 
     Attributes:
-      limit_tokens: None as long as no first token came late.
+      limit_tokens: the limit; None until first tokens came late.
     """
 
     def __init__(
@@ -184,8 +181,8 @@ class AimdLimiter:
     def admits(
         self, service_class: ServiceClass, num_tokens: int, *, is_under_share: bool = False
     ) -> bool:
-        """Return whether so many more prompt tokens may be owed to a class and those above it,
-        which are all that they wait for. Where none are owed they always may."""
+        """Return whether this many more prompt tokens fit the limit for a class and those above it,
+        which are all that they wait for. They always fit if none are owed."""
         if not self._config.is_on or self.limit_tokens is None:
             return True
         owed = sum(self._outstanding.owed(one) for one in ServiceClass if one <= service_class)
@@ -193,19 +190,18 @@ class AimdLimiter:
         return not owed or owed + num_tokens <= limit
 
     def refused(self) -> None:
-        """Note that a request was refused by the limit."""
+        """Record that the limit refused a request."""
         self._has_refused = True
 
     def took(self) -> None:
-        """Note that more is owed than before."""
+        """Record that more tokens are owed."""
         self._most_owed = max(self._most_owed, self._owed)
 
     def came(self, share: float, now: float) -> None:
-        """Note a first token.
+        """Record a first token.
 
         Args:
-          share: its wait beyond its own computing / what its class may wait.
-          now: the time.
+          share: its wait beyond its own computing / its class's allowed wait.
         """
         self._num_first += 1
         self._num_late += share > LATE
@@ -242,13 +238,13 @@ class Demand(NamedTuple):
 
     Attributes:
       scheduling: its tenant and class.
-      num_tokens: of its prompt, or the least that it may have.
-      deadline_s: within which all of it has to be done.
-      key: names what it asks for, the same when it is sent again; 0 for nothing.
-      draw: between 0 and 1, at random.
-      together_tokens: of all prompts that come in one request with it; 0 if it comes alone.
-      is_unread: its prompt was not tokenised yet.
-      is_under_share: its tenant asks for less than its share, beside others.
+      num_tokens: tokens of its prompt, or the fewest it may have.
+      deadline_s: time by which it must be done.
+      key: identifies its content, the same on a resend; 0 if unknown.
+      draw: random number between 0 and 1.
+      together_tokens: tokens of all prompts in the same client request; 0 if it comes alone.
+      is_unread: its prompt is not tokenized yet.
+      is_under_share: its tenant uses less than its share while others have requests.
     """
 
     scheduling: Scheduling
@@ -262,23 +258,23 @@ class Demand(NamedTuple):
 
     @property
     def all_tokens(self) -> int:
-        """Prompt tokens that come if it is taken on."""
+        """Prompt tokens added by accepting it and those that come with it."""
         return max(self.num_tokens, self.together_tokens)
 
 
 UNKNOWN_RETRY_S: Final = 1.0
-"""`Retry-After` where the rate of the queue is unknown."""
+"""`Retry-After` while the queue's rate is unknown."""
 
 
 class Look(NamedTuple):
     """What a new request would meet.
 
     Attributes:
-      counted: the class as which it waits.
-      queue_s: of waiting in the queue; None where no rate is known.
-      wait_s: for all but its own prompt; None likewise.
-      refused_for: why it is refused, as it is counted; empty if it is not.
-      room_in_s: until there will be room, where it is refused.
+      counted: the class it waits as.
+      queue_s: predicted wait in the queue; None while no rate is known.
+      wait_s: predicted wait for everything but its own prompt; None likewise.
+      refused_for: reason of the refusal; empty if accepted.
+      room_in_s: seconds until there will be room, if refused.
     """
 
     counted: ServiceClass
@@ -289,21 +285,20 @@ class Look(NamedTuple):
 
 
 class Overload:
-    """The decisions of one server, in numbers.
+    """Overload decisions of one server. Pure computation: no I/O.
 
     Args:
-      config: bounds, and which mechanisms are on.
-      observer: told of what happens.
-      now: the time of the start.
-      overtaken_s: of computing; workers compute shorter prompts beside a longer one.
+      config: bounds, and which mechanisms are enabled.
+      observer: receives events.
+      overtaken_s: computing time beyond which workers compute shorter prompts beside a prompt.
 
     Attributes:
-      outstanding: prompt tokens of the requests that were taken on.
-      prediction: of waits.
-      returns: of requests that were refused.
-      brownout: the level.
-      limiter: the outer bound.
-      idle_s: seconds without a worker that could have taken a request.
+      outstanding: prompt tokens of accepted requests.
+      prediction: predicts waits.
+      returns: refused requests that are expected back.
+      brownout: the brownout level.
+      limiter: limit on outstanding prompt tokens.
+      idle_s: seconds without a worker that could take a request.
     """
 
     def __init__(
@@ -326,15 +321,14 @@ class Overload:
         self._critical_until = now
 
     def judge(self, demand: Demand, tokens_ahead: float, now: float) -> Forecast:
-        """Return what is expected of a new request.
+        """Return the forecast for a new request.
 
         Args:
-          demand: what it is.
-          tokens_ahead: prompt tokens in the queue that go before it.
-          now: the time.
+          demand: the request in numbers.
+          tokens_ahead: prompt tokens ahead of it in the queue.
 
         Raises:
-          RequestError: it is refused, with the seconds after which it will be let in.
+          RequestError: refused, with the seconds after which a retry is accepted.
         """
         scheduling, num_tokens = demand.scheduling, demand.num_tokens
         own = scheduling.service_class
@@ -359,10 +353,10 @@ class Overload:
         )
 
     def look(self, demand: Demand, tokens_ahead: float, now: float) -> Look:
-        """Return what `judge` would find of a request. Changes and counts nothing."""
+        """Return what `judge` would find for a request. Has no side effects."""
         own, num_tokens = demand.scheduling.service_class, demand.num_tokens
         is_return = self.returns.is_due(demand.key, now)
-        # New requests of higher classes leave room for requests that return when they were told to.
+        # New requests of higher classes leave room for requests that return when told to.
         counted = min(own, ServiceClass.DEFAULT) if is_return else own
         queue_s = self.prediction.wait_s(counted, tokens_ahead, now)
         wait_s = self._wait_s(counted, queue_s, now, num_tokens)
@@ -378,7 +372,8 @@ class Overload:
             bound_s = share * (limit_s if slo_s is None else min(limit_s, slo_s))
             if wait_s > bound_s:
                 reason = "returned" if is_return else "deadline"
-                # Half of what may wait goes first, or one that returns would meet a full queue.
+                # Half of the allowed wait must drain first, or a returning request would meet a
+                # full queue.
                 return look._replace(refused_for=reason, room_in_s=wait_s - bound_s / 2)
         if not self.limiter.admits(own, demand.all_tokens, is_under_share=demand.is_under_share):
             room_in_s = self._room_s(own, tokens_ahead, now)
@@ -386,7 +381,7 @@ class Overload:
         return look
 
     def took(self, forecast: Forecast, now: float) -> None:
-        """Count a request that was taken on."""
+        """Count an accepted request."""
         standing = forecast.standing
         assert standing is not None, "a request is counted once"
         self.outstanding.apply(None, standing)
@@ -397,8 +392,8 @@ class Overload:
             self._critical_until = now + self._config.admission.headroom_memory_s
 
     def expired(self, forecast: Forecast | None, now: float) -> Failure | None:
-        """Return the end of a request that waits in vain: nothing was spent on it, and its first
-        token can not come in time any more. None for any other."""
+        """Return the failure for a waiting request whose first token can no longer come in time,
+        provided no work was done for it; else None."""
         if forecast is None or forecast.standing is None or forecast.dispatched_at is not None:
             return None
         if not self._is_too_late(forecast, forecast.standing, now):
@@ -415,7 +410,7 @@ class Overload:
         return Failure(Outcome.EXPIRED, crowded_out(text, max(forecast.slo_s / 2, 1.0)))
 
     def dispatched(self, forecast: Forecast | None, now: float) -> None:
-        """Learn from a request of which an attempt begins; only the first one counts."""
+        """Learn from the first dispatch of a request."""
         if forecast is None or forecast.standing is None or forecast.dispatched_at is not None:
             return
         standing = forecast.standing
@@ -449,7 +444,7 @@ class Overload:
             self._observer.predicted(forecast.ttft_s, ttft_s)
 
     def ended(self, forecast: Forecast | None, now: float, *, is_well: bool) -> None:
-        """Count a request out; a good end tells how long it had a row."""
+        """Stop counting a request. A success also teaches how long a row is held."""
         if forecast is None:
             return
         standing = forecast.standing
@@ -458,7 +453,7 @@ class Overload:
             self.prediction.ended(now - forecast.dispatched_at, standing.num_tokens)
 
     def kept_share(self, service_class: ServiceClass, now: float) -> float:
-        """Return the share of each worker that is kept from a class at the moment."""
+        """Return the share of each worker that is currently reserved from a class."""
         if service_class is ServiceClass.CRITICAL or now >= self._critical_until:
             return 0.0
         return self._config.admission.headroom_share
@@ -466,12 +461,11 @@ class Overload:
     def sweep(
         self, capacity: FleetCapacity, tokens_ahead: Callable[[ServiceClass], float], now: float
     ) -> None:
-        """Let time pass.
+        """Advance to `now`.
 
         Args:
-          capacity: of the workers that may be used.
-          tokens_ahead: prompt tokens in the queue before a new request of a class.
-          now: the time.
+          capacity: capacity of the usable workers.
+          tokens_ahead: returns the prompt tokens ahead of a new request of a class.
         """
         self.prediction.see(capacity)
         self.returns.forget(now)
@@ -484,7 +478,7 @@ class Overload:
             self._observer.level_changed(was, self.brownout.level, pressure)
 
     def status(self, now: float) -> OverloadStatus:
-        """Return what there is to be seen."""
+        """Return the current state of overload control."""
         return OverloadStatus(
             brownout=int(self.brownout.level),
             pressure=self.brownout.pressure,
@@ -500,24 +494,24 @@ class Overload:
         forecast.standing = after
 
     def _is_too_late(self, forecast: Forecast, standing: OutstandingRequest, now: float) -> bool:
-        """Return whether nothing that is spent now would make the first token come in time."""
+        """Return whether even immediate work would bring the first token too late."""
         if forecast.first_token_by is None:
             return False
         own, num_tokens = standing.service_class, standing.num_tokens
-        # A restart of workers is no overload: requests that waited for it are still to be served.
+        # A restart of workers is not overload: requests that waited for it are still served.
         now -= self.idle_s - forecast.idle_s
         backlog = self._backlog(own, num_tokens)
         if not backlog:
             return now > forecast.first_token_by
-        # Its own prompt as it was counted when it was taken on.
+        # Count its own prompt as at admission.
         own_s = self.prediction.own_s(num_tokens)
         rest_s = self.prediction.residence_s(own, backlog, now) + own_s
         return now + rest_s > forecast.first_token_by
 
     def _new_request_share(self, demand: Demand, now: float) -> float:
-        """Return the share of its deadline that a new request may wait: less while refused requests
-        are expected before that, by how many of them return. Critical requests, and those of
-        tenants below their shares, leave no room."""
+        """Return the share of its deadline that a new request may wait. It is less while refused
+        requests are expected back before then, by the share that usually returns. Critical
+        requests, and tenants below their shares, leave no such room."""
         config, own = self._config.admission, demand.scheduling.service_class
         slo_s = self._slo_s[own]
         latest = now + (demand.deadline_s if slo_s is None else min(demand.deadline_s, slo_s))
@@ -528,19 +522,19 @@ class Overload:
         return config.deadline_share - self.returns.shown_share * kept
 
     def _refusal(self, demand: Demand, look: Look, now: float) -> RequestError:
-        """Return the error for a request that is refused; counts and remembers it."""
+        """Return the error for a refused request; count and remember the refusal."""
         reason, own = look.refused_for, demand.scheduling.service_class
         if reason == "guard":
             self.limiter.refused()
-        # Room is kept from new requests of every class but the critical one.
+        # Room is kept from new requests of every class except the critical one.
         counted = min(own, ServiceClass.DEFAULT)
         rate = self.prediction.class_rate(counted, now)
         if rate is None:
             retry_s = UNKNOWN_RETRY_S
         else:
-            # A prompt that was not read is as long as others are.
+            # Assume an unread prompt of the usual length.
             usual_tokens = round(self.prediction.prompt_tokens) if demand.is_unread else 0
-            # A request that would be late on an idle fleet can be taken on at no time.
+            # A request that would be late on an idle fleet can never be accepted.
             own_s = self.prediction.own_s(max(demand.num_tokens, usual_tokens))
             retry_s = self.returns.told_s(
                 demand.key if own_s < demand.deadline_s else 0,
@@ -549,24 +543,24 @@ class Overload:
                 room_in_s=max(look.room_in_s, 0.0),
                 draw=demand.draw,
                 now=now,
-                # Brownout may be over at any time, however many it refuses.
+                # Brownout may end at any time, however many it refuses.
                 most_s=PATIENCE_S if reason == "brownout" else MOST_S,
             )
         self._observer.refused(reason, own)
         what = {
-            "brownout": f"the server has more to do than it can, and at brownout level "
-            f"{self.brownout.level.value} does not take such requests",
-            "guard": f"first tokens come late, and {self.outstanding.all_owed} prompt tokens wait "
-            "for theirs already",
+            "brownout": f"the server is overloaded and does not accept such requests at brownout "
+            f"level {self.brownout.level.value}",
+            "guard": f"first tokens come late, and {self.outstanding.all_owed} prompt tokens "
+            "already wait for theirs",
         }.get(
             reason,
-            f"its first token would come too late, after {look.wait_s or 0.0:.1f} s of waiting",
+            f"its first token would come too late, after a wait of {look.wait_s or 0.0:.1f} s",
         )
-        what = f"{what}; send it again when Retry-After says"
+        what = f"{what}; retry after the time in Retry-After"
         return crowded_out(what, retry_s, is_spread=rate is not None)
 
     def _room_s(self, own: ServiceClass, tokens_ahead: float, now: float) -> float:
-        """Return the seconds until the wait is half of what it may be."""
+        """Return the seconds until the wait is half of the allowed one."""
         wait_s = self._wait_s(own, self.prediction.wait_s(own, tokens_ahead, now), now)
         slo_s = self._slo_s[own] or 0.0
         return UNKNOWN_RETRY_S if wait_s is None else max(wait_s - slo_s / 2, 1.0)
@@ -574,25 +568,24 @@ class Overload:
     def _wait_s(
         self, own: ServiceClass, queue_s: float | None, now: float, num_tokens: int = 1
     ) -> float | None:
-        """Return all that the first token of such a prompt waits for but the prompt itself."""
+        """Return the wait for everything except the prompt itself until its first token."""
         if queue_s is None:
             return None
         after_s = self.prediction.residence_s(own, self._backlog(own, num_tokens), now)
         return self.prediction.bias[own] * queue_s + after_s
 
     def _backlog(self, own: ServiceClass, num_tokens: int = 1) -> int:
-        """Return the prompt tokens that workers compute before such a prompt, this server's and
-        others'."""
+        """Return all servers' prompt tokens that workers compute before such a prompt."""
         before = self.outstanding.before(own, is_long=self._is_long(num_tokens))
         return self.prediction.capacity.foreign_tokens + before
 
     def _is_long(self, num_tokens: int) -> bool:
-        """Return whether workers compute shorter prompts beside one of so many tokens."""
+        """Return whether workers compute shorter prompts beside one of this length."""
         return num_tokens > self._overtaken_s * self.prediction.capacity.fastest_tokens_per_s > 0
 
     def _pressure(self, own: ServiceClass, tokens_ahead: float, now: float) -> float:
         if tokens_ahead <= 0 and not self._backlog(own):
-            return 0.0  # a first token's own time is no load
+            return 0.0  # a request's own computing time is not load
         slo_s = self._slo_s[own]
         wait_s = self._wait_s(own, self.prediction.wait_s(own, tokens_ahead, now), now)
         if wait_s is None or slo_s is None:

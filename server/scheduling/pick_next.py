@@ -1,4 +1,5 @@
-"""Which request begins next, and where; which choices of one prompt share its computing."""
+"""Chooses the next request to dispatch and its workers. Choices of one prompt share one prefill.
+Also holds back batch streams while interactive requests wait."""
 
 from __future__ import annotations
 
@@ -27,9 +28,10 @@ if TYPE_CHECKING:
 
 
 def fork_route(request: Request, now: float) -> Route | None:
-    """Return the way to the prompt that a request can share, or None if there is none now.
+    """Return a route to the running choice whose prompt a request can share, or None.
 
-    What may be what workers fail by goes alone: a fork and its origin would be struck together.
+    A suspected poison prompt runs alone: a fork and its origin would otherwise crash the same
+    worker.
     """
     origin = None if request.origin is None else request.origin.attempt
     if origin is None or request.faults or request.poison.is_of_prompt:
@@ -45,8 +47,8 @@ def fork_route(request: Request, now: float) -> Route | None:
 
 
 def need_on(route: Route, need: Need) -> Need:
-    """Return what a request takes of the workers of a route. A fork takes its own blocks only, and
-    has the prompt's last token to be computed."""
+    """Return what a request needs on a route. A fork needs only its own blocks and computes only
+    the prompt's last token."""
     capacity = route.pair.decode.capacity
     assert capacity is not None, "an attempt goes to welcomed workers only"
     if route.fork_of is None:
@@ -57,26 +59,26 @@ def need_on(route: Route, need: Need) -> Need:
 
 
 def note_no_fork(request: Request, attempt: Attempt) -> None:
-    """Take in that decode does not have the prompt that an attempt was to share. Unless its origin
-    has moved on meanwhile, nothing will change that."""
+    """Record that decode lacks the prompt that an attempt was to share. Unless its origin has moved
+    meanwhile, the request stops trying to share."""
     origin = None if request.origin is None else request.origin.attempt
     if origin is None or origin.key == attempt.fork_of:
         request.origin = None
 
 
 HANDOVER_TRUST: Final = 0.2
-"""How far one transfer of KV moves what is expected of the next."""
+"""Weight of the latest KV transfer in the expected handover time."""
 
 
 class PickNext:
-    """The next dispatches from one queue.
+    """Picks the next dispatches from one queue.
 
     Args:
       config: which workers may compute prompts.
-      workers: as of Requests.
-      queue: the requests that wait.
-      recovery: the memory of faults.
-      overload: says which share of each worker is kept from a class now.
+      workers: the fleet's workers, shared with `Requests`.
+      queue: the waiting requests.
+      recovery: the record of faults.
+      overload: returns the share of each worker that is reserved from a class.
     """
 
     def __init__(
@@ -95,11 +97,11 @@ class PickNext:
         self._handover_s = 0.0
 
     def handed_over(self, took_s: float) -> None:
-        """Learn from a transfer of KV: the seconds from the first token until decode had it."""
+        """Learn from a KV transfer: the seconds from the first token until decode had the KV."""
         self._handover_s += HANDOVER_TRUST * (took_s - self._handover_s)
 
     def next(self, now: float) -> tuple[Request, Route | Failure] | None:
-        """Return the request that leaves the queue now, and its workers or its end."""
+        """Return the request that leaves the queue now, with its workers or its failure."""
         queue = self._queue
         try:
             request = queue.first()
@@ -119,7 +121,7 @@ class PickNext:
         return None
 
     def _turn_of(self, request: Request, now: float) -> Route | Failure | None:
-        """Return the workers or the end of a request that is first; None if it has to wait."""
+        """Return the workers or the failure of the first request; None if it must wait."""
         if self._recovery.awaits_answer(request, now):
             return None
         need = self._need(request, now)
@@ -133,7 +135,7 @@ class PickNext:
         return None
 
     def _need(self, request: Request, now: float) -> Need:
-        """Return what a request that waits asks of workers now."""
+        """Return what a waiting request needs of workers now."""
         own = request.spec.scheduling.service_class
         kept_share, band = (
             self._overload.kept_share(own, now),
@@ -142,7 +144,7 @@ class PickNext:
         return request.need._replace(kept_share=kept_share, band=band)
 
     def _waits_for_isolation(self, need: Need, now: float) -> bool:
-        """Return whether there is room, but not for a request that may make workers fail."""
+        """Return whether there is room for it unless it may crash workers."""
         freely = need._replace(is_isolated=False, is_suspect=False)
         return freely != need and self._route(freely, now) is not None
 
@@ -155,14 +157,14 @@ _BEFORE_FIRST_TOKEN: Final = (Phase.QUEUED, Phase.RESERVING, Phase.PREFILLING)
 
 
 class Background:
-    """Streams of batches that are held while interactive requests wait.
+    """Batch streams that are held back while interactive requests wait.
 
     Args:
-      queue: of requests for tokens. Inputs have one of their own: thousands may wait there, and
-        each token of a batch would look at all of them.
+      queue: the completions' queue. Embedding inputs have another one: thousands may wait there,
+        and every token of a batch stream would scan all of them.
 
     Attributes:
-      held: these streams, and since which sweep.
+      held: the held streams, with the time of the first sweep since.
     """
 
     def __init__(self, queue: FairQueue[Request]) -> None:
@@ -170,8 +172,8 @@ class Background:
         self.held: dict[Request, float | None] = {}
 
     def is_urgent(self) -> bool:
-        """Return whether an interactive request waits for its first token, and not for a limit of
-        its tenant: held streams would not help that."""
+        """Return whether an interactive request waits for its first token. One that waits for a
+        limit of its tenant does not count: held streams would not help it."""
         return any(
             request.phase in _BEFORE_FIRST_TOKEN
             and not is_background(request.spec)
@@ -187,16 +189,15 @@ class Background:
         return BACKGROUND_HOLD_S if self.is_urgent() else 0.0
 
     def holds(self, request: Request) -> bool:
-        """Return whether a stream of a batch gets no more credit for now; it is held from then
-        on."""
+        """Return whether a batch stream gets no credit for now; it is held from then on."""
         if not self.is_urgent():
             return False
         self.held.setdefault(request, None)
         return True
 
     def released(self, now: float) -> list[Request]:
-        """Return the streams that may go on: all once no interactive request waits, and each after
-        `BACKGROUND_HOLD_S`, since others may wait for its row and blocks."""
+        """Return the streams that may continue: all once no interactive request waits, and each
+        after `BACKGROUND_HOLD_S`, because others may wait for its row and blocks."""
         if self.held and not self.is_urgent():
             released = list(self.held)
         else:

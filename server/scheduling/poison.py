@@ -1,22 +1,21 @@
-"""Strikes of one request: whether it is the one that makes workers fail.
+"""Detects whether one request crashes workers, by counting the failures ("strikes") it was part of.
 
-The engine computes the same thing for the same tokens. So a request that is there whenever a
-worker dies or a step raises at one point of its text is the cause, and one that gets past that
-point is not:
+The engine computes the same result for the same tokens. A request that is present whenever a worker
+dies or a step raises at one point of its text is the cause; one that gets past that point is not:
 
-    1st strike                  it is tried again beside the others
-    2nd strike, with others     isolated: it shares no worker with another isolated one
-    2nd strike, alone, or 3rd   blamed: what it did is held against no other request
+    1st strike                  retried beside other requests
+    2nd strike, with others     isolated: shares no worker with another isolated request
+    2nd strike, alone, or 3rd   blamed: its failures are not held against other requests
     2nd death, alone, or 3rd    convicted: its tenant's requests with this prompt are refused
 
-Only processes that died convict. A worker that is given up strikes at once, and whether its
-process died shows when it answers again: its epoch tells another process from the same one. The
-same one takes the strike back: a link broke, a heartbeat was late, or one of the two stood still.
-Where steps raise and no process dies, a request is only blamed.
+Only the death of a process convicts. Losing a worker is a strike at once; whether its process died
+shows when it answers again, because its epoch identifies the process. The same process takes the
+strike back: a link broke, a heartbeat was late, or one side was paused. If steps raise and no
+process dies, a request is only blamed.
 
-Strikes are cleared by `CLEARING_TOKENS` more tokens, and by a strike in the other role: the request
-has got through the first one meanwhile. They are kept per request, not per prompt: several choices
-of one prompt are struck by one event.
+Strikes are cleared by `CLEARING_TOKENS` more tokens, and by a strike in the other role, because the
+request has passed the first one meanwhile. They are kept per request, not per prompt: one event
+strikes several choices of one prompt.
 """
 
 from __future__ import annotations
@@ -32,25 +31,25 @@ if TYPE_CHECKING:
 
 
 CLEARING_TOKENS: Final = 16
-"""Tokens past the strike that clear: more than a dead worker can have computed of one stream that
-this server has not seen."""
+"""Tokens past the strike that clear it: more than a dead worker can have computed for one stream
+without this server seeing them."""
 ISOLATING_STRIKES: Final = 2
 TELLING_STRIKES: Final = 3
 
 
 def _are_telling(num_suspects: list[int]) -> bool:
-    """Return whether a request caused what struck it, each time as one of so many suspects."""
+    """Return whether strikes, given the number of suspects in each, identify the cause."""
     is_lone = len(num_suspects) >= ISOLATING_STRIKES and num_suspects[-1] == 1
     return is_lone or len(num_suspects) >= TELLING_STRIKES
 
 
 class PoisonDetector:
-    """The strikes of one request.
+    """The strikes against one request.
 
     Attributes:
-      strikes: how many requests were computed, by the worker that was given up or the step that
-        raised while this one was among them, at one point of its text.
-      deaths: lives of workers that it was struck by, and whose processes have died.
+      strikes: number of requests being computed, by the lost worker or failed step; all at one
+        point of the request's text.
+      deaths: struck worker epochs whose processes died.
     """
 
     def __init__(self) -> None:
@@ -61,32 +60,32 @@ class PoisonDetector:
 
     @property
     def isolated(self) -> bool:
-        """Whether it must share no worker with another isolated request."""
+        """Whether it must not share a worker with another isolated request."""
         return len(self.strikes) >= ISOLATING_STRIKES
 
     @property
     def is_blamed(self) -> bool:
-        """Whether it, and no other request, is the cause as far as strikes tell."""
+        """Whether strikes identify it, and no other request, as the cause."""
         return _are_telling(list(self.strikes.values()))
 
     @property
     def is_convicted(self) -> bool:
-        """Whether its prompt is to be refused: deaths alone tell as much."""
+        """Whether deaths alone identify it as the cause, so that its prompt is refused."""
         return _are_telling([num for life, num in self.strikes.items() if life in self.deaths])
 
     @property
     def is_of_prompt(self) -> bool:
-        """Whether the cause of a failure may be in its prompt."""
+        """Whether its prompt may cause the failures."""
         return bool(self.strikes) and self._role is Role.PREFILL
 
     def strike(self, role: Role, num_tokens: int, num_suspects: int, what: Hashable) -> None:
-        """Note that a worker was given up, or its step raised, while it computed this request.
+        """Record that a worker was lost, or its step raised, while it computed this request.
 
         Args:
-          role: of the work: a prompt is prefill's, wherever it was computed.
-          num_tokens: tokens that the request has.
-          num_suspects: requests that computed there, this one included.
-          what: names the step, or the life.
+          role: kind of work: prompts count as prefill wherever they are computed.
+          num_tokens: completion tokens the request has.
+          num_suspects: requests being computed there, including this one.
+          what: identifies the step or the worker's epoch.
         """
         self.advanced(num_tokens)
         if role is not self._role:
@@ -97,8 +96,8 @@ class PoisonDetector:
         self.strikes[what] = num_suspects
 
     def settle(self, life: PeerId, *, has_died: bool) -> bool:
-        """Note whether a life that was given up has died, and take the strike back if not; return
-        whether that convicts it."""
+        """Record whether a lost worker's process died; if not, take the strike back. Return whether
+        this convicts the request."""
         was_convicted = self.is_convicted
         if has_died:
             self.deaths.add(life)
@@ -107,7 +106,7 @@ class PoisonDetector:
         return self.is_convicted and not was_convicted
 
     def advanced(self, num_tokens: int) -> bool:
-        """Note how many tokens it has; return whether that ends an isolation."""
+        """Record the request's progress; return whether it ends an isolation."""
         if not self.strikes or num_tokens - self._struck_at < CLEARING_TOKENS:
             return False
         was_isolated = self.isolated

@@ -1,6 +1,6 @@
-"""The queue: by service class, then by tenant with weighted shares of tokens, then by the order
-within a tenant. A lower class that waits earns a part of what the classes above it are given, so
-that it is never starved."""
+"""The queue of waiting requests: ordered by service class, then by tenant with weighted fair shares
+of tokens, then by priority and deadline. A waiting lower class earns a share of what higher classes
+are given, so it is never starved."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound="Hashable")
 
 UNKNOWN_TOKENS: Final = 1 << 31
-"""As `max_tokens` of a request that was not read yet: as many as its tenant's usual completion."""
+"""`max_tokens` of a request that is not read yet: its tenant's usual completion then counts."""
 OVERDUE: Final = 4
-"""Times its cost: with so much aging credit the first request of a class no longer lets others pass
-when it finds no room. A large request would otherwise never find it."""
+"""Multiple of its cost: with this much aging credit, the first request of a class stops letting
+others pass when it finds no room. A large request would otherwise never find it."""
 
 
 class QueuePlace(NamedTuple):
-    """Where a request belongs in the queue.
+    """What determines a request's place in the queue.
 
     Attributes:
       scheduling: its tenant, the tenant's weight and limits, and the service class.
-      priority: among the requests of its tenant and class; lower is earlier.
-      due: deadline; of equal priority the earliest is first.
-      order: number of arrival, unique; decides between equal deadlines.
-      prompt_tokens: to compute.
-      max_tokens: of its completion.
+      priority: priority within its tenant and class; lower is earlier.
+      due: deadline; among equal priorities the earliest is first.
+      order: unique number of arrival; breaks ties.
+      prompt_tokens: prompt tokens to compute.
+      max_tokens: maximum completion tokens.
     """
 
     scheduling: Scheduling
@@ -51,13 +51,13 @@ class QueuePlace(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class QueueEntry(Generic[T]):
-    """A request that waits or runs.
+    """A waiting or running request.
 
     Attributes:
-      item: the caller's name for it.
-      place: where it belongs.
-      queue: of its tenant and class.
-      cost: tokens that it is charged at dispatch.
+      item: the caller's request.
+      place: its place in the queue.
+      queue: the queue of its tenant and class.
+      cost: tokens charged at dispatch.
       tag: virtual time of its first dispatch; None before.
       is_running: dispatched and not ended.
     """
@@ -75,19 +75,19 @@ class TenantQueue(Generic[T]):
     """The requests of one tenant in one class.
 
     Attributes:
-      tenant: name.
-      of_class: the queue of its class.
-      usage: what the tenant has on workers, in all classes.
+      tenant: the tenant's name.
+      of_class: the queue of the class.
+      usage: what the tenant uses on workers, in all classes.
       charged: virtual time up to which the tenant was served: tokens / weight.
-      credit: tokens / weight of its share that it left unused lately.
-      weight: of its latest request.
-      cost: tokens to be charged for all that wait.
-      prompt_tokens: of all that wait.
+      credit: tokens / weight of its share that it recently left unused.
+      weight: weight of its latest request.
+      cost: tokens that the waiting requests will be charged.
+      prompt_tokens: prompt tokens of the waiting requests.
       num_running: requests of this class on workers.
-      head_start: virtual time by which its turn is earlier than `charged`; 0 for a tenant that
-        asks for more than its credit.
-      turn: its entry in the turns of the class; None while it has none.
-      idle: its entry among the idle tenants of the class; None while it is not idle.
+      head_start: virtual time by which its turn comes before `charged`; 0 for a tenant that asks
+        for more than its credit.
+      turn: its entry in the class's turns; None if it has none.
+      idle: its entry among the class's idle tenants; None if it is not idle.
     """
 
     tenant: str
@@ -110,22 +110,22 @@ class TenantQueue(Generic[T]):
 
     @property
     def head(self) -> QueueEntry[T]:
-        """The first entry; there must be one."""
+        """The first entry; the queue must not be empty."""
         return self._entries[0][3]
 
     @property
     def tag(self) -> float:
-        """The virtual time of the next turn: a head that is tried again keeps its first one."""
+        """Virtual time of the next turn. A request that is retried keeps its first tag."""
         tag = self.head.tag
         return self.charged - self.head_start if tag is None else tag
 
     @property
     def is_held(self) -> bool:
-        """Whether its requests wait for a limit of the tenant's own, not for workers."""
+        """Whether its requests wait for the tenant's own limit, not for workers."""
         return bool(self._entries) and self.turn is None
 
     def add(self, entry: QueueEntry[T]) -> None:
-        """Put an entry in."""
+        """Add an entry."""
         place = entry.place
         at = bisect_left(self._entries, place[1:4])
         self._entries.insert(at, (*place[1:4], entry))
@@ -134,44 +134,44 @@ class TenantQueue(Generic[T]):
         self.prompt_tokens += place.prompt_tokens
 
     def remove(self, entry: QueueEntry[T]) -> None:
-        """Take an entry out."""
+        """Remove an entry."""
         at = bisect_left(self._entries, entry.place[1:4])
-        assert self._entries[at][3] is entry, "only an entry that waits can be taken out"
+        assert self._entries[at][3] is entry, "only a waiting entry can be removed"
         del self._entries[at], self._tokens[at]
         self.cost -= entry.cost
         self.prompt_tokens -= entry.place.prompt_tokens
 
     def credit_at(self, virtual_time: float, most: float) -> float:
-        """Return its credit with what it has left unused until then, at most `most`."""
+        """Return its credit plus the share left unused until `virtual_time`, at most `most`."""
         unused = 0.0 if self else max(virtual_time - self.charged, 0.0)
         return min(self.credit + unused, most)
 
     def tokens_before(self, priority: int, due: float) -> int:
-        """Return the prompt tokens of those that go before a new request."""
+        """Return the prompt tokens ahead of a new request."""
         return sum(self._tokens[: bisect_left(self._entries, (priority, due, math.inf))])
 
 
 Turn: TypeAlias = tuple[float, int, TenantQueue[T]]
-"""Virtual time; the order of the first request, which decides between equal times; the tenant."""
+"""Virtual time; order of the first request, which breaks ties; the tenant's queue."""
 
 
 class ClassQueue(Generic[T]):
     """The tenants of one service class.
 
-    Start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM '96) over tokens, as a virtual token
-    counter for each tenant (Sheng et al., "Fairness in Serving Large Language Models", OSDI '24):
-    the tenant that was charged least by its weight is next; a tenant that comes back from idling
-    starts where the others are.
+    Start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM '96) over tokens, with a virtual token
+    counter per tenant (Sheng et al., "Fairness in Serving Large Language Models", OSDI '24): the
+    tenant charged least, relative to its weight, is next; a tenant that returns from idling starts
+    where the others are.
 
     Args:
-      usages: of all tenants, with their limits.
+      usages: usage and limits of all tenants.
       head_start: tokens / weight by which a tenant that asks for little may be ahead of the others.
 
     Attributes:
       is_paused: no request is dispatched.
-      virtual_time: of the latest turn.
-      aging_credit: tokens that the class may send ahead of higher classes, for having waited.
-      num_waiting: requests.
+      virtual_time: virtual time of the latest turn.
+      aging_credit: tokens that the class may send ahead of higher classes, earned by waiting.
+      num_waiting: waiting requests.
       num_running: requests on workers.
     """
 
@@ -188,45 +188,45 @@ class ClassQueue(Generic[T]):
         self._idle: list[tuple[float, str]] = []
 
     def __len__(self) -> int:
-        """Tenants that are remembered."""
+        """Return the number of remembered tenants."""
         return len(self._tenants)
 
     def __iter__(self) -> Iterator[TenantQueue[T]]:
-        """Go through the tenants that are remembered."""
+        """Iterate over the remembered tenants."""
         return iter(self._tenants.values())
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a request waits for workers that may be dispatched."""
+        """Whether a request waits that may be dispatched."""
         return bool(self._turns) and not self.is_paused
 
     @property
     def ready_tokens(self) -> int:
-        """Prompt tokens that wait for workers; what waits for a tenant's own limit says nothing of
-        the load."""
+        """Prompt tokens that wait for workers. Requests that wait for their tenant's limit are not
+        load and do not count."""
         return sum(queue.prompt_tokens for _, _, queue in self._turns)
 
     @property
     def lag_tokens(self) -> float:
-        """Tokens of weight 1 between the most and the least charged tenant that waits."""
+        """Tokens at weight 1 between the most and the least charged waiting tenant."""
         charged = [queue.charged for _, _, queue in self._turns]
         return max(charged) - min(charged) if charged else 0.0
 
     def find(self, tenant: str) -> TenantQueue[T] | None:
-        """Return a tenant's queue, if there is one."""
+        """Return a tenant's queue, or None."""
         return self._tenants.get(tenant)
 
     def first(self) -> QueueEntry[T] | None:
-        """Return the next entry. None while the class is paused, or the tenant that is next leaves
-        the last rows to others: those of its class are ahead of it anyhow, lower classes may have
-        them."""
+        """Return the next entry. Return None while the class is paused, or if the next tenant must
+        leave the last rows to others: tenants of its class are ahead of it anyway, and lower
+        classes may use the rows."""
         if self.is_paused or not self._turns:
             return None
         queue = self._turns[0][2]
         return None if self._usages.leaves_rows(queue.tenant, queue.usage) else queue.head
 
     def queue_of(self, scheduling: Scheduling, usage: TenantUsage) -> TenantQueue[T]:
-        """Return the queue of a tenant of which a request comes."""
+        """Return the queue for a tenant's new request."""
         queue = self._tenants.get(scheduling.tenant)
         if queue is None:
             queue = TenantQueue(
@@ -238,20 +238,20 @@ class ClassQueue(Generic[T]):
             del self._idle[bisect_left(self._idle, queue.idle)]
             queue.idle = None
         if not queue:
-            # Idling, or waiting for what runs to end, saves no share: it only lets past others.
+            # Idling, or waiting for a running request to end, does not save up a share.
             queue.credit = queue.credit_at(self.virtual_time, self._head_start)
             queue.charged = max(queue.charged, self.virtual_time)
         queue.weight = scheduling.weight
         return queue
 
     def put(self, entry: QueueEntry[T]) -> None:
-        """Let an entry wait."""
+        """Add a waiting entry."""
         entry.queue.add(entry)
         self.num_waiting += 1
         self.refresh(entry.queue)
 
     def drop(self, entry: QueueEntry[T]) -> None:
-        """Take an entry out that waits."""
+        """Remove a waiting entry."""
         entry.queue.remove(entry)
         self.num_waiting -= 1
         if not self.num_waiting:
@@ -259,7 +259,7 @@ class ClassQueue(Generic[T]):
         self.refresh(entry.queue)
 
     def take(self, entry: QueueEntry[T]) -> bool:
-        """Let an entry run that waits; return whether it was charged, which happens once."""
+        """Start a waiting entry; return whether it was charged, which happens once."""
         queue = entry.queue
         queue.num_running += 1
         self.num_running += 1
@@ -273,19 +273,19 @@ class ClassQueue(Generic[T]):
         return is_charged
 
     def leave(self, entry: QueueEntry[T]) -> None:
-        """Count an entry out that ran."""
+        """Stop counting a running entry."""
         entry.queue.num_running -= 1
         self.num_running -= 1
 
     def settle(self, entry: QueueEntry[T], used_tokens: int) -> None:
-        """Replace what an entry was charged by what it has used."""
+        """Replace an entry's charge by the tokens it used."""
         if entry.tag is not None:
             entry.queue.charged += (used_tokens - entry.cost) / entry.queue.weight
 
     def forget(self, queue: TenantQueue[T]) -> None:
-        """Drop a tenant without requests once the others are a head start beyond it, as it has left
-        so much unused by then; and all tenants once the class is empty, since more than others had
-        took nothing from them."""
+        """Drop a tenant without requests once the others are a head start beyond it, since its
+        credit is full by then; drop all tenants once the class is empty, since past imbalance no
+        longer matters."""
         if not self.num_waiting and not self.num_running:
             self._tenants.clear()
             self._idle.clear()
@@ -298,7 +298,7 @@ class ClassQueue(Generic[T]):
             del self._tenants[self._idle.pop(0)[1]]
 
     def refresh(self, queue: TenantQueue[T]) -> None:
-        """Give a tenant the turn that follows from its charge, its first entry and its limits."""
+        """Update a tenant's turn from its charge, first entry and limits."""
         is_within = queue.cost <= queue.credit * queue.weight
         queue.head_start = float(self._head_start) if is_within else 0.0
         is_ready = len(queue) > 0 and self._usages.allows(
@@ -314,8 +314,8 @@ class ClassQueue(Generic[T]):
         queue.turn = turn
 
     def head_start_of(self, scheduling: Scheduling, cost: float) -> float:
-        """Return by how much the turn of a new request would be earlier: the head start, if the
-        credit of its tenant covers everything that would wait."""
+        """Return the head start of a new request's turn: the full one if its tenant's credit covers
+        everything that would wait, else 0."""
         queue = self._tenants.get(scheduling.tenant)
         credit, waiting = float(self._head_start), 0
         if queue is not None:
@@ -323,13 +323,13 @@ class ClassQueue(Generic[T]):
         return float(self._head_start) if waiting + cost <= credit * scheduling.weight else 0.0
 
     def tokens_ahead(self, place: QueuePlace, cost: float) -> int:
-        """Return the prompt tokens of the class that go before a new request: those of its tenant
-        before it, and what each other tenant has until its turn:
+        """Return the prompt tokens of the class ahead of a new request: those of its tenant before
+        it, and for each other tenant what is served until its turn:
 
             prompt_tokens * min(1, weight * virtual_tokens / cost)
 
-        where `virtual_tokens` is what its own tenant has until then, by weight, and half of its own
-        cost: of the tenants with the same virtual time half are first.
+        Here `virtual_tokens` is what its own tenant is served until then, by weight, plus half of
+        its own cost: of the tenants with equal virtual time, half are first.
         """
         scheduling = place.scheduling
         mine = self._tenants.get(scheduling.tenant)
@@ -350,13 +350,13 @@ class ClassQueue(Generic[T]):
 
 
 class FairQueue(Generic[T]):
-    """The queue, and what the requests on workers were charged.
+    """The whole queue, including the charges of running requests.
 
     Attributes:
       config: how shares are given.
-      usages: what each tenant has on workers.
+      usages: what each tenant uses on workers.
       classes: the queue of each service class, in order.
-      num_running: requests that were dispatched and have not ended.
+      num_running: dispatched requests that have not ended.
     """
 
     def __init__(self, config: QueueConfig) -> None:
@@ -371,31 +371,31 @@ class FairQueue(Generic[T]):
         self._aside: list[QueueEntry[T]] = []
 
     def __len__(self) -> int:
-        """Requests that wait."""
+        """Return the number of waiting requests."""
         return len(self._entries) - self.num_running
 
     def __iter__(self) -> Iterator[T]:
-        """Go through those that wait, in order of arrival; they may end meanwhile."""
+        """Iterate over waiting requests in order of arrival; they may end during iteration."""
         return iter([item for item, entry in self._entries.items() if not entry.is_running])
 
     def live(self) -> Iterator[T]:
-        """Go through those that wait or run; none may come or end meanwhile."""
+        """Iterate over waiting and running requests; the set must not change during iteration."""
         return iter(self._entries)
 
     @property
     def num_tenants(self) -> int:
-        """Tenants with requests that wait or run."""
+        """Tenants with waiting or running requests."""
         return len(self.usages)
 
     def tokens_ahead(self, place: QueuePlace) -> int:
-        """Return the prompt tokens that go before a new request, as things stand."""
+        """Return the prompt tokens currently ahead of a new request."""
         place = effective_place(self.config, place)
         scheduling = place.scheduling
         tokens = self.classes[scheduling.service_class].tokens_ahead(place, self.cost_of(place))
         for higher in self.classes[: scheduling.service_class]:
             if not higher.is_paused:
                 mine = higher.find(scheduling.tenant)
-                # Another tenant's requests that wait for its own limit are in no other's way.
+                # Another tenant's requests that wait for its own limit delay no one else.
                 is_held = mine is not None and mine.is_held
                 tokens += higher.ready_tokens + (mine.prompt_tokens if mine and is_held else 0)
         return tokens
@@ -406,17 +406,17 @@ class FairQueue(Generic[T]):
         return place.prompt_tokens + min(place.max_tokens, completion_tokens)
 
     def is_held(self, item: T) -> bool:
-        """Return whether a request waits for another one of its tenant to end."""
+        """Return whether a request waits for another request of its tenant to end."""
         entry = self._entries.get(item)
         return entry is not None and not entry.is_running and entry.queue.is_held
 
     def is_over_share(self, item: T) -> bool:
-        """Return whether the tenant of a request that waits asks for more than it left unused.
-        Workers compute the requests of other tenants before it, also of those that come later."""
+        """Return whether a waiting request's tenant asks for more than its credit. Workers then
+        compute other tenants' requests before it, including later ones."""
         return not self._entries[item].queue.head_start
 
     def add(self, item: T, place: QueuePlace) -> None:
-        """Let a new request wait."""
+        """Add a new waiting request."""
         assert item not in self._entries, "a request is in the queue once"
         place = effective_place(self.config, place)
         scheduling = place.scheduling
@@ -428,10 +428,10 @@ class FairQueue(Generic[T]):
         one.put(entry)
 
     def first(self, *, is_aged_too: bool = True) -> T | None:
-        """Return the request that is next; None if none may be dispatched.
+        """Return the next request; None if none may be dispatched.
 
         Args:
-          is_aged_too: a lower class may be first by its aging credit.
+          is_aged_too: let a lower class be first by its aging credit.
         """
         chosen: QueueEntry[T] | None = None
         for one in self.classes:
@@ -447,15 +447,15 @@ class FairQueue(Generic[T]):
         return None if chosen is None else chosen.item
 
     def lets_pass(self, item: T) -> bool:
-        """Return whether higher classes may go first if there is no room for the request that is
-        next: it is ahead of them by an aging credit that is not overdue yet."""
+        """Return whether higher classes may go first if there is no room for the next request: it
+        is ahead of them only by an aging credit that is not overdue yet."""
         entry = self._entries[item]
         service_class = entry.place.scheduling.service_class
         is_below = any(one.first() for one in self.classes[:service_class])
         return is_below and self.classes[service_class].aging_credit < OVERDUE * entry.cost
 
     def take(self, item: T) -> None:
-        """Let a request run. It is charged, unless it was before."""
+        """Start a request. It is charged the first time only."""
         entry = self._entries[item]
         if entry.queue.of_class.take(entry):
             share = self.config.min_class_share
@@ -466,7 +466,7 @@ class FairQueue(Generic[T]):
         _refresh(self.classes, entry.queue.tenant)
 
     def give_back(self, item: T) -> None:
-        """Let a request that ran wait again, in its old place and without being charged again."""
+        """Return a running request to its old place, without charging it again."""
         entry = self._entries[item]
         entry.is_running = False
         self.num_running -= 1
@@ -476,7 +476,7 @@ class FairQueue(Generic[T]):
         _refresh(self.classes, entry.queue.tenant)
 
     def end(self, item: T, completion_tokens: int) -> None:
-        """Forget a request and settle its charge by what it has used."""
+        """Remove a request and settle its charge by the tokens it used."""
         entry = self._entries.pop(item)
         queue = entry.queue
         one, usage = queue.of_class, queue.usage
@@ -498,24 +498,24 @@ class FairQueue(Generic[T]):
         self.usages.left(entry.queue.tenant)
 
     def set_aside(self, item: T) -> None:
-        """Leave a request that waits out of `first` until `restore`."""
+        """Exclude a waiting request from `first` until `restore`."""
         entry = self._entries[item]
         entry.queue.of_class.drop(entry)
         self._aside.append(entry)
 
     def restore(self) -> None:
-        """Put everything that was set aside back into its place."""
+        """Put back the requests that were set aside."""
         while self._aside:
             entry = self._aside.pop()
             entry.queue.of_class.put(entry)
 
     def pause(self, classes: Collection[ServiceClass]) -> None:
-        """Dispatch nothing of these classes from now on, and of all others again."""
+        """Pause these classes, and resume all others."""
         for service_class, one in zip(ServiceClass, self.classes, strict=True):
             one.is_paused = service_class in classes
 
     def note_pools(self, kv_tokens: int, rows: int) -> None:
-        """Note how many tokens and sequences all decode workers can hold."""
+        """Record how many tokens and sequences all decode workers can hold."""
         if self.usages.note_pools(kv_tokens, rows):
             for one in self.classes:
                 for queue in one:
@@ -523,13 +523,12 @@ class FairQueue(Generic[T]):
 
 
 def is_under_share(queue: FairQueue[Any], places: Iterable[QueuePlace]) -> bool:
-    """Return whether the tenant of some new requests asks for so much less than its share,
-    beside others, that the requests which give way to others need not be its own. False for a
-    tenant alone.
+    """Return whether a tenant's new requests ask for so much less than its share that others, not
+    they, should yield. False for the only tenant.
 
     Args:
-      queue: with what waits already.
-      places: of requests that come together, of one tenant and class.
+      queue: the waiting requests.
+      places: places of requests that arrive together, of one tenant and class.
     """
     places = [effective_place(queue.config, place) for place in places]
     scheduling = places[0].scheduling
@@ -540,9 +539,9 @@ def is_under_share(queue: FairQueue[Any], places: Iterable[QueuePlace]) -> bool:
 
 
 def num_crowding(queue: FairQueue[Any], scheduling: Scheduling, count: int, most: int) -> int:
-    """Return how many requests wait of a class and those above it where there is no room for
-    `count` more, else 0. There is room up to `most`, for a tenant below its part of `most` by
-    weight, and where none waits."""
+    """Return how many requests of a class and those above it wait if there is no room for `count`
+    more, else 0. There is room up to `most` in all, and for a tenant up to its share of `most` by
+    weight."""
     scheduling = effective_scheduling(queue.config, scheduling)
     classes = queue.classes[: scheduling.service_class + 1]
     num_before = sum(one.num_waiting for one in classes)
@@ -554,12 +553,12 @@ def num_crowding(queue: FairQueue[Any], scheduling: Scheduling, count: int, most
 
 
 def effective_scheduling(config: QueueConfig, scheduling: Scheduling) -> Scheduling:
-    """Return what counts: without fairness all requests are of one class and tenant."""
+    """Return the scheduling that applies: without fairness, one class and tenant for all."""
     return scheduling if config.fair else DEFAULT_SCHEDULING
 
 
 def effective_place(config: QueueConfig, place: QueuePlace) -> QueuePlace:
-    """Return the place that counts: without fairness class and priority, then arrival."""
+    """Return the place that applies: without fairness, by class and priority, then arrival."""
     if config.fair:
         return place
     priority = place.scheduling.priority(place.priority)
@@ -569,8 +568,8 @@ def effective_place(config: QueueConfig, place: QueuePlace) -> QueuePlace:
 def _age(
     classes: tuple[ClassQueue[T], ...], service_class: ServiceClass, cost: int, share: float
 ) -> None:
-    """Give the lower classes that wait their share of a dispatch as aging credit, and let it be
-    paid for if a class above it waited."""
+    """Give the waiting lower classes their share of a dispatch as aging credit, and charge the
+    dispatched class if a higher one was waiting."""
     if any(one.is_waiting for one in classes[:service_class]):
         taken = classes[service_class]
         taken.aging_credit = max(0.0, taken.aging_credit - cost)
@@ -580,7 +579,7 @@ def _age(
 
 
 def _refresh(classes: tuple[ClassQueue[T], ...], tenant: str) -> None:
-    """Ask again what a tenant's limits allow, in all classes."""
+    """Reapply a tenant's limits in all classes."""
     for one in classes:
         if (queue := one.find(tenant)) is not None:
             one.refresh(queue)

@@ -1,23 +1,21 @@
-"""What faults mean for the next attempts: the retry budget, breakers, and the quarantine of prompts
-that make workers fail. Read it when a retry is refused or a worker is left out.
+"""What faults mean for later attempts: the retry budget, circuit breakers, and the quarantine of
+prompts that crash workers. Read it when a retry is refused or a worker is left out.
 
-The retry budget is a bucket of tokens. Every accepted request pays in a tenth of a retry, time pays
-in a little, so that a small fleet can recover at all, and the bucket holds a burst. Taken out:
+The retry budget is a token bucket. Every accepted request adds a tenth of a retry, and time adds a
+little, so that a small fleet can recover at all; the bucket holds a burst. Retries cost:
 
-* Attempts that fail by one event are one fault and cost one token together: the loss of a worker's
-  life, one device step that raised, one broken path between two workers, one silence for which a
-  worker gave up leases. However many streams a worker had, its death costs one token: they have to
-  be moved once, and a life can be lost once only.
-* Everything else (a RESERVE without an answer, tokens that never came, an attempt that a worker
-  ended with an error of its own) costs one token for each attempt. These are the faults that
-  retries can multiply.
+* Attempts that fail by one event are one fault and cost one token together: the loss of a worker,
+  a device step that raised, a broken path between two workers, a silence for which a worker gave
+  up leases. The death of a worker costs one token however many streams it had: they move once.
+* Every other attempt costs one token: a RESERVE without an answer, tokens that never came, an
+  attempt that a worker ended with an error. Retries can multiply these faults.
 
-Being refused for want of room, preemption and drain are no faults and cost nothing. A request whose
-retry cannot be paid for ends with an error.
+A refusal for lack of room, a preemption and a drain are not faults and cost nothing. A request
+whose retry cannot be paid for ends with an error.
 
-A request that may make workers fail is struck (poison.py). A blamed one waits until a worker that
-was given up answers. What is quarantined is the prompt, for its tenant only: no tenant can bring
-about that a prompt is refused to another one.
+A request that may crash workers is struck (poison.py). A blamed one waits until the lost worker
+answers. Quarantine applies to the prompt within its tenant only, so no tenant can get a prompt
+refused to another one.
 """
 
 from __future__ import annotations
@@ -51,40 +49,40 @@ if TYPE_CHECKING:
 
 
 ONE_FAULT_S: Final = 2 * SECONDS
-"""Attempts that fail by the same event within this time fail together. What one event brings about
-arrives within moments; a path or a lease breaks a second time after two seconds at the earliest
+"""Attempts that fail by the same event within this time count as one fault. The effects of one
+event arrive within moments; a path or a lease cannot break a second time before two seconds
 (`kv_stall_s`, `lease_ttl_s`)."""
 
 
 class RetryBudget:
-    """One server's bucket.
+    """One server's retry budget.
 
     Args:
-      config: what is paid in, and how much it holds.
-      now: the time of the start; the bucket is full then.
+      config: rates and size of the bucket.
+      now: the start time; the bucket starts full.
 
     Attributes:
-      tokens: retries that can be afforded, as of the last call.
+      tokens: retries that can be afforded, updated by each call.
     """
 
     def __init__(self, config: RecoveryConfig, now: float) -> None:
         self._config = config
         self.tokens = config.retry_burst
         self._filled_at = now
-        # In the order of time: what was decided for each fault that several attempts share.
+        # Decisions for faults that several attempts share, in order of time.
         self._decided: dict[Hashable, tuple[float, bool]] = {}
 
     def earn(self) -> None:
-        """Note an accepted request."""
+        """Add the share of an accepted request."""
         self._add(self._config.retry_share)
 
     def advance(self, now: float) -> None:
-        """Let time pay in."""
+        """Add the share of the time passed."""
         self._add((now - self._filled_at) * self._config.retry_floor_per_s)
         self._filled_at = now
 
     def is_new(self, fault: Hashable, now: float) -> bool:
-        """Return whether nothing was paid for this fault lately."""
+        """Return whether this fault has not been paid for recently."""
         self._forget(now)
         return fault not in self._decided
 
@@ -92,8 +90,7 @@ class RetryBudget:
         """Pay for a retry; return False if it cannot be afforded.
 
         Args:
-          fault: names the event; attempts that fail by the same one get the same answer.
-          now: the time.
+          fault: identifies the event; attempts that fail by the same one get the same answer.
         """
         if not self.is_new(fault, now):
             return self._decided[fault][1]
@@ -120,17 +117,16 @@ MAX_EXPLAINED: Final = 1024
 
 
 class Recovery:
-    """The memory of faults of one server.
+    """One server's record of faults.
 
     Args:
       config: bounds.
-      workers: as of Requests.
-      observer: told of what changes.
-      now: the time of the start.
+      workers: the fleet's workers, shared with `Requests`.
+      observer: receives events.
 
     Attributes:
-      paths: pairs of workers that lost one another.
-      budget: of retries; each accepted request pays a part of one in.
+      paths: pairs of workers that lost each other.
+      budget: the retry budget.
     """
 
     def __init__(
@@ -150,37 +146,37 @@ class Recovery:
             config.recovery, lambda one: repr(one.sampling.grammar).encode()
         )
         self._explained: dict[Hashable, Request] = {}
-        # What was struck by the last life of each worker that may have died, and that life.
+        # Per worker that may have died: the requests struck by its last epoch, and that epoch.
         self._given_up: dict[Worker, dict[Request, PeerId]] = {}
         self._shown: dict[Worker, BreakerState] = {}
 
     @property
     def num_quarantined(self) -> int:
-        """Prompts and grammars that are refused."""
+        """Number of refused prompts and grammars."""
         return len(self._prompts) + len(self._grammars)
 
     def objection_to(self, request: GenerationRequest, now: float) -> outcome.Failure | None:
-        """Return the end of a request with a prompt or grammar in quarantine; None for others."""
+        """Return the failure for a request with a quarantined prompt or grammar; else None."""
         if self._grammars.refuses(request, now):
             return outcome.grammar_too_costly()
         return outcome.quarantined() if self._prompts.refuses(request, now) else None
 
     def condemn(self, request: GenerationRequest, now: float) -> None:
-        """Refuse the grammar of a request that held a worker up with it."""
+        """Quarantine the grammar of a request that stalled a worker."""
         if request.sampling.grammar is not None:
             self._grammars.add(request, now)
             self._observer.quarantined("grammar", request.request_id.hex())
 
     def worked(self, worker: Worker, now: float) -> None:
-        """Note that a worker did for an attempt what it is there for."""
+        """Record a worker's success with an attempt."""
         worker.breaker.succeeded(now)
         self._show(worker)
 
     def after(self, request: Request, again: Again, now: float) -> outcome.Failure | None:
-        """Take in why the present attempt of a request is over.
+        """Apply the reason why a request's attempt ended.
 
         Returns:
-          The end of the request, or None if it may be tried again.
+          The request's failure; None if it may be retried.
         """
         attempt, fault = request.attempt, again.fault
         if fault is None or attempt is None:
@@ -212,7 +208,8 @@ class Recovery:
             one for one in request.faults if self._explained.get(one, request) is request
         ]
         cause = again.cause.replace("_", " ")
-        # One that waits for an answer begins once more only if that clears it, or does not come.
+        # One that awaits an answer gets another attempt only if the answer clears it or never
+        # comes.
         if len(request.faults) >= self._config.max_attempts + self.awaits_answer(request, now):
             return Outcome.NO_WORKER.failure(
                 f"{len(request.faults)} attempts failed, the last one: {cause}"
@@ -225,7 +222,7 @@ class Recovery:
         return None
 
     def advanced(self, request: Request) -> None:
-        """Take in that a request has more tokens: one that gets on is no lost cause."""
+        """Record a request's progress, which clears its faults."""
         num_tokens = len(request.relay.token_ids)
         if request.faults and num_tokens - request.faulted_at >= CLEARING_TOKENS:
             request.faults.clear()
@@ -236,8 +233,8 @@ class Recovery:
                     share.is_isolated = False
 
     def answered(self, worker: Worker, now: float) -> None:
-        """Take in that a worker is there: whether the process that was given up in its place has
-        died. One that is still in the step for which it was given up may die of that yet."""
+        """Settle strikes when a worker answers: its epoch tells whether the lost process died. One
+        still in the step for which it was given up may yet die of it."""
         if worker.peer_id is None or worker.monitor.is_stuck:
             return
         for request, life in self._given_up.pop(worker, {}).items():
@@ -248,8 +245,8 @@ class Recovery:
                 self._observer.quarantined("request", request.spec.request_id.hex())
 
     def awaits_answer(self, request: Request, now: float) -> bool:
-        """Return whether it may show soon that a blamed request is innocent or convicted: it does
-        not begin before, or it could cost one more worker."""
+        """Return whether an answer may soon clear or convict a blamed request. Until then it must
+        not start, because it could cost one more worker."""
         return request.poison.is_blamed and any(
             request in struck
             and now - (worker.missing_since or now) < self._config.routing.suspect_grace_s
@@ -257,12 +254,12 @@ class Recovery:
         )
 
     def forget(self, worker: Worker) -> None:
-        """Keep nothing of a worker that is no member any more."""
+        """Drop the record of a worker that left the fleet."""
         self._shown.pop(worker, None)
         self._given_up.pop(worker, None)
 
     def sweep(self, now: float) -> None:
-        """Let time pass."""
+        """Advance to `now`."""
         self.budget.advance(now)
         self.paths.forget(now)
         for worker in self._workers:
@@ -272,13 +269,13 @@ class Recovery:
     def _is_anothers(
         self, event: Hashable, fault: FrameFault, request: Request, worker: Worker
     ) -> bool:
-        """Return whether an isolated request was there, which caused it. The ENDED of that request
-        may be still to come."""
+        """Return whether an isolated request on the worker caused this. That request's ENDED may
+        not have arrived yet."""
         if self._explained.get(event, request) is not request:
             return True
         if not fault.num_suspects or request.poison.isolated:
             return False
-        # Not one that has just been sent there: it was in no step yet.
+        # Not one that was only just sent there: it was in no step yet.
         is_decode = fault.at is Role.DECODE
         return any(
             share.is_isolated and (share.is_granted if is_decode else share.is_asked)
@@ -286,7 +283,7 @@ class Recovery:
         )
 
     def _count(self, worker: Worker, fault: FrameFault, attempt: Attempt, now: float) -> None:
-        """Hold a fault against a worker or a path. Attempts that it struck together count once."""
+        """Count a fault against a worker or a path, once for all attempts that it struck."""
         if fault.is_path:
             self.paths.broke(attempt.pair.prefill, attempt.pair.decode, now)
         if fault.is_workers:
@@ -301,7 +298,7 @@ class Recovery:
 
 
 def _event(cause: str, fault: FrameFault, attempt: Attempt) -> Hashable:
-    """Name what happened; what other attempts fail by as well has one name."""
+    """Identify the event. Attempts that fail by the same event get the same value."""
     if not fault.is_shared:
         return attempt.key
     if fault.is_path:
@@ -310,11 +307,11 @@ def _event(cause: str, fault: FrameFault, attempt: Attempt) -> Hashable:
 
 
 class Quarantine:
-    """Refused prompts, or refused grammars, each of one tenant.
+    """Refused prompts or grammars, each for one tenant.
 
     Args:
-      config: how long, and how many at most.
-      refused: what of a request.
+      config: duration, and maximum number.
+      refused: returns the refused part of a request.
     """
 
     def __init__(
@@ -322,7 +319,7 @@ class Quarantine:
     ) -> None:
         self._refused = refused
         self._config = config
-        # By tenant and digest, in the order in which they are forgotten.
+        # By tenant and digest, ordered by expiry.
         self._until: dict[tuple[bytes, bytes], float] = {}
         self._of_tenants: FairLru[tuple[bytes, bytes]] = FairLru()
 
@@ -330,7 +327,7 @@ class Quarantine:
         return len(self._until)
 
     def add(self, request: GenerationRequest, now: float) -> None:
-        """Refuse what this request has to its tenant from now on."""
+        """Refuse this request's prompt or grammar to its tenant from now on."""
         name = self._name(request)
         if self._until.pop(name, None) is None:
             self._of_tenants.add([name], Keeper(name[0]))
@@ -341,11 +338,11 @@ class Quarantine:
             del self._until[self._of_tenants.pop()]
 
     def refuses(self, request: GenerationRequest, now: float) -> bool:
-        """Return whether what a request has is refused to its tenant."""
+        """Return whether a request's prompt or grammar is refused to its tenant."""
         while self._until and self._until[name := next(iter(self._until))] <= now:
             del self._until[name]
             self._of_tenants.remove([name], name[0])
-        # Nearly always there is nothing, and digests of long prompts cost time.
+        # The usual case is an empty table, and hashing long prompts takes time.
         if not self._until or not self._of_tenants.held_by(request.scheduling.tenant.encode()):
             return False
         return self._name(request) in self._until

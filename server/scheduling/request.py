@@ -1,12 +1,10 @@
-"""Accepted requests: the phases of one and the steps between them, its attempt, its times; the
-table of all that are live, and the accounts: received == accepted + rejected, and accepted ==
-ended + in flight.
+"""Accepted requests: their phases, attempts and times; the table of live requests; and the
+accounting: received == accepted + rejected, and accepted == ended + in flight.
 
-A step that the table of phases does not have raises and changes nothing. A request may go round:
-the loss of a worker leads back to QUEUED and from there through a new attempt. END leads from
-everywhere to FINISHED, once. An input (a request for a vector) needs no lease of decode: its
-attempt begins in PREFILLING and ends with the vector. A request begins and ends nowhere else, so
-that the accounts are right by construction.
+A step that the transition table lacks raises and changes nothing. Losing a worker leads back to
+QUEUED and through a new attempt. END leads from every phase to FINISHED, once. An embedding input
+needs no decode lease: its attempt starts in PREFILLING and ends with the vector. Requests start and
+end only here, so the accounting is right by construction.
 """
 
 from __future__ import annotations
@@ -54,25 +52,25 @@ if TYPE_CHECKING:
 
 
 class Phase(Enum):
-    """Where a request is."""
+    """The phase of a request."""
 
     QUEUED = auto()  # waits for workers with room
     RESERVING = auto()  # decode was asked for a lease
-    PREFILLING = auto()  # decode granted it; prefill, or decode itself, computes the prompt
+    PREFILLING = auto()  # lease granted; prefill, or decode itself, computes the prompt
     DECODING = auto()  # tokens arrive
-    FINISHING = auto()  # decode is done, some of its tokens are still under way
-    FINISHED = auto()  # one terminal event was given out
+    FINISHING = auto()  # decode is done; some tokens are still on their way
+    FINISHED = auto()  # the terminal event was published
 
 
 class Step(Enum):
-    """What moves it."""
+    """What moves a request to another phase."""
 
     DISPATCH = auto()
     GRANT = auto()
     TOKEN = auto()
-    COMPLETE = auto()  # decode says how many tokens there are
-    RETRY = auto()  # this attempt is over, the request is not
-    END = auto()  # any terminal: finished, failed, cancelled
+    COMPLETE = auto()  # decode reported the number of tokens
+    RETRY = auto()  # the attempt is over, the request is not
+    END = auto()  # any end: finished, failed, cancelled
 
 
 TRANSITIONS: Final[dict[Phase, dict[Step, Phase]]] = {
@@ -110,7 +108,7 @@ def after(phase: Phase, step: Step) -> Phase:
     """Return the phase that `step` leads to.
 
     Raises:
-      LocalProtocolError: there is no such step from here.
+      LocalProtocolError: there is no such step from this phase.
     """
     try:
         return TRANSITIONS[phase][step]
@@ -120,28 +118,28 @@ def after(phase: Phase, step: Step) -> Phase:
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """One try, on one pair of workers.
+    """One attempt at a request, on one pair of workers.
 
     Attributes:
-      key: request and attempt number.
-      pair: where it runs.
-      rank: what workers are told of how early it goes.
-      grant_by: decode has to answer the RESERVE by then.
-      allowed: positions below this decode was told it may produce.
-      local_tokens: decode computes the prompt if no more than these have no KV there.
-      why: decode does so, and why it does not.
-      fork_of: the attempt with the same prompt; None for none.
-      kv_key: by which its KV is authenticated on its way.
-      early: rows whose predecessors are still under way, by position.
-      gap_since: since when something is missing; None if nothing is.
-      quiet_since: when its credit was repeated last, or there was none to repeat.
-      is_handed_over: decode has the KV, prefill's part is done.
+      key: request id and attempt number.
+      pair: the workers.
+      rank: priority sent to workers.
+      grant_by: time by which decode must answer the RESERVE.
+      allowed: token credit sent to decode: it may produce positions below this.
+      local_tokens: decode computes the prompt if at most this many tokens have no KV there.
+      why: reason if decode computes the prompt, and reason if it does not.
+      fork_of: the attempt whose prompt it shares; None for none.
+      kv_key: key that authenticates its KV in transit.
+      early: rows that arrived before their predecessors, by position.
+      gap_since: time since when a token is missing; None if none is.
+      quiet_since: time when its credit was last repeated or needed no repetition.
+      is_handed_over: decode has the KV; prefill is done.
       has_decoded: decode has sent a token.
-      granted_at: when decode granted the lease, or prefill was asked for a vector.
-      first_token_at: when prefill's first token came.
-      num_tokens: completion tokens there are in all, once decode has said so.
-      finish_reason: how decode said that it ended.
-      end: how the request ends, once prefill's FIRST_TOKEN has said what its usage lacks.
+      granted_at: time when decode granted the lease, or prefill was sent an input.
+      first_token_at: time of prefill's first token.
+      num_tokens: total completion tokens, once decode has reported them.
+      finish_reason: the finish reason that decode reported.
+      end: how the request ends, while it waits for prefill's FIRST_TOKEN to complete its usage.
     """
 
     key: AttemptKey
@@ -167,7 +165,7 @@ class Attempt:
 
 @dataclass(slots=True)
 class Times:
-    """When what happened, by the server's monotonic clock."""
+    """Times of a request's events, by the server's monotonic clock."""
 
     submitted_at: float
     dispatched_at: float | None = None
@@ -180,35 +178,35 @@ class Request:
     """An accepted request until its terminal event.
 
     Attributes:
-      spec: what was asked for.
-      facts: what its events say of it.
-      order: rises with each accepted request.
+      spec: what the client asked for.
+      facts: what its events report about it.
+      order: number of acceptance; increasing.
       relay: its tokens and their text.
-      output: where its reader finds the events.
-      deadline: when it ends whatever it has.
-      times: for usage and metrics.
-      allowed: positions below this may be produced: what the reader took, and `window` more.
-      window: how far it may run ahead of its reader.
-      phase: where it is.
-      attempt: the present try; None while it waits.
-      num_attempts: tries begun so far.
-      faults: what tries failed by since its last progress, unless another request caused it.
-      faulted_at: tokens that it had at the last of them.
-      poison: whether it makes workers fail.
+      output: holds the events for its reader.
+      deadline: time when it ends in any case.
+      times: times for usage and metrics.
+      allowed: positions below this may be produced: tokens taken by the reader plus `window`.
+      window: tokens it may run ahead of its reader.
+      phase: the current phase.
+      attempt: the current attempt; None while it waits.
+      num_attempts: attempts started so far.
+      faults: what attempts failed by since its last progress, except faults of other requests.
+      faulted_at: its number of tokens at the last fault.
+      poison: whether it crashes workers.
       shunned: addresses of workers where it failed; others are preferred.
-      fingerprint: of the model that made its first token.
+      fingerprint: model that made its first token.
       is_begun: a worker was told to compute its prompt.
-      origin: another completion of the same prompt, which it may share; None for none.
-      cached_tokens: prompt tokens with KV in the cache already; None before a worker has said so.
-      held_tokens: of these, what decode had at the first attempt.
-      forecast: what admission expected of it.
+      origin: another choice whose prompt it may share; None for none.
+      cached_tokens: prompt tokens that were already cached; None until a worker reported it.
+      held_tokens: of these, tokens that decode had at the first attempt.
+      forecast: the prediction made at admission.
       chain: names the prompt's blocks.
-      turn: of an input, rises with its place in its client's request.
-      input_share: of an input, the share of prefill's credit that inputs may have; else 0.
-      vector: of an input, once it is there.
-      terminal: its end, once it is there.
-      is_input: it ends with a vector: prefill computes it, and decode is not asked.
-      is_background: it gives way to all others.
+      turn: for an input, a number that increases with its index in the client's request.
+      input_share: for an input, the share of prefill's credit that inputs may use; else 0.
+      vector: for an input, the result.
+      terminal: its terminal event, once it has ended.
+      is_input: it is an embedding input: prefill computes it, without decode.
+      is_background: it yields to all others.
     """
 
     spec: GenerationRequest
@@ -242,7 +240,7 @@ class Request:
     is_background: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        # Asked for each token, so found out once.
+        # Computed once, because they are read for each token.
         self.is_input = self.spec.form is not None
         self.is_background = is_background(self.spec)
         self.allowed = self.window
@@ -250,10 +248,10 @@ class Request:
         self.chain = self._chain_of(self.spec.prompt_ids)
 
     def step(self, step: Step) -> None:
-        """Move on.
+        """Move to another phase.
 
         Raises:
-          LocalProtocolError: the table has no such step from here.
+          LocalProtocolError: there is no such step from this phase.
         """
         self.phase = after(self.phase, step)
 
@@ -263,16 +261,16 @@ class Request:
         return self.phase is Phase.PREFILLING
 
     def needs(self, worker: Worker) -> bool:
-        """Return whether its present attempt is over without this worker."""
+        """Return whether losing this worker ends its current attempt."""
         attempt = self.attempt
         if attempt is None or worker not in attempt.pair:
             return False
         if attempt.end is not None:
-            return True  # it waits for prefill's FIRST_TOKEN, and decode holds its blocks
+            return True  # waits for prefill's FIRST_TOKEN, while decode holds its blocks
         return worker is attempt.pair.decode or not attempt.is_handed_over
 
     def computes_on(self, worker: Worker) -> bool:
-        """Return whether this worker may be computing it now, as far as its tokens tell."""
+        """Return whether this worker may be computing it now, judging by its tokens."""
         attempt = self.attempt
         if attempt is None or worker not in attempt.pair:
             return False
@@ -282,12 +280,12 @@ class Request:
         return self.phase is computing
 
     def began_before(self, when: float) -> bool:
-        """Return whether decode had its present attempt by then."""
+        """Return whether decode had granted its current attempt by then."""
         attempt = self.attempt
         return attempt is not None and attempt.granted_at is not None and attempt.granted_at <= when
 
     def discount(self, pause_s: float) -> None:
-        """Take back time in which this server did not listen, to its reader and its workers."""
+        """Move its timeouts by a pause in which this server did not listen."""
         self.output.discount(pause_s)
         if self.attempt is not None:
             self.attempt.grant_by += pause_s
@@ -296,7 +294,7 @@ class Request:
 
     @property
     def place(self) -> QueuePlace:
-        """What the queue has to know of it."""
+        """What determines its place in the queue."""
         spec = self.spec
         return QueuePlace(
             spec.scheduling,
@@ -309,7 +307,7 @@ class Request:
 
     @property
     def need(self) -> Need:
-        """What its next attempt asks of workers."""
+        """What its next attempt needs from workers."""
         prompt_tokens = len(self.spec.prompt_ids)
         return Need(
             prompt_tokens,
@@ -326,14 +324,14 @@ class Request:
 
     @property
     def whole_chain(self) -> PrefixChain:
-        """Names the blocks of prompt and completion, with which the next turn of a chat begins."""
+        """Names the blocks of prompt and completion, which the next turn of a chat starts with."""
         return self._chain_of((*self.spec.prompt_ids, *self.relay.token_ids))
 
     def _chain_of(self, token_ids: Sequence[int]) -> PrefixChain:
         return PrefixChain(token_ids, cache_key(self.spec.cache_salt, self.spec.adapter))
 
     def usage(self, now: float) -> Usage:
-        """Return counts and times as of now."""
+        """Return counts and times at `now`."""
         times = self.times
         until = now if times.dispatched_at is None else times.dispatched_at
         first = times.first_token_at
@@ -341,7 +339,7 @@ class Request:
         return Usage(
             prompt_tokens=len(self.spec.prompt_ids),
             completion_tokens=len(self.relay.token_ids),
-            # Decode's first tokens may overtake prefill's, which says how many; the end waits.
+            # Decode's first tokens may overtake prefill's count; the end waits for it.
             cached_tokens=self.held_tokens if self.cached_tokens is None else self.cached_tokens,
             queue_s=until - times.submitted_at,
             ttft_s=None if first is None else first - times.submitted_at,
@@ -353,20 +351,21 @@ class Request:
 
 MIN_SWEPT: Final = 128
 SWEEP_TURNS: Final = 4
-"""A thousand requests, each looked at in every sweep, would take a twentieth of a core."""
+"""Sweeping all of a thousand requests every time would take a twentieth of a core."""
 MAX_SWEPT: Final = 512
-"""Half a millisecond, for which everything else waits. Beyond two thousand requests, nearly all of
-which can only wait, turns take longer instead: of ten thousand each is looked at once a second."""
+"""Takes half a millisecond, during which everything else waits. Beyond two thousand requests,
+nearly all of which can only wait, a round takes longer instead: ten thousand are swept once a
+second."""
 
 
 @dataclass(slots=True)
 class Accounting:
-    """Counters since the server's start.
+    """Counters since the server started.
 
     Attributes:
-      accepted: will get a terminal event.
-      rejected: were refused at once; by error code.
-      ended: terminal events given out; by the outcome's column.
+      accepted: requests that have or will get a terminal event.
+      rejected: refused requests, by error code.
+      ended: terminal events, by outcome.
     """
 
     accepted: int = 0
@@ -374,7 +373,7 @@ class Accounting:
     ended: Counter[str] = field(default_factory=Counter)
 
     def subscribe_to(self, events: RequestEvents) -> None:
-        """Count from now on."""
+        """Count these events from now on."""
         events.subscribe(RequestRefused, lambda event: self.rejected.update((event.code,)))
         events.subscribe(RequestAccepted, self._count_accepted)
         events.subscribe(RequestEnded, lambda event: self.ended.update((event.outcome,)))
@@ -389,7 +388,7 @@ class Accounting:
         self.accepted += 1
 
     def check(self, in_flight: int) -> None:
-        """Raise unless the sums are right.
+        """Raise unless the counts add up.
 
         Raises:
           LocalProtocolError: a request was lost or answered twice.
@@ -399,14 +398,15 @@ class Accounting:
 
 
 class ValueCounts:
-    """Counts values by upper bound, in a search and two additions: one is counted for each token.
+    """Counts values by upper bound. Cheap, because it runs for each token.
 
     Args:
-      bounds: rising; infinity is added.
+      bounds: increasing upper bounds; infinity is added.
 
     Attributes:
-      bounds: with infinity.
-      counts: of each bound, without those of the bounds below it.
+      bounds: the bounds, including infinity.
+      counts: number of values per bound, not cumulative.
+      total: sum of the values.
       total: sum of the values.
     """
 
@@ -416,19 +416,19 @@ class ValueCounts:
         self.total = 0.0
 
     def observe(self, value: float, count: int = 1) -> None:
-        """Count a value, or as many equal ones."""
+        """Count a value `count` times."""
         self.counts[bisect_left(self.bounds, value)] += count
         self.total += value * count
 
 
 class RequestTable:
-    """Live requests, and the accounts.
+    """Live requests, and the accounting.
 
     Attributes:
-      accounting: what came and how it ended.
-      model_digest: of the model's version, for requests that come; empty where it is in no store.
-      text: the model's.
-      events: the lives of the requests.
+      accounting: counts of what came and how it ended.
+      model_digest: the model version for new requests; empty if it is in no store.
+      text: the model's tokenizer.
+      events: publishes request events.
     """
 
     def __init__(
@@ -450,15 +450,15 @@ class RequestTable:
         return len(self._requests)
 
     def __iter__(self) -> Iterator[Request]:
-        """Go through the live requests; they may end meanwhile."""
+        """Iterate over the live requests; they may end during iteration."""
         return iter(list(self._requests.values()))
 
     def __contains__(self, request_id: bytes) -> bool:
         return request_id in self._requests
 
     def next_swept(self) -> list[Request]:
-        """Return the requests of this sweep: all where there are few, else a part, so that each
-        has had its turn after `SWEEP_TURNS`, or as many as `MAX_SWEPT` makes it."""
+        """Return the requests of this sweep: all if there are few, else a part, so that a round
+        takes `SWEEP_TURNS` sweeps, or more if `MAX_SWEPT` limits them."""
         if not self._unswept:
             self._unswept = list(self._requests.values())
         count = min(max(MIN_SWEPT, -(-len(self._requests) // SWEEP_TURNS)), MAX_SWEPT)
@@ -467,39 +467,38 @@ class RequestTable:
 
     @property
     def has_unswept(self) -> bool:
-        """Whether some have still to have their turn."""
+        """Whether some requests have not had their turn in this round."""
         return bool(self._unswept)
 
     def of_attempt(self, request_id: bytes, number: int) -> Request | None:
-        """Return the request of a present attempt, or None for any other attempt."""
+        """Return the request of a current attempt; None for any other attempt."""
         request = self._requests.get(request_id)
         if request is None or request.attempt is None or request.attempt.key.attempt != number:
             return None
         return request
 
     def tenant_of(self, row: TokenRow) -> str:
-        """Return the tenant of a token; empty without a live request."""
+        """Return a token's tenant; empty if its request is not live."""
         request = self._requests.get(row.request_id)
         return "" if request is None else request.spec.scheduling.tenant
 
     def origin_of(self, row: TokenRow) -> bytes:
-        """Return the request_id of the first choice beside a token's request."""
+        """Return the request_id of the first choice of a token's answer."""
         request = self._requests.get(row.request_id)
         return row.request_id if request is None else request.spec.origin_id or row.request_id
 
     def reject(self, scheduling: Scheduling, error: RequestError) -> None:
-        """Publish that a request was refused, and note in the error that it is counted."""
+        """Publish a refusal, and mark the error as counted."""
         error.is_of_queue = True
         refused = RequestRefused(error.code, scheduling.tenant, scheduling.service_class)
         self.events.publish(refused)
 
     def accept(self, spec: GenerationRequest, now: float, *, turn: int = 0) -> Request:
-        """Take a request on.
+        """Accept a request.
 
         Args:
-          spec: what is asked for.
-          now: the time.
-          turn: of an input, rises with its place in its client's request.
+          spec: what the client asked for.
+          turn: for an input, a number that increases with its index in the client's request.
         """
         is_input = spec.form is not None
         facts = RequestFacts.of(spec, self._config.model_name, self.model_digest)
@@ -520,7 +519,7 @@ class RequestTable:
         return taken
 
     def finish(self, request: Request, end: RelayEnd, now: float) -> None:
-        """Give out the good end of a completion."""
+        """End a completion successfully."""
         terminal = Finished(
             end.reason,
             request.usage(now),
@@ -531,13 +530,13 @@ class RequestTable:
         self._close(request, terminal, FINISHED[end.reason], now)
 
     def embedded(self, request: Request, vector: bytes, now: float) -> None:
-        """Give out the good end of an input."""
+        """End an input successfully."""
         request.vector = vector
         terminal = Finished(FinishReason.STOP, request.usage(now))
         self._close(request, terminal, Outcome.EMBEDDED, now)
 
     def fail(self, request: Request, failure: Failure, now: float) -> None:
-        """Give out the bad end."""
+        """End a request with a failure."""
         terminal = Failed(failure.error, request.usage(now))
         self._close(request, terminal, failure.outcome, now)
 

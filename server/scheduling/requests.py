@@ -1,7 +1,7 @@
-"""All requests of one server, from submission to the one terminal event, over all their attempts.
+"""The scheduler's core: follows every request of one server from submission over all its attempts
+to its one terminal event.
 
-Decides everything and does nothing: frames, times and calls come in, frames to send pile up in the
-outbox.
+Pure decisions, no I/O: frames, times and calls come in, and outgoing frames wait in the outbox.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ if TYPE_CHECKING:
 
 OWN_PAUSE: Final = "server_paused"
 FAREWELL: Final = "farewell"
-"""A worker left by itself: what it was given meanwhile goes elsewhere, and no fault is counted."""
+"""A worker left in order: its attempts move elsewhere and no fault is counted."""
 NO_DEATH: Final = frozenset({"silent", "link_full", "protocol"})
-"""Causes of a loss for which no request is suspected. A process that dies closes its links: one
-that is only silent was stopped, or cut off. A GOODBYE that is no farewell is not among them: from
-a worker with attempts it means that a new life answers at its address."""
+"""Causes of a loss for which no request is suspected. A process that dies closes its connections;
+one that is only silent was paused or cut off. A GOODBYE that is no farewell is not listed: from a
+worker with attempts it means that a restarted worker answers at its address."""
 INPUTS_PER_TURN: Final = 16
-"""Inputs of one request before others have theirs: a single query overtakes a request of
-thousands."""
+"""Inputs of one request taken before others have their turn, so that a single query overtakes a
+request of thousands."""
 
 
 class Requests:
@@ -63,21 +63,20 @@ class Requests:
 
     Args:
       config: bounds and deadlines.
-      workers: every worker that is a member, or was and still has attempts.
-      text: for the relays.
-      observer: told of what happens.
-      now: the time of its start.
-      events: publishes the lives of requests.
-      kv_secret: from which the keys of attempts' KV are made; None draws one.
+      workers: members, and former members that still have attempts.
+      text: the model's tokenizer.
+      observer: receives events.
+      events: publishes request events.
+      kv_secret: secret from which each attempt's KV key is derived; None draws one.
 
     Attributes:
       outbox: frames to send.
-      admission: decides what is taken on.
-      recovery: the memory of faults.
-      background: streams held for others.
-      table: of the requests that are live.
-      queues: of all that wait: for tokens, and for vectors.
-      sweep_times: when `sweep` is to be called; see `is_restless`.
+      admission: accepts or refuses requests.
+      recovery: the record of faults.
+      background: batch streams that are held back.
+      table: the live requests.
+      queues: the queues of completions and of embedding inputs.
+      sweep_times: when to call `sweep`; see `is_restless`.
     """
 
     def __init__(
@@ -115,37 +114,38 @@ class Requests:
 
     @property
     def num_queued(self) -> int:
-        """Requests that wait for workers."""
+        """Number of requests that wait for workers."""
         return sum(len(queue) for queue in self.queues)
 
     @property
     def num_in_flight(self) -> int:
-        """Requests without a terminal event, the waiting ones included."""
+        """Number of requests without a terminal event, waiting or running."""
         return len(self.table)
 
     @property
     def is_restless(self) -> bool:
-        """Whether what a sweep looks for may come at any time, so that none may be left out."""
+        """Whether work for a sweep may appear at any time, so that no sweep may be skipped."""
         return any(self.queues) or bool(self.background.held) or self.is_draining
 
     @property
     def max_model_len(self) -> int:
-        """The longest prompt and completion together."""
+        """Maximum tokens of prompt and completion together."""
         return limits_of(self._workers, self.table.text.max_model_len).max_model_len
 
     @property
     def is_draining(self) -> bool:
-        """Whether nothing new is taken."""
+        """Whether no new requests are accepted."""
         return self._drain_until is not None
 
     def note_pause(self, now: float) -> bool:
-        """Take back the time in which this process stood still, and return whether it did; called
-        first in every turn.
+        """Detect a pause of this process and exclude it from all timeouts; return whether there was
+        one. Call it first in every turn.
 
-        It must not be taken for the silence of workers, nor may leases go on that were not renewed.
+        A pause must not count as silence of workers, and leases that were not renewed during it
+        must not continue.
         """
         if self._fence is None:
-            # A worker's last renewal may be one heartbeat older than the standstill.
+            # A worker's last renewal may be one heartbeat older than the pause.
             link = self._config.link
             limit_s = link.lease_ttl_s - link.heartbeat_interval_s
             self._fence = SelfFence(link, now, limit_s)
@@ -165,15 +165,14 @@ class Requests:
     def submit(
         self, specs: Iterable[GenerationRequest], now: float, *, first: int = 0
     ) -> list[Request]:
-        """Accept requests, all of them or none; each returned one gets its events.
+        """Accept requests, all or none; each returned one gets its events.
 
         Args:
           specs: the requests.
-          now: the time.
-          first: place of the first one among the inputs of its client's request.
+          first: index of the first one among the inputs of its client's request.
 
         Raises:
-          RequestError: one was refused, and nothing was begun.
+          RequestError: one was refused; nothing was started.
         """
         specs = tuple(specs)
         taken = []
@@ -194,7 +193,7 @@ class Requests:
         return taken
 
     def cancel(self, requests: Iterable[Request], reason: CancelReason, now: float) -> None:
-        """End requests from outside. Idempotent."""
+        """Cancel requests. Idempotent."""
         self.end(requests, outcome.cancelled(reason, self._config), now)
 
     def cancel_tenants(self, tenants: Set[str], now: float) -> None:
@@ -206,24 +205,24 @@ class Requests:
         self.end(ended, failure, now)
 
     def end(self, requests: Iterable[Request], failure: outcome.Failure, now: float) -> None:
-        """End requests that are live in one way. Idempotent."""
+        """End live requests with the same failure. Idempotent."""
         for request in requests:
             if request.phase is not Phase.FINISHED:
                 self._attempts.fail(request, failure, now)
         self._attempts.dispatch(now)
 
     def taken(self, request: Request, *, is_released: bool = False) -> bool:
-        """Note that its reader has taken tokens, which makes room for as many more; of one that
-        stands still for others, that it goes on. Return whether credit is to be sent now."""
+        """Update the credit of a request whose reader has taken tokens, or of a held batch stream
+        that is released. Return whether credit must be sent now."""
         if request.is_background and not is_released and self.background.holds(request):
-            return False  # until a sweep releases it
+            return False  # held until a sweep releases it
         window = request.window
         request.allowed = request.output.num_taken + window
         attempt = request.attempt
-        # A quarter at a time: a frame per token would cost more than the token.
+        # Send credit in quarters of the window: a frame per token would cost more than the token.
         if attempt is None or request.allowed - attempt.allowed < max(window // 4, 1):
             return False
-        # Streams that have taken half of that join, and from then on they need one frame together.
+        # Include streams that have taken half of that; from then on they share frames.
         decode = attempt.pair.decode
         for key in decode.shares:
             other = self.table.of_attempt(*key)
@@ -235,7 +234,7 @@ class Requests:
         return True
 
     def welcomed(self, worker: Worker, welcome: Welcome, now: float) -> None:
-        """Take in that a worker answered our HELLO, perhaps in a new life."""
+        """Record that a worker answered HELLO, perhaps after a restart."""
         if worker.monitor.epoch != welcome.peer.epoch:
             self.lost(worker, "restarted", now)
         away_s = worker.monitor.silence_s(now) if worker.is_missed else None
@@ -244,7 +243,7 @@ class Requests:
         self._observer.worker_joined(str(worker), away_s)
 
     def lost(self, worker: Worker, cause: str, now: float) -> None:
-        """Take in that a worker is gone; what it had goes elsewhere. Idempotent."""
+        """Record that a worker is lost; its attempts are retried elsewhere. Idempotent."""
         if worker.missing_since is not None:
             return
         left = cause == FAREWELL
@@ -256,14 +255,15 @@ class Requests:
         has_died = not left and cause not in NO_DEATH
         suspects = {s for s in struck if s.computes_on(worker)} if has_died else set()
         if cause == PeerEvent.WEDGED.value:
-            # A request that came when it stood still already did not cause that.
+            # A request that arrived after the worker got stuck did not cause it.
             since = now - self._config.link.progress_timeout_s
             suspects = {s for s in suspects if s.began_before(since)}
-        # What is quarantined by this first: the others are told that they did not cause it.
+        # Isolated requests first: they may be convicted, and the others then learn that they did
+        # not cause it.
         struck.sort(key=lambda request: not request.poison.isolated)
         for request in struck:
             num_suspects = len(suspects) if request in suspects else 0
-            # Its breaker knows: `Worker.lost` told it.
+            # `Worker.lost` has already told the breaker.
             fault = FrameFault(
                 worker.role, is_workers=False, is_shared=True, num_suspects=num_suspects
             )
@@ -272,17 +272,17 @@ class Requests:
         self._attempts.dispatch(now)
 
     def forget(self, worker: Worker, now: float) -> None:
-        """Take in that a worker without attempts is no member any more."""
+        """Drop a worker without attempts that has left the fleet."""
         self.lost(worker, FAREWELL, now)
         self.recovery.forget(worker)
 
     def received(self, worker: Worker, frame: AnyFrame, now: float) -> bool:
-        """Take in a frame of a worker that was greeted. What belongs to no present attempt is
-        dropped: it is late, doubled, or from an attempt that was given up.
+        """Apply a frame of a greeted worker. A frame that belongs to no current attempt is dropped:
+        it is late, duplicated, or from an attempt that was given up.
 
         Returns:
-          Whether something may follow for workers. Nothing does from tokens with which no attempt
-          begins to decode or ends.
+          Whether frames for workers may follow. None follow from tokens by which no attempt starts
+          to decode or ends.
         """
         if not worker.monitor.heard(now):
             self._observer.frames_dropped("not_greeted")
@@ -303,14 +303,14 @@ class Requests:
             case Grant() | Refuse() | FirstToken() | Embedded() | Ended():
                 self._attempts.take_answer(worker, frame, now)
             case _:
-                # Not for a server: another program, or a bug over there.
+                # Not a frame for servers: another program, or a bug in the worker.
                 self.lost(worker, "protocol", now)
         self._attempts.dispatch(now)
         return True
 
     def sweep(self, now: float) -> None:
-        """Look for whatever time alone brings about."""
-        # A queue in front of absent workers says nothing of how fast they are.
+        """Apply deadlines and timeouts."""
+        # A queue in front of absent workers says nothing about their speed.
         is_able = is_ready(self._workers, self._config.routing, now)
         self.admission.sweep(now, is_able=is_able)
         for queue in self.queues:
@@ -333,11 +333,10 @@ class Requests:
         self._attempts.dispatch(now)
 
     def begin_drain(self, now: float, refusal: Callable[[], RequestError] = draining) -> None:
-        """Refuse what is new; what runs may finish until `drain_timeout_s`. Idempotent.
+        """Refuse new requests; running ones may finish until `drain_timeout_s`. Idempotent.
 
         Args:
-          now: the time.
-          refusal: makes the error of what is refused, and of what runs longer.
+          refusal: makes the error for requests that are refused or run too long.
         """
         if self._drain_until is None:
             self._drain_until = now + self._config.drain_timeout_s
@@ -347,12 +346,12 @@ class Requests:
         """Raise unless every request has or will have exactly one terminal event.
 
         Raises:
-          LocalProtocolError: it does not add up.
+          LocalProtocolError: the counts do not add up.
         """
         self.table.accounting.check(self.num_in_flight)
 
     def is_wanted(self, worker: Worker, key: AttemptKey) -> bool:
-        """Return whether a request in flight has this as its present attempt, on this worker."""
+        """Return whether this is the current attempt of a live request on this worker."""
         request = self.table.of_attempt(*key)
         attempt = None if request is None else request.attempt
         return attempt is not None and worker in attempt.pair

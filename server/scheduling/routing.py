@@ -1,21 +1,20 @@
-"""The choice of workers for a request: its decode worker, and whether that one computes the prompt
-itself or a prefill worker does (conditional disaggregation).
+"""Chooses workers for a request: the decode worker, and whether that one or a prefill worker
+computes the prompt (conditional disaggregation).
 
-Up to a number of prompt tokens without KV, decode computes them sooner itself. Only decode knows
-how many tokens of a prompt those are, so the number travels with RESERVE and the answer comes back
-in GRANT.
+Up to some number of prompt tokens without KV, decode computes them sooner itself. Only decode knows
+how many tokens lack KV, so the limit travels in RESERVE and the answer comes back in GRANT.
 
-For n tokens the sum of waiting is compared, in seconds:
+For n tokens the total waiting time in seconds is compared:
 
-    on decode    a step and a half until it joins, then n tokens at decode's rate and the steps that
-                 its chunks ride on; and each running stream waits for the n tokens too
-    on prefill   what is before it there, n tokens at prefill's rate, and the way of the KV
+    on decode    1.5 steps until the prompt joins, then n tokens at decode's rate plus the steps
+                 that its chunks ride on; each running stream also waits for the n tokens
+    on prefill   the tokens ahead of it, n tokens at prefill's rate, and the transfer of the KV
 
-Both are lines in n, so the answer is where they cross, within the bounds of the configuration.
+Both are linear in n, so the limit is where they cross, within the configured bounds.
 
-Before a prompt are those that are no longer than it: only longer ones are overtaken. So prompts of
-one length that come together are shared out between both, and what is short beside a long one goes
-to prefill as if that were not there.
+Ahead of a prompt are those that are no longer than it; longer ones are overtaken. So prompts of
+equal length that arrive together are divided between both kinds of worker, and a short prompt
+behind a long one goes to prefill as if the long one were not there.
 """
 
 from __future__ import annotations
@@ -41,35 +40,35 @@ if TYPE_CHECKING:
 
 
 JOIN_STEPS: Final = 1.5
-"""Decode's running step is half done on average when a prompt arrives, and the next one carries
-it."""
+"""On average decode's running step is half done when a prompt arrives, and the next one carries the
+prompt."""
 LEAST_TOKENS_PER_S: Final = 1e-3
-"""A slower worker has told nonsense, and what is computed from it would be no number."""
+"""A slower reported rate is bogus, and dividing by it would be meaningless."""
 
 
 class Why(StrEnum):
-    """Why a prompt went where it went."""
+    """Why a prompt went to a worker."""
 
-    OFF = "off"  # prefill: nothing else was allowed
-    LONG = "long"  # prefill: decode would take longer, or cost its streams too much
-    SUSPECT = "suspect"  # prefill: it may be what workers die of, and decode has streams to lose
-    SHORT = "short"  # decode: it is sooner done there
-    NO_PREFILL = "no_prefill"  # decode: no prefill worker is there
-    ALWAYS = "always"  # decode: nothing else was allowed
-    VECTOR = "vector"  # prefill: no tokens follow
-    FORK = "fork"  # decode: it shares the prompt of another completion there
+    OFF = "off"  # prefill: local prefill is disabled
+    LONG = "long"  # prefill: decode would take longer, or delay its streams too much
+    SUSPECT = "suspect"  # prefill: the prompt may crash workers, and decode has streams to lose
+    SHORT = "short"  # decode: done sooner there
+    NO_PREFILL = "no_prefill"  # decode: no prefill worker is connected
+    ALWAYS = "always"  # decode: local prefill is forced
+    VECTOR = "vector"  # prefill: an embedding input; no tokens follow
+    FORK = "fork"  # decode: shares the prompt of another choice there
 
 
 class PrefillRates(NamedTuple):
-    """What a prefill worker is like just now.
+    """A prefill worker's current rates.
 
     Attributes:
-      tokens_per_s: that it computes.
-      step_s: of its usual step, which is all that overtaking costs.
-      tokens_before: that it computes before this prompt's.
-      tokens_behind: that it has still to compute besides, of prompts that this one overtakes.
-      waiting_prompts: how many these are of.
-      handover_s: from its first token until decode has all of the KV.
+      tokens_per_s: computing rate.
+      step_s: duration of its usual step, the whole cost of overtaking.
+      tokens_before: tokens computed before this prompt's.
+      tokens_behind: other tokens yet to be computed, of prompts that this one overtakes.
+      waiting_prompts: number of this server's prompts there.
+      handover_s: time from its first token until decode has all of the KV.
     """
 
     tokens_per_s: float
@@ -81,14 +80,14 @@ class PrefillRates(NamedTuple):
 
 
 class DecodeRates(NamedTuple):
-    """What a decode worker is like just now.
+    """A decode worker's current rates.
 
     Attributes:
-      tokens_per_s: prompt tokens that it computes, beside its streams.
-      step_s: of a step without prompt tokens.
-      streams: that run there.
-      waiting_tokens: prompt tokens that it has still to compute.
-      chunk_tokens: prompt tokens that a step holds.
+      tokens_per_s: prompt tokens per second, beside its streams.
+      step_s: duration of a step without prompt tokens.
+      streams: running streams.
+      waiting_tokens: prompt tokens yet to be computed.
+      chunk_tokens: prompt tokens that fit a step.
     """
 
     tokens_per_s: float
@@ -99,21 +98,21 @@ class DecodeRates(NamedTuple):
 
 
 def most_local_tokens(decode: DecodeRates, prefill: PrefillRates, config: RoutingConfig) -> int:
-    """Return up to how many prompt tokens without KV decode should compute itself.
+    """Return the largest number of prompt tokens without KV that decode should compute itself.
 
     Args:
       decode: the worker that would compute them.
-      prefill: the worker that would otherwise.
+      prefill: the alternative worker.
       config: bounds.
     """
     if min(decode.tokens_per_s, prefill.tokens_per_s) < LEAST_TOKENS_PER_S:
-        return 0  # nothing is known yet, or nothing of use
+        return 0  # rates are unknown or useless
     token_s = 1.0 / decode.tokens_per_s
-    # Behind other prompts it meets the streams that these will be.
+    # Behind other prompts it meets the streams that these will become.
     step_s = decode.step_s if decode.streams or decode.waiting_tokens else 0.0
     chunk_tokens: float = decode.chunk_tokens
     if not decode.streams:
-        chunk_tokens -= step_s * decode.tokens_per_s  # what their rows will leave of a step
+        chunk_tokens -= step_s * decode.tokens_per_s  # reserve what their rows will need of a step
     chunk_s = step_s / max(chunk_tokens, 1.0)
     overtaken_s = min(prefill.tokens_behind / prefill.tokens_per_s, prefill.step_s)
     ahead_s = prefill.tokens_before / prefill.tokens_per_s + overtaken_s
@@ -126,18 +125,18 @@ def most_local_tokens(decode: DecodeRates, prefill: PrefillRates, config: Routin
         return 0
     crossing = gained_s / lost_per_token_s if lost_per_token_s > 0.0 else math.inf
     harmless = math.inf
-    # Flat gaps are for readers, as long as no more than they wait for their first token.
+    # Even token gaps are for readers, as long as there are at least as many as waiting prompts.
     if decode.streams >= max(prefill.waiting_prompts, 1):
         harmless = config.max_gap_growth * step_s * decode.tokens_per_s - decode.waiting_tokens
     return max(0, int(min(crossing, harmless, config.max_local_tokens)))
 
 
 def is_within_pace(worker: Worker, num_tokens: int, need: Need) -> bool:
-    """Return whether a prefill worker has little enough of ours before a prompt of so many tokens,
-    by its own pace: at least two of its steps, of which each server has the share that it has of
-    the credit."""
+    """Return whether a prefill worker has little enough of our work ahead of a prompt of this
+    length, by its own pace: at least two of its steps, scaled by this server's share of the
+    credit."""
     assert worker.capacity is not None, "only welcomed workers are asked"
-    assert worker.beat is not None, "nor those that have not said what they do"
+    assert worker.beat is not None, "only workers that sent a heartbeat are asked"
     rate = worker.beat.load.prompt_tokens_per_s
     if need.backlog_s is None or rate <= 0.0:
         return True
@@ -148,14 +147,14 @@ def is_within_pace(worker: Worker, num_tokens: int, need: Need) -> bool:
 
 
 def tokens_before(worker: Worker, num_tokens: int, need: Need, overtaken_tokens: float) -> int:
-    """Return the tokens of ours that a worker has to compute before a prompt.
+    """Return our tokens that a worker computes before a prompt.
 
     Args:
-      worker: which computes by band, then the shortest first.
-      num_tokens: of the prompt.
-      need: of its request.
-      overtaken_tokens: a prompt of the same band that is longer than this one and than so many is
-        computed beside it, and holds it up no more than a part of each step.
+      worker: computes by band, then shortest first.
+      num_tokens: the prompt's tokens.
+      need: the request's needs.
+      overtaken_tokens: a prompt of the same band that is longer than both this one and this limit
+        is computed beside it, and delays it by at most a part of each step.
     """
     limit = max(num_tokens, overtaken_tokens)
     return sum(
@@ -166,31 +165,31 @@ def tokens_before(worker: Worker, num_tokens: int, need: Need, overtaken_tokens:
 
 
 TOKENS_PER_STREAM: Final = 256
-"""Prompt tokens that a decode worker must hold for each stream that it has more than the emptiest
-one: KV that does not travel is worth a little, a slower step for all its streams is not."""
+"""Cached prompt tokens that outweigh one stream more than on the emptiest decode worker: reusing KV
+saves a transfer, but a slower step costs all streams there."""
 TIGHT_SHARE: Final = 1 / 8
-"""Of a pool: where less than this would stay free, growing sequences soon push one another out."""
+"""Share of a pool: with less than this free, growing sequences soon evict each other."""
 MIN_GAIN_TOKENS: Final = 64
-"""Less is not worth a thought: what a few tokens save is not felt, and where blocks are is."""
+"""Smallest cached prefix that matters: fewer tokens save nothing noticeable."""
 
 
 class Need(NamedTuple):
-    """What a request asks for.
+    """What a request needs from workers.
 
     Attributes:
-      prompt_tokens: to prefill.
+      prompt_tokens: prompt tokens to prefill.
       kv_tokens: prompt and replayed tokens, which decode holds from the start.
-      fingerprint: of the model that it began with; empty if it has not begun.
+      fingerprint: the model it started with; empty if it has not started.
       shunned: addresses of workers where it failed.
       is_isolated: it must not share a worker with another isolated request.
-      is_suspect: its prompt may be what a worker died of.
-      chain: names the prompt's blocks; None if no worker is asked for them.
-      kept_share: of each worker, which is kept for others.
-      backlog_s: of computing that a prefill worker may have ahead; None for all of its credit.
-      overtaken_s: of computing beyond which a prompt does not count for shorter ones.
-      band: what is computed before it, and after it.
-      input_share: of prefill's credit that inputs may have; 0 for a request for tokens.
-      adapter: digest of the adapter that computes it; empty for the base alone.
+      is_suspect: its prompt may have crashed a worker.
+      chain: names the prompt's blocks; None if caches do not matter.
+      kept_share: share of each worker that is reserved for others.
+      backlog_s: computing time that a prefill worker may have ahead; None for all of its credit.
+      overtaken_s: computing time beyond which a prompt does not delay shorter ones.
+      band: position in the order of computing.
+      input_share: share of prefill's credit that inputs may use; 0 for a completion.
+      adapter: digest of its adapter; empty for the base model.
     """
 
     prompt_tokens: int
@@ -209,10 +208,11 @@ class Need(NamedTuple):
 
 
 class BrokenPaths:
-    """Prefill and decode workers that lost one another, though both answer this server.
+    """Pairs of prefill and decode workers that cannot reach each other, although both answer this
+    server.
 
     A partition between two workers shows as a transfer that is given up; neither worker is at
-    fault, so no breaker counts it. Pairs of lives, each for a while; no more than there are pairs.
+    fault, so no breaker counts it. Entries are per pair of worker epochs and expire.
     """
 
     def __init__(self, config: RecoveryConfig) -> None:
@@ -223,7 +223,7 @@ class BrokenPaths:
         return len(self._until)
 
     def broke(self, prefill: Worker, decode: Worker, now: float) -> None:
-        """Note that KV does not get from one to the other."""
+        """Record that KV does not get from one to the other."""
         self._until[prefill.peer_id, decode.peer_id] = now + self._avoid_s
 
     def is_broken(self, prefill: Worker, decode: Worker, now: float) -> bool:
@@ -232,13 +232,13 @@ class BrokenPaths:
         return until is not None and now < until
 
     def forget(self, now: float) -> None:
-        """Drop what is long ago."""
+        """Drop expired entries."""
         for path in [path for path, until in self._until.items() if until <= now]:
             del self._until[path]
 
 
 class Pair(NamedTuple):
-    """Where it goes; the same worker twice if decode computes the prompt, or prefill a vector."""
+    """The workers of an attempt; the same one twice for local prefill and for embedding."""
 
     decode: Worker
     prefill: Worker
@@ -249,17 +249,17 @@ class Pair(NamedTuple):
         return self.prefill is self.decode and self.decode.role is Role.DECODE
 
     def of(self, role: Role) -> Worker:
-        """Return the one of this role."""
+        """Return the worker of this role."""
         return self.decode if role is Role.DECODE else self.prefill
 
 
 class Route(NamedTuple):
-    """Where a request goes, and which worker computes its prompt.
+    """The workers of a request, and which of them computes its prompt.
 
     Attributes:
-      pair: of workers.
-      local_tokens: decode computes the prompt if no more than these have no KV there.
-      why: it would be so, and why it would not.
+      pair: the workers.
+      local_tokens: decode computes the prompt if at most this many tokens have no KV there.
+      why: reason if it does, and reason if it does not.
       fork_of: the attempt there with the same prompt; None for none.
     """
 
@@ -277,15 +277,14 @@ def choose_route(
     handover_s: float,
     now: float,
 ) -> Route | None:
-    """Return where a request goes now, or None if it has to wait.
+    """Return the route of a request; None if it must wait.
 
     Args:
-      workers: every worker.
-      need: what it asks for.
-      paths: which pairs lost one another.
+      workers: all workers.
+      need: the request's needs.
+      paths: pairs that cannot reach each other.
       config: which roles may compute prompts.
-      handover_s: what KV took lately, from prefill's first token until decode had it.
-      now: the time.
+      handover_s: recent time from prefill's first token until decode had the KV.
     """
     workers = tuple(workers)
     if need.input_share:
@@ -309,7 +308,7 @@ def choose_route(
     busy = [w for w in workers if w.role is Role.PREFILL and w.is_usable]
     if decode_worker is None or not busy:
         return None
-    # Prefill takes nothing more at the moment; what is short need not wait for it.
+    # Prefill takes no more at the moment; a short prompt need not wait for it.
     least_busy = min(busy, key=lambda worker: worker.waiting_tokens)
     local_tokens = _most_local_tokens(decode_worker, least_busy, need, config, handover_s)
     if tokens_to_compute(decode_worker, need) > local_tokens:
@@ -318,11 +317,11 @@ def choose_route(
 
 
 def _input_route(workers: tuple[Worker, ...], need: Need) -> Route | None:
-    """Return the prefill worker that computes an input, or None if it has to wait.
+    """Return the prefill worker that computes an input; None if it must wait.
 
-    Inputs take no prompt credit, only a part of it beside, so no prompt waits for them. An input
-    larger than that part goes alone. An input that failed once shares no worker with another such
-    input: one that makes steps fail would otherwise spend the attempts of its whole batch.
+    Inputs use a share of the credit beside prompts, so no prompt waits for them. An input larger
+    than that share runs alone. An input that failed once shares no worker with another such input:
+    one that makes steps fail would otherwise use up the attempts of its whole batch.
     """
     usable = [worker for worker in workers if worker.is_usable]
     admitted = [w for w in _admitted(usable, Role.PREFILL, need) if w.beat is not None]
@@ -331,7 +330,7 @@ def _input_route(workers: tuple[Worker, ...], need: Need) -> Route | None:
         return worker.address in need.shunned, _input_tokens(worker), worker.address
 
     for worker in sorted(admitted, key=rank):
-        assert worker.beat is not None, "see above"
+        assert worker.beat is not None, "filtered above"
         if need.is_suspect and any(share.is_suspect for share in worker.shares.values()):
             continue
         under_way = _input_tokens(worker)
@@ -347,8 +346,8 @@ def _input_tokens(worker: Worker) -> int:
 
 
 def is_prefill_away(workers: Iterable[Worker], grace_s: float, now: float) -> bool:
-    """Return whether no prefill worker is there that some decode worker could work with, nor was
-    one until just now."""
+    """Return whether no prefill worker that matches a decode worker is, or was until just now,
+    connected."""
     workers = tuple(workers)
     models = {w.fingerprint for w in workers if w.role is Role.DECODE and w.is_usable}
     for worker in workers:
@@ -362,7 +361,7 @@ def is_prefill_away(workers: Iterable[Worker], grace_s: float, now: float) -> bo
 
 
 def is_ready(workers: Iterable[Worker], config: RoutingConfig, now: float) -> bool:
-    """Return whether some workers could take a request now, on any route."""
+    """Return whether some workers can take a request now, on any route."""
     workers = tuple(workers)
     models = {
         role: {w.fingerprint for w in workers if w.role is role and w.is_usable}
@@ -381,7 +380,7 @@ def is_ready(workers: Iterable[Worker], config: RoutingConfig, now: float) -> bo
 
 
 def choose_decode(workers: Iterable[Worker], need: Need, now: float) -> Worker | None:
-    """Return the decode worker for a request whose prompt it computes, or None."""
+    """Return the decode worker for a request with local prefill, or None."""
     usable = [w for w in workers if w.is_usable]
     decodes = [w for w in _admitted(usable, Role.DECODE, need) if has_room(w, need, now)]
     return next(iter(_ranked(decodes, need)), None)
@@ -403,9 +402,9 @@ def _local(decode: Worker | None, need: Need, why: Why) -> Route | None:
 def _most_local_tokens(
     decode: Worker, prefill: Worker, need: Need, config: RoutingConfig, handover_s: float
 ) -> int:
-    """Return what the rates say that both announced, and what this server has sent them since."""
+    """Return the limit from the rates that both announced and what this server has sent since."""
     of_decode, of_prefill = decode.load, prefill.load
-    # The length of other servers' prompts is not known: they count as overtaken.
+    # The length of other servers' prompts is unknown: count them as overtaken.
     waiting_tokens = max(of_prefill.waiting_tokens, prefill.waiting_tokens)
     prompts = [share.num_tokens for share in prefill.shares.values() if share.num_tokens]
     longest = counted_tokens(prefill, need)
@@ -431,14 +430,14 @@ def _most_local_tokens(
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
-    """Return how many blocks hold this many tokens."""
+    """Return the number of blocks that hold this many tokens."""
     return -(-num_tokens // block_size)
 
 
 def choose_pair(
     workers: Iterable[Worker], need: Need, paths: BrokenPaths, now: float
 ) -> Pair | None:
-    """Return the workers to send a request to, or None if it has to wait."""
+    """Return the workers for a request; None if it must wait."""
     usable = [w for w in workers if w.is_usable]
     prefills = [w for w in _admitted(usable, Role.PREFILL, need) if _has_token_credit(w, need)]
     decodes = [w for w in _admitted(usable, Role.DECODE, need) if has_room(w, need, now)]
@@ -466,13 +465,13 @@ def tokens_to_compute(worker: Worker, need: Need) -> int:
 
 
 def counted_tokens(worker: Worker, need: Need) -> int:
-    """Return what a prompt takes of a prefill worker's credit: at least half of it, because workers
-    turn away what overruns their credit twice, and what they hold is only a guess."""
+    """Return the prefill credit that a prompt uses: at least half of its length, because cache
+    contents are a guess, and workers refuse what exceeds their credit twofold."""
     return max(tokens_to_compute(worker, need), need.prompt_tokens // 2)
 
 
 def _ranked(decodes: list[Worker], need: Need) -> list[Worker]:
-    """Return decode workers, the best first."""
+    """Return decode workers, best first."""
     fewest = min((streams_on(worker) for worker in decodes), default=0)
 
     def rank(worker: Worker) -> tuple[bool, bool, int, int, int, str]:
@@ -494,20 +493,20 @@ def _ranked(decodes: list[Worker], need: Need) -> list[Worker]:
 
 
 def streams_on(worker: Worker) -> int:
-    """Return how many sequences are there, of this server and of others."""
+    """Return the number of sequences on a worker, this server's and others'."""
     return len(worker.shares) + worker.foreign_streams
 
 
 def _is_tight(worker: Worker, need: Need) -> bool:
-    """Return whether a request would leave hardly anything for others to grow into."""
+    """Return whether a request would leave too little room for sequences to grow."""
     assert worker.capacity is not None, "only welcomed workers are asked"
     left = _spare_blocks(worker) - blocks_needed(worker, need)
     return left < TIGHT_SHARE * worker.capacity.num_blocks
 
 
 def is_model_gone(workers: Iterable[Worker], need: Need, config: RoutingConfig) -> bool:
-    """Return whether a request can never go on: workers of a role that it needs are there, all
-    with another model than it began with."""
+    """Return whether a request can never continue: a role that it needs has workers, but all with
+    another model than the one it started with."""
     if not need.fingerprint:
         return False
     workers = tuple(workers)
@@ -519,14 +518,14 @@ def is_model_gone(workers: Iterable[Worker], need: Need, config: RoutingConfig) 
 
 
 def needed_roles(config: RoutingConfig) -> tuple[Role, ...]:
-    """Return the roles without which nothing goes."""
+    """Return the roles without which no request can run."""
     if config.local_prefill is LocalPrefill.OFF:
         return (Role.PREFILL, Role.DECODE)
     return (Role.DECODE,)
 
 
 def _admitted(usable: list[Worker], role: Role, need: Need) -> list[Worker]:
-    """Return the workers of a role that may have this request at all, room or not."""
+    """Return the workers of a role that may get this request, whether or not they have room."""
     pool = [w for w in usable if w.role is role]
     left_out = ejected(pool, lambda w: w.breaker)
     return [
@@ -544,8 +543,8 @@ def _has_isolated(worker: Worker) -> bool:
 
 
 def _has_token_credit(worker: Worker, need: Need) -> bool:
-    """Return whether a prefill worker takes these tokens: within its credit, or alone if they are
-    more than it ever gives."""
+    """Return whether a prefill worker accepts these tokens: within its credit, or alone if they
+    exceed all of its credit."""
     if worker.beat is None:
         return False
     credit = (1.0 - need.kept_share) * worker.beat.token_credit
@@ -566,11 +565,11 @@ def has_room(worker: Worker, need: Need, now: float) -> bool:
     """Return whether a decode worker has a row and blocks for a request, as far as is known."""
     if worker.beat is None or now < worker.busy_until:
         return False
-    # Of few rows at least one is for every class.
+    # Keep at least one row open to every class.
     kept_rows = min(int(need.kept_share * worker.beat.row_credit), worker.beat.row_credit - 1)
     if len(worker.shares) >= worker.beat.row_credit - max(kept_rows, 0):
         return False
-    # With nothing of ours there, growth is no reason to hold back: what fits may start.
+    # If none of ours run there, ignore growth: whatever fits may start.
     room = _spare_blocks(worker) if worker.shares else worker.available_blocks
     if worker.shares and worker.capacity is not None:
         room -= int(need.kept_share * worker.capacity.num_blocks)
@@ -578,6 +577,6 @@ def has_room(worker: Worker, need: Need, now: float) -> bool:
 
 
 def _spare_blocks(worker: Worker) -> int:
-    """Blocks left once every sequence there has grown by one, so that a new one does not at once
-    push out another."""
+    """Return the blocks left once every sequence there has grown by one block, so that a new one
+    does not evict another at once."""
     return worker.available_blocks - len(worker.shares)

@@ -1,6 +1,6 @@
-"""What the scheduler shows: its state at one moment, as plain values, and each event as it happens.
+"""The scheduler's state at one moment as plain values, and the observers that receive its events.
 
-Calls of observers are synchronous and must be quick: they happen between two tokens."""
+Observer calls are synchronous and must be quick: they run between two tokens."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class WorkerStatus:
 
     Attributes:
       role: prefill or decode.
-      name: its own, or its address as long as it has not answered.
-      address: where it is reached.
+      name: the worker's name; its address until it answers.
+      address: the worker's address.
       state: connecting, alive, suspect, draining or dead.
-      fingerprint: of its model; empty until it answered.
-      capacity: what it has; None until it answered.
-      load: what it last said it does.
-      attempts: this server's attempts there.
-      breaker: closed, open or half_open; unless closed it is left out, or tried.
-      trouble: why it does not answer or is not used, in words; empty if nothing is known.
-      labels: where it runs and what it costs, those whose names are known here.
+      fingerprint: its model; empty until it answers.
+      capacity: its capacity; None until it answers.
+      load: its last reported load.
+      attempts: number of this server's attempts on it.
+      breaker: closed, open or half_open; an open one is left out, a half-open one is being tried.
+      trouble: why it does not answer or is not used; empty if unknown.
+      labels: where it runs and what it costs; known label names only.
     """
 
     role: Role
@@ -56,16 +56,16 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True)
 class OverloadStatus:
-    """What admission sees.
+    """The state of overload control.
 
     Attributes:
-      brownout: level, 0 to 4.
-      pressure: predicted wait of the default class, of what it may wait.
-      guard_tokens: prompt tokens that may be owed a first token; None for no limit.
-      owed_tokens: that are.
-      expected_returns: refused requests that were told when to come back, and are expected.
-      tokens_per_s: at which the queue moves; None if that is not known.
-      error_s: mean error of predicted first tokens, of late.
+      brownout: brownout level, 0 to 4.
+      pressure: predicted wait of the default class / its allowed wait.
+      guard_tokens: limit on prompt tokens without a first token; None for no limit.
+      owed_tokens: prompt tokens without a first token.
+      expected_returns: refused requests that were told when to return and are still expected.
+      tokens_per_s: rate of the queue; None if unknown.
+      error_s: recent mean error of predicted first tokens.
     """
 
     brownout: int = 0
@@ -79,27 +79,27 @@ class OverloadStatus:
 
 @dataclass(frozen=True, slots=True)
 class FleetStatus:
-    """All workers and requests.
+    """The state of all workers and requests.
 
     Attributes:
       workers: in the order of the configuration, prefill first.
-      is_ready: a decode worker takes requests, and so does a prefill worker with the same model,
-        or decode computes prompts itself.
-      is_draining: this server takes nothing new.
+      is_ready: a decode worker takes requests, and a prefill worker with the same model does too or
+        decode computes prompts itself.
+      is_draining: this server accepts no new requests.
       queued: requests that wait for workers.
-      running: requests that workers are busy with.
-      max_model_len: most tokens of prompt and completion together.
+      running: requests on workers.
+      max_model_len: maximum tokens of prompt and completion together.
       received: requests submitted so far.
-      accepted: of these, taken on.
-      rejected: of these, refused; by error code.
-      ended: terminal events so far; by outcome.
-      retries_left: attempts after faults that the retry budget can pay for.
-      quarantined: prompts and grammars that are refused for what they did to workers.
-      overload: what admission sees.
-      queued_by_class: those that wait, by service class.
-      queues: which can be asked for what takes a look at every tenant.
-      told: the model's state as control told it; None where there is no control.
-      is_coming: whether requests may wait for workers that control starts.
+      accepted: requests accepted so far.
+      rejected: requests refused so far, by error code.
+      ended: terminal events so far, by outcome.
+      retries_left: retries that the budget can pay for.
+      quarantined: prompts and grammars refused because of what they did to workers.
+      overload: the state of overload control.
+      queued_by_class: waiting requests by service class.
+      queues: the queues, for values that need a pass over every tenant.
+      told: the model's state as reported by control; None without control.
+      is_coming: requests may wait for workers that control starts.
     """
 
     workers: tuple[WorkerStatus, ...]
@@ -122,25 +122,25 @@ class FleetStatus:
 
     @property
     def queue_lag_tokens(self) -> float:
-        """By how many tokens of weight 1 the tenants that wait are apart, when this is asked."""
+        """The largest lag between waiting tenants, in tokens at weight 1, computed when read."""
         return max((one.lag_tokens for queue in self.queues for one in queue.classes), default=0.0)
 
 
 def present(
     workers: Iterable[Worker], spare_addresses: Collection[str], *, is_asleep: bool = False
 ) -> list[Worker]:
-    """Return the workers that there are or should be; a spare one counts while it is there.
+    """Return the workers that are or should be connected; a spare one counts only while connected.
 
     Args:
-      workers: all that may be there.
-      spare_addresses: of those that are there during restarts.
-      is_asleep: the model's workers have ended on purpose: they are not missed.
+      workers: all known workers.
+      spare_addresses: addresses used only during restarts.
+      is_asleep: the model's workers ended on purpose and are not missed.
     """
     return [w for w in workers if w.is_connected or not (is_asleep or w.address in spare_addresses)]
 
 
 def queued_by_class(queues: Iterable[FairQueue[Any]]) -> dict[str, int]:
-    """Return how many wait, by the names of service classes."""
+    """Return the number of waiting requests by service class name."""
     queues = tuple(queues)
     return {
         service_class.name.lower(): sum(q.classes[service_class].num_waiting for q in queues)
@@ -149,7 +149,7 @@ def queued_by_class(queues: Iterable[FairQueue[Any]]) -> dict[str, int]:
 
 
 def worker_status(worker: Worker) -> WorkerStatus:
-    """Return how a worker is shown."""
+    """Return the status of a worker."""
     labels = {} if worker.welcome is None else worker.welcome.labels
     is_leaving = worker.is_connected and worker.is_draining
     return WorkerStatus(
@@ -168,23 +168,23 @@ def worker_status(worker: Worker) -> WorkerStatus:
 
 
 class OverloadObserver:
-    """Told of overload: refusals, predictions, levels of brownout."""
+    """Receives overload events: refusals, predictions, brownout levels."""
 
     def refused(self, reason: str, service_class: ServiceClass) -> None:
-        """A request was refused or dropped because there is too much."""
+        """Called when a request is refused or dropped because of overload."""
 
     def predicted(self, predicted_s: float, ttft_s: float) -> None:
-        """A first token came after `ttft_s`; `predicted_s` was expected."""
+        """Called for a first token: it came after `ttft_s`, expected after `predicted_s`."""
 
     def level_changed(self, was: int, level: int, pressure: float) -> None:
-        """The level of brownout changed."""
+        """Called when the brownout level changes."""
 
 
 class Observer:
-    """Told of each event once.
+    """Receives each event of the scheduler once.
 
     Args:
-      overload: told of overload.
+      overload: receives overload events.
 
     Attributes:
       token_gaps: times between two tokens of one sequence [s].
@@ -195,36 +195,36 @@ class Observer:
         self.token_gaps = ValueCounts(())
 
     def prompt_routed(self, role: str, why: str) -> None:
-        """It is settled which role computes a prompt, and why."""
+        """Called when a prompt's role is decided, with the reason."""
 
     def prompt_computed(self, queue_s: float | None, compute_s: float) -> None:
-        """A prefill worker computed a prompt that waited there for `queue_s`; or, with None, decode
-        computed one itself, so long after it had granted the lease."""
+        """Called when a prompt is computed: on prefill after waiting there for `queue_s`; with
+        None, by decode itself in the time since it granted the lease."""
 
     def retry_unaffordable(self) -> None:
-        """A request ends because too many others are tried again already."""
+        """Called when a request ends because the retry budget is spent."""
 
     def quarantined(self, what: str, request_id: str) -> None:
-        """A `request` made workers fail, or its `grammar` took one too long to follow."""
+        """Called when a `request` crashed workers, or its `grammar` took too long."""
 
     def worker_joined(self, worker: str, away_s: float | None = None) -> None:
-        """A worker, or its next life, was greeted. One that had been given up without a farewell
-        was not heard of for `away_s` before."""
+        """Called when a worker is greeted, first or after a restart. If it had been lost without a
+        farewell, it had been silent for `away_s`."""
 
     def worker_lost(self, worker: str, cause: str, num_requests: int = 0) -> None:
-        """A worker was given up, with so many requests that needed it."""
+        """Called when a worker is given up, with the number of requests that needed it."""
 
     def worker_refused(self, worker: str, reason: str) -> None:
-        """A worker and this server cannot work together; an operator has to act."""
+        """Called when a worker cannot be used by this server; an operator must act."""
 
     def worker_stepped(self, num_steps: int, num_tokens: int) -> None:
-        """A worker computed so much between two heartbeats."""
+        """Called with a worker's steps and tokens between two heartbeats."""
 
     def breaker_changed(self, worker: str, state: str) -> None:
-        """A worker is left out, tried, or used again."""
+        """Called when a worker is left out, tried, or used again."""
 
     def frames_dropped(self, reason: str, count: int = 1) -> None:
-        """Frames of workers were not acted upon."""
+        """Called when frames of workers are ignored."""
 
     def server_paused(self, seconds: float) -> None:
-        """This process itself stood still for so long."""
+        """Called when this process was paused."""

@@ -1,10 +1,10 @@
-"""When a request gets its first token: predicted for a new one, promised to a refused one.
+"""Predicts when a request gets its first token, and schedules the return of refused requests.
 
 The wait in the queue is `tokens_ahead / rate`. The rate of the queue is measured while requests
-wait, and guessed before that from what workers announce. The time on workers is the tokens that are
-computed before by the workers' rate, plus what came on top lately. Each prediction is corrected by
-the error of those before it. Refused requests are told to return by a virtual schedule of each
-tenant; due times are remembered in a bounded table, by key.
+wait; before that it is guessed from what workers announce. The time on workers is the tokens
+computed before the request divided by the workers' rate, plus a recent average of everything else.
+Each prediction is corrected by earlier errors. Refused requests get a return time from a virtual
+schedule per tenant; due times are kept in a bounded table, by key.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ if TYPE_CHECKING:
 
 
 MEMORY_S: Final = 15 * SECONDS
-"""Over which the rate of the queue is measured: several generations long, so that a batch that ends
-at once does not look like speed, nor the time before it like a standstill."""
+"""Time over which the queue's rate is measured: several generations, so that a batch ending at once
+does not look fast, nor the time before it look like a standstill."""
 LEAST_PRIOR_S: Final = 1 * SECONDS
 MOST_PRIOR_S: Final = 4 * SECONDS
-"""Of waiting, after which the measured rate counts as much as the guessed one: as long as a row is
-held, within these bounds."""
+"""Bounds on the waiting time after which the measured rate weighs as much as the guessed one.
+Within them it is the time that a row is held."""
 ARRIVALS_S: Final = 5 * SECONDS
-"""Over which the tokens per second that higher classes bring are measured."""
+"""Time over which the token rate of higher classes is measured."""
 TRUST: Final = 0.05
-"""How far one request moves an estimate: some twenty settle it."""
+"""Weight of one request in an estimate: about twenty requests settle it."""
 LEAST_BIAS: Final = 1 / 3
 MOST_BIAS: Final = 3.0
-"""Bounds of the correction: a larger error is no bias, the rate has to be measured anew."""
+"""Bounds of the correction. A larger error is not a bias: the rate must be measured again."""
 NOISE_S: Final = 50 * MILLISECONDS
-"""Waits below this are chance, and say nothing of a bias."""
+"""Waits below this are noise and do not change the bias."""
 LEAST_SHARE: Final = 0.1
-"""Of the rate that a class is assumed to have at least, whatever higher classes bring: they are
-bounded too."""
+"""Minimum share of the rate assumed for a class, whatever higher classes use: they are bounded
+too."""
 
 
 class FleetCapacity(NamedTuple):
-    """What the workers that may be used announce.
+    """What the usable workers announce.
 
     Attributes:
-      rows: of decode.
-      tokens_per_s: prompt tokens that all of them compute; 0 if unknown.
-      fastest_tokens_per_s: of the fastest worker, which is all that one prompt can have.
-      foreign_tokens: prompt tokens that wait there and are another server's.
+      rows: rows of decode workers.
+      tokens_per_s: prompt tokens per second of all together; 0 if unknown.
+      fastest_tokens_per_s: the fastest worker's rate, the most that one prompt can get.
+      foreign_tokens: other servers' prompt tokens that wait there.
     """
 
     rows: int = 0
@@ -62,20 +62,20 @@ class FleetCapacity(NamedTuple):
 
 
 class Stage(Enum):
-    """How far an accepted request is."""
+    """The progress of an accepted request."""
 
     QUEUED = auto()
-    COMPUTING = auto()  # dispatched, without a first token
+    COMPUTING = auto()  # dispatched, no first token yet
     STREAMING = auto()  # has its first token
 
 
 class OutstandingRequest(NamedTuple):
-    """What a request counts as in `Outstanding`.
+    """How a request is counted in `Outstanding`.
 
     Attributes:
-      stage: how far it is.
-      service_class: of the request.
-      num_tokens: of its prompt.
+      stage: its progress.
+      service_class: its class.
+      num_tokens: its prompt tokens.
       is_long: workers compute shorter prompts of its class beside it.
     """
 
@@ -86,21 +86,20 @@ class OutstandingRequest(NamedTuple):
 
 
 class Outstanding:
-    """Prompt tokens of the accepted requests that have not ended, by stage and class: the one
-    place where they are summed up."""
+    """Sums of the prompt tokens of unfinished accepted requests, by stage and class."""
 
     def __init__(self) -> None:
         self._tokens: Counter[tuple[Stage, ServiceClass, bool]] = Counter()
 
     def apply(self, before: OutstandingRequest | None, after: OutstandingRequest | None) -> None:
-        """Count a request as `after` which was counted as `before`; None for not at all."""
+        """Count a request as `after` instead of `before`; None means not counted."""
         if before is not None:
             self._tokens[before.stage, before.service_class, before.is_long] -= before.num_tokens
         if after is not None:
             self._tokens[after.stage, after.service_class, after.is_long] += after.num_tokens
 
     def owed(self, service_class: ServiceClass) -> int:
-        """Return the prompt tokens of a class without a first token."""
+        """Return a class's prompt tokens that have no first token yet."""
         return sum(
             self._tokens[stage, service_class, is_long]
             for stage in (Stage.QUEUED, Stage.COMPUTING)
@@ -109,17 +108,17 @@ class Outstanding:
 
     @property
     def all_owed(self) -> int:
-        """Prompt tokens of all classes without a first token."""
+        """Prompt tokens of all classes that have no first token yet."""
         return sum(n for (stage, _, _), n in self._tokens.items() if stage is not Stage.STREAMING)
 
     @property
     def running(self) -> int:
-        """Prompt tokens of the requests on workers."""
+        """Prompt tokens of requests on workers."""
         return sum(n for (stage, _, _), n in self._tokens.items() if stage is not Stage.QUEUED)
 
     def before(self, service_class: ServiceClass, *, is_long: bool) -> int:
-        """Return the prompt tokens on workers that are computed before a prompt: all of the classes
-        above, and of its class the short ones, the long ones too if it is long itself."""
+        """Return the prompt tokens on workers that are computed before a prompt: those of higher
+        classes, and of its own class the short ones, plus the long ones if it is long itself."""
         return sum(
             self._tokens[Stage.COMPUTING, one, of_long]
             for one in ServiceClass
@@ -130,21 +129,21 @@ class Outstanding:
 
 @dataclass(slots=True)
 class Forecast:
-    """What was expected of an accepted request, and what it counts as.
+    """The prediction for an accepted request, and how it is counted.
 
     Attributes:
-      standing: in `Outstanding`; None once it has ended.
-      submitted_at: when it came.
-      deadline_s: of the whole request.
-      is_limited: it may wait for a limit of its tenant, which says nothing of the queue.
+      standing: how it is counted in `Outstanding`; None once it has ended.
+      submitted_at: time of submission.
+      deadline_s: deadline for the whole request.
+      is_limited: it may wait for a limit of its tenant, which says nothing about the queue.
       queue_s: predicted wait in the queue, uncorrected; None if unknown.
       ttft_s: predicted time to the first token; None if unknown.
-      first_token_by: when its first token becomes useless; None for never.
-      slo_s: of its class; None for none.
-      idle_s: seconds without a worker that could have taken a request, until it came.
-      dispatched_at: of its first attempt; None before.
-      computing_s: what workers had to compute before its first token, at dispatch.
-      key: names what it asks for.
+      first_token_by: time when its first token becomes useless; None for never.
+      slo_s: its class's SLO; None for none.
+      idle_s: `Overload.idle_s` at submission.
+      dispatched_at: time of its first dispatch; None before.
+      computing_s: predicted computing time before its first token, at dispatch.
+      key: identifies its content.
     """
 
     standing: OutstandingRequest | None
@@ -161,18 +160,17 @@ class Forecast:
     key: int = 0
 
     def of_later_choice(self, due: float) -> Forecast:
-        """Return the forecast of another one of the same client's request, which waits for the
-        first and is due with the answer: its wait teaches nothing."""
+        """Return the forecast of another choice of the same client request. It waits for the first
+        one and is due with the answer, so its wait is not learned from."""
         by = None if self.first_token_by is None else due
         return replace(self, queue_s=None, ttft_s=None, first_token_by=by, slo_s=None)
 
 
 class Fading:
-    """A sum with old parts that fade.
+    """A sum in which old contributions decay.
 
     Args:
-      memory_s: after which about a third is left.
-      now: the time of the start.
+      memory_s: time after which about a third is left.
     """
 
     def __init__(self, memory_s: float, now: float) -> None:
@@ -181,15 +179,15 @@ class Fading:
         self._sum = 0.0
 
     def add(self, amount: float, now: float) -> None:
-        """Add something."""
+        """Add an amount."""
         self._sum = self.total(now) + amount
 
     def scale(self, share: float) -> None:
-        """Take a share of all of it."""
+        """Multiply the sum by `share`."""
         self._sum *= share
 
     def total(self, now: float) -> float:
-        """Return what is left."""
+        """Return the decayed sum."""
         if now > self._at:
             self._sum *= math.exp(-(now - self._at) / self._memory_s)
             self._at = now
@@ -197,17 +195,16 @@ class Fading:
 
 
 class Prediction:
-    """What one server has learnt.
+    """Predicts waits from what one server has measured.
 
     Args:
-      now: the time of the start.
-      outstanding: prompt tokens of its requests.
+      outstanding: prompt tokens of the server's requests.
 
     Attributes:
-      capacity: as of the last call of `see`.
-      error_s: mean absolute error of predicted first tokens, of late.
-      bias: by which the predicted waits of each class are corrected.
-      prompt_tokens: of the usual request; 0 before any ended well.
+      capacity: capacity from the last `see`.
+      error_s: recent mean absolute error of predicted first tokens.
+      bias: correction factor of predicted waits, per class.
+      prompt_tokens: usual prompt length; 0 before any request succeeded.
     """
 
     def __init__(self, now: float, outstanding: Outstanding) -> None:
@@ -226,15 +223,15 @@ class Prediction:
         self._worker_bias = 1.0
 
     def advance(self, now: float, *, is_waiting: bool) -> None:
-        """Let time pass. `is_waiting`: requests have waited since the last call, before workers
-        that could take them."""
+        """Advance to `now`. `is_waiting`: since the last call, requests waited while workers could
+        take them."""
         elapsed_s, self._advanced_at = now - self._advanced_at, now
         self._is_waiting = is_waiting
         if is_waiting:
             self._waited.add(elapsed_s, now)
 
     def see(self, capacity: FleetCapacity) -> None:
-        """Take in what workers announce; what was measured with more or fewer is scaled."""
+        """Update the announced capacity, and scale what was measured with another one."""
         was, self.capacity = self.capacity, capacity
         shares = [
             new / old
@@ -244,12 +241,12 @@ class Prediction:
             )
             if old > 0.0 and new > 0.0
         ]
-        # A slow change shows in the measured rate; the loss of a worker takes a part of it.
+        # A slow change shows in the measured rate; losing a worker removes its part at once.
         if shares and not 0.8 < min(shares) < 1.25:
             self._left.scale(min(shares))
 
     def arrived(self, service_class: ServiceClass, num_tokens: int, now: float) -> None:
-        """Count what was taken on."""
+        """Count an accepted request."""
         self._arrived[service_class].add(num_tokens, now)
 
     def left(self, num_tokens: int, now: float, *, is_limited: bool = False) -> None:
@@ -259,66 +256,66 @@ class Prediction:
             self._left.add(num_tokens, now)
 
     def ended(self, served_s: float, num_tokens: int) -> None:
-        """Learn from a request that ended well how long it had a row, and from its prompt."""
+        """Learn from a successful request how long it held a row, and its prompt length."""
         self._served_s = _moved(self._served_s, served_s)
         self.prompt_tokens = _moved(self.prompt_tokens, float(num_tokens))
 
     def rate(self, now: float) -> float | None:
-        """Return the tokens per second at which the queue moves; None if unknown."""
+        """Return the queue's rate in tokens per second; None if unknown."""
         guess = self._guessed_rate()
         waited_s, left = self._waited.total(now), self._left.total(now)
         if guess is None:
             if waited_s < LEAST_PRIOR_S:
                 return None
-            # What runs will end and let as much in, so it counts as done now.
+            # Running requests will end and let as many tokens in, so they count as done now.
             return max(left + self._outstanding.running, 1.0) / waited_s
-        # A queue that has not moved yet has not stood still: it may wait for one generation.
+        # A queue that has not moved yet is not stuck: it may wait for one generation to end.
         prior_s = min(max(self._served_s, LEAST_PRIOR_S), MOST_PRIOR_S)
         return (left + guess * prior_s) / (waited_s + prior_s)
 
     def wait_s(self, service_class: ServiceClass, tokens_ahead: float, now: float) -> float | None:
-        """Return the wait of a new request in the queue, uncorrected; None if unknown."""
+        """Return the predicted wait in the queue, uncorrected; None if unknown."""
         if tokens_ahead <= 0.0:
             return 0.0
         rate = self.class_rate(service_class, now)
         return None if rate is None else tokens_ahead / rate
 
     def class_rate(self, service_class: ServiceClass, now: float) -> float | None:
-        """Return the rate that higher classes leave."""
+        """Return the rate that higher classes leave to a class."""
         rate = self.rate(now)
         if rate is None:
             return None
         return max(rate - self._higher_rate(service_class, now), LEAST_SHARE * rate, 1e-3)
 
     def own_s(self, num_tokens: int) -> float:
-        """Return the seconds that a prompt alone computes; 0 if no rate is known."""
+        """Return the seconds to compute a prompt alone; 0 if no rate is known."""
         rate = self.capacity.fastest_tokens_per_s
         return num_tokens / rate if rate > 0.0 else 0.0
 
     def computing_s(self, service_class: ServiceClass, num_tokens: int, now: float) -> float:
-        """Return the seconds that workers compute so many prompt tokens beside higher classes."""
+        """Return the seconds to compute these prompt tokens beside higher classes."""
         rate = self.capacity.tokens_per_s
         if rate <= 0.0:
             return 0.0
         return num_tokens / max(rate - self._higher_rate(service_class, now), LEAST_SHARE * rate)
 
     def residence_s(self, service_class: ServiceClass, num_tokens: int, now: float) -> float:
-        """Return the seconds from dispatch to a first token for which so much is computed."""
+        """Return the seconds from dispatch to a first token that needs these tokens computed."""
         computing_s = self.computing_s(service_class, num_tokens, now)
         return self._worker_bias * computing_s + self._rest_s
 
     def waited(self, service_class: ServiceClass, predicted_s: float, waited_s: float) -> None:
-        """Learn from the wait of a request. `predicted_s` is what `wait_s` said."""
+        """Learn from a request's wait. `predicted_s` is the result of `wait_s`."""
         if max(predicted_s, waited_s) < NOISE_S:
             return
         self.bias[service_class] = _bias(self.bias[service_class], predicted_s, waited_s)
 
     def resided(self, computing_s: float, resided_s: float) -> None:
-        """Learn what comes on top of computing.
+        """Learn the time beyond computing.
 
         Args:
-          computing_s: predicted at dispatch, for the prompt and all that was there before it.
-          resided_s: from dispatch to the first token.
+          computing_s: predicted at dispatch for the prompt and everything before it.
+          resided_s: measured from dispatch to the first token.
         """
         if computing_s < NOISE_S:
             rest_s = min(max(resided_s - computing_s, 0.0), SECONDS)
@@ -331,12 +328,12 @@ class Prediction:
         self.error_s += TRUST * (abs(ttft_s - predicted_s) - self.error_s)
 
     def _higher_rate(self, service_class: ServiceClass, now: float) -> float:
-        """Return the tokens per second that higher classes bring."""
+        """Return the token rate of higher classes."""
         return sum(one.total(now) for one in self._arrived[:service_class]) / ARRIVALS_S
 
     def _guessed_rate(self) -> float | None:
-        """Return the rate that workers should have: the lower one of prefill's rate and, by
-        Little's law, that of rows that become free."""
+        """Return the rate that workers should reach: the lower of prefill's rate and, by Little's
+        law, the rate at which rows become free."""
         rates = []
         if self.capacity.tokens_per_s > 0.0:
             rates.append(self.capacity.tokens_per_s)
@@ -346,7 +343,7 @@ class Prediction:
 
 
 def _bias(believed: float, predicted_s: float, seen_s: float) -> float:
-    """Return the factor that corrects predictions, after another uncorrected one."""
+    """Return the correction factor, updated with another uncorrected prediction."""
     seen = math.log((seen_s + NOISE_S) / (predicted_s + NOISE_S))
     was = math.log(believed)
     return min(max(math.exp(was + TRUST * (seen - was)), LEAST_BIAS), MOST_BIAS)
@@ -357,51 +354,52 @@ def _moved(believed: float, seen: float) -> float:
 
 
 EARLY_S: Final = 50 * MILLISECONDS
-"""A request that comes so much before its due time is in time: clocks and rounding."""
+"""A request this much before its due time counts as on time: clocks and rounding."""
 GRACE_S: Final = 3 * SECONDS
-"""So much after it, too: `Retry-After` has whole seconds, and networks take their time."""
+"""A request this much after its due time counts as on time: `Retry-After` has whole seconds, and
+networks are slow."""
 SHOWN_TRUST: Final = 0.03
-"""How far one request that returns, or does not, moves `shown_share`."""
+"""Weight of one request, returned or not, in `shown_share`."""
 LEAST_S: Final = 0.1
-"""Shortest time that is told: less would be over before the answer has arrived."""
+"""Shortest return time: a shorter one would be over before the answer arrives."""
 PATIENCE_S: Final = 120 * SECONDS
-"""Official clients do not retry at all when told to wait longer; others do."""
+"""Longest return time under brownout: official clients do not retry at all beyond it."""
 NEVER: Final = (-inf, "")
 MOST_S: Final = 3600 * SECONDS
-"""Longest time that is told; a request that would be due later is not remembered."""
+"""Longest return time; a request due later is not remembered."""
 
 
 class Returns:
-    """The refused requests of one server.
+    """The refused requests of one server that are expected back.
 
     Args:
-      config: bounds, and the pace of the schedule.
+      config: bounds and the pace of the schedule.
 
     Attributes:
-      shown_share: of the requests that were told a time, how many return; 1 before any is due, as a
-        burst is over before the first of it can return.
+      shown_share: share of refused requests that return; 1 until any is due, because a burst is
+        over before its first request can return.
     """
 
     def __init__(self, config: AdmissionConfig) -> None:
         self.shown_share = 1.0
         self._config = config
-        self._due: dict[int, tuple[float, str]] = {}  # and of which tenant, by key
+        self._due: dict[int, tuple[float, str]] = {}  # due time and tenant, by key
         self._num_of: Counter[str] = Counter()
         self._schedules: dict[str, tuple[float, float]] = {}  # end and weight, by tenant
-        self._weight = 0.0  # of all that have a schedule
+        self._weight = 0.0  # of all tenants that have a schedule
         self._forget_at = 0.0
-        self._soonest = inf  # due, or earlier until the next scan
+        self._soonest = inf  # earliest due time, or earlier until the next scan
 
     def __len__(self) -> int:
         return len(self._due)
 
     def is_due(self, key: int, now: float) -> bool:
-        """Return whether a request comes when it was told to."""
+        """Return whether a request returns when it was told to."""
         due, _ = self._due.get(key, NEVER)
         return -EARLY_S <= now - due <= GRACE_S
 
     def are_due_by(self, moment: float) -> bool:
-        """Return whether a refused request is expected until a moment."""
+        """Return whether a refused request is expected by a given time."""
         return self._soonest <= moment
 
     def told_s(
@@ -415,21 +413,20 @@ class Returns:
         now: float,
         most_s: float = MOST_S,
     ) -> float:
-        """Return after how many seconds a refused request should come back, and remember that.
+        """Return the seconds after which a refused request should retry, and remember it.
 
         Args:
-          key: names what is asked for; 0 for what cannot be known again, or never be in time.
-          scheduling: of its tenant, and its class: a critical request is behind no schedule.
-          work_s: computing time of its prompt, at the rate that the critical class leaves.
-          room_in_s: when the requests that wait now will have made room for it.
-          draw: between 0 and 1, at random.
-          now: the time.
-          most_s: the longest time that is told.
+          key: identifies the content; 0 if it cannot be recognized or can never be in time.
+          scheduling: its tenant and class; critical requests bypass the schedule.
+          work_s: computing time of its prompt at the rate that the critical class leaves.
+          room_in_s: seconds until waiting requests have made room for it.
+          draw: random number between 0 and 1.
+          most_s: upper limit of the result.
         """
         config = self._config
         standing, _ = self._due.get(key, NEVER)
         if standing - now > EARLY_S:
-            return standing - now  # came too early; its place is as it was
+            return standing - now  # too early; it keeps its place
         self.came(key, now)
         end, weight = self._schedules.get(scheduling.tenant, (now, 0.0))
         is_behind = scheduling.service_class is not ServiceClass.CRITICAL
@@ -453,14 +450,14 @@ class Returns:
         return wait_s
 
     def came(self, key: int, now: float) -> None:
-        """Count a request that came and was decided upon: it is not expected any more."""
+        """Count a decided request: it is no longer expected."""
         if key not in self._due:
             return
         if now >= self._drop(key) - EARLY_S:
             self._learn(1.0)
 
     def forget(self, now: float) -> None:
-        """Drop requests that did not return, as often as one can become late."""
+        """Drop requests that did not return; runs once per `GRACE_S`."""
         if now < self._forget_at:
             return
         self._forget_at = now + GRACE_S
@@ -472,7 +469,8 @@ class Returns:
         self._weight = sum(weight for _, weight in self._schedules.values())
 
     def _has_room_for(self, tenant: str) -> bool:
-        """Whether one more of a tenant's is remembered: half of what the others leave, at most."""
+        """Return whether one more of a tenant's requests is remembered: at most half of the
+        remaining room."""
         return self._num_of[tenant] < self._config.max_expected_returns - len(self._due)
 
     def _drop(self, key: int) -> float:

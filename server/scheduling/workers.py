@@ -1,10 +1,10 @@
-"""One worker through all its lives: liveness, breaker, attempts there, and its prefix cache.
+"""The server's view of one worker: liveness, circuit breaker, its attempts, and a guess of its
+prefix cache.
 
-How much of a prompt its prefix cache holds is the server's guess, by what went there. A worker
-evicts what was used least recently, and so does the guess. A wrong guess changes no answer: decode
-says in GRANT what it holds, and prefill finds what it finds. Two prefixes whose hashes collide send
-a prompt to the wrong worker, no more; the hash is Python's own of bytes, keyed anew in each
-process.
+The guess of the prefix cache follows from what was sent there. A worker evicts the least recently
+used blocks, and so does the guess. A wrong guess changes no answer: decode reports in GRANT what it
+holds, and prefill looks up its own cache. Two prefixes whose hashes collide only send a prompt to
+the wrong worker; the hash is Python's hash of bytes, with a new key in each process.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 
 class PrefixChain:
-    """The blocks of one prompt, each named by all tokens up to its end.
+    """The blocks of one prompt, each named by a hash of all tokens up to its end.
 
     Args:
-      token_ids: of the prompt.
-      cache_key: under which its KV is found again: of salt and adapter.
+      token_ids: the prompt's tokens.
+      cache_key: the cache's key, derived from salt and adapter.
     """
 
     def __init__(self, token_ids: Iterable[int], cache_key: bytes) -> None:
@@ -45,7 +45,7 @@ class PrefixChain:
         self._names: dict[int, tuple[int, ...]] = {}
 
     def names(self, block_size: int) -> tuple[int, ...]:
-        """Return the names of its full blocks."""
+        """Return the names of the full blocks."""
         names = self._names.get(block_size)
         if names is None:
             names = self._names[block_size] = self._chain(4 * block_size)
@@ -61,7 +61,7 @@ class PrefixChain:
 
 
 class PrefixIndex:
-    """What one life of a worker was given lately."""
+    """The prefix blocks that a worker was given recently, since it started."""
 
     def __init__(self) -> None:
         self._recent: dict[int, None] = {}  # least recently used first
@@ -70,12 +70,13 @@ class PrefixIndex:
         return len(self._recent)
 
     def num_held(self, names: Sequence[int]) -> int:
-        """Return how many leading blocks it probably holds."""
-        # The beginning of a prompt is forgotten after its end, so what is there comes first.
+        """Return how many leading blocks the worker probably holds."""
+        # A prompt's start is evicted after its end, so the held blocks come first.
         return bisect_left(names, True, key=lambda name: name not in self._recent)
 
     def note(self, names: Sequence[int], num_blocks: int) -> None:
-        """Take in that it has these; forget what its pool of `num_blocks` has no room for."""
+        """Record that the worker has these blocks; drop the oldest beyond its pool of
+        `num_blocks`."""
         for name in reversed(names):
             self._recent.pop(name, None)
             self._recent[name] = None
@@ -83,25 +84,25 @@ class PrefixIndex:
             del self._recent[next(iter(self._recent))]
 
     def held_tokens(self, chain: PrefixChain | None, capacity: Capacity | None) -> int:
-        """Return how many leading tokens of a prompt a worker of that capacity probably holds."""
+        """Return how many leading tokens of a prompt a worker of this capacity probably holds."""
         if chain is None or capacity is None:
             return 0
         return capacity.block_size * self.num_held(chain.names(capacity.block_size))
 
     def keep(self, chain: PrefixChain, capacity: Capacity | None) -> None:
-        """Note that a worker of that capacity has the KV of a whole prompt."""
+        """Record that a worker of this capacity has the KV of a whole prompt."""
         if capacity is not None:
             self.note(chain.names(capacity.block_size), capacity.num_blocks)
 
     def clear(self) -> None:
-        """Forget everything: it is another life."""
+        """Forget all blocks, because the worker restarted."""
         self._recent.clear()
 
 
 T = TypeVar("T")
 
 MAX_OUTCOMES: Final = 20
-"""Outcomes that are remembered; half of them must be failures."""
+"""Number of remembered outcomes; the breaker opens if half of them are failures."""
 
 
 class BreakerState(Enum):
@@ -113,13 +114,13 @@ class BreakerState(Enum):
 
 
 class BreakerEvent(Enum):
-    """What changes it."""
+    """What changes the state of a breaker."""
 
-    TRIPPED = "tripped"  # too many of the last outcomes are failures
+    TRIPPED = "tripped"  # too many recent outcomes are failures
     COOLED = "cooled"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
-    RESET = "reset"  # the worker has a new life
+    RESET = "reset"  # the worker restarted
 
 
 _S, _E = BreakerState, BreakerEvent
@@ -131,7 +132,8 @@ TRANSITIONS: Final[Mapping[BreakerState, Mapping[BreakerEvent, BreakerState]]] =
         _E.FAILED: _S.CLOSED,
         _E.RESET: _S.CLOSED,
     },
-    # What began before it opened, or runs there because half of the pool must stay, proves nothing.
+    # Attempts that started before it opened, or that it gets because half the pool must stay, prove
+    # nothing.
     _S.OPEN: {
         _E.COOLED: _S.HALF_OPEN,
         _E.SUCCEEDED: _S.OPEN,
@@ -143,10 +145,10 @@ TRANSITIONS: Final[Mapping[BreakerState, Mapping[BreakerEvent, BreakerState]]] =
 
 
 def next_state(state: BreakerState, event: BreakerEvent) -> BreakerState:
-    """Return the state that follows.
+    """Return the next state.
 
     Raises:
-      LocalProtocolError: the table has no such step.
+      LocalProtocolError: no such transition.
     """
     following = TRANSITIONS[state].get(event)
     if following is None:
@@ -155,12 +157,12 @@ def next_state(state: BreakerState, event: BreakerEvent) -> BreakerState:
 
 
 class Breaker:
-    """The outcomes of one worker's present life, and what follows from them.
+    """The circuit breaker of one worker, reset when the worker restarts.
 
     Attributes:
-      state: as of the last call.
-      opened_at: when it opened last.
-      probe: the attempt that tries the worker, while HALF_OPEN.
+      state: the state after the last call.
+      opened_at: time when it last opened.
+      probe: the attempt that tests the worker while HALF_OPEN.
     """
 
     def __init__(self, config: RecoveryConfig) -> None:
@@ -173,12 +175,12 @@ class Breaker:
 
     @property
     def is_admitting(self) -> bool:
-        """Whether the worker may be given an attempt."""
+        """Whether the worker may get an attempt."""
         is_free_to_try = self.state is BreakerState.HALF_OPEN and self.probe is None
         return self.state is BreakerState.CLOSED or is_free_to_try
 
     def succeeded(self, now: float) -> None:
-        """Note that an attempt got what it wanted of the worker."""
+        """Record a success of the worker."""
         was = self.state
         self._apply(BreakerEvent.SUCCEEDED)
         if was is BreakerState.HALF_OPEN:
@@ -187,7 +189,7 @@ class Breaker:
             self._outcomes.append((now, True))
 
     def failed(self, now: float) -> None:
-        """Note a fault of the worker. Attempts that fail by one fault count once."""
+        """Record a fault of the worker. Attempts that fail by one fault count once."""
         was = self.state
         self._apply(BreakerEvent.FAILED)
         if was is BreakerState.HALF_OPEN:
@@ -201,22 +203,22 @@ class Breaker:
                 self._opened(now)
 
     def advance(self, now: float) -> None:
-        """Let time pass; to be called at every sweep."""
+        """Advance to `now`; call at every sweep."""
         if self.state is BreakerState.OPEN and now - self.opened_at >= self._cooldown_s:
             self._apply(BreakerEvent.COOLED)
 
     def reset(self) -> None:
-        """Begin anew, for a new life."""
+        """Start over for a restarted worker."""
         self._apply(BreakerEvent.RESET)
         self._forget()
 
     def begin(self, key: AttemptKey) -> None:
-        """Note an attempt that goes to the worker."""
+        """Record an attempt that is sent to the worker."""
         if self.state is BreakerState.HALF_OPEN and self.probe is None:
             self.probe = key
 
     def leave(self, key: AttemptKey) -> None:
-        """Note that an attempt is over there; without an outcome another one may try."""
+        """Record that an attempt left the worker; without an outcome, another may probe."""
         if self.probe == key:
             self.probe = None
 
@@ -241,12 +243,12 @@ class Breaker:
 
 
 def ejected(pool: Sequence[T], breaker_of: Callable[[T], Breaker]) -> list[T]:
-    """Return the workers of a pool that are left out: their breakers do not admit; at most half of
-    the pool. The first to fail stay out; the last to fail are spared.
+    """Return the workers of a pool to leave out because of their breakers: at most half of the
+    pool, those that failed first.
 
     Args:
-      pool: the workers of one role that could be used.
-      breaker_of: the breaker of each.
+      pool: the usable workers of one role.
+      breaker_of: returns a worker's breaker.
     """
     shut = [one for one in pool if not breaker_of(one).is_admitting]
     shut.sort(key=lambda one: breaker_of(one).opened_at)
@@ -255,17 +257,17 @@ def ejected(pool: Sequence[T], breaker_of: Callable[[T], Breaker]) -> list[T]:
 
 @dataclass(slots=True)
 class Share:
-    """What one attempt takes of a worker.
+    """What one attempt uses on a worker.
 
     Attributes:
-      num_blocks: blocks that its prompt needs on decode.
-      num_tokens: prompt tokens that this worker has still to compute.
-      input_tokens: of an input that becomes a vector, which takes no prompt credit.
-      is_asked: the worker was told of the attempt. Prefill is not before decode has granted it.
-      is_granted: decode has leased the blocks, so its heartbeats from now on count them.
-      is_isolated: its request may make workers fail.
-      is_suspect: of an input that was there when a step raised or the worker died.
-      band: what is computed before it, and after it.
+      num_blocks: blocks its prompt needs on decode.
+      num_tokens: prompt tokens that the worker has yet to compute.
+      input_tokens: tokens of an embedding input, which uses no prompt credit.
+      is_asked: the worker was sent the attempt; prefill only after decode granted it.
+      is_granted: decode has leased the blocks, so its later heartbeats count them.
+      is_isolated: the request may crash workers.
+      is_suspect: an input that was there when a step raised or the worker died.
+      band: position in the order of computing.
     """
 
     num_blocks: int = 0
@@ -279,29 +281,29 @@ class Share:
 
 
 class Worker:
-    """A worker at one address, through all its lives.
+    """A worker at one address, across restarts.
 
     Attributes:
       role: prefill or decode.
-      address: where it is reached.
-      monitor: whether it lives.
-      breaker: whether it is to be left out although it lives.
-      welcome: what it said of itself last; None until it did.
-      peer_id: its present or last life.
-      fingerprint: of its model, whatever adapters it has; empty until it said.
-      adapters: digests of those that it has.
-      beat: its last heartbeat in this life.
-      busy_until: it refused a lease and is not asked again before.
-      available_blocks: free or reclaimable, less what was reserved since the last heartbeat.
-      foreign_streams: sequences of other servers there, as of the last heartbeat.
-      foreign_tokens: prompt tokens of other servers that waited there, likewise.
+      address: the worker's address.
+      monitor: whether it is alive.
+      breaker: whether to leave it out although it is alive.
+      welcome: its last WELCOME; None before.
+      peer_id: its current or last identity.
+      fingerprint: its model, without adapters; empty before WELCOME.
+      adapters: digests of its adapters.
+      beat: its last heartbeat since it was greeted.
+      busy_until: time until which it gets no lease requests, after it refused one.
+      available_blocks: free or reclaimable blocks, minus those reserved since the last heartbeat.
+      foreign_streams: other servers' sequences there at the last heartbeat.
+      foreign_tokens: other servers' waiting prompt tokens there at the last heartbeat.
       shares: this server's attempts there.
       prefixes: what its prefix cache probably holds.
-      missing_since: when it was last seen to be gone; None while it is there.
-      is_missed: it was given up without a farewell and has not answered since.
-      trouble: why it does not answer or is not used, as far as the link or its GOODBYE says; empty
-        while it is there.
-      is_leaving: it is no member any more: what it has may end there.
+      missing_since: time when it was lost; None while connected.
+      is_missed: it was lost without a farewell and has not answered since.
+      trouble: why it does not answer or is not used, according to the link or its GOODBYE; empty
+        while connected.
+      is_leaving: it is no longer a member; its attempts may finish.
     """
 
     def __init__(
@@ -331,38 +333,38 @@ class Worker:
 
     @property
     def capacity(self) -> Capacity | None:
-        """What it has in all."""
+        """Its total capacity."""
         return None if self.welcome is None else self.welcome.capacity
 
     @property
     def load(self) -> Load:
-        """What it last said it does."""
+        """Its last reported load."""
         return Load() if self.beat is None else self.beat.load
 
     @property
     def is_connected(self) -> bool:
-        """Whether frames make sense: it has answered and has not been given up."""
+        """Whether it has answered and has not been given up."""
         return self.monitor.state in (PeerState.ALIVE, PeerState.SUSPECT)
 
     @property
     def is_draining(self) -> bool:
-        """Whether it takes nothing new."""
+        """Whether it accepts no new work."""
         return self.is_leaving or (self.beat is not None and self.beat.is_draining)
 
     @property
     def is_usable(self) -> bool:
-        """Whether it may be given new work."""
+        """Whether it may get new work."""
         is_announced = self.beat is not None and not self.is_draining
         is_alive = self.monitor.state is PeerState.ALIVE and not self.monitor.is_stuck
         return is_alive and is_announced
 
     @property
     def waiting_tokens(self) -> int:
-        """Prompt tokens of this server that the worker has still to compute."""
+        """This server's prompt tokens that the worker has yet to compute."""
         return sum(share.num_tokens for share in self.shares.values())
 
     def welcomed(self, welcome: Welcome, now: float) -> bool:
-        """Take in a WELCOME; return whether what an earlier life had is lost."""
+        """Apply a WELCOME; return whether the worker restarted and lost its state."""
         is_another_life = self.monitor.greeted(welcome.peer.epoch, now, welcome.capacity.step_s)
         if is_another_life:
             self.beat = None
@@ -377,14 +379,14 @@ class Worker:
         return is_another_life
 
     def heartbeat(self, beat: WorkerHeartbeat, now: float) -> bool:
-        """Take in a heartbeat; return False if it is not of the greeted life."""
+        """Apply a heartbeat; return False if it is from another epoch than the greeted one."""
         if not self.monitor.heartbeat(
             beat.epoch, now, progress=beat.progress, has_work=beat.has_work
         ):
             return False
         self.beat = beat
-        # A lease whose GRANT came before this heartbeat is counted in it, one that is still to be
-        # granted is not: frames of one link keep their order.
+        # This heartbeat counts a lease if and only if its GRANT came before: frames of one link
+        # keep their order.
         asked = sum(share.num_blocks for share in self.shares.values() if not share.is_granted)
         self.available_blocks = beat.load.free_blocks + beat.load.cached_blocks - asked
         held = sum(share.is_granted for share in self.shares.values())
@@ -395,7 +397,7 @@ class Worker:
 
     @property
     def live_keys(self) -> list[AttemptKey]:
-        """Attempts that the worker was told of and that are still wanted."""
+        """Attempts that the worker was sent and that are still wanted."""
         return [key for key, share in self.shares.items() if share.is_asked]
 
     def reserve(
@@ -409,7 +411,7 @@ class Worker:
         is_suspect: bool = False,
         band: Band = DEFAULT_BAND,
     ) -> None:
-        """Count an attempt that is about to be sent there."""
+        """Count an attempt that is about to be sent to the worker."""
         self.shares[key] = Share(
             num_blocks,
             num_tokens,
@@ -422,37 +424,37 @@ class Worker:
         self.breaker.begin(key)
 
     def asked(self, key: AttemptKey) -> None:
-        """Note that the worker is told of the attempt now."""
+        """Record that the worker is sent the attempt now."""
         self.shares[key].is_asked = True
 
     def granted(self, key: AttemptKey) -> None:
-        """Note that decode holds the blocks."""
+        """Record that decode holds the blocks."""
         if key in self.shares:
             self.shares[key].is_granted = True
 
     def computed(self, key: AttemptKey) -> None:
-        """Note that the prompt is computed; prefill's blocks may still be under way to decode."""
+        """Record that the prompt is computed; its KV may still be on the way to decode."""
         if key in self.shares:
             self.shares[key].num_tokens = 0
 
     def release(self, key: AttemptKey, freed_blocks: int = 0) -> bool:
-        """Count an attempt out; return whether the worker has to be told."""
+        """Stop counting an attempt; return whether the worker must be notified."""
         self.available_blocks += freed_blocks
         self.breaker.leave(key)
         share = self.shares.pop(key, None)
         return share is not None and share.is_asked
 
     def discount(self, pause_s: float) -> None:
-        """Take back time in which this server did not listen."""
+        """Exclude a pause in which this server did not listen from the worker's timeouts."""
         self.monitor.excuse(pause_s)
         if self.missing_since is not None:
             self.missing_since += pause_s
 
     def lost(self, now: float, *, is_its_fault: bool = True) -> None:
-        """Give this life up; what it had has to be done elsewhere."""
+        """Give the worker up; its attempts must be retried elsewhere."""
         self.monitor.lost()
         if is_its_fault:
-            # For the same life, should it come back: a new one begins anew.
+            # Counts if the same process comes back; a restarted one starts with a new breaker.
             self.breaker.failed(now)
         self.beat = None
         self.missing_since = now

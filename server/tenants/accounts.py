@@ -1,9 +1,10 @@
-"""Accounts of tenants: limits, token buckets, the ledger of one process. Pure.
+"""Tenant accounts for rate limits and budgets: limits, token buckets and one process's ledger.
+Pure.
 
-Money is counted in thousand-millionths of the operator's currency, as whole numbers, so that sums
-are exact. A token bucket holds one minute's worth and is refilled all the time. A charge may drive
-it below zero: a request that used more than was reserved is not cut, its tenant waits longer.
-redis_calls.py has the same rules in Redis' own language.
+Money is counted in billionths ("nanos") of the operator's currency, as integers, so that sums are
+exact. A token bucket holds one minute's worth and refills continuously. A charge may drive it below
+zero: a request that used more than it reserved is not cut; its tenant waits longer. redis_calls.py
+implements the same rules in Lua for Redis.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ DAY_S: Final = 86_400
 
 
 class Limit(StrEnum):
-    """Limits of a plan; the name of one in metrics and refusals."""
+    """A plan's limits, as named in metrics and refusals."""
 
     BUDGET = "budget"
     CONCURRENT = "concurrent"
@@ -36,13 +37,13 @@ class Limit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TenantLimits:
-    """Limits of one tenant; None: unlimited.
+    """Limits of one tenant; None means unlimited.
 
     Attributes:
-      requests: per minute.
-      tokens: per minute.
+      requests: requests per minute.
+      tokens: tokens per minute.
       concurrent: requests in flight.
-      budget: per calendar month, in nanos.
+      budget: budget per calendar month [nanos].
     """
 
     requests: float | None = None
@@ -56,7 +57,7 @@ class TenantLimits:
         return self != TenantLimits()
 
     def shared_by(self, count: int) -> TenantLimits:
-        """Return one server's part: each limit / `count`, at least one request at a time. The
+        """Return one server's part: each limit / `count`, but at least one request at a time. The
         budget is not divided, because all servers read the same spend."""
         if count == 1:
             return self
@@ -82,9 +83,9 @@ def cost_of(prices: Prices, prompt: int, cached: int, completion: int) -> int:
     """Return the cost of tokens [nanos].
 
     Args:
-      prices: of the model.
-      prompt: all tokens of the prompt.
-      cached: prompt tokens with KV in the prefix cache.
+      prices: the model's prices.
+      prompt: all prompt tokens.
+      cached: prompt tokens found in the prefix cache.
       completion: tokens generated.
     """
     per_million = (
@@ -100,10 +101,10 @@ class QuotaAsk:
     """A reservation that a client's request needs.
 
     Attributes:
-      id: unique.
-      tenant: of the request.
+      id: unique id.
+      tenant: the request's tenant.
       tokens: expected prompt and completion tokens.
-      cost: of these tokens [nanos].
+      cost: expected cost [nanos].
     """
 
     id: str
@@ -114,14 +115,14 @@ class QuotaAsk:
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """The use of a request that has ended.
+    """What an ended request used.
 
     Attributes:
-      id: of the Ask.
-      tenant: of the request.
-      limits: of the tenant.
-      tokens: used.
-      cost: of these tokens [nanos].
+      id: the reservation's id.
+      tenant: the request's tenant.
+      limits: the tenant's limits.
+      tokens: tokens used.
+      cost: cost of these tokens [nanos].
       is_begun: a worker was asked to compute it; otherwise it does not count as a request.
     """
 
@@ -138,11 +139,11 @@ class Account:
     """The state of a tenant's limits at one moment.
 
     Attributes:
-      requests: level of the bucket of requests; below zero is a debt; 0 without a limit.
-      tokens: level of the bucket of tokens, likewise.
+      requests: level of the request bucket; below zero is a debt; 0 without a limit.
+      tokens: level of the token bucket, likewise.
       in_flight: requests that are not settled.
-      spent: this month [nanos].
-      used_tokens: this month.
+      spent: spending this month [nanos].
+      used_tokens: tokens used this month.
     """
 
     requests: float
@@ -154,12 +155,12 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class QuotaVerdict:
-    """The answer to an Ask.
+    """The answer to a `QuotaAsk`.
 
     Attributes:
-      account: after the reservation.
+      account: the account after the reservation.
       refused_by: the limit that refuses the request; None if it is accepted.
-      wait_s: time after which no limit would refuse it, without other requests; 0 if unknown.
+      wait_s: time after which no limit would refuse it, if no other requests come; 0 if unknown.
     """
 
     account: Account
@@ -168,28 +169,28 @@ class QuotaVerdict:
 
 
 def month_of(seconds: float) -> str:
-    """Return the calendar month (UTC) of a time of day, such as 2031-07."""
+    """Return the calendar month (UTC) of a Unix time, such as 2031-07."""
     return _month_of_day(int(seconds // DAY_S))
 
 
 @lru_cache(maxsize=8)
 def _month_of_day(day: int) -> str:
-    """Return the calendar month of days since 1970. Cached: a request needs it four times."""
+    """Return the calendar month of a day since 1970. Cached: a request needs it four times."""
     return datetime.fromtimestamp(day * DAY_S, UTC).strftime("%Y-%m")
 
 
 MINUTE_S: Final = 60.0
 GRAIN: Final = 1e-6
-"""Tolerance of sums of floats, in requests or tokens: a client that waits exactly `Retry-After` is
-accepted."""
+"""Tolerance for sums of floats, in requests or tokens, so that a client that waits exactly
+`Retry-After` is accepted."""
 
 
 @dataclass(slots=True)
 class Bucket:
-    """What is left of one limit. Without a limit (None) nothing is taken and nothing is left.
+    """The bucket of one limit. Without a limit (None) nothing is charged.
 
     Attributes:
-      level: at the time `at`; below zero is a debt. A bucket that was never charged is full.
+      level: level at the time `at`; below zero is a debt. A bucket that was never charged is full.
       at: time of `level` [s].
     """
 
@@ -210,12 +211,12 @@ class Bucket:
             self.at = max(now, self.at)
 
     def refund(self, amount: float) -> None:
-        """Add `amount`; `level_at` cuts what exceeds the limit."""
+        """Add `amount`; `level_at` caps the level at the limit."""
         self.level += amount
 
     def wait_s(self, amount: float, limit: float | None, now: float) -> float:
-        """Return the time until the level is `amount`, or full if `amount` exceeds the limit; 0 if
-        it is reached."""
+        """Return the time until the level reaches `amount`, or is full if `amount` exceeds the
+        limit; 0 if it is reached already."""
         if limit is None:
             return 0.0
         missing = min(amount, limit) - GRAIN - self.level_at(limit, now)
@@ -227,11 +228,11 @@ class AccountEntry:
     """One tenant's account.
 
     Attributes:
-      requests: of this minute.
-      tokens: likewise.
+      requests: bucket of requests per minute.
+      tokens: bucket of tokens per minute.
       in_flight: requests that are not settled.
       held: expected cost of these requests [nanos].
-      month: of `spent` and `used_tokens`.
+      month: the month of `spent` and `used_tokens`.
       spent: settled cost [nanos].
       used_tokens: settled tokens.
     """
@@ -255,23 +256,23 @@ class AccountEntry:
         )
 
     def charge(self, requests: float, tokens: float, limits: TenantLimits, now: float) -> None:
-        """Take from both buckets."""
+        """Charge both buckets."""
         self.requests.charge(requests, limits.requests, now)
         self.tokens.charge(tokens, limits.tokens, now)
 
 
 class Held(NamedTuple):
-    """An unsettled reservation and the limits that it was charged by."""
+    """An unsettled reservation, and the limits when it was charged."""
 
     ask: QuotaAsk
     limits: TenantLimits
 
 
 class Ledger:
-    """Accounts and unsettled reservations; at most one account for each tenant of the file.
+    """Accounts and unsettled reservations; at most one account per tenant of the tenants file.
 
     Attributes:
-      held: by the id of the ask.
+      held: reservations by id.
     """
 
     def __init__(self) -> None:
@@ -279,7 +280,7 @@ class Ledger:
         self.held: dict[str, Held] = {}
 
     def entry(self, tenant: str, month: str) -> AccountEntry:
-        """Return a tenant's account, in the present month."""
+        """Return a tenant's account for this month."""
         entry = self._entries.setdefault(tenant, AccountEntry())
         if month != entry.month:
             entry.month, entry.spent, entry.used_tokens = month, 0, 0
@@ -297,13 +298,13 @@ class Ledger:
         return QuotaVerdict(entry.account(limits, now), refused_by, wait_s)
 
     def settle(self, settlement: Settlement, limits: TenantLimits, month: str, now: float) -> None:
-        """Replace the reservation, if there is one, by the use."""
+        """Replace the reservation, if there is one, by the actual use."""
         entry = self.entry(settlement.tenant, month)
         held = self.held.pop(settlement.id, None)
         if held is not None:
             entry.in_flight -= 1
             entry.held -= held.ask.cost
-            # What no limit was charged for is not given back to one that came later.
+            # Do not refund to a limit that did not exist when the reservation was charged.
             if held.limits.tokens is not None:
                 entry.tokens.refund(held.ask.tokens)
             if held.limits.requests is not None:

@@ -1,7 +1,8 @@
-"""Accounts in memory, the file of spend, which outlives the process, and what all stores report.
+"""Tenant accounts in memory, the spend file that outlives the process, and the observers of all
+account stores.
 
-The file is blocking: called from one thread at a time. Several servers of one host may share it:
-each adds its own spend and reads the sum of all.
+The spend file blocks: call it from one thread at a time. Several servers on one host may share it:
+each adds its own spending and reads the sum of all.
 """
 
 from __future__ import annotations
@@ -36,35 +37,35 @@ log = structlog.get_logger(__name__)
 
 
 class QuotaObserver:
-    """Told of limits and spend; here nothing is counted."""
+    """Receives events of limits and spending; this base class ignores them."""
 
     def refused(self, limit: str) -> None:
-        """A request met a limit."""
+        """Called when a limit refuses a request."""
 
     def reserved(self, elapsed_s: float) -> None:
-        """The store was asked, and took so long."""
+        """Called with the time that the store took for a reservation."""
 
     def unreserved(self, tenant: str) -> None:
-        """A request was counted for which nothing was reserved."""
+        """Called when a request without a reservation is counted."""
 
     def cost(self, tenant: str, amount: float) -> None:
-        """A tenant was charged so much, in the operator's currency."""
+        """Called when a tenant is charged, in the operator's currency."""
 
     def auto_cost(self, model: str, amount: float, on_largest: float) -> None:
-        """A request for `auto` was charged; and its cost on the largest one."""
+        """Called when a request for `auto` is charged, with its cost on the largest model."""
 
     def budget_watched(self, tenant: str, share: float) -> None:
-        """From now on it is noted when a tenant's spend crosses a share of its budget."""
+        """Called before alerts for a share of a tenant's budget can occur."""
 
     def budget_alert(self, tenant: str, share: float) -> None:
-        """A tenant's spend crossed a share of its budget."""
+        """Called when a tenant's spending crosses a share of its budget."""
 
     def store_failed(self) -> None:
-        """The shared store did not do what it was asked."""
+        """Called when a call to the shared store fails."""
 
 
 class SpendWatch:
-    """Observer of a store: budget alerts, and failed calls.
+    """Detects budget alerts and counts failed calls, for a store.
 
     Args:
       metrics: counts them.
@@ -84,9 +85,10 @@ class SpendWatch:
                 self._metrics.budget_watched(tenant, share)
 
     def spent(self, tenant: str, before: int, after: int) -> None:
-        """Log if a share of the budget lies between a tenant's spend before and after [nanos].
+        """Log and count alerts for budget shares between a tenant's spending before and after
+        [nanos].
 
-        Each change is reported to one server, and spend only grows: each alert is logged once.
+        Each change is reported to one server, and spending only grows, so each alert occurs once.
         """
         plan = self._plans.get(tenant)
         if plan is None or plan.budget is None:
@@ -103,13 +105,13 @@ class SpendWatch:
                 self._metrics.budget_alert(tenant, share)
 
     def call_failed(self, reason: str) -> None:
-        """Count that the shared store did not do what it was asked; the store logs what follows."""
+        """Count a failed call to the shared store; the store logs the consequence."""
         del reason
         self._metrics.store_failed()
 
 
 BUSY_S: Final = 5 * SECONDS
-"""Others' transactions take milliseconds."""
+"""Lock timeout; other servers' transactions take milliseconds."""
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS spend (
   month TEXT NOT NULL, tenant TEXT NOT NULL, nanos INTEGER NOT NULL, tokens INTEGER NOT NULL,
@@ -123,7 +125,7 @@ ON CONFLICT DO UPDATE SET nanos = nanos + excluded.nanos, tokens = tokens + excl
 
 
 class Spend(NamedTuple):
-    """Spend of one tenant in one month."""
+    """Spending of one tenant in one month."""
 
     nanos: int
     tokens: int
@@ -134,10 +136,10 @@ Key: TypeAlias = tuple[str, str]
 
 
 class SpendFile:
-    """One file.
+    """The SQLite file of tenants' spending.
 
     Args:
-      path: made if it is not there.
+      path: the file's path; created if missing.
 
     Raises:
       ConfigError: it cannot be used.
@@ -145,7 +147,7 @@ class SpendFile:
 
     def __init__(self, path: str) -> None:
         try:
-            # The folder is the operator's, of any mode: it often holds the tenants' file and more.
+            # The operator's folder, of any mode: it often holds the tenants file and more.
             make_private_folder(Path(path).parent)
             make_private_database(Path(path))
             self._connection = sqlite3.connect(
@@ -155,15 +157,15 @@ class SpendFile:
             self._connection.execute(SCHEMA)
         except (OSError, sqlite3.Error) as error:
             raise ConfigError(
-                f"{path} cannot keep what tenants have spent: {error}; set another "
+                f"{path} cannot store tenants' spending: {error}; set another "
                 "server.tenants.quotas.spend_file"
             ) from error
 
     def add(self, spend: Mapping[Key, Spend], month: str) -> dict[Key, Spend]:
-        """Add spend in one transaction.
+        """Add spending in one transaction.
 
         Returns:
-          Sums of all servers, for `month` and the months of `spend`.
+          Sums over all servers, for `month` and the months in `spend`.
 
         Raises:
           sqlite3.Error: nothing was written.
@@ -179,28 +181,28 @@ class SpendFile:
         return {(of, tenant): Spend(nanos, tokens) for of, tenant, nanos, tokens in rows}
 
     def close(self) -> None:
-        """Close it. No call may be under way."""
+        """Close the file. No call may be in progress."""
         self._connection.close()
 
 
 LAST_FLUSH_S: Final = 3 * SECONDS
-"""For the last write when this process ends; a transaction takes milliseconds."""
+"""Deadline for the last write when this process ends; a transaction takes milliseconds."""
 
 
 def time_of_day() -> float:
-    """Return seconds since 1970: months are the same for all servers."""
+    """Return the Unix time, so that months are the same for all servers."""
     return time.time()
 
 
 class MemoryStore:
-    """All accounts of one server. `RedisStore` has the same methods; the same tests hold both.
+    """All accounts of one server. `RedisStore` has the same methods and passes the same tests.
 
     Args:
       config: bounds.
-      observer: told of spend.
-      file: keeps spend; None to forget it with the process.
-      clock: monotonic.
-      calendar: seconds since 1970.
+      observer: receives spending.
+      file: stores spending; None to lose it with the process.
+      clock: monotonic clock.
+      calendar: returns the Unix time.
     """
 
     def __init__(
@@ -224,12 +226,12 @@ class MemoryStore:
 
     @property
     def is_well(self) -> bool:
-        """Whether the limits hold for all servers that should share them: always."""
+        """Whether the limits hold for all servers that should share them: always True."""
         return True
 
     @property
     def num_reserved(self) -> int:
-        """Requests that are not settled."""
+        """Number of requests that are not settled."""
         return len(self._ledger.held)
 
     async def reserve(self, ask: QuotaAsk, limits: TenantLimits) -> QuotaVerdict:
@@ -237,7 +239,7 @@ class MemoryStore:
         return self._ledger.reserve(ask, self.enforced(limits), self._month, self._clock())
 
     def settle(self, settlement: Settlement) -> None:
-        """Replace a reservation by the use. Never waits or fails; called once per reservation."""
+        """Replace a reservation by the use. Never blocks or fails; call once per reservation."""
         month, tenant = self._month, settlement.tenant
         before = self._ledger.entry(tenant, month).spent
         self._ledger.settle(settlement, self.enforced(settlement.limits), month, self._clock())
@@ -253,7 +255,7 @@ class MemoryStore:
         return entry.account(self.enforced(limits), self._clock())
 
     def enforced(self, limits: TenantLimits) -> TenantLimits:
-        """Return this server's part."""
+        """Return this server's part of the limits."""
         return limits.shared_by(self.num_servers)
 
     async def account(self, tenant: str, limits: TenantLimits) -> Account:
@@ -261,7 +263,7 @@ class MemoryStore:
         return self.last_seen(tenant, limits)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Write spend to the file until cancelled, and once more then."""
+        """Write spending to the file until cancelled, then once more."""
         if self._file is None:
             task_status.started()
             await trio.sleep_forever()
@@ -284,7 +286,7 @@ class MemoryStore:
         self._unsaved[key] = Spend(nanos + more.nanos, tokens + more.tokens)
 
     async def _flush(self, file: SpendFile) -> None:
-        """Write unsaved spend to the file, and read the sums of all servers."""
+        """Write unsaved spending to the file, and read the sums of all servers."""
         added, self._unsaved = self._unsaved, {}
         try:
             totals = await in_thread(lambda: file.add(added, self._month), self._writer)

@@ -1,4 +1,4 @@
-"""Opens the accounts of tenants where they are kept, and builds `Quotas` over them."""
+"""Opens the store of tenant accounts that the configuration names, and builds `Quotas` on it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def quotas_in_memory() -> Quotas:
-    """Return limits with accounts in this process, which end with it."""
+    """Return quotas with accounts in memory, lost when the process ends."""
     watch = SpendWatch(QuotaObserver())
     return Quotas(MemoryStore(QuotaConfig(), watch), watch, QuotaObserver(), lambda model: Prices())
 
@@ -31,10 +31,10 @@ def quotas_in_memory() -> Quotas:
 def opened_quotas(
     config: QuotaConfig, metrics: QuotaObserver, prices: Callable[[str], Prices]
 ) -> Iterator[Quotas]:
-    """Open the accounts where they are kept, and close them in the end.
+    """Open the configured store of accounts, and close it at the end.
 
     Raises:
-      ConfigError: they cannot be kept there.
+      ConfigError: the store cannot be used.
     """
     watch, config = SpendWatch(metrics), _resolved(config)
     if config.is_shared:
@@ -49,7 +49,7 @@ def opened_quotas(
 
 
 def _resolved(config: QuotaConfig) -> QuotaConfig:
-    """Return the same with the URL in the place of the file that holds it."""
+    """Return the config with an `@FILE` replaced by the URL that the file holds."""
     if not config.limits.startswith(AT):
         return config
     try:
@@ -62,7 +62,7 @@ def _resolved(config: QuotaConfig) -> QuotaConfig:
 
 
 def _redis_store(config: QuotaConfig, watch: SpendWatch) -> RedisStore:
-    # The library takes memory and a quarter of a second, of which only its users shall know.
+    # Imported late: the library costs memory and a quarter of a second.
     from .redis_store import RedisStore
 
     return RedisStore(config, watch, secrets.token_hex(8))

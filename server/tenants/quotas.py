@@ -1,4 +1,5 @@
-"""Limits of all tenants, seen from one server: tickets, reservations, charges, budget alerts."""
+"""Enforces tenants' limits on one server: reserves quota before a request runs, and charges what it
+used."""
 
 from __future__ import annotations
 
@@ -37,27 +38,27 @@ if TYPE_CHECKING:
 
 
 GROWTH: Final = 1.2
-"""Ratio of two bounds: the most by which an estimate is too long."""
+"""Ratio of neighbouring bin bounds: the most by which an estimate is too long."""
 NUM_BINS: Final = 80
-"""Up to 1.2 ** 80, two million tokens."""
+"""Covers up to 1.2 ** 80, two million tokens."""
 MAX_COUNT: Final = 1000.0
 QUANTILE: Final = 0.9
 MIN_COMPLETIONS: Final = 20
-"""From which on a tenant's own lengths say more than the next two: the 90th of a hundred is known
-to about a tenth."""
+"""Completions after which a tenant's own lengths are used instead of the defaults below: the 90th
+percentile of a hundred is known to about a tenth."""
 UNKNOWN_COMPLETION_TOKENS: Final = 512
-"""Reserved for a completion while nothing is known of its tenant's: a long answer."""
+"""Reserved for a completion of a tenant that is not known yet: a long answer."""
 UNKNOWN_SHARE: Final = 0.1
-"""Of a minute's tokens: the most that is reserved so. A tenant with few would otherwise have one
-request at a time until it is known."""
+"""Maximum share of a minute's tokens reserved that way. A tenant with a small limit could otherwise
+run one request at a time until it is known."""
 VIEW_S: Final = 1.0
-"""How old an account seen before may be to refuse a request at once, without asking."""
+"""Maximum age of a known account to refuse a request from it without asking the store."""
 CONCURRENT_RETRY_S: Final = 1.0
-"""When to come again where all places are taken: it is not known when one of them ends."""
+"""Retry-After when all concurrent requests are taken: it is unknown when one ends."""
 
 
 class CompletionLengths:
-    """Lengths of one tenant's completions."""
+    """A histogram of one tenant's completion lengths."""
 
     def __init__(self) -> None:
         self._counts = [0.0] * NUM_BINS
@@ -75,7 +76,7 @@ class CompletionLengths:
             self._total /= 2
 
     def p90(self) -> int:
-        """Return a length that nine of ten do not exceed; 1 if there were none."""
+        """Return the 90th percentile of the lengths; 1 if there were none."""
         wanted = QUANTILE * self._total
         seen = 0.0
         for position, count in enumerate(self._counts):
@@ -86,17 +87,17 @@ class CompletionLengths:
 
 
 def refusal(plan: Plan, limit: Limit, wait_s: float) -> RequestError:
-    """Return the error for a limit that refuses a request: 429.
+    """Return the 429 error for a limit that refuses a request.
 
     Args:
-      plan: with the limit.
-      limit: that refuses.
+      plan: the plan with the limit.
+      limit: the limit that refuses.
       wait_s: time until it accepts again; 0 if unknown.
     """
     code, retry_after_s = "rate_limit_exceeded", wait_s if wait_s > 0 else None
     match limit:
         case Limit.BUDGET:
-            # No wait that a client makes is long enough.
+            # No client waits until the next month.
             code, retry_after_s = "insufficient_quota", None
             what = f"the budget of the plan {plan.name} for this month (UTC) is spent"
         case Limit.CONCURRENT:
@@ -109,15 +110,15 @@ def refusal(plan: Plan, limit: Limit, wait_s: float) -> RequestError:
 
 
 class AskedTokens(NamedTuple):
-    """One sequence, or one input.
+    """One sequence or embedding input of a request.
 
     Attributes:
-      request_id: its own.
-      prompt_tokens: charged; 0 for another completion of the same prompt.
-      max_tokens: of its completion.
-      model: that computes it, which has prices of its own.
-      largest: the last model of the ladder that it was chosen from; empty where its client named
-        it.
+      request_id: its id.
+      prompt_tokens: prompt tokens charged; 0 for another completion of the same prompt.
+      max_tokens: maximum completion tokens.
+      model: the model that computes it, with its own prices.
+      largest: the last model of the ladder that `auto` chose from; empty if the client named the
+        model.
     """
 
     request_id: bytes
@@ -128,17 +129,18 @@ class AskedTokens(NamedTuple):
 
 
 class Reservation:
-    """The reservation of one client's request. Leaving it before anything was accepted releases it.
+    """The reservation of one client request. Leaving the context before anything is accepted
+    releases it.
 
     Args:
       ask: the reservation.
-      asked: its sequences; none where nothing is reserved.
+      asked: its sequences; empty if nothing is reserved.
       settle: called once, when all sequences have ended.
 
     Attributes:
-      open: sequences that have not ended, by their ids.
-      tokens: used by those that have ended.
-      cost: of these tokens, in nanos.
+      open: sequences that have not ended, by id.
+      tokens: tokens used by ended sequences.
+      cost: cost of these tokens [nanos].
       is_counted: it counts as a request, whatever tokens it used.
     """
 
@@ -164,13 +166,13 @@ class Reservation:
         self.give_back()
 
     def give_back(self) -> None:
-        """Release all of it, unless a sequence was accepted. Idempotent."""
+        """Release the whole reservation, unless a sequence was accepted. Idempotent."""
         if not self.is_accepted:
             self.is_accepted = True
             self._settle(self)
 
     def take(self, request_id: bytes, tokens: int, cost: int, *, is_begun: bool) -> None:
-        """Add the use of one sequence; the last one settles."""
+        """Add the use of one ended sequence; the last one settles the reservation."""
         del self.open[request_id]
         self.tokens += tokens
         self.cost += cost
@@ -180,14 +182,14 @@ class Reservation:
 
 
 class Ticket:
-    """One client's request between its arrival and its reservation; it counts as under way.
+    """One client request between its arrival and its reservation; it counts as in flight.
 
     Args:
       close: called once at its end, with whether it counts as a request by itself.
 
     Attributes:
-      has_cost: work was spent on it, such as reading its body. Then it counts as a request unless
-        it is reserved, or spared.
+      has_cost: work was spent on it, such as reading its body. It then counts as a request unless
+        it is reserved or spared.
     """
 
     def __init__(self, close: Callable[[bool], None]) -> None:
@@ -196,7 +198,7 @@ class Ticket:
         self.has_cost = False
 
     def spare(self) -> None:
-        """End it without counting it as a request: the reservation does that, or the server failed.
+        """End it without counting it as a request: the reservation counts it, or the server failed.
         Idempotent."""
         self.has_cost = False
         self.end()
@@ -209,13 +211,13 @@ class Ticket:
 
 
 class Quotas:
-    """All tenants' limits, seen from one server.
+    """All tenants' limits, as enforced by one server.
 
     Args:
-      store: of the accounts.
-      watch: gets the plans, for alerts.
+      store: the store of accounts.
+      watch: receives the plans, for alerts.
       metrics: counts refusals and costs.
-      prices: returns the present prices of a model by its name.
+      prices: returns the current prices of a model by its name.
     """
 
     def __init__(
@@ -237,7 +239,7 @@ class Quotas:
 
     @property
     def num_open(self) -> int:
-        """Sequences that are not charged yet."""
+        """Number of sequences that are not charged yet."""
         return len(self._running)
 
     def num_under_way(self, tenant: str) -> int:
@@ -245,7 +247,7 @@ class Quotas:
         return self._tickets.get(tenant, 0) + self._reservations.get(tenant, 0)
 
     def check(self, tenant: Tenant) -> None:
-        """Refuse a tenant with an exhausted limit, without a round trip; a tenant with a little
+        """Refuse a tenant with an exhausted limit, without a round trip. A tenant with a little
         left passes.
 
         Raises:
@@ -257,12 +259,13 @@ class Quotas:
         """Accept a request, or refuse it before its body is read.
 
         Args:
-          tenant: of the request.
-          uses_tokens: it needs tokens, not only work on text.
-          is_charged: it may count as a request although nothing is reserved for it.
+          tenant: the request's tenant.
+          uses_tokens: it needs tokens, not only text processing.
+          is_charged: it may count as a request even without a reservation.
 
         Raises:
-          RequestError: 429, a limit of the tenant is exhausted, or its requests at once.
+          RequestError: 429; a limit of the tenant is exhausted, or too many of its requests are in
+          flight.
         """
         name = tenant.name
         self._check(tenant, uses_tokens=uses_tokens, has_to_enter=True)
@@ -279,14 +282,14 @@ class Quotas:
         """Reserve the expected use of a request.
 
         Args:
-          tenant: of the request.
-          asked: its sequences, all of one model; none where nothing is computed.
+            tenant: the request's tenant.
+            asked: its sequences, all of one model; empty if nothing is computed.
 
-        Returns:
-          A context manager around the submission of the request.
+          Returns:
+            A context manager for the submission of the request.
 
-        Raises:
-          RequestError: 429, a limit is met; 400, the prompts alone are more than a minute's tokens.
+          Raises:
+            RequestError: 429 for a limit; 400 if the prompts alone exceed a minute's tokens.
         """
         if not tenant.name or not asked:
             return Reservation(QuotaAsk("", tenant.name, 0), (), self._settle)
@@ -302,7 +305,7 @@ class Quotas:
         )
         self._watch.note(tenant.name, tenant.plan)
         if limits.tokens is not None and prompt_tokens > limits.tokens:
-            # No wait is long enough.
+            # No wait would be long enough.
             raise invalid_request(
                 f"the plan {tenant.plan.name} allows {limits.tokens:g} tokens a minute; the prompt "
                 f"alone has {prompt_tokens}",
@@ -317,13 +320,13 @@ class Quotas:
         return reservation
 
     def subscribe_to(self, events: RequestEvents) -> None:
-        """Charge what requests use from now on."""
+        """Charge requests from now on."""
         events.subscribe(RequestAccepted, self._accept)
         events.subscribe(AnswerRepeated, self._count_repeated)
         events.subscribe(RequestEnded, self._charge)
 
     def price(self, request_id: bytes, usage: Usage, *, is_begun: bool) -> RequestCost | None:
-        """Return what a sequence costs that ends; None where nothing was reserved for it."""
+        """Return the cost of a sequence that ends; None if it has no reservation."""
         reservation = self._running.get(request_id)
         if reservation is None:
             return None
@@ -341,13 +344,13 @@ class Quotas:
             reservation.is_accepted = True
 
     def _count_repeated(self, event: AnswerRepeated) -> None:
-        """Count a request that is answered from memory: without tokens."""
+        """Count a request answered from the response cache: without tokens."""
         reservation = self._running.get(event.request_id)
         if reservation is not None:
             reservation.is_counted = True
 
     def _charge(self, event: RequestEnded) -> None:
-        """Charge what a sequence used."""
+        """Charge an ended sequence."""
         reservation = self._running.pop(event.facts.request_id, None)
         if reservation is None:
             return
@@ -364,7 +367,8 @@ class Quotas:
             self._metrics.auto_cost(asked.model, nanos / NANOS, on_largest / NANOS)
 
     def discard(self, request_id: bytes) -> None:
-        """Charge nothing for a sequence that was never accepted, beside others that were."""
+        """Charge nothing for a sequence that was never accepted although others of its request
+        were."""
         reservation = self._running.pop(request_id, None)
         if reservation is not None:
             reservation.take(request_id, 0, 0, is_begun=False)
@@ -392,7 +396,7 @@ class Quotas:
         part = self.store.enforced(limits)
         account = self.store.last_seen(name, limits, VIEW_S)
         if account is not None:
-            # Each ticket will be a request of the account's.
+            # Each ticket will become a request of the account.
             asked = part if uses_tokens else TenantLimits(requests=part.requests)
             met = _met(account, asked, self._tickets.get(name, 0))
             if met is not None:
@@ -408,7 +412,7 @@ class Quotas:
         raise refusal(tenant.plan, limit, wait_s)
 
     def count_request(self, tenant: Tenant) -> None:
-        """Count one request, without tokens, for which nothing was reserved."""
+        """Count one request without tokens and without a reservation."""
         if not tenant.name:
             return
         limits = limits_of(tenant.plan)
@@ -421,7 +425,7 @@ class Quotas:
         self._reservations[ask.tenant] -= 1
         for request_id in reservation.open:
             del self._running[request_id]
-        # The plan may have changed meanwhile; what is charged by an old limit would undo the new.
+        # Use the current plan's limits: it may have changed since the reservation.
         present = self._limits[ask.tenant]
         tokens, cost, is_begun = reservation.tokens, reservation.cost, reservation.is_counted
         self.store.settle(Settlement(ask.id, ask.tenant, present, tokens, cost, is_begun))
@@ -431,9 +435,9 @@ def _met(account: Account, limits: TenantLimits, num_entered: int) -> tuple[Limi
     """Return the exhausted limit and the wait [s], or None.
 
     Args:
-      account: of the tenant.
-      limits: to check.
-      num_entered: requests under way that are not charged yet.
+      account: the tenant's account.
+      limits: the limits to check.
+      num_entered: requests in flight that are not charged yet.
     """
     if limits.budget is not None and account.spent >= limits.budget:
         return Limit.BUDGET, 0.0

@@ -1,15 +1,15 @@
-"""The arithmetic of accounts as Lua scripts for Redis, and the connection to it.
+"""The account rules as Lua scripts for Redis, and the connection that runs them.
 
-Each script is one round trip and one transaction. Time and month are those of Redis, so that the
-clocks of servers do not matter. The rules are those of accounts.py; the same tests run on both.
-All keys begin with the first argument, which has one tag in braces:
+Each script is one round trip and one transaction. Time and month come from Redis, so that the
+servers' clocks do not matter. The rules are those of accounts.py; the same tests run on both. All
+keys start with the first argument, which contains one hash tag in braces:
 
-- `t:TENANT`, a hash: levels of both buckets and when they were that, requests in flight, their
-  probable cost;
-- `held:SERVER`, a hash: what a server has reserved, by id;
-- `spend:MONTH`, a hash: nanos and tokens of each tenant;
-- `servers`, sorted by when the lease of each ends; `s:SERVER`, a hash: its last batch of
-  settlements and the answer; `beat`: when the last server renewed its lease.
+- `t:TENANT`, a hash: both buckets' levels and their times, requests in flight, and their expected
+  cost;
+- `held:SERVER`, a hash: a server's reservations, by id;
+- `spend:MONTH`, a hash: nanos and tokens per tenant;
+- `servers`, sorted by the end of each server's lease; `s:SERVER`, a hash: its last batch of
+  settlements and the answer; `beat`: time of the latest lease renewal by any server.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ local function write(a)
   redis.call('EXPIRE', a.key, DAY)
 end
 
--- A limit below zero is none.
+-- A negative limit means no limit.
 local function level(value, at, limit)
   if limit < 0 then return 0 end
   if not value then return limit end
@@ -107,7 +107,7 @@ end
 
 local function give_back(a, held)
   a.n, a.h = a.n - 1, a.h - held.cost
-  -- What no limit was charged for is not given back to one that came later.
+  -- Do not refund to a limit that did not exist when the reservation was charged.
   if a.r and held.by_requests ~= false then a.r = a.r + 1 end
   if a.t and held.by_tokens ~= false then a.t = a.t + held.tokens end
 end
@@ -152,7 +152,7 @@ return {
 }
 """
 )
-"""Take what a request will probably use, or nothing; without an id only look."""
+"""Reserve the expected use of a request, or refuse it; with an empty id, only read."""
 
 SETTLE: Final = (
     _HEAD
@@ -188,8 +188,8 @@ redis.call('EXPIRE', batch_key, DAY)
 return result
 """
 )
-"""Replace reservations, where there are any, by the use. A batch sent again changes nothing and has
-the same answer."""
+"""Replace reservations, if any, by the use. A batch that is sent again changes nothing and gets the
+same answer."""
 
 BEAT: Final = (
     _HEAD
@@ -199,7 +199,7 @@ local servers_key, beat_key = P .. 'servers', P .. 'beat'
 local last = tonumber(redis.call('GET', beat_key) or '0')
 redis.call('SET', beat_key, text(now), 'EX', DAY)
 if now - last > lease_s then
-  -- No server could renew anything: Redis was away, not they.
+  -- No server renewed its lease: Redis was away, not the servers.
   for _, other in ipairs(redis.call('ZRANGE', servers_key, 0, -1)) do
     redis.call('ZADD', servers_key, text(now + lease_s), other)
   end
@@ -224,7 +224,7 @@ local own = is_asking and redis.call('HGETALL', held_key) or {}
 return {redis.call('ZCARD', servers_key), refunded, own}
 """
 )
-"""Renew the lease of a server's reservations; give back those of servers with an ended lease."""
+"""Renew the lease of a server's reservations; release those of servers whose lease has expired."""
 
 LEAVE: Final = (
     _HEAD
@@ -236,7 +236,7 @@ end
 return now
 """
 )
-"""Forget a server that has settled everything, at once instead of when its lease ends."""
+"""Remove a server that has settled everything, at once instead of when its lease expires."""
 
 
 DEFAULT_PORT = 6379
@@ -244,17 +244,17 @@ _STREAM_ENDS = (anyio.ClosedResourceError, anyio.BrokenResourceError, anyio.EndO
 
 
 class StoreGone(TrioletError):
-    """A call of Redis failed, or its answer is lost."""
+    """A call to Redis failed, or its answer was lost."""
 
 
 class RedisCalls:
-    """A connected client, with our scripts loaded.
+    """A connected Redis client with the scripts loaded.
 
     Args:
-      client: connected.
-      digests: of the scripts, as Redis names them.
-      server: this process.
-      timeout_s: for a call.
+      client: the connected client.
+      digests: the scripts' digests, by script.
+      server: this process's name.
+      timeout_s: timeout of a call.
     """
 
     def __init__(
@@ -266,10 +266,10 @@ class RedisCalls:
         self._timeout_s = timeout_s
 
     async def call(self, script: str, *arguments: str | float) -> Any:  # noqa: ANN401 (Redis')
-        """Run a script with prefix, server and the arguments.
+        """Run a script with the prefix, the server's name and the arguments.
 
         Raises:
-          StoreGone: it may or may not have run.
+          StoreGone: the script may or may not have run.
         """
         shown = [PREFIX, self._server, *(_shown(argument) for argument in arguments)]
         with trio.move_on_after(self._timeout_s):
@@ -286,13 +286,13 @@ def _shown(argument: str | float) -> str:
 async def with_calls(
     config: QuotaConfig, server: str, use: Callable[[RedisCalls], Awaitable[None]]
 ) -> None:
-    """Connect, load the scripts and use them; then disconnect.
+    """Connect, load the scripts, pass them to `use`, then disconnect.
 
     Raises:
-      StoreGone: it cannot be reached, or `use` raised that.
+      StoreGone: Redis cannot be reached, or `use` raised it.
     """
     parts = urlsplit(config.limits)
-    # Opened before the library has it: it leaves streams unclosed where it cannot connect.
+    # Connect first, because the library leaks streams when it cannot connect.
     pool = ConnectionPool(
         connection_class=OpenConnection,
         location=OpenPlace(await _open(config), f"{parts.hostname or parts.path}"),
@@ -312,7 +312,7 @@ async def with_calls(
     of_use = trio.CancelScope()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_cancel_with_us, of_use)
-        # A cancelled task has last words for Redis; the client must not end before them.
+        # A cancelled `use` still sends its last batch; the client must not close before that.
         with trio.CancelScope(shield=True):
             async with client:
                 try:
@@ -320,7 +320,7 @@ async def with_calls(
                         digests = await _load(client, config.connect_timeout_s)
                         await use(RedisCalls(client, digests, server, config.call_timeout_s))
                 except StoreGone as error:
-                    gone = error  # out of the client's nursery it would come in a group
+                    gone = error  # raised inside the client's nursery it would arrive in a group
         nursery.cancel_scope.cancel()
     if gone is not None:
         raise gone
@@ -349,9 +349,9 @@ async def _open(config: QuotaConfig) -> ByteStream:
                 )
             return await anyio.connect_tcp(host, port)
         except (OSError, *_STREAM_ENDS) as error:
-            # The latter: the other side left in the handshake of TLS.
+            # Stream errors: the other side left during the TLS handshake.
             raise StoreGone(f"Redis cannot be reached: {said_by(error)}") from error
-    raise StoreGone(f"Redis took no connection within {config.connect_timeout_s} s")
+    raise StoreGone(f"Redis accepted no connection within {config.connect_timeout_s} s")
 
 
 async def _load(client: coredis.Redis[str], timeout_s: float) -> dict[str, str]:
@@ -367,17 +367,17 @@ async def _mapped(call: Callable[[], Awaitable[Any]]) -> Any:  # noqa: ANN401 (R
     try:
         return await call()
     except (RedisError, OSError, RuntimeError, *_STREAM_ENDS) as error:
-        # OSError: also timeouts. RuntimeError: the library's pool, when it ends meanwhile.
+        # OSError includes timeouts. RuntimeError comes from the library's pool when it is closing.
         raise StoreGone(said_by(error)) from error
 
 
 @dataclass(unsafe_hash=True)
 class OpenPlace(Location):
-    """The location of a connection that is open already.
+    """The location of a connection that is already open.
 
     Attributes:
       stream: the connection.
-      name: for people.
+      name: the server's name, for messages.
     """
 
     stream: ByteStream
@@ -392,7 +392,7 @@ class OpenPlace(Location):
 
 
 class OpenConnection(BaseConnection):
-    """The protocol over a stream that is open, once. See `BaseConnection`."""
+    """Speaks the protocol over an open stream, once. See `BaseConnection`."""
 
     location: OpenPlace
 
@@ -401,23 +401,23 @@ class OpenConnection(BaseConnection):
         return stream
 
     def describe(self) -> str:
-        """Name it."""
+        """Return a description."""
         return f"OpenConnection<{self.location}>"
 
 
 class CallEnded(ByteStream):
-    """The stream after a lost connection."""
+    """The stream of a connection that was used up."""
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
-        """Raise the end of the stream."""
+        """Raise EndOfStream."""
         raise anyio.EndOfStream
 
     async def send(self, item: bytes) -> None:
-        """Raise that it is closed."""
+        """Raise BrokenResourceError."""
         raise anyio.BrokenResourceError
 
     async def send_eof(self) -> None:
-        """Do nothing: it is closed."""
+        """Do nothing: the stream is closed."""
 
     async def aclose(self) -> None:
-        """Nothing is open."""
+        """Do nothing: the stream is closed."""

@@ -1,8 +1,9 @@
-"""Accounts of several servers, kept in Redis; while Redis is away, this server's part of them.
+"""Tenant accounts shared by several servers through Redis. While Redis is away, each server
+enforces its own part of the limits.
 
-Local accounts begin with this server's full part of a minute and are dropped when Redis is back:
-from then on its state counts, and what they were charged is not reported. Requests that were
-reserved in Redis are settled there, also when they end while it is away.
+Local accounts start with this server's full part of a minute and are dropped when Redis is back:
+its state then applies, and local charges are not reported. Requests reserved in Redis are settled
+there, even if they end while it is away.
 """
 
 from __future__ import annotations
@@ -48,28 +49,28 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 MAX_FAILURES: Final = 3
-"""Calls in a row that fail before Redis is not asked any more; until then this server decides each
-failed one."""
+"""Consecutive failed calls after which Redis is no longer asked; until then this server decides
+each failed one."""
 MAX_BATCH: Final = 128
-"""Settlements that travel together: Redis does nothing else meanwhile, for about a millisecond."""
+"""Settlements sent together: they occupy Redis for about a millisecond."""
 LAST_WORDS_S: Final = 3 * SECONDS
-"""For the last batches when this process ends."""
+"""Deadline for the last batches when this process ends."""
 
 
 NO_ID: Final = ""
-"""Id of an Ask that only reads."""
+"""Id of a `QuotaAsk` that only reads."""
 
 
 class Batch(NamedTuple):
-    """Settlements that are sent together."""
+    """Settlements sent together."""
 
     number: int
     settlements: str
 
 
 class Unsent:
-    """Settlements that Redis has not answered. Bounded: while Redis is away, only requests that
-    were reserved there come in."""
+    """Settlements that Redis has not acknowledged. Bounded: while Redis is away, only requests that
+    were reserved there are added."""
 
     def __init__(self) -> None:
         self._settlements: deque[Settlement] = deque()
@@ -77,15 +78,15 @@ class Unsent:
         self._number = 0
 
     def add(self, settlement: Settlement) -> None:
-        """Add one behind the others."""
+        """Add a settlement at the end."""
         self._settlements.append(settlement)
 
     def give_back(self, ask_id: str, tenant: str) -> None:
-        """Add the release of a reservation that Redis may have."""
+        """Add the release of a reservation that Redis may hold."""
         self.add(Settlement(ask_id, tenant, TenantLimits(), 0, 0, is_begun=False))
 
     def next_batch(self) -> Batch | None:
-        """Return the unanswered batch, or else the next one."""
+        """Return the unacknowledged batch, or else the next one; None if there is none."""
         if self._batch is None and self._settlements:
             count = min(MAX_BATCH, len(self._settlements))
             batch = [_document(self._settlements.popleft()) for _ in range(count)]
@@ -94,7 +95,7 @@ class Unsent:
         return self._batch
 
     def answered(self) -> None:
-        """Drop the batch that was sent."""
+        """Drop the acknowledged batch."""
         self._batch = None
 
 
@@ -112,15 +113,15 @@ def _document(settlement: Settlement) -> dict[str, str | float]:
 
 
 class RedisStore:
-    """All accounts of several servers.
+    """The accounts shared by several servers.
 
     Args:
-      config: where Redis is, and bounds.
-      observer: told of spend, and of calls that failed.
-      server: this process; no other one ever has the same name.
+      config: Redis's address, and bounds.
+      observer: receives spending and failed calls.
+      server: this process's unique name.
 
     Attributes:
-      num_servers: that share the limits, this one included, when Redis last said.
+      num_servers: servers that share the limits, including this one, as last reported by Redis.
     """
 
     def __init__(self, config: QuotaConfig, observer: SpendWatch, server: str) -> None:
@@ -134,18 +135,18 @@ class RedisStore:
         self._reserved: set[str] = set()  # ids of asks
         self._local = Ledger()
         self._unsent = Unsent()
-        self._seen: dict[str, AccountEntry] = {}  # as Redis last told them
+        self._seen: dict[str, AccountEntry] = {}  # as last reported by Redis
         self._has_changes = trio.Event()
         self._broken = trio.Event()
 
     @property
     def is_well(self) -> bool:
-        """Whether Redis is asked."""
+        """Whether Redis is in use."""
         return self._calls is not None
 
     @property
     def num_reserved(self) -> int:
-        """Requests of this server that are not settled."""
+        """Number of this server's requests that are not settled."""
         return len(self._reserved) + len(self._local.held)
 
     async def reserve(self, ask: QuotaAsk, limits: TenantLimits) -> QuotaVerdict:
@@ -155,7 +156,7 @@ class RedisStore:
             try:
                 verdict = await self._ask(self._calls, ask, limits)
             finally:
-                if verdict is None:  # it may have been reserved all the same
+                if verdict is None:  # Redis may have reserved it anyway
                     self._unsent.give_back(ask.id, ask.tenant)
                     self._has_changes.set()
         if verdict is None:
@@ -166,7 +167,7 @@ class RedisStore:
         return verdict
 
     def settle(self, settlement: Settlement) -> None:
-        """Replace a reservation by the use. Never waits or fails; called once per reservation."""
+        """Replace a reservation by the use. Never blocks or fails; call once per reservation."""
         if self.is_well or settlement.id in self._reserved:
             self._reserved.discard(settlement.id)
             self._unsent.add(settlement)
@@ -178,8 +179,8 @@ class RedisStore:
     def last_seen(
         self, tenant: str, limits: TenantLimits, within_s: float = math.inf
     ) -> Account | None:
-        """Return an account as last seen here, refilled since; None if nothing is known, or only
-        what is older than `within_s`."""
+        """Return the last known account, refilled since; None if unknown or older than
+        `within_s`."""
         if not self.is_well:
             return self._local_account(tenant, limits)
         return _by_now(self._seen.get(tenant), limits, within_s)
@@ -189,7 +190,7 @@ class RedisStore:
         return limits if self.is_well else limits.shared_by(self.num_servers)
 
     async def account(self, tenant: str, limits: TenantLimits) -> Account:
-        """Return an account as it is, or as last seen. Bounded in time, never fails."""
+        """Return the current account, or the last known one. Bounded in time, never fails."""
         if self._calls is not None:
             verdict = await self._ask(self._calls, QuotaAsk(NO_ID, tenant, 0), limits)
             if verdict is not None:
@@ -198,7 +199,8 @@ class RedisStore:
         return seen or AccountEntry().account(limits, trio.current_time())
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Connect to Redis, again after each loss, until cancelled. Started after one try."""
+        """Connect to Redis, and reconnect after each loss, until cancelled. Started after one
+        attempt."""
         is_first = True
 
         async def use(calls: RedisCalls) -> None:
@@ -223,7 +225,7 @@ class RedisStore:
     async def _ask(
         self, calls: RedisCalls, ask: QuotaAsk, limits: TenantLimits
     ) -> QuotaVerdict | None:
-        """Return the answer of Redis, or None if there is none."""
+        """Return Redis's answer, or None if there is none."""
         began_at = trio.current_time()
         try:
             reply = await calls.call(
@@ -269,7 +271,7 @@ class RedisStore:
             self._has_changes = trio.Event()
 
     async def _send_all(self, calls: RedisCalls) -> bool:
-        """Send all settlements; return whether all were answered."""
+        """Send all settlements; return whether all were acknowledged."""
         while (batch := self._unsent.next_batch()) is not None:
             began_at = trio.current_time()
             try:
@@ -294,12 +296,13 @@ class RedisStore:
                 self._failed(gone, began_at)
 
     async def _beat(self, calls: RedisCalls, *, is_asking: bool = False) -> None:
-        """Renew the lease of this server, release reservations of servers with ended leases, and
-        drop the local accounts.
+        """Renew this server's lease, release reservations of servers whose lease expired, and drop
+        the local accounts.
 
         Args:
-          calls: to Redis.
-          is_asking: also release what Redis holds for this server and this server does not know.
+          calls: the connection to Redis.
+          is_asking: also release reservations that Redis holds for this server but this server does
+            not know.
 
         Raises:
           StoreGone: Redis may or may not have done it.
@@ -310,14 +313,14 @@ class RedisStore:
             log.warning("reservations_of_lost_server_given_back", count=refunded)
         for ask_id, record in zip(held[::2], held[1::2], strict=True):
             if ask_id not in self._reserved:
-                # Of a call that was given up; or it is settled, which Redis learns before this.
+                # From an abandoned call; or already settled, which Redis receives before this.
                 self._unsent.give_back(ask_id, msgspec.json.decode(record)["tenant"])
         self._local = Ledger()
 
     def _failed(self, gone: StoreGone, began_at: float) -> None:
         self._observer.call_failed(str(gone))
         if began_at < self._failed_at:
-            return  # one standstill of Redis' fails many calls at once, and is one failure
+            return  # one outage fails many calls at once and counts as one failure
         self._failed_at = trio.current_time()
         self._failures += 1
         if self._failures >= MAX_FAILURES and self._calls is not None:
@@ -341,8 +344,8 @@ class RedisStore:
         )
 
     def _local_part(self, tenant: str, limits: TenantLimits) -> TenantLimits:
-        """Return this server's part of the limits; of the budget, of what was left of it when Redis
-        was last asked, because no server sees the spend of the others."""
+        """Return this server's part of the limits. Of the budget it is a part of what was left when
+        Redis was last asked, because no server sees the others' spending."""
         part = limits.shared_by(self.num_servers)
         if part.budget is None:
             return part
@@ -350,7 +353,7 @@ class RedisStore:
         return replace(part, budget=left // self.num_servers)
 
     def _local_account(self, tenant: str, limits: TenantLimits) -> Account:
-        """Return this server's part of an account, with the spend of all that was last seen."""
+        """Return this server's part of an account, plus the last known total spending."""
         part, seen = self._local_part(tenant, limits), self._seen.get(tenant, AccountEntry())
         local = self._local.entry(tenant, _month()).account(part, trio.current_time())
         return replace(
@@ -361,8 +364,8 @@ class RedisStore:
 def _by_now(
     entry: AccountEntry | None, limits: TenantLimits, within_s: float = math.inf
 ) -> Account | None:
-    """Return an account as it would be untouched since Redis told it; None if it never did, or
-    longer ago than `within_s`."""
+    """Return an account as it would be if unchanged since Redis reported it; None if unknown or
+    older than `within_s`."""
     now = trio.current_time()
     if entry is None or now - entry.requests.at > within_s:
         return None

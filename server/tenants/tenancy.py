@@ -1,6 +1,7 @@
-"""The operator's file of tenants, and the task that notices when it has changed.
+"""The tenants of a server: reads the operator's tenants file, applies its changes, and finds the
+tenant of an API key.
 
-triolet/tenants/form.py parses it. A file with an error has no effect.
+triolet/tenants/form.py parses the file. A file with an error has no effect.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ log = structlog.get_logger(__name__)
 
 
 def _take_all(tenants: Tenants, file: str) -> None:
-    """Take any tenants."""
+    """Accept any tenants."""
 
 
 class TenantFile:
-    """One file.
+    """The operator's tenants file.
 
     Args:
-      path: of it.
+      path: the file's path.
       config: bounds.
-      check: raises ConfigError for tenants that this server cannot serve, with the file's name.
+      check: raises ConfigError, with the file's name, for tenants that this server cannot serve.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class TenantFile:
         """Return the tenants of the file.
 
         Raises:
-          ConfigError: it cannot be read, or something in it is wrong.
+          ConfigError: it cannot be read or is invalid.
         """
         tenants, path = self._read()
         self._check(tenants, path)
@@ -72,12 +73,12 @@ class TenantFile:
         """Return the tenants that a server starts with.
 
         Args:
-          left_out: models of the fleet that this server could not read. A ladder that names one is
-            refused alone, and its tenant has that of the settings until the file changes: the
-            server of the other models must start.
+          left_out: models of the fleet that this server could not read. Only ladders that name one
+            are rejected; their tenants use the configured ladder until the file changes, because
+            the server must start for the other models.
 
         Raises:
-          ConfigError: as `read`.
+          ConfigError: see `read`.
         """
         tenants, path = self._read()
         known = tenants.without_ladders_of(left_out)
@@ -94,7 +95,7 @@ class TenantFile:
         """Apply each change of the file.
 
         Args:
-          tenancy: gets the tenants.
+          tenancy: receives the tenants.
           dismiss: ends the requests of tenants that were removed or disabled.
         """
         threads = trio.CapacityLimiter(1)
@@ -117,30 +118,30 @@ class TenantFile:
 MAX_KEY_CHARS: Final = 256
 NO_KEY: Final = "this server asks for an API key; send it as `Authorization: Bearer KEY`"
 WRONG_KEY: Final = (
-    "the API key that was sent is wrong, or has ended; ask the operator of this server for another"
+    "the API key that was sent is wrong, or has expired; ask this server's operator for another"
 )
 
 _TENANT: Final[ContextVar[Tenant]] = ContextVar("tenant", default=ANONYMOUS)
 
 
 def current_tenant() -> Tenant:
-    """Return the tenant that the running task serves; ANONYMOUS where there are none."""
+    """Return the tenant of the running task; ANONYMOUS without tenants."""
     return _TENANT.get()
 
 
 def enter_tenant(tenant: Tenant) -> None:
-    """Set the tenant of the running task and of those that it starts."""
+    """Set the tenant of the running task and of tasks that it starts."""
     _TENANT.set(tenant)
 
 
 @dataclass(frozen=True, slots=True)
 class TenancyReport:
-    """The state of the operator's file.
+    """The state of the tenants file.
 
     Attributes:
-      tenants: number of tenants, disabled ones included; 0 where there is no file.
-      num_taken: files applied, the first included.
-      num_refused: files with an error.
+      tenants: number of tenants, including disabled ones; 0 without a file.
+      num_taken: number of files applied, including the first.
+      num_refused: number of files with an error.
       problem: error of the newest file; empty if it was applied.
     """
 
@@ -151,13 +152,13 @@ class TenancyReport:
 
 
 class Tenancy:
-    """The present tenants.
+    """The current tenants.
 
     Args:
-      tenants: of the operator's file; None where there is none, and every client is let in.
+      tenants: from the tenants file; None without one, and then every client is accepted.
 
     Attributes:
-      report: the state of the operator's file.
+      report: the state of the tenants file.
     """
 
     def __init__(self, tenants: Tenants | None = None) -> None:
@@ -168,19 +169,19 @@ class Tenancy:
 
     @property
     def is_open(self) -> bool:
-        """Whether there are no tenants: every client is let in."""
+        """Whether there are no tenants, so that every client is accepted."""
         return self._tenants is None
 
     def tenant_of(self, key: str | None, now: float) -> Tenant:
         """Return the tenant of a key.
 
         Args:
-          key: as it was sent.
-          now: in seconds since 1970.
+            key: the key that was sent.
+            now: the Unix time.
 
-        Raises:
-          RequestError: 401, no key was sent, or a wrong one (one that has ended is a wrong one);
-            403, the tenant is disabled.
+          Raises:
+            RequestError: 401 if no key, or a wrong or expired one, was sent; 403 if the tenant is
+            disabled.
         """
         if self._tenants is None:
             return ANONYMOUS
@@ -189,7 +190,7 @@ class Tenancy:
         if len(key) > MAX_KEY_CHARS:
             raise _key_refused(WRONG_KEY)
         digest = digest_of(key)
-        # The look-up compares digests, which tell nothing of how near a wrong key was.
+        # The look-up compares digests, which do not reveal how close a wrong key was.
         entry = self._tenants.of_digest(digest)
         found = digest if entry is not None else "0" * len(digest)
         if not hmac.compare_digest(found, digest) or entry is None:
@@ -200,27 +201,25 @@ class Tenancy:
         return _enabled(tenant)
 
     def tenant_named(self, name: str) -> Tenant:
-        """Return a tenant, as it is now, for a request from within.
+        """Return a tenant by name, for an internal request.
 
         Raises:
-          RequestError: 401, there is none any more; 403, it is disabled.
+          RequestError: 401 if it was removed; 403 if it is disabled.
         """
         if self._tenants is None:
             return ANONYMOUS
         tenant = self._tenants.by_name.get(name)
         if tenant is None:
-            raise _key_refused(
-                f"there is no tenant {name} any more; ask the operator of this server"
-            )
+            raise _key_refused(f"tenant {name} no longer exists; ask the operator of this server")
         return _enabled(tenant)
 
     @property
     def all_tenants(self) -> Collection[Tenant]:
-        """All tenants, disabled ones included; ANONYMOUS where there are none."""
+        """All tenants, including disabled ones; ANONYMOUS without tenants."""
         return (ANONYMOUS,) if self._tenants is None else self._tenants.by_name.values()
 
     def prices_of(self, *names: str) -> Prices:
-        """Return what a model's tokens cost now."""
+        """Return a model's current prices."""
         return (self._tenants or NO_TENANTS).prices_of(*names)
 
     def replace(self, tenants: Tenants) -> frozenset[str]:
@@ -235,7 +234,7 @@ class Tenancy:
         )
 
     def refuse(self, problem: str) -> None:
-        """Note the error of a newer file; the tenants stay as they were."""
+        """Record the error of a newer file; the tenants stay as they were."""
         self.report = replace(self.report, num_refused=self.report.num_refused + 1, problem=problem)
 
 

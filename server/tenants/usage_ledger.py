@@ -1,7 +1,7 @@
-"""The usage ledger: a record for each request that ends, written to SQLite by a thread of its own.
+"""The usage ledger: writes one record per ended request to SQLite, in its own thread.
 
-Requests never wait for it: records wait in a queue with a bound. While the database cannot be
-written the oldest ones are kept, and those for which there is no room are dropped and counted.
+Requests never wait for it: records wait in a bounded queue. While the database cannot be written,
+the oldest records are kept, and those without room are dropped and counted.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ log = structlog.get_logger(__name__)
 
 
 class UsageLedger:
-    """The records of one server.
+    """The usage records of one server.
 
     Args:
-      connection: of the database; used by the ledger's thread alone.
+      connection: connection to the database, used only by the ledger's thread.
       config: bounds.
-      clock: returns seconds since 1970.
+      clock: returns the Unix time.
 
     Attributes:
-      dropped: records that are in no database and never will be.
+      dropped: records that were lost.
     """
 
     def __init__(
@@ -62,11 +62,12 @@ class UsageLedger:
         self._thread.start()
 
     def subscribe_to(self, events: RequestEvents) -> None:
-        """Record what ends from now on."""
+        """Record requests that end from now on."""
         events.subscribe(RequestEnded, self._add)
 
     def close(self) -> None:
-        """Write what waits, and close the database; what cannot be written in time is dropped."""
+        """Write the waiting records and close the database. Records not written in time are
+        dropped."""
         self._is_closing.set()
         self._thread.join(self._config.close_s)
         left = len(self._batch) + self._waiting.qsize()
@@ -104,19 +105,19 @@ class UsageLedger:
             self._report(self._write_waiting())
 
     def _write_waiting(self) -> str:
-        """Write all that waits; return what is in the way, empty if nothing is."""
+        """Write all waiting records; return the trouble, empty if there is none."""
         try:
             while self._fill_batch():
                 before = self._clock() - self._config.retention_days * DAY_S
                 write_records(self._connection, self._batch, before)
                 self._batch = []
-        except (sqlite3.Error, OverflowError) as error:  # the latter: no INTEGER is so large
+        except (sqlite3.Error, OverflowError) as error:  # OverflowError: too large for an INTEGER
             return said_by(error)
         return "the queue was full" if self.dropped > self._reported else ""
 
     def _fill_batch(self) -> bool:
-        """Take the next records, unless some are kept that could not be written; return whether
-        there are any."""
+        """Take the next records, after those that could not be written yet; return whether there
+        are any."""
         while len(self._batch) < self._config.batch_records:
             try:
                 self._batch.append(self._waiting.get_nowait())
@@ -125,7 +126,7 @@ class UsageLedger:
         return bool(self._batch)
 
     def _report(self, trouble: str) -> None:
-        """Log when trouble begins and when it is over, not at each try."""
+        """Log when trouble starts and ends, not at each attempt."""
         if trouble and not self._trouble:
             log.error("usage_ledger_failed", trouble=trouble, dropped=self.dropped)
         elif self._trouble and not trouble:
@@ -135,10 +136,10 @@ class UsageLedger:
 
 @contextmanager
 def opened_ledger(config: UsageConfig) -> Iterator[UsageLedger | None]:
-    """Open the ledger where it is kept, and close it in the end; None where it is not kept.
+    """Open the configured ledger and close it at the end; yield None if there is none.
 
     Raises:
-      ConfigError: it cannot be kept there.
+      ConfigError: the ledger cannot be opened.
     """
     if config.directory is None:
         yield None

@@ -1,1 +1,1 @@
-"""Every fault in every phase of a request, against real processes."""
+"""The fault matrix: every fault in every phase of a request, against real processes."""

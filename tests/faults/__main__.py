@@ -1,7 +1,8 @@
-"""`python -m tests.faults`: every fault in every phase, against real processes.
+"""Runs the fault matrix (`python -m tests.faults`): every fault in every phase, against real
+processes.
 
-Prints one line per cell as it goes and a table at the end; figures also go to build/faults/. Exit
-code 1 if a cell failed or a promise on time was not kept.
+Prints one line per cell and a table at the end, and writes the figures to build/faults/. Exit code
+1 if a cell failed or a time bound was exceeded.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 TRIES = 3
-"""Of a cell whose fault came too late, or in another phase: a machine that is busy elsewhere lets
-an answer end, or a worker fall silent, while it keeps the injector waiting."""
+"""Attempts per cell if its fault came too late or in another phase: on a busy machine an answer may
+end, or a worker fall silent, before the injector acts."""
 TABLE_WIDTH = 120
-"""Also where the output is no terminal."""
+"""Applies even if the output is not a terminal."""
 
 
 class Run:
     """One run over some cells, on one or several fleets.
 
     Attributes:
-      results: of the cells that are done.
+      results: results of finished cells.
     """
 
     def __init__(self, logs: Path, num_fleets: int, console: Console) -> None:
@@ -53,7 +54,7 @@ class Run:
         self._number = 0
 
     async def run(self, timed: Sequence[Cell], others: Sequence[Cell]) -> None:
-        """Run what is held to milliseconds first and alone, then the rest on all fleets."""
+        """Run the cells with tight time bounds first and alone, then the rest on all fleets."""
         async with AsyncExitStack() as stack:
             first = await stack.enter_async_context(running_fleet(self._logs / "fleet-0"))
             await self._drain(first, list(reversed(timed)))
@@ -95,17 +96,19 @@ class Run:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
-    parser.add_argument("--only", default="", help="cells whose `PHASE: fault` matches this")
+    parser.add_argument(
+        "--only", default="", help="run only cells whose `PHASE: fault` matches this"
+    )
     parser.add_argument("--cancels", type=int, default=5, help="runs of each cancel cell (5)")
     parser.add_argument("--runs", type=int, default=1, help="runs of every other cell (1)")
-    parser.add_argument("--fleets", type=int, default=2, help="fleets at the same time (2)")
+    parser.add_argument("--fleets", type=int, default=2, help="concurrent fleets (2)")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "faults")
-    parser.add_argument("--list", action="store_true", help="only name the cells")
+    parser.add_argument("--list", action="store_true", help="list the cells and exit")
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run and return the exit code."""
+    """Run the matrix and return the exit code."""
     options = parse(arguments)
     console = Console(highlight=False, width=TABLE_WIDTH)
     chosen = [cell for cell in cells() if re.search(options.only, cell.name)]

@@ -1,6 +1,6 @@
-"""What a client has of one answer: its tokens, its text, how it ended. Pure: bytes come in parsed.
+"""A client's record of one answer: its tokens, its text and its end. Pure: input is parsed events.
 
-Two surfaces say the same thing in different words; this is what they must agree on.
+The two surfaces use different formats; this is what must be the same in both.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """All that an exact continuation must not change.
+    """Everything that an exact continuation must not change.
 
     Attributes:
-      tokens: as the stream's logprobs name them.
+      tokens: tokens from the stream's logprobs.
       text: all deltas.
-      num_tokens: as the usage counts them; None before the end.
-      ends: every terminal event, in order; a good stream has one.
+      num_tokens: count in the usage; None before the end.
+      ends: every terminal event, in order; a correct stream has one.
     """
 
     tokens: tuple[str, ...]
@@ -32,7 +32,7 @@ class Answer:
     """Collects one answer.
 
     Attributes:
-      is_done: whether the protocol's own last word came ([DONE]; a terminal event).
+      is_done: the protocol's last message has arrived ([DONE]; a terminal event).
     """
 
     tokens: list[str] = field(default_factory=list)
@@ -43,11 +43,11 @@ class Answer:
 
     @property
     def said(self) -> Said:
-        """What was said so far."""
+        """What has arrived so far."""
         return Said(tuple(self.tokens), self.text, self.num_tokens, tuple(self.ends))
 
     def take_sse(self, data: str) -> None:
-        """Take the data of one event of a streamed chat completion."""
+        """Add the data of one event of a streamed chat completion."""
         if data == "[DONE]":
             self.is_done = True
             return
@@ -65,7 +65,7 @@ class Answer:
                 self.ends.append(choice["finish_reason"])
 
     def take_ws(self, message: str) -> None:
-        """Take one event of the Responses WebSocket."""
+        """Add one event of the Responses WebSocket."""
         event: dict[str, Any] = json.loads(message)
         match event["type"]:
             case "response.output_text.delta":
@@ -76,7 +76,7 @@ class Answer:
                 details = response.get("incomplete_details") or {}
                 is_cancelled = response.get("status") == "cancelled"
                 reason = details.get("reason") or ("cancelled" if is_cancelled else "stop")
-                # The same end by another name.
+                # The same end under another name.
                 self.ends.append("length" if reason == "max_output_tokens" else reason)
                 self.num_tokens = response["usage"]["output_tokens"]
                 self.is_done = True

@@ -1,5 +1,5 @@
-"""One client with one streamed question, over SSE or WebSocket, which can disconnect or fall
-silent."""
+"""A client with one streamed question, over SSE or WebSocket, which can disconnect or stop
+reading."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 READ_BYTES = 16 * 1024
 SMALL_BUFFER_BYTES = 4096
-"""Of the receiving socket: what the kernel takes for a client is no reading."""
+"""Size of the receive buffer: bytes buffered by the kernel are not read by the client."""
 
 
 class Surface(Enum):
-    """How the answer comes."""
+    """How the answer arrives."""
 
     SSE = "SSE"
     WS = "WS"
@@ -41,12 +41,12 @@ class Surface(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked; the answer is a function of this.
+    """What to ask; it determines the answer.
 
     Attributes:
       prompt: the user's message.
-      max_tokens: how long the answer is; end tokens are ignored.
-      seed: of the sampling.
+      max_tokens: length of the answer; end tokens are ignored.
+      seed: sampling seed.
       top_logprobs: alternatives per token; they make each token about a kilobyte long.
     """
 
@@ -56,8 +56,8 @@ class Question:
     top_logprobs: int = 0
 
     def body(self, surface: Surface) -> dict[str, Any]:
-        """Return the request in the words of a surface."""
-        # No prompt finds what others have left: a phase in which a prompt is held must have work.
+        """Return the request in a surface's format."""
+        # Use a unique prompt: a cached prefix would leave nothing to compute in a held phase.
         common = {
             "seed": self.seed,
             "temperature": 1.0,
@@ -87,15 +87,15 @@ class Client:
     """A connection with one question.
 
     Args:
-      port: of the server on this machine.
-      surface: which.
+      port: the server's port on this machine.
+      surface: SSE or WebSocket.
       question: what to ask.
-      name: the request id that the client gives.
+      name: the client's request id.
 
     Attributes:
-      answer: what came so far.
-      is_over: set when nothing more will come: a good end, a bad one, or a broken connection.
-      num_bytes: received.
+      answer: what has arrived so far.
+      is_over: set when nothing more will come: a success, a failure, or a broken connection.
+      num_bytes: bytes received.
     """
 
     def __init__(self, port: int, surface: Surface, question: Question, name: str) -> None:
@@ -148,7 +148,7 @@ class Client:
         await self._send(self._ws.send(TextMessage(body)))
 
     async def read(self) -> None:
-        """Read until nothing more comes; heeds `stop_reading`."""
+        """Read until nothing more comes; pauses after `stop_reading`."""
         try:
             while not self.answer.is_done:
                 await self._may_read.wait()
@@ -162,26 +162,26 @@ class Client:
             self.is_over.set()
 
     def stop_reading(self) -> None:
-        """Leave in the socket whatever comes from now on."""
+        """Leave further bytes in the socket."""
         self._may_read = trio.Event()
 
     def go_on_reading(self) -> None:
-        """Read again."""
+        """Resume reading."""
         self._may_read.set()
 
     def reset(self) -> None:
-        """Vanish with RST."""
+        """Disconnect with RST."""
         linger = struct.pack("ii", 1, 0)
         self._socket.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_LINGER, linger)
         self._socket.close()
 
     def close(self) -> None:
-        """Leave with FIN (RST, if unread bytes are there: so does the kernel). Idempotent."""
+        """Disconnect with FIN (the kernel sends RST if unread bytes remain). Idempotent."""
         if self._stream is not None:
             self._stream.socket.close()
 
     async def say_close(self) -> None:
-        """Send the WebSocket's close frame; the connection stays up."""
+        """Send a WebSocket close frame; the connection stays open."""
         with suppress(trio.BrokenResourceError):
             await self._send(self._ws.send(CloseConnection(code=1000)))
 

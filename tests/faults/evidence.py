@@ -1,4 +1,4 @@
-"""What the proxy saw and the processes logged, read for what a cell must know. Changes nothing."""
+"""Extracts what a cell must know from the proxy's frames and the processes' logs. Read-only."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Holder(NamedTuple):
 
 
 class AttemptEnd(NamedTuple):
-    """A worker's line about an attempt whose blocks it has just freed."""
+    """A worker's log line about an attempt whose blocks it has just freed."""
 
     holder: Holder
     at: float
@@ -33,7 +33,7 @@ class AttemptEnd(NamedTuple):
 
 
 def ends_of_attempts(fleet: Fleet) -> list[AttemptEnd]:
-    """Return every attempt that ended, wherever."""
+    """Return every attempt that ended, on any worker."""
     return [
         AttemptEnd(Holder(name, line.fields["attempt"]), line.at, line.fields["reason"])
         for name, process in fleet.processes.items()
@@ -43,9 +43,9 @@ def ends_of_attempts(fleet: Fleet) -> list[AttemptEnd]:
 
 
 def holders(fleet: Fleet) -> set[Holder]:
-    """Return all that workers were told to begin and not to end, and that has not ended there.
+    """Return the attempts that workers were told to start and not to end, and that have not ended.
 
-    What is told to end may never have begun: a Prefill that was kept back comes after its End.
+    An attempt that is told to end may never have started: a delayed PREFILL comes after its END.
     """
     begun, told_to_end = (
         {
@@ -63,8 +63,8 @@ def times_until_free(
 ) -> list[float]:
     """Return how long these attempts kept their blocks after the fault.
 
-    A process that could not move during the fault counts from when it could. An attempt that the
-    fault did not touch runs to its end, which is no time until free.
+    For a process that was stopped during the fault, time counts from when it continued. An attempt
+    that the fault did not affect runs to its end and is not counted.
     """
     return [
         max(0.0, end.at - hold.came_back.get(end.holder.worker, fault_at))
@@ -79,12 +79,12 @@ def times_until_dropped(fleet: Fleet, clients: list[Client], fault_at: float) ->
 
 
 def phases_of(fleet: Fleet, client: Client) -> set[str]:
-    """Return the phase in which a client's request ended, as the server calls it."""
+    """Return the phases in which a client's request ended, by the server's names."""
     return {line.fields["phase"] for line in _last_lines(fleet, client)}
 
 
 def outcomes_of(fleet: Fleet, client: Client) -> tuple[str, ...]:
-    """Return how the server says that a client's request ended; more than once is a bug."""
+    """Return how a client's request ended, according to the server; more than one is a bug."""
     return tuple(line.fields["outcome"] for line in _last_lines(fleet, client))
 
 

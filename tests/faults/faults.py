@@ -1,7 +1,7 @@
-"""The injectors: each does its fault, and proves that it happened or fails the cell.
+"""Fault injectors: each causes its fault and proves that it happened, or fails the cell.
 
-An injector gets a fleet with two questions held in a phase. Its scope begins once the fault is
-there and ends once it is undone.
+An injector gets a fleet with two questions held in a phase. Its context starts when the fault is in
+effect and ends when it is undone.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ SHORT_STOP_S: Final = 0.4
 """Below every deadline: no client may notice."""
 LEASE_S: Final = 2.0
 LONG_STOP_S: Final = 2.6
-"""Above the lease."""
+"""Longer than a lease."""
 PARTITION_S: Final = 3.0
 WEDGE_S: Final = 3.0
 PROOF_DEADLINE_S: Final = 60.0
@@ -63,7 +63,7 @@ OF_ATTEMPTS: Final = (
     *(Reserve, Grant, Prefill, FirstToken, KvChunk, KvManifest, KvCredit, KvDone, Tokens),
     *(TokenCredit, End, Ended, Hello, Welcome, Goodbye),
 )
-"""All but heartbeats."""
+"""All frames except heartbeats."""
 
 
 def _prove(is_proven: bool, what: str) -> None:
@@ -97,7 +97,7 @@ def _close(hold: Hold) -> None:
 
 @asynccontextmanager
 async def say_close(fleet: Fleet, hold: Hold) -> AsyncIterator[None]:
-    """The WebSocket's close frame; the connection itself stays up."""
+    """Clients send a WebSocket close frame; the connections stay open."""
     for client in hold.clients:
         assert client.surface is Surface.WS
         await client.say_close()
@@ -106,19 +106,19 @@ async def say_close(fleet: Fleet, hold: Hold) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def stop_reading(fleet: Fleet, hold: Hold) -> AsyncIterator[None]:
-    """Clients leave everything in their sockets from now on."""
+    """Clients stop reading from their sockets."""
     for client in hold.clients:
         client.stop_reading()
     before = [client.num_bytes for client in hold.clients]
     yield
-    # One read may have been under way when it was told to stop.
+    # One read may have been in progress when it was told to stop.
     after = [client.num_bytes for client in hold.clients]
     most = max(b - a for a, b in zip(before, after, strict=True))
     _prove(most <= READ_BYTES, "a client went on reading")
 
 
 def kill(role: str) -> Injector:
-    """SIGKILL; the process is gone and reaped before anything else happens."""
+    """Kill a process with SIGKILL and wait until it is gone."""
 
     @asynccontextmanager
     async def inject(fleet: Fleet, hold: Hold) -> AsyncIterator[None]:
@@ -129,7 +129,7 @@ def kill(role: str) -> Injector:
 
 
 def freeze(role: str, for_s: float) -> Injector:
-    """SIGSTOP, then SIGCONT; the kernel says `T` in between."""
+    """Stop a process with SIGSTOP, then continue it; the kernel reports `T` in between."""
 
     @asynccontextmanager
     async def inject(fleet: Fleet, hold: Hold) -> AsyncIterator[None]:
@@ -152,13 +152,13 @@ def freeze(role: str, for_s: float) -> Injector:
             with trio.move_on_after(PROOF_DEADLINE_S):
                 await process.wait_line(lambda line: line.event == "fenced")
                 return
-            raise FleetUnwellError(f"{process.name} did not notice that it stood still")
+            raise FleetUnwellError(f"{process.name} did not notice its own pause")
 
     return inject
 
 
 def cut(one: str, other: str, way: Way | None = None, for_s: float = PARTITION_S) -> Injector:
-    """Links that carry nothing for a while, one way or both; the proxy has swallowed something."""
+    """Block links for a while, one way or both; the proxy has swallowed something."""
 
     @asynccontextmanager
     async def inject(fleet: Fleet, hold: Hold) -> AsyncIterator[None]:
@@ -181,7 +181,7 @@ def cut(one: str, other: str, way: Way | None = None, for_s: float = PARTITION_S
 def twist(
     fate: Fate, *kinds: type, limit: int | None = None, matching: Matching = frames
 ) -> Injector:
-    """A rule over frames for the rest of the cell; it has hit something."""
+    """Apply a rule to frames for the rest of the cell; it has hit something."""
 
     @asynccontextmanager
     async def inject(fleet: Fleet, hold: Hold) -> AsyncIterator[None]:
@@ -195,7 +195,7 @@ def twist(
 
 
 def gate(role: str, order: str, for_s: float) -> Injector:
-    """A device step that raises, or that does not return for a while."""
+    """Make a device step raise, or block for a while."""
 
     @asynccontextmanager
     async def inject(fleet: Fleet, hold: Hold) -> AsyncIterator[None]:
@@ -224,7 +224,7 @@ def gate(role: str, order: str, for_s: float) -> Injector:
 
 
 def poison(role: str) -> Injector:
-    """A step that raises and leaves a device that takes no more work: the process has to leave."""
+    """Make a step raise and the device refuse further work, so that the process must exit."""
 
     @asynccontextmanager
     async def inject(fleet: Fleet, hold: Hold) -> AsyncIterator[None]:
@@ -239,7 +239,7 @@ def poison(role: str) -> Injector:
 
 @asynccontextmanager
 async def exhaust_pool(fleet: Fleet, hold: Hold) -> AsyncIterator[None]:
-    """Two answers that grow until the pool does not hold both: one is preempted."""
+    """Let two answers grow until the pool cannot hold both: one is preempted."""
     yield
     worker = fleet.processes[hold.decode]
     reasons = {line.fields.get("reason") for line in worker.lines.entries}
@@ -248,7 +248,7 @@ async def exhaust_pool(fleet: Fleet, hold: Hold) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def exhaust_files(fleet: Fleet, hold: Hold) -> AsyncIterator[None]:
-    """The server may open no more files, and a client connects."""
+    """Let the server open no more files while a client connects."""
     server = fleet.server
     before = server.limit_files(server.next_file())
     try:

@@ -1,6 +1,6 @@
-"""One whole fleet of real processes, every link of it through the proxy.
+"""A whole fleet of real processes with every link going through the proxy.
 
-Two prefill and two decode workers, so that there is somewhere to go on, and one server.
+One server, two prefill and two decode workers, so that requests can move.
 """
 
 from __future__ import annotations
@@ -39,37 +39,37 @@ PREFILLS: Final = ("p0", "p1")
 DECODES: Final = ("d0", "d1")
 WORKERS: Final = (*PREFILLS, *DECODES)
 SENDS_BYTES: Final = "p1"
-"""The prefill worker that shares no memory, so that there are bytes on the wire to be hurt, too."""
+"""The prefill worker without shared memory, so that KV bytes on the wire can be damaged too."""
 
 START_DEADLINE_S = 240.0
-"""Five interpreters, four of which import torch: seconds on a machine with nothing else to do."""
+"""Timeout for five interpreters, four of which import torch: seconds on an idle machine."""
 SETTLE_DEADLINE_S = 120.0
-"""A worker that was killed has to start again meanwhile."""
+"""Timeout that includes restarting a killed worker."""
 POLL_S = 0.05
-"""For an audit each of four workers reads its whole pool."""
+"""Polling interval: for an audit each of four workers reads its whole pool."""
 
 ARM_DEADLINE_S = 30.0
-"""For a thread of a worker that has its core for itself only where nobody else wants it."""
+"""Timeout for a worker's thread, which may have to share its core."""
 
 STALL_TIMEOUT_S = 4.0
-"""The default of 10 s would make each cell with a silent client take that long. As there, longer
-than any process is stopped: a server's standstill is not its clients' silence."""
+"""Shorter than the default of 10 s, because each cell with a silent client takes that long. Still
+longer than any process is stopped: a server's pause is not its clients' silence."""
 MAX_NUM_SEQS = 4
 SERVER_OPTIONS = (
     *("--set", f"server.stall_timeout_s={STALL_TIMEOUT_S}"),
-    # Small, so that little has to stay unread until a row is paused.
+    # Small, so that little unread data pauses a row.
     *("--set", "server.token_window=16"),
     *("--set", "server.drain_timeout_s=1"),
-    # Short questions go all the way, or there would be no phases to meet them in.
+    # Short prompts must go through prefill, or some phases would never occur.
     *("--set", "server.routing.max_local_tokens=0"),
-    # Both questions of a cell go to one prefill worker, whose step is held, and a machine that is
-    # busy elsewhere computes less than one of their prompts in the default of 0.25 s: the second
-    # one would wait in the server until the first one had been computed.
+    # Both questions of a cell go to one prefill worker whose step is held. A busy machine computes
+    # less than one of their prompts in the default of 0.25 s, and the second one would wait in the
+    # server.
     *("--set", "server.routing.backlog_s=60"),
-    # A pair that lost one another is left out for the rest of a partition (3 s, noticed after 2 s),
-    # not for the next cells, too, which hurt that pair.
+    # Avoid a broken pair for the rest of a partition (3 s, noticed after 2 s), but not in the next
+    # cells, which use that pair too.
     *("--set", "server.recovery.path_avoid_s=1"),
-    # Nor is a question refused, cut short or sent away because another one is held.
+    # A held question must not make another one refused, shortened or moved.
     *("--set", "server.overload.slo.default_s=600"),
 )
 ENGINE_OPTIONS = (
@@ -78,12 +78,12 @@ ENGINE_OPTIONS = (
     *("--set", f"worker.engine.max_num_seqs={MAX_NUM_SEQS}"),
     # Several steps for a long prompt, so that one can be held in the middle.
     *("--set", "worker.engine.max_num_batched_tokens=128"),
-    # Whatever writes into a block that is free is found by the audit.
+    # An audit finds writes to free blocks.
     *("--set", "worker.engine.poison_freed_blocks=true"),
 )
 PREFILL_OPTIONS = ("--set", "worker.engine.kv_pool_bytes=64MiB")
 DECODE_OPTIONS = ("--set", "worker.engine.kv_pool_bytes=11MiB")
-"""116 blocks of the demo model: two answers of full length, with 64 each, do not fit."""
+"""116 blocks of the demo model: too few for two answers of full length with 64 blocks each."""
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -97,23 +97,23 @@ class FleetUnwellError(Exception):
 
 
 class Fleet:
-    """Processes and proxy.
+    """The processes and the proxy.
 
     Args:
-      directory: private, for sockets.
-      logs: where each process's output goes.
-      nursery: for whatever reads and carries.
+      directory: private folder for sockets.
+      logs: folder for the processes' output.
+      nursery: runs readers and bridges.
 
     Attributes:
-      port: of the server.
-      url: of it.
-      proxy: between all of them.
-      processes: by name.
+      port: the server's port.
+      url: the server's URL.
+      proxy: the proxy between all processes.
+      processes: the processes by name.
     """
 
     def __init__(self, directory: Path, logs: Path, nursery: trio.Nursery) -> None:
-        # Bound and never listening: no other process gets the port, while the server is away
-        # either.
+        # Bound but never listening, so that no other process gets the port, even while the server
+        # is down.
         self._kept = socket.socket()
         self._kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._kept.bind(("127.0.0.1", 0))
@@ -133,16 +133,16 @@ class Fleet:
 
     @property
     def server(self) -> RoleProcess:
-        """The one that clients see."""
+        """The server process."""
         return self.processes[SERVER]
 
     async def start(self) -> None:
-        """Start everything and wait until requests are taken."""
+        """Start everything and wait until requests are accepted."""
         await self._nursery.start(self.proxy.run)
         await self.settle(START_DEADLINE_S)
 
     async def stop(self) -> None:
-        """End every process."""
+        """Stop every process."""
         with trio.CancelScope(shield=True):
             async with trio.open_nursery() as nursery:
                 for process in self.processes.values():
@@ -150,23 +150,24 @@ class Fleet:
         self._kept.close()
 
     def revive(self) -> None:
-        """Start again whatever was killed.
+        """Restart killed processes.
 
         Raises:
-          FleetUnwellError: a process ended by itself.
+          FleetUnwellError: a process exited by itself.
         """
         for process in self.processes.values():
             if process.is_running:
                 continue
             if process.fell_by_itself:
-                raise FleetUnwellError(f"{process.name} ended by itself: {process.last_words()}")
+                raise FleetUnwellError(f"{process.name} exited by itself: {process.last_words()}")
             process.start(self._nursery)
 
     async def settle(self, deadline_s: float = SETTLE_DEADLINE_S) -> None:
-        """Wait until everybody is there and takes work, every invariant holds, and nothing is left.
+        """Wait until every process is up and accepts work, every invariant holds, and nothing is
+        left.
 
         Raises:
-          FleetUnwellError: that did not come about; with what is wrong.
+          FleetUnwellError: this did not happen; says what is wrong.
         """
         wrong = ["never looked"]
         with trio.move_on_after(deadline_s):
@@ -182,11 +183,11 @@ class Fleet:
         raise FleetUnwellError("; ".join(wrong))
 
     def within(self, limit_s: float, what: str) -> AbstractAsyncContextManager[None]:
-        """Bound what is waited for in the body; if it does not come, tell how things stand."""
+        """Limit the time of the body; on a timeout, report the fleet's state."""
         return within(limit_s, what, lambda: state_of(self))
 
     async def audit(self) -> FleetAudit:
-        """Return every process's account of itself.
+        """Return an audit of every process.
 
         Raises:
           OSError: the server does not answer, or not with an audit.
@@ -197,7 +198,7 @@ class Fleet:
         return FleetAudit.from_json(body)
 
     async def arm(self, worker: str, order: str) -> None:
-        """Give the gate of a worker an order, and wait until it has it: steps do not wait."""
+        """Send an order to a worker's gate, and wait until it has it: steps do not wait."""
         process = self.processes[worker]
         process.order(order)
         async with self.within(ARM_DEADLINE_S, f"the gate of {worker} to take {order!r}"):
@@ -206,19 +207,19 @@ class Fleet:
             )
 
     def new_page(self) -> None:
-        """Forget what was seen and logged."""
+        """Clear the journals of frames and logs."""
         self.proxy.sightings.clear()
         for process in self.processes.values():
             process.lines.clear()
 
     async def announce(self) -> None:
-        """Let the server hear now what the rules make of heartbeats, not half a second later."""
+        """Send the heartbeats as the rules now rewrite them, instead of half a second later."""
         for name in WORKERS:
             await self.proxy.repeat_heartbeats(name)
 
     async def _unrest(self) -> list[str]:
-        """Return what is not yet as it is at rest: by the server's own words, and by the product's
-        judgement of an audit of every process."""
+        """Return what is not yet at rest, according to the server and to an audit of every
+        process."""
         status, body = await get(self.url, "/health/ready")
         if status != 200:
             return [body.decode()]
@@ -232,7 +233,7 @@ class Fleet:
 
 @asynccontextmanager
 async def running_fleet(logs: Path) -> AsyncIterator[Fleet]:
-    """Run a fleet; end it, and everything that it left, at the end."""
+    """Run a fleet; stop it and clean up at the end."""
     await trio.Path(logs).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="faults-") as directory:
         async with trio.open_nursery() as nursery:
@@ -246,7 +247,7 @@ async def running_fleet(logs: Path) -> AsyncIterator[Fleet]:
 
 
 def cordon(names: tuple[str, ...]) -> Rule:
-    """Return the rule that lets workers say that they take nothing new."""
+    """Return the rule that makes workers announce that they accept no new work."""
 
     def wants(link: Link, way: Way, frame: AnyFrame) -> bool:
         return isinstance(frame, WorkerHeartbeat) and link.worker in names
@@ -255,7 +256,7 @@ def cordon(names: tuple[str, ...]) -> Rule:
 
 
 def full(names: tuple[str, ...]) -> Rule:
-    """Return the rule that lets workers say that they have no room for another sequence."""
+    """Return the rule that makes workers announce that they have no room for a sequence."""
 
     def wants(link: Link, way: Way, frame: AnyFrame) -> bool:
         return isinstance(frame, WorkerHeartbeat) and link.worker in names

@@ -1,4 +1,4 @@
-"""Which frames a rule wants: small predicates, put together by name."""
+"""Predicates for rules: which frames a rule applies to."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def frames(*kinds: type) -> Wants:
 
 
 def first_of_each(*kinds: type) -> Wants:
-    """Return a predicate for the first frame of each of these kinds, on each link and each way."""
+    """Return a predicate for the first frame of each of these kinds, per link and direction."""
     seen: set[tuple[Link, Way, type]] = set()
 
     def wants(link: Link, way: Way, frame: AnyFrame) -> bool:
@@ -41,9 +41,9 @@ def first_of_each(*kinds: type) -> Wants:
 
 
 def hold_prefills() -> tuple[Rule, Rule]:
-    """Keep every PREFILL: decode has a reservation, prefill knows nothing. A second rule lets no
-    heartbeat name what is kept: prefill would answer that it does not know it, and half a second
-    later the attempt would be another one."""
+    """Hold every PREFILL, so that decode has a reservation and prefill knows nothing. A second rule
+    removes held attempts from heartbeats: prefill would answer that it does not know them, and half
+    a second later they would be retried."""
     kept: set[tuple[str, AttemptKey]] = set()
 
     def is_prefill(link: Link, way: Way, frame: AnyFrame) -> bool:
@@ -65,7 +65,7 @@ def hold_prefills() -> tuple[Rule, Rule]:
 
 
 def hold_chunk(index: int) -> Rule:
-    """Keep every chunk with this number."""
+    """Hold every chunk with this number."""
 
     def wants(link: Link, way: Way, frame: AnyFrame) -> bool:
         return isinstance(frame, KvChunk) and frame.index == index
@@ -74,8 +74,8 @@ def hold_chunk(index: int) -> Rule:
 
 
 def payloads(*kinds: type) -> Wants:
-    """Return a predicate for those of these kinds of frames whose bytes are beside them: KV in
-    shared memory is not on the wire."""
+    """Return a predicate for frames of these kinds with a payload: KV in shared memory is not on
+    the wire."""
 
     def wants(link: Link, way: Way, frame: AnyFrame) -> bool:
         is_shared = isinstance(frame, KvChunk) and frame.shared is not None
@@ -85,9 +85,9 @@ def payloads(*kinds: type) -> Wants:
 
 
 def hold_last_tokens(num_tokens: int) -> Rule:
-    """Keep the row of the last position, and whatever tokens follow on that link.
+    """Hold the row of the last position, and the tokens that follow on that link.
 
-    Decode says that it is done, and the server misses tokens.
+    Decode reports that it is done while the server still misses tokens.
     """
     late: set[Link] = set()
 
@@ -102,5 +102,5 @@ def hold_last_tokens(num_tokens: int) -> Rule:
 
 
 def between(one: str, other: str) -> Callable[[Link], bool]:
-    """Return a predicate for the links between two processes, whichever connected."""
+    """Return a predicate for the links between two processes, in either direction."""
     return lambda link: {link.client, link.worker} == {one, other}

@@ -1,4 +1,4 @@
-"""The matrix: which fault in which phase must end in what. One table, and nothing else."""
+"""The fault matrix: which fault in which phase must have which outcome. Data only."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 
 
 class Release(Enum):
-    """When what is held goes on."""
+    """When held frames and steps continue."""
 
-    AT_ONCE = auto()  # as soon as the fault is there
-    WHEN_FREE = auto()  # when the fault's consequences are over: what was held comes late
-    NEVER = auto()  # the injector sees to it
+    AT_ONCE = auto()  # as soon as the fault is in effect
+    WHEN_FREE = auto()  # when the fault's consequences are over, so that held frames come late
+    NEVER = auto()  # the injector takes care of it
 
 
 class Bound(Enum):
-    """Which promise a time is held to."""
+    """The promise that a time must keep."""
 
     CANCEL = auto()
     OWNER = auto()
@@ -55,16 +55,16 @@ class Cell:
     """One fault in one phase.
 
     Attributes:
-      phase: in which the fault comes.
+      phase: phase in which the fault happens.
       fault: its name in the table.
-      inject: does it.
-      outcome: of both questions.
-      question: what is asked.
+      inject: the injector.
+      outcome: expected outcome of both questions.
+      question: what to ask.
       release: when the hold ends.
-      bound: of the time until blocks are free.
-      surfaces: of the two clients.
-      hold: the phase in which they are held until then, if that is an earlier one.
-      prefill: the prefill worker that is to have them.
+      bound: limit of the time until blocks are free.
+      surfaces: the two clients' surfaces.
+      hold: phase in which they are held until then, if earlier.
+      prefill: the prefill worker that must get them.
     """
 
     phase: Phase
@@ -108,7 +108,7 @@ def cells() -> Iterator[Cell]:
 def cancels(phase: Phase) -> Iterator[Cell]:
     """Yield the ways in which a client leaves."""
     question = QUESTIONS[phase]
-    # What the device computes is free when its step returns, so that one goes on at once.
+    # A computing device is free when its step returns, so the step continues at once.
     release = Release.AT_ONCE if phase is Phase.PREFILLING else Release.WHEN_FREE
     for name, inject, surfaces in (
         ("RST", faults.RESET, tuple(Surface)),
@@ -129,7 +129,7 @@ def cancels(phase: Phase) -> Iterator[Cell]:
 
 def _silent_client(phase: Phase) -> Iterator[Cell]:
     if phase is Phase.FINISHING:
-        return  # all that is left to say fits into the socket: no fault can be made of it
+        return  # all remaining data fits into the socket, so this cannot be a fault
     question = replace(QUESTIONS[phase], max_tokens=250, top_logprobs=20)
     release = Release.NEVER if phase is Phase.PAUSED else Release.AT_ONCE
     yield Cell(
@@ -165,7 +165,7 @@ def _stops(phase: Phase) -> Iterator[Cell]:
 def _partitions(phase: Phase) -> Iterator[Cell]:
     for one, other in PAIRS:
         if other == "decode" and one == "prefill" and phase in KV_HAS_ARRIVED:
-            continue  # they have nothing to say to one another: no fault can be made of it
+            continue  # they do not communicate, so this cannot be a fault
         yield Cell(
             phase,
             f"partition {one}-{other}",
@@ -178,7 +178,7 @@ def _partitions(phase: Phase) -> Iterator[Cell]:
 def _repeats(phase: Phase) -> Iterator[Cell]:
     for name, fate, matching in (
         ("every frame twice", Fate.DOUBLE, frames),
-        # One of each kind: a link keeps its order, so that more than once is more than can be.
+        # One of each kind: links keep their order, so more cannot occur.
         ("neighbours swapped", Fate.SWAP, first_of_each),
         ("every frame again, late", Fate.ECHO, frames),
     ):
@@ -208,8 +208,8 @@ LOST: Final[tuple[tuple[Phase, type], ...]] = (
 
 
 HELD_BEFORE: Final[dict[type, Phase]] = {Prefill: Phase.QUEUED, KvManifest: Phase.RESERVED}
-"""Where the phase's own hold is too late: the frame may have passed before the fault is there. A
-manifest follows the last chunk that was sent, whether that one was kept or not."""
+"""Phases to hold instead if the phase's own hold is too late: the frame may have passed before the
+fault. A manifest follows the last chunk sent, held or not."""
 
 
 def _losses() -> Iterator[Cell]:
@@ -263,7 +263,7 @@ def _half_open() -> Iterator[Cell]:
 
 
 def _inside() -> Iterator[Cell]:
-    """Yield what goes wrong inside of a process."""
+    """Yield faults inside a process."""
     for phase, hold, role in (
         (Phase.PREFILLING, Phase.RESERVED, "prefill"),
         (Phase.DECODING, None, "decode"),

@@ -1,6 +1,7 @@
-"""What each fault must end in, and the judgement of what was seen.
+"""Expected outcomes of faults, and the check of what was observed.
 
-Pure: answers, log lines and times in, complaints out. An empty list is a cell that held.
+Pure: takes answers, log lines and times, returns complaints. An empty list means that the cell
+passed.
 """
 
 from __future__ import annotations
@@ -16,28 +17,28 @@ if TYPE_CHECKING:
 
 CANCEL_BOUND_S: Final = 0.100
 OWNER_BOUND_S: Final = 2.5
-"""A lease's 2 s and the sweep."""
+"""A lease of 2 s plus a sweep."""
 
 
 class Outcome(Enum):
     """How both questions of a cell end."""
 
-    GONE = "cancelled"  # nothing more is sent, everything is free
-    EXACT = "exact"  # the uninterrupted answer, perhaps later
-    STALLED = "ended"  # one terminal in the server's books, the connection is cut
-    CUT = "cut off"  # the server died: no terminal can come
-    EXACT_OR_ERROR = "exact or one error"  # one terminal; if it is a good one, exact
+    GONE = "cancelled"  # nothing more is sent, everything is freed
+    EXACT = "exact"  # the undisturbed answer, perhaps later
+    STALLED = "ended"  # one terminal event in the server's log; the connection is cut
+    CUT = "cut off"  # the server died: no terminal event can come
+    EXACT_OR_ERROR = "exact or one error"  # one terminal event; exact if successful
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """One question's end, as its client and the server's log have it.
+    """One question's end, according to its client and the server's log.
 
     Attributes:
-      surface: SSE or WS.
-      said: what the client has.
-      wanted: the uninterrupted answer.
-      outcomes: of its `request_ended` lines; there must be one.
+      surface: SSE or WebSocket.
+      said: what the client received.
+      wanted: the undisturbed answer.
+      outcomes: outcomes in its `request_ended` lines; there must be one.
     """
 
     surface: str
@@ -47,7 +48,7 @@ class Ending:
 
 
 def judge(outcome: Outcome, endings: Iterable[Ending]) -> list[str]:
-    """Return what is wrong."""
+    """Return the complaints."""
     return [
         f"{ending.surface}: {complaint}"
         for ending in endings
@@ -76,18 +77,18 @@ def _complaints(outcome: Outcome, ending: Ending) -> list[str]:
     if len(ending.outcomes) != 1:
         return [*found, f"the server says that it ended as {ending.outcomes}"]
     if ending.outcomes[0] not in allowed:
-        found.append(f"the server says {ending.outcomes[0]}")
+        found.append(f"the server logged {ending.outcomes[0]}")
     return found
 
 
 def _against_reference(ending: Ending) -> list[str]:
-    """Whatever came must be the beginning of the uninterrupted answer, however it ended (I4)."""
+    """Check that the answer is a prefix of the undisturbed one, however it ended (I4)."""
     said, wanted = ending.said, ending.wanted
     found = []
     if said.tokens != wanted.tokens[: len(said.tokens)]:
         found.append(_difference(ending))
     if not wanted.text.startswith(said.text):
-        found.append("text that the uninterrupted run does not have")
+        found.append("text that differs from the undisturbed run")
     if len(said.ends) > 1:
         found.append(f"more than one terminal: {said.ends}")
     return found

@@ -1,8 +1,8 @@
-"""Hold points: bring two questions to a named phase of their life and keep them there.
+"""Hold points: bring two questions into a phase and keep them there.
 
-Almost all of it happens outside of the product: a frame that does not arrive holds the process that
-waits for it. Only the middle of a computation needs the gate before the device (worker.py). Each
-phase is observed, never waited for by time: frames that passed, log lines, counts.
+Mostly this works from outside the product: a held frame stops the process that waits for it. Only
+the middle of a computation needs the gate before the device (worker.py). Phases are detected by
+evidence (frames, log lines, counts), never by waiting for some time.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ if TYPE_CHECKING:
 
 REACH_DEADLINE_S: Final = 60.0
 QUIET_S: Final = 0.15
-"""Many round trips: credit that were to come would be here."""
+"""Many round trips: due credit would have arrived by then."""
 FIRST_CHANCE_S: Final = 0.5
-"""For the two workers of a cell to be given what waited, before all others have room as well; none,
-where the fault took them away."""
+"""Time for the cell's two workers to get the waiting requests before others have room; none if the
+fault removed these workers."""
 MIN_TOKENS: Final = 4
-"""That a client has when it is said to be decoding."""
+"""Tokens a client must have to count as decoding."""
 CHUNK: Final = 1
-"""The chunk that is kept: neither the first nor the last of a long prompt."""
+"""The chunk that is held: neither the first nor the last of a long prompt."""
 
 LONG_PROMPT: Final = "and another dragon " * 150 + "Tell me a story."
 SHORT_PROMPT: Final = "Tell me a story."
 
 
 class Phase(Enum):
-    """Where a request is when the fault comes."""
+    """The phase of a request when the fault happens."""
 
     QUEUED = "QUEUED"
     RESERVED = "RESERVED"
@@ -74,18 +74,18 @@ QUESTIONS: Final[dict[Phase, Question]] = {
     Phase.RESERVED: Question(SHORT_PROMPT, max_tokens=40, seed=12),
     Phase.PREFILLING: Question(LONG_PROMPT, max_tokens=40, seed=13),
     Phase.TRANSFER: Question(LONG_PROMPT, max_tokens=40, seed=14),
-    # Not held, so that it has to last until its fault comes.
+    # Not held, so it must last until its fault happens.
     Phase.DECODING: Question(SHORT_PROMPT, max_tokens=700, seed=15),
-    # With alternatives each token is a kilobyte and more, so that sockets fill soon.
+    # With alternatives each token is a kilobyte or more, so that sockets fill soon.
     Phase.PAUSED: Question(SHORT_PROMPT, max_tokens=250, seed=16, top_logprobs=20),
-    # Within the first window: what is kept of one answer keeps credit from the other as well, which
-    # would never get to its end.
+    # Within the first window: holding one answer's frames also holds the other one's credit, and it
+    # would never end.
     Phase.FINISHING: Question(SHORT_PROMPT, max_tokens=16, seed=17),
 }
 
 
 IN_SERVER_LOG: Final[dict[Phase, frozenset[str]]] = {
-    # What the server calls it, when a request ends there.
+    # The server's name for it, when a request ends there.
     Phase.QUEUED: frozenset({"queued"}),
     Phase.RESERVED: frozenset({"prefilling"}),
     Phase.PREFILLING: frozenset({"prefilling"}),
@@ -99,16 +99,16 @@ IN_SERVER_LOG: Final[dict[Phase, frozenset[str]]] = {
 
 @dataclass(eq=False)
 class Hold:
-    """Two questions that are kept in a phase.
+    """Two questions that are held in a phase.
 
     Attributes:
-      clients: that asked.
-      keys: the attempts that began on workers, one per client; none while they are queued.
-      prefill: the prefill worker that has them, or would get them.
-      decode: the decode worker that has them, or would get them.
+      clients: the clients that asked.
+      keys: the attempts started on workers, one per client; none while queued.
+      prefill: the prefill worker that has, or would get, them.
+      decode: the decode worker that has, or would get, them.
       let_go: ends the hold.
-      came_back: processes that could not move while the fault lasted, and when they could again, by
-        the clock of logs.
+      came_back: processes that were stopped during the fault, with the time they continued, by the
+        clock of logs.
     """
 
     clients: list[Client]
@@ -134,7 +134,7 @@ async def held(
                 hold.prefill = prefill
                 hold.keys = [frame.key for _, frame in fleet.proxy.seen(Reserve)]
                 _check_places(fleet, hold)
-                # From here on there is somewhere else to go.
+                # From here on other workers are available.
                 fleet.proxy.lift(others)
                 await fleet.announce()
                 yield hold
@@ -142,24 +142,26 @@ async def held(
 
 
 def _check_places(fleet: Fleet, hold: Hold) -> None:
-    """Prove that what is done to the two workers is done to these questions, and in time."""
+    """Prove that the fault hits the workers of these questions, and in time."""
     _check_first(fleet.proxy.sightings.entries)
     begun = [*fleet.proxy.seen(Reserve), *fleet.proxy.seen(Prefill)]
     places = {sighting.link.worker for sighting, _ in begun} - {hold.prefill, hold.decode}
     if places:
-        raise FaultNotInjectedError(f"questions went to {sorted(places)} as well")
+        raise FaultNotInjectedError(f"questions also went to {sorted(places)}")
     if any(client.answer.is_done or client.answer.ends for client in hold.clients):
-        raise FaultNotInjectedError("an answer was over before its fault came")
+        raise FaultNotInjectedError("an answer ended before its fault happened")
 
 
 def _check_first(sightings: Sequence[Sighting]) -> None:
-    """Prove that every question still has its first attempt. The product bears a held phase for a
-    second or two; on a machine that is busy elsewhere that may be over before the fault comes."""
+    """Prove that every question still has its first attempt. The product tolerates a held phase for
+    a second or two; on a busy machine that may pass before the fault happens."""
     for sighting in sightings:
         frame = sighting.frame
         if isinstance(frame, End) or (isinstance(frame, Reserve) and frame.attempt):
             worker = sighting.link.worker
-            raise FaultNotInjectedError(f"attempt {frame.key} on {worker} was not left in peace")
+            raise FaultNotInjectedError(
+                f"attempt {frame.key} on {worker} was retried before the fault"
+            )
 
 
 async def _ask(fleet: Fleet, clients: list[Client], readers: trio.Nursery) -> None:
@@ -172,10 +174,10 @@ async def _ask(fleet: Fleet, clients: list[Client], readers: trio.Nursery) -> No
 async def _reach(
     fleet: Fleet, clients: list[Client], what: str, wants: Callable[[Sighting], bool]
 ) -> None:
-    """Wait until something that is wanted was seen of every question.
+    """Wait until something was seen for every question.
 
     Raises:
-      FaultNotInjectedError: the product gave an attempt up before: it will not be seen.
+      FaultNotInjectedError: the product gave up an attempt before, so it will never be seen.
     """
     found: set[bytes] = set()
 
@@ -194,7 +196,7 @@ async def _reach(
 async def _queued(
     fleet: Fleet, clients: list[Client], readers: trio.Nursery
 ) -> AsyncIterator[Hold]:
-    """No worker has room, as a full fleet announces it."""
+    """Make all workers announce that they have no room."""
     with fleet.proxy.rule(full(WORKERS)) as rule:
         await fleet.announce()
         await _ask(fleet, clients, readers)
@@ -213,8 +215,8 @@ async def _queued(
 
 
 async def _let_in(fleet: Fleet, clients: list[Client], rule: Rule) -> None:
-    """Lift the rule that makes the fleet full, for the cell's two workers first: which heartbeat a
-    server reads first is chance, and queued requests could go to other workers."""
+    """Lift the rule that makes the fleet full, for the cell's two workers first: the server could
+    otherwise read another worker's heartbeat first and send the requests there."""
 
     def are_begun() -> bool:
         num_asked = sum(not client.is_over.is_set() for client in clients)
@@ -245,8 +247,8 @@ async def _reserved(
 
 
 async def _ask_together(fleet: Fleet, clients: list[Client], readers: trio.Nursery) -> None:
-    """Ask, and let prompts go to prefill once all are there. What comes then is over soon: it must
-    not be for the first question before the last one has come."""
+    """Ask, and release prompts to prefill once all have arrived. The phase is short: the first
+    question must not leave it before the last one reaches it."""
     async with _reserved(fleet, clients, readers) as hold:
         await hold.let_go()
 
@@ -309,7 +311,7 @@ async def _decoding(
 async def _paused(
     fleet: Fleet, clients: list[Client], readers: trio.Nursery
 ) -> AsyncIterator[Hold]:
-    """Clients read nothing until every position that is allowed exists."""
+    """Clients stop reading until every allowed position exists."""
     for client in clients:
         client.stop_reading()
     await _ask_together(fleet, clients, readers)
@@ -351,7 +353,7 @@ async def _finishing(
 
 
 def _waiting(fleet: Fleet) -> set[AttemptKey]:
-    """Return the attempts that have produced every token that they may."""
+    """Return the attempts that have produced all the tokens they may."""
     allowed: dict[AttemptKey, int] = {}
     made: dict[AttemptKey, int] = {}
     for sighting in fleet.proxy.sightings.entries:
@@ -366,7 +368,8 @@ def _waiting(fleet: Fleet) -> set[AttemptKey]:
 
 
 async def _is_quiet(fleet: Fleet) -> bool:
-    """Return whether no token comes although one could: the sockets are full, not only a window."""
+    """Return whether no token comes although one is allowed: sockets are full, not just a
+    window."""
     begin = len(fleet.proxy.sightings.entries)
     await trio.sleep(QUIET_S)
     later = fleet.proxy.sightings.entries[begin:]

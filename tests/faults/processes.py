@@ -1,4 +1,5 @@
-"""The processes of a fleet, and how tests wait: for entries of a list, for conditions, in time."""
+"""Runs the processes of a fleet, and provides waiting with deadlines for log lines and
+conditions."""
 
 from __future__ import annotations
 
@@ -25,14 +26,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_ENTRIES = 500_000
-"""Between two calls of `clear`; far more than the busiest cell writes."""
+"""Maximum entries between two calls of `clear`; far more than the busiest cell writes."""
 
 
 class Journal(Generic[T]):
-    """Entries in the order in which they came.
+    """Entries in order of arrival.
 
     Attributes:
-      entries: since the last `clear`.
+      entries: entries since the last `clear`.
     """
 
     def __init__(self) -> None:
@@ -40,18 +41,18 @@ class Journal(Generic[T]):
         self._changed = trio.Event()
 
     def add(self, entry: T) -> None:
-        """Write down, and wake tasks that wait."""
+        """Add an entry and wake waiting tasks."""
         assert len(self.entries) < MAX_ENTRIES, "clear() between cells"
         self.entries.append(entry)
         self._changed.set()
         self._changed = trio.Event()
 
     def clear(self) -> None:
-        """Begin a new page."""
+        """Remove all entries."""
         self.entries.clear()
 
     async def wait_for(self, wants: Callable[[T], bool]) -> T:
-        """Return the first entry that is wanted, once it is there; to be called `within` a time."""
+        """Return the first matching entry, waiting for it if necessary; use inside `within`."""
         looked_at = 0
         while True:
             looked_at = min(looked_at, len(self.entries))
@@ -63,12 +64,12 @@ class Journal(Generic[T]):
 
 
 class OverdueError(Exception):
-    """What was waited for did not come.
+    """Something did not happen in time.
 
     Args:
-      what: was waited for.
-      waited_s: how long.
-      state: of the fleet when the time was over and nothing had been undone; empty if unknown.
+      what: what was waited for.
+      waited_s: the time waited.
+      state: the fleet's state at the timeout, before anything was undone; empty if unknown.
     """
 
     def __init__(self, what: str, waited_s: float, state: str = "") -> None:
@@ -80,11 +81,11 @@ class OverdueError(Exception):
 async def within(
     limit_s: float, what: str, state: Callable[[], Awaitable[str]]
 ) -> AsyncIterator[None]:
-    """Bound what is waited for in the body. The state is taken before the body is cancelled, which
-    lifts rules and closes clients.
+    """Limit the time of the body. The state is read before the body is cancelled, which lifts rules
+    and closes clients.
 
     Raises:
-      OverdueError: the body was not over in time; in a group, as everything that the body raises.
+      OverdueError: the body took too long; in a group, like everything that the body raises.
     """
 
     async def expire() -> None:
@@ -101,7 +102,7 @@ POLL_S = 0.005
 
 
 async def until(condition: Callable[[], bool | Awaitable[bool]]) -> None:
-    """Return once the condition holds. To be called `within` a time."""
+    """Wait until the condition holds; use inside `within`."""
     while True:
         held = condition()
         if inspect.isawaitable(held):
@@ -114,7 +115,7 @@ async def until(condition: Callable[[], bool | Awaitable[bool]]) -> None:
 READ_BYTES = 65536
 EXIT_DEADLINE_S = 60.0
 POLITE_S = 2.0
-"""At the very end, until a process that was asked to leave is killed."""
+"""Time at the end until a process that was asked to exit is killed."""
 STATE_DEADLINE_S = 30.0
 LAST_CHARACTERS = 1500
 
@@ -128,9 +129,9 @@ class LogLine:
     """One structured log line.
 
     Attributes:
-      at: seconds since the epoch, by the clock of this machine; 0.0 if the line does not say.
-      event: what happened.
-      fields: everything else.
+      at: Unix time by this machine's clock; 0.0 if missing.
+      event: name of the event.
+      fields: all other fields.
     """
 
     at: float
@@ -139,16 +140,16 @@ class LogLine:
 
 
 class RoleProcess:
-    """One role of the fleet, in as many lives as it is given.
+    """One role of the fleet, across restarts.
 
     Args:
-      name: in the fleet.
+      name: name in the fleet.
       command: program and arguments.
-      environment: of the process.
-      log_path: gets whatever it writes, of all its lives.
+      environment: environment variables.
+      log_path: receives the output of all its processes.
 
     Attributes:
-      lines: what it logged.
+      lines: its log lines.
     """
 
     def __init__(
@@ -164,24 +165,24 @@ class RoleProcess:
 
     @property
     def pid(self) -> int:
-        """Of the present life, or of the last one."""
+        """Pid of the current or the last process."""
         assert self._process is not None, f"{self.name} was never started"
         return self._process.pid
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended."""
+        """Whether it is running."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def fell_by_itself(self) -> bool:
-        """Whether it has ended by itself."""
+        """Whether it exited by itself."""
         has_ended = self._process is not None and self._process.poll() is not None
         return has_ended and not self._was_killed
 
     @property
     def state(self) -> str:
-        """The kernel's letter, R, S, D, T or Z; a word where there is no process."""
+        """The kernel's state letter (R, S, D, T or Z), or a word if there is no process."""
         if self._process is None:
             return "never started"
         try:
@@ -191,17 +192,17 @@ class RoleProcess:
         return text.rpartition(")")[2].split()[0]
 
     def last_words(self) -> str:
-        """Return its exit code and the end of what it wrote."""
+        """Return its exit code and the end of its output."""
         assert self._process is not None
         text = self._log_path.read_text(encoding="utf-8", errors="replace")
         return f"exit code {self._process.returncode}; {text[-LAST_CHARACTERS:]}"
 
     def start(self, nursery: trio.Nursery) -> None:
-        """Begin a life; its output is read in the nursery."""
-        assert not self.is_running, f"{self.name} runs already"
+        """Start a process; the nursery reads its output."""
+        assert not self.is_running, f"{self.name} is already running"
         self._was_killed = False
-        # From this, the main thread: a role that follows its parent into death follows the thread
-        # that forked it, and Trio's other threads come and go.
+        # Fork from the main thread: a role that dies with its parent follows the forking thread,
+        # and Trio's other threads come and go.
         self._process = forked.Popen(
             self._command,
             stdin=subprocess.PIPE,
@@ -211,23 +212,23 @@ class RoleProcess:
         )
         for pipe in (self._process.stdout, self._process.stderr):
             assert pipe is not None
-            # A descriptor of its own: Popen closes its files when it is collected.
+            # A separate descriptor, because Popen closes its files when it is freed.
             nursery.start_soon(self._read, trio.lowlevel.FdStream(os.dup(pipe.fileno())))
             pipe.close()
 
     async def wait_line(self, wants: Callable[[LogLine], bool]) -> LogLine:
-        """Return the first log line since the page began that is wanted."""
+        """Return the first matching log line since the journal was cleared."""
         return await self.lines.wait_for(wants)
 
     async def wait_ended(self, wanted: int | None = None) -> int:
-        """Return the exit code once the process is gone.
+        """Return the exit code once the process has exited.
 
         Args:
-          wanted: the code with which a fault lets it leave by itself.
+          wanted: the exit code that the fault should cause.
 
         Raises:
-          FaultNotInjectedError: it left with another one.
-          OverdueError: it does not end.
+          FaultNotInjectedError: it exited with another code.
+          OverdueError: it does not exit.
         """
         if wanted is not None:
             self._was_killed = True
@@ -236,11 +237,11 @@ class RoleProcess:
         if waiting.cancelled_caught:
             raise OverdueError(f"{self.name} to end", EXIT_DEADLINE_S)
         if wanted not in (None, code):
-            raise FaultNotInjectedError(f"{self.name} left with {code}, not with {wanted}")
+            raise FaultNotInjectedError(f"{self.name} exited with {code}, not with {wanted}")
         return code
 
     async def kill(self) -> None:
-        """SIGKILL, and prove that no such process is there any more."""
+        """Send SIGKILL, and wait until the process is gone."""
         self._was_killed = True
         os.kill(self.pid, signal.SIGKILL)
         is_killed = await self.wait_ended() == -signal.SIGKILL
@@ -248,7 +249,7 @@ class RoleProcess:
             raise FaultNotInjectedError(f"{self.name} was not killed")
 
     async def terminate(self) -> None:
-        """End it for good: politely, then not."""
+        """Stop it for good: politely, then by SIGKILL."""
         if self._process is None:
             return
         if not self.is_running:
@@ -263,32 +264,32 @@ class RoleProcess:
             await self._wait()
 
     async def freeze(self) -> None:
-        """SIGSTOP, and wait until the kernel says that it is stopped."""
+        """Send SIGSTOP, and wait until the kernel reports it stopped."""
         os.kill(self.pid, signal.SIGSTOP)
         await self._wait_state("T")
 
     async def thaw(self) -> None:
-        """SIGCONT, and wait until the kernel says that it is not stopped any more. Idempotent."""
+        """Send SIGCONT, and wait until the kernel reports it running. Idempotent."""
         os.kill(self.pid, signal.SIGCONT)
         await self._wait_state("RSD")
 
     def order(self, line: str) -> None:
-        """Say a line to the process's stdin: to the gate of a worker that has one. A dead one hears
-        nothing."""
+        """Write a line to the process's stdin, which a worker's gate reads. A dead process ignores
+        it."""
         if not self.is_running:
             return
         assert self._process is not None
         assert self._process.stdin is not None
-        # A line is far smaller than a pipe: this cannot block.
+        # A line is far smaller than a pipe, so this cannot block.
         os.write(self._process.stdin.fileno(), line.encode() + b"\n")
 
     def next_file(self) -> int:
-        """Return the number that the next file would get; as a limit it lets none be opened."""
+        """Return the descriptor of the next file; as a limit it prevents opening any."""
         taken = {int(name) for name in os.listdir(f"/proc/{self.pid}/fd")}
         return min(set(range(len(taken) + 1)) - taken)
 
     def limit_files(self, soft: int) -> int:
-        """Allow it so many file descriptors; return what was allowed before."""
+        """Set the limit of file descriptors; return the previous one."""
         before, hard = resource.prlimit(self.pid, resource.RLIMIT_NOFILE)
         resource.prlimit(self.pid, resource.RLIMIT_NOFILE, (soft, hard))
         return before
@@ -296,7 +297,7 @@ class RoleProcess:
     async def _wait(self) -> int:
         assert self._process is not None
         if self._process.poll() is None:
-            ended = os.dup(self._process.ended)  # another task's `poll` closes its own
+            ended = os.dup(self._process.ended)  # another task's `poll` closes the original
             try:
                 await trio.lowlevel.wait_readable(ended)
             finally:
@@ -324,7 +325,7 @@ class RoleProcess:
 
     def _note(self, line: bytes) -> None:
         if not line.startswith(b"{"):
-            return  # a traceback, or a library's own words; they are in the copy
+            return  # a traceback or library output; the log file has it
         fields = json.loads(line)
         stamp = fields.get("timestamp")
         at = 0.0 if stamp is None else datetime.fromisoformat(stamp).timestamp()

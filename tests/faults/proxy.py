@@ -1,9 +1,9 @@
-"""Stands between real processes: passes what ZeroMQ sends, and does to it what the rules say.
+"""A proxy between real processes: forwards ZeroMQ traffic and applies rules to it.
 
-Listens where a worker's peers connect and dials the worker once per peer, below ZeroMQ: bytes are
-split into ZMTP pieces and passed on unchanged. So broken connections, refused ones, ZeroMQ's own
-pings and back-pressure reach the other side as they would without a proxy, which a pair of ZeroMQ
-sockets in the middle would hide.
+It listens where a worker's peers connect and dials the worker once per peer, below ZeroMQ: bytes
+are split into ZMTP pieces and forwarded unchanged. Broken and refused connections, ZeroMQ's own
+pings and back-pressure thus reach the other side as without a proxy; a pair of ZeroMQ sockets in
+the middle would hide them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BACKLOG = 64
 
 @dataclass(eq=False)
 class Lane:
-    """One way of one connection."""
+    """One direction of a connection."""
 
     way: Way
     sink: trio.SocketStream
@@ -43,7 +43,7 @@ class Lane:
     swapped: list[bytes] = field(default_factory=list)
 
     async def put(self, raw: bytes) -> bool:
-        """Send whole pieces, one after the other; return whether the connection still was there."""
+        """Send whole pieces one after the other; return whether the connection was still open."""
         try:
             async with self.lock:
                 await self.sink.send_all(raw)
@@ -53,7 +53,7 @@ class Lane:
 
 
 class Held(NamedTuple):
-    """A frame that a rule keeps, and where it was going."""
+    """A frame held by a rule, and its destination."""
 
     rule: Rule
     link: Link
@@ -65,7 +65,7 @@ class Held(NamedTuple):
 
 @dataclass(eq=False)
 class Bridge:
-    """One connection through the proxy. `client` is empty until it has said its name."""
+    """One connection through the proxy. `client` is empty until it has sent its name."""
 
     worker: str
     socket: str
@@ -78,7 +78,7 @@ class Bridge:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the proxy listens in a worker's stead, and where that worker really is."""
+    """The address where the proxy listens for a worker, and the worker's real one."""
 
     worker: str
     socket: str
@@ -90,10 +90,10 @@ class FrameProxy:
     """All links of one fleet.
 
     Args:
-      places: one for each socket that a worker binds.
+      places: one per socket that a worker binds.
 
     Attributes:
-      sightings: every frame that came.
+      sightings: every frame that arrived.
     """
 
     def __init__(self, places: list[Place]) -> None:
@@ -111,7 +111,7 @@ class FrameProxy:
         self._light = trio.Event()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled; started once it listens everywhere."""
+        """Serve until cancelled; started once it listens on all addresses."""
         async with trio.open_nursery() as nursery:
             for place in self._places:
                 listener = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
@@ -124,7 +124,7 @@ class FrameProxy:
 
     @contextmanager
     def rule(self, rule: Rule) -> Iterator[Rule]:
-        """Apply a rule. What it holds is not sent by itself: see `release`."""
+        """Apply a rule. Held frames are sent only by `release`."""
         self._rules.append(rule)
         try:
             yield rule
@@ -132,7 +132,7 @@ class FrameProxy:
             self.lift(rule)
 
     def lift(self, rule: Rule) -> None:
-        """Apply a rule no more. Idempotent."""
+        """Stop applying a rule. Idempotent."""
         if rule in self._rules:
             self._rules.remove(rule)
 
@@ -144,13 +144,13 @@ class FrameProxy:
         num_sent = 0
         for _, link, lane, frame, payload, raw in mine:
             if not self._is_dark(link, lane.way):
-                # By the rules that hold now.
+                # By the rules that apply now.
                 num_sent += await self._pass_frame(link, lane, frame, payload, raw)
         return num_sent
 
     @contextmanager
     def blackout(self, blackout: Blackout) -> Iterator[Blackout]:
-        """Let some links carry nothing. What was lost stays lost."""
+        """Block some links. What is lost stays lost."""
         self._blackouts.append(blackout)
         try:
             yield blackout
@@ -160,14 +160,14 @@ class FrameProxy:
             self._light = trio.Event()
 
     async def repeat_heartbeats(self, worker: str) -> None:
-        """Send a worker's last heartbeat again, as the rules have it now."""
+        """Send a worker's last heartbeat again, rewritten by the current rules."""
         for link, (lane, frame) in tuple(self._beats.items()):
             if link.worker == worker:
                 await self._pass_frame(link, lane, frame, None, pack_message([encode(frame)]))
 
     def describe(self) -> list[str]:
-        """Return what is done to frames now, how often it was, what is kept, and what workers said
-        of themselves last."""
+        """Return the active rules with their hits, held frames, and the workers' last
+        announcements."""
         lines = [f"blackout {dark}" for dark in self._blackouts]
         lines += [f"rule {rule}" for rule in self._rules]
         for held in self._held:
@@ -186,7 +186,7 @@ class FrameProxy:
         return lines
 
     def seen(self, kind: type[F]) -> list[tuple[Sighting, F]]:
-        """Return all sightings of one kind of frame since the journal began its page."""
+        """Return all sightings of one kind of frame since the journal was cleared."""
         return [(s, s.frame) for s in self.sightings.entries if isinstance(s.frame, kind)]
 
     # -- moving bytes ------------------------------------------------------------------------------
@@ -199,12 +199,12 @@ class FrameProxy:
                 nursery.start_soon(self._bridge, place, await listener.accept())
 
     async def _bridge(self, place: Place, client: trio.SocketStream) -> None:
-        """Carry one connection until either side ends it."""
+        """Forward one connection until either side ends it."""
         async with client:
             try:
                 worker = await trio.open_unix_socket(str(place.back))
             except OSError:
-                return  # nothing is bound there: closing is how a connection is refused
+                return  # nothing is bound there: refuse the connection by closing it
             bridge = Bridge(place.worker, place.socket)
             async with worker, trio.open_nursery() as nursery:
                 for way, source, sink in (
@@ -223,7 +223,7 @@ class FrameProxy:
                     await self._carry(bridge, lane, piece)
         except (trio.BrokenResourceError, trio.ClosedResourceError, NotZmtpError):
             lane.swapped.clear()
-        # While nothing passes, the end of a connection does not pass either.
+        # While the link is blocked, the end of a connection does not pass either.
         while self._is_dark(bridge.link, lane.way):
             await self._light.wait()
         nursery.cancel_scope.cancel()
@@ -238,7 +238,7 @@ class FrameProxy:
             bridge.client = frame.peer.name
             if any(self._is_dark(bridge.link, way) for way in Way):
                 raise NotZmtpError("a connection through a partition")
-        # Before its HELLO a connection has no name, and any blackout takes its frames.
+        # Before HELLO a connection has no name, so any blackout applies.
         if self._is_dark(bridge.link, lane.way) if bridge.client else self._blackouts:
             return
         data = None if payload is None else bytes(payload)
@@ -247,7 +247,7 @@ class FrameProxy:
     async def _pass_frame(
         self, link: Link, lane: Lane, frame: AnyFrame, payload: bytes | None, raw: bytes
     ) -> bool:
-        """Do to a frame what the rules say; return False if its connection is gone."""
+        """Apply the rules to a frame; return False if its connection is gone."""
         if isinstance(frame, WorkerHeartbeat):
             self._beats[link] = (lane, frame)
         if isinstance(frame, Welcome) and frame.kv_address in self._kv_fronts:
@@ -256,7 +256,7 @@ class FrameProxy:
         rule = next((r for r in self._rules if r.takes(link, lane.way, frame)), None)
         fate = Fate.PASS if rule is None else rule.fate
         if fate is Fate.SWAP and lane.swapped:
-            fate = Fate.PASS  # the neighbour that the kept one is swapped with
+            fate = Fate.PASS  # the frame that the held one is swapped with
         if rule is not None and rule.rewrite is not None:
             frame = rule.rewrite(frame)
             raw = pack_message([encode(frame)])

@@ -1,4 +1,4 @@
-"""What a run of the matrix showed, as a table and as JSON. Pure."""
+"""Reports a run of the fault matrix as a table and as JSON. Pure."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def percentile(values: Sequence[float], percent: int) -> float:
 
 
 def lines_of(results: Iterable[CellResult]) -> list[Line]:
-    """Gather runs by cell, in the order of the matrix."""
+    """Group runs by cell, in the order of the matrix."""
     lines: dict[str, Line] = {}
     for result in results:
         cell = result.cell
@@ -63,7 +63,7 @@ def lines_of(results: Iterable[CellResult]) -> list[Line]:
 
 
 def times_by_phase(lines: Iterable[Line], bound: Bound) -> dict[Phase, list[float]]:
-    """Return the times of all cells that are held to one promise."""
+    """Return the times of all cells with the same time bound."""
     times: dict[Phase, list[float]] = defaultdict(list)
     for line in lines:
         if line.bound is bound and line.free_s:
@@ -72,7 +72,7 @@ def times_by_phase(lines: Iterable[Line], bound: Bound) -> dict[Phase, list[floa
 
 
 def broken_bounds(lines: Iterable[Line]) -> list[str]:
-    """Return the promises on time that were not kept, by phase."""
+    """Return the time bounds that were exceeded, by phase."""
     lines = list(lines)
     return [
         f"{phase.value}: {what} p{PERCENTILE} {_show(worst)} until free; promised: {_show(limit)}"
@@ -83,7 +83,7 @@ def broken_bounds(lines: Iterable[Line]) -> list[str]:
 
 
 def summary_of(lines: Iterable[Line]) -> Table:
-    """Return the promises on time, phase by phase."""
+    """Return times and bounds, phase by phase."""
     lines = list(lines)
     table = Table(title="until KV is free", show_edge=False)
     for name in ("phase", "after", "promised"):
@@ -102,7 +102,7 @@ def _summary(lines: Sequence[Line]) -> Iterator[tuple[str, ...]]:
 
 
 def table_of(lines: Iterable[Line]) -> Table:
-    """Return the table that people read."""
+    """Return the table for people."""
     table = Table(title="phase x fault", show_edge=False)
     for name in ("phase", "fault", "over", "outcome"):
         table.add_column(name, no_wrap=True)
@@ -116,7 +116,7 @@ def table_of(lines: Iterable[Line]) -> Table:
 
 
 def markdown_of(lines: Sequence[Line]) -> str:
-    """Return both tables for a document."""
+    """Return both tables as Markdown."""
     rows = ["| phase | after | promised | n | p50 | p99 | max |", "|---" * 7 + "|"]
     rows += ["| " + " | ".join(row) + " |" for row in _summary(lines)]
     rows += ["", "| phase | fault | over | outcome | runs | n | p50 | p99 | max | |"]
@@ -128,7 +128,7 @@ def markdown_of(lines: Sequence[Line]) -> str:
 
 
 def json_of(lines: Sequence[Line], broken: Sequence[str], took_s: float) -> dict[str, Any]:
-    """Return everything for programs."""
+    """Return everything as JSON values."""
     return {
         "took_s": round(took_s, 1),
         "ok": not broken and not any(line.complaints for line in lines),

@@ -1,7 +1,6 @@
-"""What the proxy does to which frames, and how often it did.
+"""Rules of the proxy: what to do to which frames, with a count of hits.
 
-A rule that never hit proves that its
-fault never happened, so every rule counts.
+A rule that never hit proves that its fault never happened, so every rule counts.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ class Link(NamedTuple):
     """One connection between two processes, by their names in the fleet.
 
     Attributes:
-      client: that connected.
-      worker: that is bound.
+      client: the process that connected.
+      worker: the process that is bound.
       socket: `control` or `kv`.
     """
 
@@ -41,13 +40,13 @@ class Link(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """A frame that came to the proxy.
+    """A frame that arrived at the proxy.
 
     Attributes:
-      at: the clock of this process, `time.monotonic`.
+      at: time by this process's `time.monotonic`.
       link: its two ends.
-      way: its sender.
-      frame: what it says.
+      way: its direction.
+      frame: the frame.
       fate: what the proxy did with it.
     """
 
@@ -63,11 +62,11 @@ class Fate(Enum):
 
     PASS = auto()
     DROP = auto()
-    HOLD = auto()  # kept until the rule is lifted
+    HOLD = auto()  # held until the rule is lifted
     DOUBLE = auto()
     ECHO = auto()  # passed now, and once more when the rule is released
-    SWAP = auto()  # kept until the next frame on this link has passed
-    CORRUPT = auto()  # one bit of the payload is turned
+    SWAP = auto()  # held until the next frame on this link has passed
+    CORRUPT = auto()  # one bit of the payload is flipped
     REWRITE = auto()
 
 
@@ -76,14 +75,14 @@ Wants: TypeAlias = "Callable[[Link, Way, AnyFrame], bool]"
 
 @dataclass(eq=False)
 class Rule:
-    """Something that is done to certain frames.
+    """An action on certain frames.
 
     Attributes:
-      fate: what.
-      wants: to which frames.
-      limit: how often at most; None for always.
-      rewrite: what becomes of the frame, with `REWRITE`.
-      hits: how often it was done.
+      fate: the action.
+      wants: predicate for the frames.
+      limit: maximum number of hits; None for no limit.
+      rewrite: for `REWRITE`, returns the new frame.
+      hits: number of hits.
     """
 
     fate: Fate
@@ -109,7 +108,7 @@ class Rule:
 
 @dataclass(eq=False)
 class Blackout:
-    """Links that carry nothing, not even ZeroMQ's own pings, in one way or both.
+    """Links that are blocked, including ZeroMQ's own pings, one way or both.
 
     Attributes:
       hits: pieces that it swallowed.
@@ -131,7 +130,7 @@ class Blackout:
 
 
 def turn_a_bit(payload: bytes) -> bytes:
-    """Return the payload with one bit in its middle turned."""
+    """Return the payload with one bit in its middle flipped."""
     damaged = bytearray(payload)
     damaged[len(damaged) // 2] ^= 0x10
     return bytes(damaged)

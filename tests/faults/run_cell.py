@@ -1,6 +1,6 @@
-"""Runs one cell: hold, fault, release, wait, judge, and see that the fleet is as it was.
+"""Runs one cell: hold, inject, release, wait, judge, and check that the fleet recovered.
 
-Acts and measures; what is right is said by outcomes.py and by the product's own audit.
+This file acts and measures; outcomes.py and the product's own audit decide what is correct.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .rules import Sighting
 
 END_DEADLINE_S: Final = 90.0
-"""For a request to be over after its fault, with up to three attempts on a loaded machine."""
+"""Timeout for a request to end after its fault, with up to three attempts on a loaded machine."""
 FREE_DEADLINE_S: Final = 30.0
 CELL_DEADLINE_S: Final = 240.0
 FAILURES: Final = (
@@ -48,21 +48,21 @@ FAILURES: Final = (
     trio.BrokenResourceError,
     OSError,
 )
-"""What fails a cell; anything else is a bug of the matrix and ends the run."""
+"""Errors that fail a cell; any other is a bug of the matrix and ends the run."""
 FRESH: Final = Question("Hello!", max_tokens=8, seed=1)
 
 
 @dataclass(eq=False)
 class CellResult:
-    """What one run of one cell gave.
+    """The result of one run of one cell.
 
     Attributes:
-      cell: which.
-      complaints: empty if it held.
-      free_s: per attempt and surviving worker, from the fault until its blocks were free.
-      took_s: the whole run.
-      state: of the fleet, where something that was waited for did not come.
-      was_missed: the fault did not come, or not in its phase: nothing was shown, for or against.
+      cell: the cell.
+      complaints: what went wrong; empty if it passed.
+      free_s: per attempt and surviving worker, time from the fault until its blocks were free.
+      took_s: duration of the run.
+      state: the fleet's state at a timeout.
+      was_missed: the fault did not happen, or not in its phase, so the run proves nothing.
     """
 
     cell: Cell
@@ -74,13 +74,13 @@ class CellResult:
 
 
 class References:
-    """Uninterrupted answers, each computed once."""
+    """Undisturbed answers, each computed once."""
 
     def __init__(self) -> None:
         self._said: dict[tuple[Surface, Question], Said] = {}
 
     async def of(self, fleet: Fleet, surface: Surface, question: Question) -> Said:
-        """Return what the answer is when nothing goes wrong."""
+        """Return the answer without faults."""
         key = (surface, question)
         if key not in self._said:
             self._said[key] = await ask(fleet, surface, question)
@@ -125,7 +125,7 @@ async def run_cell(fleet: Fleet, cell: Cell, references: References, number: int
             ],
         )
         if cell.outcome is Outcome.GONE:
-            # A cancel is over at once, in the phase in which it came: proof that this was the one.
+            # A cancel takes effect at once, which proves the phase in which it happened.
             seen = {phase for client in clients for phase in phases_of(fleet, client)}
             if not seen <= IN_SERVER_LOG[cell.phase]:
                 raise FaultNotInjectedError(f"clients left in {sorted(seen)}")
@@ -141,7 +141,7 @@ async def run_cell(fleet: Fleet, cell: Cell, references: References, number: int
 
 
 async def _injure(fleet: Fleet, cell: Cell, hold: Hold) -> list[float]:
-    """Do the fault and wait for what comes of it; return the times until blocks were free."""
+    """Inject the fault and wait for its effects; return the times until blocks were free."""
     before = holders(fleet)
     fault_at = time.time()
     async with cell.inject(fleet, hold):
@@ -160,13 +160,13 @@ async def _injure(fleet: Fleet, cell: Cell, hold: Hold) -> list[float]:
             await hold.let_go()
     times = times_until_free(fleet, hold, survivors, fault_at)
     if cell.bound is Bound.CANCEL and not times:
-        # Nothing was held, on any worker: how long the server itself went on with it.
+        # No worker held anything: measure how long the server kept the request.
         times = times_until_dropped(fleet, hold.clients, fault_at)
     return times
 
 
 async def _wait_told(fleet: Fleet, hold: Hold) -> None:
-    """Wait until workers were told to stop, so that the step that goes on is the last."""
+    """Wait until workers were told to stop, so that the continuing step is the last."""
     told: set[str] = set()
 
     def all_told(sighting: Sighting) -> bool:
@@ -179,7 +179,7 @@ async def _wait_told(fleet: Fleet, hold: Hold) -> None:
 
 
 async def _wait_over(fleet: Fleet, cell: Cell, hold: Hold) -> None:
-    """Wait until every question has come to the end that it should come to."""
+    """Wait until every question has reached its expected end."""
     if cell.outcome not in (Outcome.GONE, Outcome.STALLED):
         for client in hold.clients:
             async with fleet.within(END_DEADLINE_S, f"the end of the answer to {client.name}"):
@@ -196,7 +196,7 @@ async def _wait_free(fleet: Fleet, held_by: set[Holder]) -> None:
 
 
 async def _check_aftermath(fleet: Fleet, references: References, result: CellResult) -> None:
-    """See that nothing is left, all invariants hold, and a fresh request succeeds (I10)."""
+    """Check that nothing is left, all invariants hold, and a fresh request succeeds (I10)."""
     await fleet.settle()
     surface = result.cell.surfaces[0]
     wanted = await references.of(fleet, surface, FRESH)

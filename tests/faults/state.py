@@ -1,4 +1,4 @@
-"""What a fleet is doing at this moment, in lines for a person: read where a wait has expired.
+"""Describes the current state of a fleet for people, after a timeout.
 
 The state is read before anything is undone: rules are still active and clients still connected. A
 process that does not answer is listed as silent.
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from .rules import Sighting
 
 ANSWER_S: Final = 5.0
-"""For the server, which may be what stands still: more than it waits for workers itself (1 s)."""
+"""Timeout for the server, which may itself be stuck: longer than it waits for workers (1 s)."""
 LAST_FRAMES: Final = 24
 LAST_LINES: Final = 6
 NOT_SHOWN: Final = frozenset({"event", "level", "timestamp", "process", "model", "model_digest"})
 
 
 async def state_of(fleet: Fleet) -> str:
-    """Return processes, rules, queue, workers with attempts and leases, and what came last."""
+    """Return processes, rules, queue, workers with attempts and leases, and the latest frames."""
     lines = [_process(process) for process in fleet.processes.values()]
     lines += fleet.proxy.describe()
     try:
@@ -42,7 +42,7 @@ async def state_of(fleet: Fleet) -> str:
             _, audit = await get(fleet.url, "/fleet/audit")
         lines += lines_of(msgspec.json.decode(status), FleetAudit.from_json(audit))
     except (OSError, ValueError, trio.TooSlowError) as error:
-        lines.append(f"the server does not say how things stand: {error!r}")
+        lines.append(f"the server does not report its state: {error!r}")
     lines += _last_frames(fleet.proxy.sightings.entries)
     for process in fleet.processes.values():
         lines += _last_lines(process)
@@ -50,7 +50,7 @@ async def state_of(fleet: Fleet) -> str:
 
 
 def lines_of(status: dict[str, Any], audit: FleetAudit) -> Iterator[str]:
-    """Yield what the server says: of itself, then of each worker."""
+    """Yield the server's account of itself, then of each worker."""
     server = audit.server
     yield (
         f"server@{server.epoch}: {server.in_flight} in flight, {server.waiting} in the queue, "

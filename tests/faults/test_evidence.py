@@ -1,4 +1,4 @@
-"""Which attempts a fault finds on workers, as frames and log lines tell."""
+"""Tests of finding a fault's attempts on workers from frames and log lines."""
 
 from __future__ import annotations
 

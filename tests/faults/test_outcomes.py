@@ -1,4 +1,4 @@
-"""The judge of the fault matrix finds what it is there to find, and the report says it."""
+"""Tests that the judge of the fault matrix finds errors, and that the report shows them."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_the_matrix_meets_every_phase_with_every_kind_of_fault() -> None:
             *("partition server-decode", "partition server-prefill"),
             *("every frame twice", "neighbours swapped", "every frame again, late"),
         } <= faults
-        # Once KV has arrived they have nothing to say to one another.
+        # Once KV has arrived they no longer communicate.
         is_kv_to_come = phase not in (Phase.DECODING, Phase.PAUSED, Phase.FINISHING)
         assert ("partition prefill-decode" in faults) == is_kv_to_come
     assert all(set(cell.surfaces) <= set(Surface) for cell in cells())

@@ -1,4 +1,4 @@
-"""The proxy does to real ZeroMQ links what its rules say, and otherwise nothing."""
+"""Tests that the proxy applies its rules to real ZeroMQ links, and changes nothing else."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Ends:
                 await self.server.send(Drain(number))
 
     async def at_worker(self, count: int) -> list[float]:
-        """Return the numbers of the next frames that the worker gets."""
+        """Return the numbers of the next frames at the worker."""
         got: list[float] = []
         with trio.fail_after(PATIENCE_S):
             while len(got) < count:
@@ -69,7 +69,7 @@ class Ends:
         return got
 
     async def server_notices(self) -> None:
-        """Wait until the server finds that it is not connected."""
+        """Wait until the server notices that it is disconnected."""
 
         def is_gone() -> bool:
             try:
@@ -212,7 +212,7 @@ async def test_through_a_partition_comes_nothing_and_afterwards_what_is_new(
             await ends.to_worker(1)
             with trio.fail_after(PATIENCE_S):
                 await until(lambda: blackout.hits > 0)
-        # Neither side's ZeroMQ has noticed: what was swallowed stays lost, the link goes on.
+        # Neither ZeroMQ has noticed: what was swallowed stays lost, the link continues.
         await ends.to_worker(3)
         assert await ends.at_worker(1) == [3]
 

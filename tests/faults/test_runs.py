@@ -1,4 +1,4 @@
-"""A cell that showed nothing is run again; one that showed something wrong is not."""
+"""Tests that an inconclusive cell is run again, and a failed one is not."""
 
 from __future__ import annotations
 
@@ -56,4 +56,4 @@ async def test_only_what_showed_nothing_is_tried_again(
     await run.run([], [CELL])
     assert run.results == [kept]
     assert left == []
-    assert printed.getvalue().count("missed") == outcomes.count(MISSED), "each try is told"
+    assert printed.getvalue().count("missed") == outcomes.count(MISSED), "each attempt is printed"

@@ -1,4 +1,4 @@
-"""What is waited for has a name and ends; a phase is that of all questions or of none."""
+"""Tests that waits are named and end, and that a phase holds for all questions or none."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def sighting(frame: AnyFrame) -> Sighting:
 
 @asynccontextmanager
 async def idle_fleet(directory: Path) -> AsyncIterator[Fleet]:
-    """A fleet of which nothing runs."""
+    """A fleet without running processes."""
     async with trio.open_nursery() as nursery:
         fleet = Fleet(directory, directory, nursery)
         yield fleet
@@ -93,7 +93,7 @@ async def test_a_wait_that_expires_names_its_object_and_tells_the_state_before_i
     assert str(error) == "waited 60 s for PREFILL of 2 questions"
     assert "process p0: never started" in error.state
     assert "rule hold hold_prefills: 0 hits" in error.state
-    assert "the server does not say how things stand" in error.state
+    assert "the server does not report its state" in error.state
 
 
 def test_a_state_tells_queue_workers_attempts_and_leases() -> None:

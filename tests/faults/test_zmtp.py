@@ -1,4 +1,5 @@
-"""ZeroMQ's bytes fall into the pieces that were sent, however the kernel cuts them."""
+"""Tests that ZeroMQ's bytes are split into the pieces that were sent, however the kernel cuts
+them."""
 
 from __future__ import annotations
 

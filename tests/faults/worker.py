@@ -1,14 +1,14 @@
-"""`python -m tests.faults.worker ROLE …`: a worker whose device steps can be held or fail.
+"""A worker whose device steps can be held or made to fail (`python -m tests.faults.worker ROLE …`).
 
-The very `triolet ROLE …`, with one gate before its device steps that obeys lines on stdin: a hold
-point inside the computation, where no frame passes that a proxy could hold, and the two faults that
-come from inside. The product itself has no such switch.
+It is `triolet ROLE …` with a gate before the device steps, controlled by lines on stdin: a hold
+point inside a computation, where the proxy could hold no frame, and the two faults that come from
+inside. The product has no such switch.
 
   hold N    the step after the next N waits for `go`
   raise N   the step after the next N raises
-  poison N  the same, and the device takes no more work from then on, as after an error in a CUDA
-            kernel: steps raise, and so does waiting for the device
-  go        whatever waits goes on, and nothing is armed any more
+  poison N  the same, and the device then refuses all work, as after an error in a CUDA kernel:
+            steps raise, and so does waiting for the device
+  go        a waiting step continues, and all orders are cleared
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class InjectedFaultError(Exception):
 
 
 class StepGate:
-    """Stands before the device; steps pass on the device's thread, orders come from stdin's."""
+    """A gate before the device; steps pass on the device's thread, orders come from stdin's
+    thread."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -38,7 +39,7 @@ class StepGate:
         self._is_poisoned = False
 
     def obey(self, order: str) -> None:
-        """Take an order."""
+        """Apply an order."""
         word, _, number = order.strip().partition(" ")
         with self._changed:
             self._armed = "" if word == "go" else word
@@ -47,7 +48,7 @@ class StepGate:
         _say("order_taken", order=order)
 
     def pass_step(self, num_rows: int) -> None:
-        """Let a step pass, hold it, or raise in its place."""
+        """Pass a step, hold it, or raise instead."""
         self.check_device()
         with self._changed:
             if not self._armed:
@@ -65,19 +66,19 @@ class StepGate:
             _say("step_released")
 
     def check_device(self) -> None:
-        """Raise if the device is poisoned: the error of one kernel is that of every later call."""
+        """Raise if the device is poisoned: after one kernel's error every later call fails."""
         if self._is_poisoned:
             raise InjectedFaultError("an illegal memory access was encountered (injected)")
 
 
 def _say(event: str, **fields: object) -> None:
-    # Straight to the descriptor: the product's log stream belongs to another thread.
+    # Written to the descriptor directly: the product's log stream belongs to another thread.
     os.write(2, json.dumps({"event": event, **fields}).encode() + b"\n")
 
 
 def _obey_stdin(gate: StepGate) -> None:
-    # The process that started this worker holds the other end: it may not outlive that one.
-    # Unbuffered, because a thread inside sys.stdin keeps the interpreter from ending.
+    # The starting process holds the other end; this worker must not outlive it. Unbuffered, because
+    # a thread inside sys.stdin keeps the interpreter from exiting.
     rest = b""
     while data := os.read(0, 4096):
         *orders, rest = (rest + data).split(b"\n")
@@ -87,8 +88,8 @@ def _obey_stdin(gate: StepGate) -> None:
 
 
 def run() -> int:
-    """Put the gate in and become the worker."""
-    # Imported here by its entry point, which looks the engine up by this name.
+    """Install the gate and run the worker."""
+    # Imported here by its entry point, which looks up the engine by this name.
     from worker import entry
 
     gate = StepGate()

@@ -1,8 +1,8 @@
-"""ZMTP 3.1, as far as a box in the middle must understand it: where each message begins and ends.
+"""Splits ZMTP 3.1 traffic into messages, as far as a proxy needs it.
 
-Splits one direction of one connection into pieces that may be passed on, kept, repeated or changed,
-each with its exact bytes. Encrypted connections (CURVE)
-cannot be read, and are not needed on one machine.
+Splits one direction of one connection into pieces that can be forwarded, held, repeated or changed,
+each with its exact bytes. Encrypted connections (CURVE) cannot be read, and are not needed on one
+machine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class NotZmtpError(Exception):
 
 
 class Kind(Enum):
-    """What a piece is."""
+    """The kind of a piece."""
 
     GREETING = auto()  # or a part of it
     COMMAND = auto()  # READY, PING, PONG
@@ -34,12 +34,12 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Something that is passed on as a whole.
+    """A unit that is forwarded as a whole.
 
     Attributes:
-      kind: what it is.
+      kind: its kind.
       raw: its bytes on the wire.
-      parts: the bodies; of a command the one body, of a greeting none.
+      parts: message parts; one body for a command, none for a greeting.
     """
 
     kind: Kind
@@ -48,7 +48,7 @@ class Piece:
 
 
 class Splitter:
-    """One direction of one connection."""
+    """Splits one direction of a connection."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -57,10 +57,10 @@ class Splitter:
         self._parts: list[bytes] = []
 
     def feed(self, data: bytes) -> list[Piece]:
-        """Take in bytes; return the pieces that they complete.
+        """Add bytes; return the pieces that they complete.
 
         Raises:
-          NotZmtpError: no ZeroMQ speaks like this.
+          NotZmtpError: the bytes are not ZMTP.
         """
         self._buffer += data
         pieces = []
@@ -70,7 +70,7 @@ class Splitter:
 
     def _next(self) -> Piece | None:
         if self._greeting_bytes and self._buffer:
-            # As it comes: each side sends the rest of its greeting once it has seen the other's
+            # Forwarded as it comes: each side sends the rest of its greeting after the other's
             # first bytes.
             num_bytes = min(len(self._buffer), self._greeting_bytes)
             self._greeting_bytes -= num_bytes
@@ -86,7 +86,7 @@ class Splitter:
         return None
 
     def _next_frame(self) -> tuple[int, bytes] | None:
-        """Return flags and body of the next frame that is there, without cutting it off."""
+        """Return flags and body of the next complete frame, without removing it."""
         at = self._scanned
         if len(self._buffer) < at + 2:
             return None

@@ -1,4 +1,4 @@
-"""`python -m tests.house.configuration_page`: writes the tables of docs/configuration.md anew."""
+"""Regenerates the tables of docs/configuration.md (`python -m tests.house.configuration_page`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BEGIN: Final = "<!-- generated: python -m tests.house.configuration_page -->\n"
 
 
 def tables() -> str:
-    """Return the options of `serve`, and every field by section, as they are now."""
+    """Return the current options of `serve`, and every field by section."""
     return BEGIN + "\n".join(_lines()) + "\n"
 
 

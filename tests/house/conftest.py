@@ -1,4 +1,4 @@
-"""The syntax of all sources is kept while the rules of the house are checked, and no longer."""
+"""Caches the parsed syntax trees of all sources for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="package", autouse=True)
 def kept_trees() -> Iterator[None]:
-    """A million nodes, of which none is garbage: looking for some took four times as long as the
-    parse. They hold no cycles and go by their counts."""
+    """Exempt the cached trees from garbage collection: scanning their million nodes took four times
+    as long as parsing. They contain no cycles and are freed by reference counts."""
     gc.disable()
     yield
     nodes_of.cache_clear()

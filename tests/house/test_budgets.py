@@ -1,6 +1,6 @@
-"""How much code each top folder may have, in statements: budgets.toml has one number for each.
+"""Tests that each top folder stays within its number of statements in budgets.toml.
 
-Docstrings and lines of comments are not counted, so that explaining less saves nothing.
+Docstrings and comment lines are not counted, so removing explanations saves nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BUDGETS = Path(__file__).with_name("budgets.toml")
 
 
 def statements(path: Path) -> int:
-    """Return the statements of a file, but expressions that are only a constant: docstrings."""
+    """Return a file's number of statements, without docstrings and other constant expressions."""
     return sum(
         not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
         for kind, nodes in nodes_of(path).items()

@@ -1,4 +1,4 @@
-"""What the product imports is what pyproject.toml declares: nothing by luck, nothing idle."""
+"""Tests that the product's imports and the dependencies in pyproject.toml match."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ IMPORT_NAMES = {
 """Distributions whose module has another name."""
 
 COMES_WITH = {"pydantic_core": "pydantic", "typing_extensions": "pydantic", "requests": "locust"}
-"""Modules that are part of how another library is used."""
+"""Modules that are used as part of another library."""
 
 NOT_THE_PRODUCT = ("loadtest/", "tools/")
-"""Rooms that run from a checkout with the extras installed."""
+"""Folders that run from a checkout with the extras installed."""
 
 
 @cache

@@ -1,7 +1,7 @@
-"""The documents name only what there is: files, metrics, options, make targets.
+"""Tests that the documents name only existing files, metrics, options and make targets.
 
-Reads them as text. What they say beyond names is for people to check; protocol.md has a test of its
-own, beside the protocol.
+Only names are checked; people must check the rest. protocol.md has its own test beside the
+protocol.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ ROOMS = (
     "triolet|transport|store|engine|worker|prefill|decode|server|simulation|ops|loadtest|tests|docs"
 )
 MADE = {"tenants.toml", "triolet.toml"}
-"""Files that commands or operators make."""
+"""Files that commands or operators create."""
 MAX_PAGE_WORDS = 1000
 REFERENCES = {"metrics.md", "configuration.md"}
-"""Pages that are one long table."""
+"""Pages that consist of one long table."""
 METHOD = re.compile(r"([A-Z][a-z]\w+)\.(_?[a-z]\w*)")
 PLACE = re.compile(rf"(?:{ROOMS})(?:/\w+)*/?")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
@@ -65,14 +65,14 @@ def code_in(text: str) -> list[str]:
 
 
 def anchors_of(page: Path) -> set[str]:
-    """Return what GitHub calls the headings of a page."""
+    """Return the anchors that GitHub generates for a page's headings."""
     headings = re.findall(r"^#+ (.+)$", FENCED.sub("", text_of(page)), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @cache
 def repository() -> tuple[str, ...]:
-    """Return the files that git knows or would add."""
+    """Return the files that git tracks or would add."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -85,7 +85,7 @@ def repository() -> tuple[str, ...]:
 
 @cache
 def endings() -> frozenset[str]:
-    """Return every name by which a file of the repository may be called: its last parts."""
+    """Return every suffix of a path by which a file of the repository may be named."""
     return frozenset(
         "/".join(parts[start:])
         for parts in (name.split("/") for name in repository())
@@ -129,7 +129,8 @@ def test_a_page_has_one_subject() -> None:
 
 @cache
 def named_in_source() -> tuple[frozenset[str], frozenset[str]]:
-    """Return the classes of every room, and all that is called, annotated or assigned there."""
+    """Return the classes of every top folder, and all names that are called, annotated or
+    assigned."""
     rooms = ROOMS.removesuffix("|tests|docs").split("|")
     names = (name for name in repository() if name.startswith(tuple(f"{room}/" for room in rooms)))
     texts = [text_of(ROOT / name) for name in names if name.endswith((".py", ".js"))]
@@ -170,7 +171,7 @@ def test_every_make_target_that_is_named_exists(page: Path) -> None:
 
 
 def exposed_metrics() -> set[str]:
-    """Return the own names of everything that a scrape shows, as Prometheus knows them."""
+    """Return the names of all our metrics, as Prometheus knows them."""
     nothing = FleetStatus(
         workers=(),
         is_ready=False,
@@ -197,7 +198,7 @@ def exposed_metrics() -> set[str]:
 
 
 def test_the_operator_is_told_of_every_metric_and_of_no_other() -> None:
-    # In a table's first column, so that a pattern for grep is no claim.
+    # Only in a table's first column, so that a grep pattern is not checked.
     text = "".join(map(text_of, METRICS))
     rows = re.findall(r"^\| (`triolet_[^|]+)\|", text, re.MULTILINE)
     described = {name for row in rows for name in METRIC.findall(row)}
@@ -212,7 +213,7 @@ def test_metrics_named_elsewhere_exist() -> None:
 
 
 def options() -> Iterator[tuple[str, str, Any]]:
-    """Yield command, option and default of everything that the command line takes."""
+    """Yield command, option and default of everything on the command line."""
     waiting: list[tuple[str, Any]] = [("triolet", typer.main.get_command(app))]
     while waiting:
         name, command = waiting.pop()

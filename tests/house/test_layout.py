@@ -1,7 +1,7 @@
-"""The house keeps its own rules: caps on size, which package may import which, what may never be
-written.
+"""Tests of the repository's own rules: size limits, which package may import which, and forbidden
+code.
 
-Reads the tree as text and syntax; imports nothing of it.
+They read the sources as text and syntax trees, and import nothing.
 """
 
 from __future__ import annotations
@@ -49,44 +49,44 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "prefill": frozenset({"triolet", "transport", "engine", "worker"}),
     "decode": frozenset({"triolet", "transport", "engine", "worker"}),
     "server": frozenset({"triolet", "transport", "store"}),
-    # The simulator runs the production logic of every room.
+    # The simulator runs production logic of every folder.
     "simulation": frozenset(
         {"triolet", "transport", "store", "engine", "worker", "prefill", "decode", "server"}
     ),
-    # The CLI starts each role's entry point, inside the command that is that role.
+    # The CLI starts each role's entry point inside the command of that role.
     "ops": frozenset({"triolet", "transport", "store"}),
     "loadtest": frozenset(),
     "tools": frozenset(),
-    # Benchmarks of engine and wire run engine and workers; that of the front speaks as workers do,
-    # that of the queue asks the server's own.
+    # Benchmarks of engine and wire run engine and workers; the front's benchmark speaks the worker
+    # protocol, and the queue's asks the server's own queue.
     "loadtest/bench": frozenset(ROOMS) - {"loadtest", "tools"},
-    # What runs on a rented GPU measures the engine, and runs campaigns; pictures need a server.
+    # Programs for a rented GPU measure the engine and run campaigns; pictures need a server.
     "tools/gpu_lease": frozenset({"triolet", "transport", "engine", "loadtest"}),
     "tools/screenshot.py": frozenset({"loadtest"}),
-    # What starts processes of every role, as the supervisor does.
+    # Starts processes of every role, as the supervisor does.
     "loadtest/harness": frozenset({"triolet", "transport", "ops"}),
-    # So does the load lab, in virtual time and as processes whose devices only take time.
+    # So does loadtest, in virtual time and as processes with a simulated device.
     "loadtest/overload": frozenset(ROOMS) - {"loadtest", "tools"},
 }
 ENTRY_POINTS = {
-    # The command `triolet`, once it knows that `ops` is Triolet's own.
+    # The command `triolet`, after checking that `ops` is Triolet's own.
     ("triolet/entry.py", "ops"),
     ("ops/cli/commands.py", "prefill"),
     ("ops/cli/commands.py", "decode"),
     ("ops/cli/commands.py", "server"),
-    # The check of a model before a start, which loads no torch.
+    # Checks a model before a start, without torch.
     ("ops/models/model_directory.py", "engine"),
-    # What a server reads of the directory is checked by the server's own readers.
+    # The server's own readers check what a server reads of a model directory.
     ("ops/models/model_directory.py", "server"),
     ("ops/cli/check_places.py", "engine"),
-    # A probe computes as a worker does.
+    # A probe computes like a worker.
     ("ops/cli/probe_command.py", "worker"),
-    # How a server reads a model's sampling defaults, so that an import refuses what it would.
+    # Reads a model's sampling defaults like the server, so that an import refuses what it would.
     ("ops/models/importing.py", "server"),
 }
 
 HOMES: dict[str, tuple[str, ...]] = {
-    # A library that only one place may touch, and where.
+    # Libraries that only one place may use, and which.
     "zmq": ("transport/zmq_", "loadtest/bench/wire_sockets.py"),
     "hypercorn": ("server/edge/", "ops/control/admin.py"),
     "flash_attn": ("engine/attention/flash",),
@@ -105,7 +105,7 @@ IMPURE = {"trio", "zmq", "socket", "torch", "time", "threading", "anyio", "async
 
 @cache
 def listed() -> tuple[Path, ...]:
-    """Return the Python files that git knows or would add."""
+    """Return the Python files that git tracks or would add."""
     found = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"],
         cwd=ROOT,
@@ -139,9 +139,9 @@ def parsed(path: Path) -> ast.Module:
 
 @cache
 def nodes_of(path: Path) -> dict[type[ast.AST], list[Any]]:
-    """Return all nodes of a file by their kind, each kind in the order of a walk.
+    """Return all nodes of a file by type, each in the order of a walk.
 
-    A walk takes two thirds of the time of the parse, and a dozen tests look for some kind of node.
+    A walk takes two thirds of the time of the parse, and a dozen tests look for some type of node.
     """
     kinds: dict[type[ast.AST], list[Any]] = defaultdict(list)
     for node in ast.walk(parsed(path)):
@@ -155,7 +155,7 @@ def functions_of(path: Path) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
 
 
 def called_name(call: ast.Call) -> str:
-    """Return the last word of what is called: `put` of `self.queue.put()`; "" where it has none."""
+    """Return the last name of a call, `put` of `self.queue.put()`; "" if it has none."""
     function = call.func.value if isinstance(call.func, ast.Subscript) else call.func
     match function:
         case ast.Name(id=name) | ast.Attribute(attr=name):
@@ -221,7 +221,7 @@ RECORDS = {"dataclass", "Struct", "Part", "Frame", "AttemptFrame", "BaseModel", 
 
 
 def is_record(node: ast.ClassDef) -> bool:
-    """Whether the class only names fields (config, wire schema, request schema)."""
+    """Return whether a class only declares fields (config, wire schema, request schema)."""
     marks = [ast.unparse(mark) for mark in (*node.decorator_list, *node.bases)]
     has_init = any(isinstance(i, ast.FunctionDef) and i.name == "__init__" for i in node.body)
     return not has_init and any(word in mark for mark in marks for word in RECORDS)
@@ -271,7 +271,7 @@ def test_rooms_import_only_what_they_may(room: str) -> None:
 
 
 Floors: TypeAlias = tuple[tuple[str, ...], ...]
-"""A folder imports its own floor and those before it, types included."""
+"""A folder may import its own floor and those before it, including types."""
 SERVER_FLOORS: Floors = (
     ("server/contract", "server/text", "server/text/tool_forms", "server/tenants"),
     ("server/scheduling", "server/cache"),
@@ -297,14 +297,14 @@ OPS_FLOORS: Floors = (
 
 
 def module_file(module: Path) -> Path | None:
-    """Return the file of a module or package of this tree; None for a name that is none."""
+    """Return the file of a module or package of this tree; None if it is not of this tree."""
     files = (module.with_suffix(".py"), module / "__init__.py")
     return next((file for file in files if file in sources_below(".")), None)
 
 
 @cache
 def imported_files(path: Path) -> frozenset[Path]:
-    """Return the files of this tree that a file imports, be it for types alone."""
+    """Return the files of this tree that a file imports, including imports for types."""
     kinds = nodes_of(path)
     found = {
         module_file(ROOT.joinpath(*alias.name.split(".")))
@@ -319,7 +319,7 @@ def imported_files(path: Path) -> frozenset[Path]:
 
 
 def folder_imports(room: str) -> dict[tuple[str, str], str]:
-    """Return one import by which a folder of a room needs another one of it, by both folders."""
+    """Return one import for each pair of a top folder's subfolders of which one needs the other."""
     return {
         (shown(path.parent), shown(target.parent)): f"{shown(path)} imports {shown(target)}"
         for path in sources_below(room)
@@ -329,7 +329,8 @@ def folder_imports(room: str) -> dict[tuple[str, str], str]:
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Return circles until none is left once each has lost a step; each ends where it begins."""
+    """Return cycles until none is left after removing one step of each; each ends where it
+    starts."""
     found = []
     while True:
         try:
@@ -355,7 +356,7 @@ def test_no_imports_of_files_go_in_a_circle() -> None:
     assert not found, "\n".join(found)
 
 
-# engine/ has its lowest files, such as the KV pool, and its highest in its root.
+# engine/ has both its lowest files, such as the KV pool, and its highest in its root.
 @pytest.mark.parametrize("room", sorted({*ROOMS} - {"engine"}))
 def test_no_imports_of_folders_go_in_a_circle(room: str) -> None:
     reasons = folder_imports(room)
@@ -416,7 +417,7 @@ def test_nothing_unsafe_is_ever_loaded() -> None:
 
 
 SANS_IO_FOLDERS: dict[str, tuple[str, ...]] = {
-    # Everything in a folder decides, but for the files that move bytes and time.
+    # Everything in a folder is pure, except the files that move bytes and time.
     "triolet": (),
     "transport": ("address.py", "memory_network.py", "memory_pipe.py", "zmq_"),
     "worker": ("probe", "entry.py", "health.py", "local_engine.py", "worker_loop.py"),
@@ -497,8 +498,8 @@ CONFIGS = sorted((ROOT / "triolet" / "config").glob("*.py"))
 
 
 def read_in(path: Path) -> set[str]:
-    """Return the attributes that are read in a file: of one of configs, by its methods alone. What
-    only the check of a value reads is not heeded."""
+    """Return the attributes read in a file; in config files, only by methods. What only a value's
+    validation reads does not count."""
     if path not in CONFIGS:
         readers = nodes_of(path)[ast.Attribute]
     else:

@@ -1,5 +1,5 @@
-"""Words of logs and messages: events have one style of names, errors say what they are about, and
-no text for people has the name of a class."""
+"""Tests of texts: log events share one naming style, errors say what they are about, and no text
+for people contains a class name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAME = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
 
 
 def events(path: Path) -> list[tuple[int, str]]:
-    """Return the line and the name of each event that is logged by a literal."""
+    """Return line and name of each event that is logged with a literal name."""
     return [
         (node.lineno, node.args[0].value)
         for node in nodes_of(path)[ast.Call]
@@ -42,11 +42,11 @@ def test_events_are_words_joined_by_underscores() -> None:
 
 ERRORS = frozenset({"error", "exc", "exception", "cause"})
 SPLIT_INTO_WORDS = frozenset({"triolet/errors.py", "transport/frames.py"})
-"""Files that make words of the name of a class."""
+"""Files that make words from class names."""
 
 
 def python_words(path: Path) -> list[int]:
-    """Return the lines at which a text is made of a class's name or of the `repr` of an error."""
+    """Return the lines at which a text includes a class name or the `repr` of an error."""
     found = []
     for node in nodes_of(path)[ast.Attribute]:
         is_of_type = isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "type"
@@ -80,7 +80,7 @@ PREFIXED = frozenset(
         *("BrokenResourceError", "AssertionError"),
     }
 )
-"""Errors that are shown behind what they are about: a blob, a role, a line of a file, a server, a
+"""Errors whose subject is printed before them: a blob, a role, a line of a file, a server, a
 request, a body."""
 NO_SUBJECT = re.compile(r"(?:it|its|this|that|they|send|there is no such|there is nothing here)\b")
 NAMED = re.compile(
@@ -89,7 +89,7 @@ NAMED = re.compile(
 
 
 def beginning(node: ast.expr) -> str:
-    """Return how a text begins, as far as it is a literal."""
+    """Return the literal start of a text."""
     match node:
         case ast.Constant(value=str(text)):
             return text
@@ -99,7 +99,7 @@ def beginning(node: ast.expr) -> str:
 
 
 def without_subject(path: Path) -> list[tuple[int, str]]:
-    """Return the line and the beginning of each error that does not say what it is about."""
+    """Return line and start of each error that does not say what it is about."""
     found = []
     for node in nodes_of(path)[ast.Raise]:
         if isinstance(node.exc, ast.Call) and called_name(node.exc) not in PREFIXED:
@@ -110,6 +110,6 @@ def without_subject(path: Path) -> list[tuple[int, str]]:
 
 
 def test_an_error_begins_with_what_it_is_about() -> None:
-    # Those of the audit log are continued by callers, who name the line.
+    # Callers of the audit log prepend the line number.
     paths = [path for path in sources("ops", "server", "store") if "audit" not in path.parts]
     assert [(shown(path), *one) for path in paths for one in without_subject(path)] == []

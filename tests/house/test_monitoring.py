@@ -1,4 +1,5 @@
-"""The dashboard and the alerts speak of metrics that exist, in words that an operator can use."""
+"""Tests that the dashboard and the alerts use existing metrics and wording that operators
+understand."""
 
 from __future__ import annotations
 
@@ -30,10 +31,10 @@ OF_THE_CLIENT = {"process_cpu_seconds_total", "process_resident_memory_bytes"}
 
 
 def selectors(expression: str) -> tuple[list[str], list[str]]:
-    """Return the names that an expression selects, and which of these over a time.
+    """Return the metric names that an expression selects, and those selected over a range.
 
     Raises:
-      ValueError: Prometheus would not take it.
+      ValueError: Prometheus would reject the expression.
     """
     names: list[str] = []
     over_time: list[str] = []
@@ -44,19 +45,19 @@ def selectors(expression: str) -> tuple[list[str], list[str]]:
         elif isinstance(node, promql_parser.MatrixSelector):
             over_time.append(str(node.vector_selector.name))
 
-    # Grafana puts a time there.
+    # Grafana inserts a duration there.
     promql_parser.walk(promql_parser.parse(expression.replace("$__rate_interval", "1m")), visit)
     return names, over_time
 
 
 def family(name: str) -> str:
-    """Return what a scrape calls the family of a sample."""
+    """Return the name of a sample's metric family."""
     of_histogram = SAMPLE_OF_HISTOGRAM.sub("", name)
     return of_histogram if of_histogram in exposed_metrics() else name
 
 
 def expressions() -> dict[str, str]:
-    """Return every expression by where it stands."""
+    """Return every expression by its location."""
     found = {
         f"{panel['title']} {target['refId']}": target["expr"]
         for panel in PANELS
@@ -68,7 +69,7 @@ def expressions() -> dict[str, str]:
 @pytest.mark.parametrize("where", expressions())
 def test_expressions_are_promql_and_of_metrics_that_exist(where: str) -> None:
     names, over_time = selectors(expressions()[where])
-    assert names, "asks for nothing"
+    assert names, "selects no metric"
     assert {family(name) for name in names} <= exposed_metrics() | OF_THE_CLIENT | RECORDS
     by_themselves = Counter(names) - Counter(over_time)
     assert not [name for name in by_themselves if name.endswith("_total")], "counters"
@@ -119,7 +120,7 @@ def test_every_rule_has_a_name_of_its_own() -> None:
 
 
 def test_no_rate_of_worker_seconds_takes_in_versions_that_join_others() -> None:
-    """Their sum jumps by all that such a version has had: a thousand workers in the panel."""
+    """Their sum jumps by the version's whole past: a thousand workers in the panel."""
     asked = re.findall(r"triolet_worker_seconds_total(\{[^}]*\})?", str(expressions()))
     assert asked
     assert set(asked) == {f'{{version!="{OTHERS}"}}'}

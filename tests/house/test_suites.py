@@ -1,4 +1,4 @@
-"""Each test runs in `make test` or in `make test-slow`, and in one of them only."""
+"""Tests that each test runs in either `make test` or `make test-slow`, not in both."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The traps of the stack stay shut: what docs/traps.md says holds them is there, and what must
-never be written is not."""
+"""Tests of docs/traps.md: the guards it names exist, and forbidden code does not."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ def product_files() -> Iterator[tuple[str, Path]]:
 
 
 def rows() -> list[list[str]]:
-    """Return the cells of every row of the page's tables, without their heads."""
+    """Return the cells of every row of the page's tables, without headers."""
     lines = re.findall(r"^\| (.+) \|$", TRAPS.read_text(encoding="utf-8"), re.MULTILINE)
     return [line.split(" | ") for line in lines if not line.startswith("what happens")]
 
@@ -46,7 +45,7 @@ def test_every_trap_has_a_cure_and_a_test_that_exists() -> None:
             ]
         assert len(re.findall(r"`test_\w+`", kept_by)) == sum(
             len(re.findall(r"\w+", names)) for _, names in named
-        ), f"a test of no file: {kept_by}"
+        ), f"no such test file: {kept_by}"
     assert missing == []
 
 
@@ -113,8 +112,8 @@ def test_no_pattern_comes_from_outside() -> None:
 
 
 def test_no_generator_lives_between_two_tasks() -> None:
-    """An async generator that its reader abandons is finalised by some other task; only context
-    managers, which are always left by the task that entered them, are written as one."""
+    """An abandoned async generator is finalized by another task. Only context managers, which the
+    entering task always leaves, may be written as generators."""
     generators = [
         f"{name}:{node.lineno} {node.name}"
         for name, path in product_files()
@@ -127,7 +126,7 @@ def test_no_generator_lives_between_two_tasks() -> None:
 
 
 def own_nodes(function: ast.AsyncFunctionDef) -> Iterator[ast.AST]:
-    """Yield what is inside a function and not inside one within it."""
+    """Yield the nodes of a function, without nested functions."""
     waiting: list[ast.AST] = list(function.body)
     while waiting:
         node = waiting.pop()
@@ -137,7 +136,7 @@ def own_nodes(function: ast.AsyncFunctionDef) -> Iterator[ast.AST]:
 
 
 SPEAKS_TO_REDIS = "server/tenants/redis_calls.py"
-"""The library for that takes a stream of anyio's, which is one of Trio's here."""
+"""Its library requires an anyio stream, which is one of Trio's here."""
 OTHER_WAYS = ("zmq.asyncio", "zmq.green", "zmq.eventloop", "zmq_anyio", "asyncio", "anyio")
 
 

@@ -1,5 +1,5 @@
-"""Counts the files and stored callbacks on the way of a request, a token and a cancel, while a
-server runs over real sockets; docs/ARCHITECTURE.md states the numbers."""
+"""Counts the files and stored callbacks that a request, a token and a cancel pass through in a
+running server; docs/ARCHITECTURE.md states the numbers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "triolet" / "demo"
 FOLDERS = tuple(f"{ROOT}/{name}/" for name in ("server", "transport", "triolet"))
 TRIES = 6
-"""A heartbeat may fall into a way; the shortest of several is without one."""
+"""A heartbeat may add to a path; the shortest of several attempts has none."""
 MAX_CALLBACKS = 1
 PATIENCE_S = 60.0
 BODY = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "stream": True}).encode()
@@ -41,15 +41,15 @@ POST = (
 
 
 class Way:
-    """What runs from now on, until a function returns.
+    """What runs from now until a function returns.
 
     Args:
       end: the function.
-      kind: of frame that it is called with; None for any call.
+      kind: type of frame it is called with; None for any call.
 
     Attributes:
-      files: with a function that ran.
-      callbacks: functions that ran because an object was given them and kept them.
+      files: files with a function that ran.
+      callbacks: functions that ran because an object had stored them.
     """
 
     def __init__(self, end: Callable[..., object], kind: type[AnyFrame] | None = None) -> None:
@@ -72,7 +72,7 @@ class Way:
 
 
 def kept_by(caller: FrameType | None) -> Iterator[CodeType]:
-    """Return the code of functions that the caller's object, or one that it has, was given."""
+    """Return the code of functions stored in the caller's object or in one of its attributes."""
     owner = None if caller is None else caller.f_locals.get("self")
     own = list(getattr(owner, "__dict__", {}).values())
     for value in own + [held for one in own for held in getattr(one, "__dict__", {}).values()]:
@@ -115,7 +115,7 @@ async def test_no_way_is_longer_than_the_tour_says(tmp_path: Path) -> None:
 
 
 async def walk(port: int, decode: FakeWorker, ways: dict[str, list[Way]]) -> None:
-    """Send a request, let it have a token, and close its connection."""
+    """Send a request, let it get a token, and close its connection."""
     client = await trio.open_tcp_stream("127.0.0.1", port)
     await trio.testing.wait_all_tasks_blocked(0.01)
     ways["request"].append(way := Way(FrameOutbox.send, Reserve))

@@ -1,4 +1,4 @@
-"""Command lines of `triolet`, read as the real command line reads them, and not run."""
+"""Parses command lines of `triolet` as the real command line does, without running them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def read(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:
     """Return the command and the values of its parameters.
 
     Raises:
-      typer.TyperException: it is refused.
+      typer.TyperException: the command line is rejected.
     """
     command: Any = typer.main.get_command(app)
     path, rest, context = [], list(arguments), None
@@ -33,17 +33,17 @@ def read(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:
 
 
 def read_text(line: str) -> tuple[str, dict[str, Any]]:
-    """Return the same of a line as it is typed, `triolet` included."""
+    """Parse a command line as typed, including `triolet`."""
     program, *arguments = shlex.split(line)
     assert program.rpartition("/")[2] == "triolet"
     return read(arguments)
 
 
 def server_config(arguments: Sequence[str]) -> ServerConfig:
-    """Return the server's settings that a `serve` command means.
+    """Return the server settings of a `serve` command.
 
     Raises:
-      ConfigError: a value cannot be.
+      ConfigError: a value is invalid.
     """
     command, values = read(arguments)
     assert command == "serve"

@@ -1,8 +1,8 @@
-"""`make wheel`: builds sdist and wheel, installs the wheel in a new environment, serves with it.
+"""Tests the published package (`make wheel`): builds sdist and wheel, installs the wheel in a new
+environment, and serves with it.
 
-The source distribution is built from a copy of the tree, the wheel from the source distribution,
-as an index and its users do. Everything after that runs in an empty folder, without the checkout on
-Python's path.
+The sdist is built from a copy of the tree and the wheel from the sdist, as an index and its users
+do. Everything after that runs in an empty folder, without the checkout on Python's path.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ INSTALL_TIMEOUT_S: Final = 1200.0
 COMMAND_TIMEOUT_S: Final = 180.0
 HOUR_TIMEOUT_S: Final = 600.0
 READY_S: Final = 180
-"""Until the fleet of docs/first_hour.md says that it is ready."""
+"""Timeout until the fleet of docs/first_hour.md is ready."""
 CONSOLE: Final = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 DIST: Final = ROOT / "dist"
 QUESTION: Final = {
@@ -48,13 +48,13 @@ QUESTION: Final = {
 
 
 class Steps:
-    """What was done, how long it took, and what came of it."""
+    """The steps, their durations and results."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[str, float, str]] = []
 
     def run(self, name: str, do: Callable[[], str]) -> None:
-        """Do something and note its time and what it returns; an error ends the program."""
+        """Run a step; record its time and its result. An error ends the program."""
         begun = time.monotonic()
         result = do()
         self.rows.append((name, time.monotonic() - begun, result))
@@ -71,7 +71,7 @@ class Steps:
 
 
 def run(*command: str | Path, cwd: Path, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
-    """Run a command and return what it prints; show its errors and end if it fails."""
+    """Run a command and return its output; show its errors and exit if it fails."""
     done = subprocess.run(
         [str(word) for word in command],
         cwd=cwd,
@@ -87,7 +87,7 @@ def run(*command: str | Path, cwd: Path, timeout_s: float = COMMAND_TIMEOUT_S) -
 
 
 def outside() -> dict[str, str]:
-    """Return the environment without what would lead Python into the checkout."""
+    """Return the environment without variables that lead Python into the checkout."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
@@ -124,7 +124,7 @@ def install(folder: Path) -> str:
 
 @contextmanager
 def serving(triolet: Path, cwd: Path, log: Path) -> Iterator[str]:
-    """Run `triolet serve demo` on a free port of loopback and give its address; stop it."""
+    """Run `triolet serve demo` on a free loopback port, yield its URL, and stop it."""
     with (
         log.open("w") as errors,
         subprocess.Popen(
@@ -151,7 +151,8 @@ def serving(triolet: Path, cwd: Path, log: Path) -> Iterator[str]:
 
 
 def first_hour(environment: Path, cwd: Path) -> str:
-    """Run what docs/first_hour.md shows, its server included, on a free port; stop the server."""
+    """Run the commands of docs/first_hour.md, including its server, on a free port; stop the
+    server."""
     blocks = CONSOLE.findall((ROOT / "docs" / "first_hour.md").read_text(encoding="utf-8"))
     lines = [line.removeprefix("$ ") for line in "".join(blocks).splitlines()]
     (served,) = (line for line in lines if line.startswith("triolet serve "))
@@ -178,7 +179,7 @@ def first_hour(environment: Path, cwd: Path) -> str:
 
 
 def free_port() -> int:
-    """Return a port of loopback that was free a moment ago."""
+    """Return a loopback port that was free a moment ago."""
     with socket.create_server(("127.0.0.1", 0)) as held:
         port: int = held.getsockname()[1]
         return port
@@ -199,7 +200,7 @@ def ask(url: str) -> str:
 
 
 def main() -> int:
-    """Do all of it and print the table."""
+    """Run all steps and print the table."""
     steps = Steps()
     with tempfile.TemporaryDirectory(prefix="triolet-wheel-") as name:
         folder = Path(name)

@@ -1,7 +1,7 @@
-"""A reader of the documents: types what they show into one shell, with fleets of its own.
+"""Types the commands of the documents into one shell, with separate fleets.
 
-`triolet` in that shell is forked from the tests' template: an interpreter for each command would
-take most of the time on imports. `curl` fails on an error of HTTP, also without `--fail`.
+`triolet` in that shell is forked from the tests' template: starting an interpreter per command
+would spend most of the time on imports. `curl` fails on HTTP errors even without `--fail`.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ if TYPE_CHECKING:
     from .shown import Shown
 
 COMMAND_TIMEOUT_S: Final = 120.0
-"""A restart of every process, on a machine that has others to run."""
+"""Enough to restart every process on a busy machine."""
 STOP_TIMEOUT_S: Final = 60.0
 ANSWER_S: Final = 30.0
 POLL_S: Final = 0.01
 PARTS: Final = ("out", "err", "end")
-"""Files of one command: what it printed, and its exit code."""
+"""Files of one command: its output and its exit code."""
 SHOWN: Final = 1000
-"""Characters of what a failed command printed."""
+"""Characters shown of a failed command's output."""
 MAX_REQUEST_BYTES: Final = 128 * 1024
-"""Of arguments and environment."""
+"""Limit for arguments and environment."""
 FOREGROUND: Final = re.compile(r"^(?:make serve|triolet (?:serve|server|prefill|decode))\b")
 BEGINS: Final = re.compile(r"^(?:make serve|triolet (?:serve|decode))\b")
-"""What begins another fleet: the one before is stopped first."""
+"""Commands that start another fleet; the previous one is stopped first."""
 URL: Final = re.compile(r'"url": ?"([^"]+)"')
-"""Where a server is; it is waited for until it has workers."""
+"""A server's URL; the reader waits until it has workers."""
 BEGUN: Final = '"stage"'
-"""What a worker says first; nothing more is waited for."""
+"""A worker's first output, enough to continue."""
 TRIOLET: Final = f"""\
 #!{sys.executable} -SE
 import json, os, socket, sys
@@ -59,7 +59,7 @@ wanted = [os.getcwd(), dict(os.environ), *sys.argv[1:]]
 socket.send_fds(asked, [json.dumps(wanted).encode()], [0, 1, 2])
 sys.exit(int(asked.recv(64)))
 """
-"""Has a command forked with the shell's own files, and ends as it ended."""
+"""Forks a command with the shell's own files, and exits like it."""
 CURL: Final = f"""\
 #!/bin/bash
 for word; do [[ $word =~ ^-[a-zA-Z]*f ]] && exec {shutil.which("curl")} "$@"; done
@@ -69,16 +69,16 @@ MAKE: Final = f"""\
 #!/bin/bash
 exec {shutil.which("make")} --no-print-directory -C {ROOT} -o install "PORT=$PORT" "BIN=$SHIMS" "$@"
 """
-"""Makes what a target makes once everything is installed."""
+"""Creates what a make target creates once everything is installed."""
 
 
 class Starter:
     """Forks each `triolet` that the shell asks for.
 
     Args:
-      path: of the socket where it is asked.
-      defaults: options that a command gets unless it has the first of them, or asks a server: what
-        the documents leave open, and two fleets of one machine cannot both have.
+      path: path of the socket for requests.
+      defaults: options added to a command unless it has the first of them or queries a server: what
+        the documents leave open, but two fleets on one machine cannot share.
     """
 
     def __init__(self, path: Path, defaults: Mapping[str, tuple[str, ...]]) -> None:
@@ -91,7 +91,7 @@ class Starter:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        """Take no more, and kill what still runs."""
+        """Accept no more requests, and kill what still runs."""
         self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
         for pid, ended in self._running():
@@ -100,7 +100,7 @@ class Starter:
             ended.result(STOP_TIMEOUT_S)
 
     def stop(self) -> None:
-        """End what runs, as a service manager does; fail if it says that something was wrong."""
+        """Stop what runs, as a service manager does; fail if it reports an error."""
         for pid, ended in reversed(self._running()):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
@@ -136,20 +136,20 @@ class Starter:
             for fd in fds:
                 os.close(fd)
             ended.set_result(process.wait())
-            with suppress(BrokenPipeError):  # the shell that asked has been killed
+            with suppress(BrokenPipeError):  # the asking shell has been killed
                 asking.send(str(ended.result()).encode())
 
 
 class Reader:
-    """A shell in an empty folder, with a home and a port of its own.
+    """A shell in an empty folder, with its own home and port.
 
     Args:
-      folder: an empty one, with a short name.
+      folder: an empty folder with a short name.
 
     Attributes:
-      substitutes: what the documents name and this machine has under another name.
-      stack: what else is ended at the end.
-      said: what the last command printed.
+      substitutes: names in the documents and what they are called on this machine.
+      stack: resources closed at the end.
+      said: output of the last command.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -165,7 +165,7 @@ class Reader:
             (shims / name).write_text(program)
             (shims / name).chmod(0o700)
         self.stack = ExitStack()
-        # Open to the end, so that nobody else gets the ports.
+        # Kept open to the end, so that no other process gets the ports.
         kept = [self.stack.enter_context(bind_port("127.0.0.1", 0)) for _ in range(2)]
         port, spare = (one.getsockname()[1] for one in kept)
         self.url = f"http://127.0.0.1:{port}"
@@ -207,24 +207,24 @@ class Reader:
         )
 
     def close(self) -> None:
-        """Kill all that was begun."""
+        """Kill all that was started."""
         self._starter.close()
         os.killpg(self._shell.pid, signal.SIGKILL)
         self._shell.communicate()
         self.stack.close()
 
     def stop(self) -> None:
-        """End what runs in the foreground."""
+        """Stop the foreground process."""
         self._starter.stop()
 
     def here(self, text: str) -> str:
-        """Return a text of the documents with the names that things have on this machine."""
+        """Return a text of the documents with this machine's names."""
         for name, ours in self.substitutes.items():
             text = text.replace(name, ours)
         return text
 
     def read(self, one: Shown) -> str:
-        """Do what a document shows; return why that did not work, or nothing."""
+        """Run what a document shows; return the failure, or an empty text."""
         text = self.here(one.text)
         if BEGINS.match(text):
             self.stop()
@@ -235,8 +235,8 @@ class Reader:
         return self.type(text)
 
     def type(self, command: str) -> str:
-        """Type a command; return why that did not work, or nothing. What stays in the foreground is
-        waited for until it is ready."""
+        """Type a command; return the failure, or an empty text. For a foreground process, wait
+        until it is ready."""
         self._typed += 1
         out, err, end = (self.folder / "typed" / f"{self._typed}.{part}" for part in PARTS)
         stays = FOREGROUND.match(command)

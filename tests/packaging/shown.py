@@ -1,4 +1,4 @@
-"""Extract the commands and programs that README.md and the pages of docs/ show."""
+"""Extracts the commands and programs that README.md and docs/ show."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ FENCED: Final = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL
 SHELL: Final = ("", "console", "bash")
 """Languages of blocks that a shell reads."""
 OTHERS: Final = ("python", *"py javascript http toml ini yaml json mermaid text".split())
-"""All others; of these the blocks in Python are run too."""
+"""Other languages; blocks in Python are run too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One command of a shell, or one program in Python."""
+    """One shell command, or one Python program."""
 
     page: str
     line: int
@@ -36,12 +36,12 @@ class Shown:
 
 
 def shown(page: str) -> list[Shown]:
-    """Return what a page shows, in its order."""
+    """Return what a page shows, in order."""
     return list(_shown(page))
 
 
 def files(page: str) -> list[str]:
-    """Return the TOML files that a page shows, in its order."""
+    """Return the TOML files that a page shows, in order."""
     return [block for kind, block in FENCED.findall(_text(page)) if kind == "toml"]
 
 

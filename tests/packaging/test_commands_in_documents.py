@@ -1,4 +1,4 @@
-"""Commands of `triolet` that pages for operators show are ones that the command line takes."""
+"""Tests that the command line accepts the `triolet` commands shown on pages for operators."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .shown import PAGES, shown
 
 COMMAND: Final = re.compile(r"(?:^|[\s(|])((?:/opt/triolet/bin/)?triolet [a-z].*)")
 SHELL: Final = re.compile(r"\s+(?:\d?[<>]|#|\||&&)|\)")
-"""Where the shell reads on."""
+"""Where the command ends and shell syntax continues."""
 KEY: Final = re.compile(r"\$(?:ROOT|ALICE|\(cat )")
 
 
 def commands(page: str) -> list[str]:
-    """Return every command of `triolet` that a page shows to a shell."""
+    """Return every `triolet` command in a page's shell blocks."""
     lines = [one.text for one in shown(page) if not one.is_python]
     return [SHELL.split(match[1])[0] for line in lines if (match := COMMAND.search(line))]
 

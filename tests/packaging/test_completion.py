@@ -1,4 +1,4 @@
-"""What `triolet completion` prints lets a shell complete commands, options and choices."""
+"""Tests that the script of `triolet completion` completes commands, options and choices."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ done
 
 
 def answers(asked: Iterable[str], *shell: str) -> list[str]:
-    """Run a shell's script, with the installed command, on what is typed."""
+    """Run a shell's script with the installed command on typed text."""
     lines = "".join(f"{line}\n" for line in asked)
     if shutil.which(shell[0]) is None:
         pytest.skip(f"{shell[0]} is not installed")

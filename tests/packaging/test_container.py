@@ -1,4 +1,4 @@
-"""The facts of the Containerfile and of the Compose file, which no test here builds or starts."""
+"""Tests of the Containerfile and the Compose file as text; nothing is built or started."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ CONTAINERFILE: Final = (ROOT / "Containerfile").read_text(encoding="utf-8")
 COMPOSE: Final[dict[str, Any]] = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))
 SERVICES: Final[dict[str, Any]] = COMPOSE["services"]
 GIVEN_BY_OPERATOR: Final = {"secrets/operator.key", "secrets/grafana.password"}
-"""What docs/install.md says to make before."""
+"""Files that docs/install.md tells operators to create first."""
 TIMEOUT_S: Final = 60.0
 
 
 def instructions() -> list[tuple[str, str]]:
-    """Return every instruction with its text, continued lines joined."""
+    """Return every instruction with its text, continuation lines joined."""
     lines = [line for line in CONTAINERFILE.splitlines() if not line.startswith("#")]
     text = "\n".join(lines).replace("\\\n", " ")
     pairs = (line.partition(" ") for line in text.splitlines() if line.strip())
@@ -72,7 +72,7 @@ def test_the_command_is_a_real_one_that_listens_on_loopback() -> None:
 
 
 def health_check() -> str:
-    """Return the program that Python runs as the health check."""
+    """Return the health check's Python program."""
     check = re.search(r"\[.*\]$", last_of("HEALTHCHECK"))
     assert check is not None
     *python, program = json.loads(check[0])
@@ -81,7 +81,7 @@ def health_check() -> str:
 
 
 class Health(BaseHTTPRequestHandler):
-    """Answers each request with the status of the class."""
+    """Answers each request with the class's status."""
 
     status = 200
 
@@ -101,7 +101,7 @@ def test_the_health_check_asks_the_server_and_no_proxy(
     monkeypatch.setattr(Health, "status", status)
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    # Port 9 of loopback, "discard": no proxy is there.
+    # Port 9 of loopback, "discard": no proxy runs there.
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     with HTTPServer(("127.0.0.1", 0), Health) as server:
         Thread(target=server.serve_forever, daemon=True).start()
@@ -168,7 +168,7 @@ def test_the_server_of_the_compose_file_is_what_is_meant() -> None:
     service = SERVICES["triolet"]
     config = server_config(service["command"])
     assert config.host == "0.0.0.0"
-    assert not config.allow_remote_clients, "keys are what lets others in"
+    assert not config.allow_remote_clients, "keys admit others"
     assert service["ports"] == [f"127.0.0.1:{config.port}:{config.port}"]
     written = {config.tenants.file, config.batches.directory}
     assert all(path is not None and Path(path).is_relative_to("/data") for path in written)
@@ -179,7 +179,7 @@ def test_the_server_of_the_compose_file_is_what_is_meant() -> None:
 
 
 def longest_stop_s(config: ServerConfig) -> float:
-    """Return how long the end of a fleet may take: its server's, then its workers'."""
+    """Return the longest time that stopping a fleet takes: its server, then its workers."""
     from ops.supervisor.serve import server_exit_s
     from triolet.config import SupervisorConfig
 
@@ -190,7 +190,7 @@ def test_redis_takes_its_options(tmp_path: Path) -> None:
     program, *options = SERVICES["redis"]["command"]
     if shutil.which(program) is None:
         pytest.skip(f"{program} is not installed")
-    # It says what is wrong with an option before it refuses a port below 0.
+    # An invalid option is reported before a port below 0.
     done = subprocess.run(
         [program, *options, "--port", "-1"],
         cwd=tmp_path,

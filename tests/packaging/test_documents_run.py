@@ -1,5 +1,5 @@
-"""Every command of README.md and docs/ does what it says, typed one after the other into a shell
-beside running fleets; or it is listed here with the reason why not."""
+"""Runs the commands of README.md and docs/ one after the other in a shell beside running fleets;
+exceptions are listed here with reasons."""
 
 from __future__ import annotations
 
@@ -76,8 +76,7 @@ SCENES: Final = {
     ),
     "not here": ("docs/gpu.md", f"{OPERATIONS}/gpus.md", f"{OPERATIONS}/drills.md"),
 }
-"""Which pages one reader reads, and in which order. A fleet that a page begins is there until
-another one begins."""
+"""Pages read by one reader, in order. A page's fleet runs until another one starts."""
 RUN_ELSEWHERE: Final = {
     "docs/API.md": "tests/end_to_end/test_api_document.py",
     "docs/CLIENTS.md": "tests/end_to_end/clients",
@@ -108,7 +107,7 @@ NOT_RUN: Final = {
     ),
     "needs another machine": ("ssh ",),
 }
-"""Commands that no test runs, by their beginnings, and why."""
+"""Commands that no test runs, by their start, and why."""
 PROMISES: Final = {
     "curl -s localhost:8000/health/ready": '"status":"ready"',
     "curl -N ": "data: [DONE]",
@@ -122,15 +121,15 @@ PROMISES: Final = {
     'grep \'"client_request_id"': "request_ended",
     "grep 'THE-REQUEST-ID'": "attempt_ended",
 }
-"""What commands that begin so print if they do what their page says."""
+"""Expected output of commands, by their start."""
 KEY_ID: Final = re.compile(r"ed25519:[0-9a-f]{64}")
 ADMIN: Final = "curl --unix-socket $XDG_RUNTIME_DIR/triolet-*/admin.sock"
 NEEDED: Final = ("bash", "curl", "make", "openssl")
-"""Programs that the documents use beside Triolet's."""
+"""Programs that the documents use besides Triolet's."""
 
 
 def make_models(reader: Reader) -> None:
-    """Put the demo model where the documents have models, and a small file for SmolLM2's."""
+    """Put the demo model where the documents expect models, and a small file for SmolLM2."""
     models = reader.home / "models"
     models.mkdir()
     for name in ("Llama-3.2-1B-Instruct", "Coder", "Qwen2.5-Coder-0.5B-Instruct"):
@@ -149,7 +148,7 @@ def make_deploy_folder(reader: Reader) -> None:
 
 
 def write_config(reader: Reader, page: str) -> None:
-    """Write the first file that a page shows as the triolet.toml that its commands name."""
+    """Write the first file of a page as the triolet.toml that its commands use."""
     (reader.folder / "triolet.toml").write_text(reader.here(files(page)[0]))
 
 
@@ -172,7 +171,7 @@ def make_adapters(reader: Reader) -> None:
 
 
 def ask_with_an_id(reader: Reader) -> None:
-    """Ask as the client of the page on logs did, and log where it looks."""
+    """Send the request of the client on the page about logs, and log where the page looks."""
     reader.stop()
     typed(reader, "triolet serve demo 2>log")
     body = """-d '{"prompt": "Hello", "max_tokens": 1}' -H 'content-type: application/json'"""
@@ -183,7 +182,8 @@ def ask_with_an_id(reader: Reader) -> None:
 
 
 def fill_stores(reader: Reader) -> None:
-    """Put a version where another store is named, and sampling defaults where an import reads."""
+    """Put a version into the store that a page names, and sampling defaults where an import reads
+    them."""
     (reader.folder / "sampling.json").write_text('{"temperature": 0.2}')
     typed(
         reader, f"triolet model import demo --name chat --tag v2 --store {reader.folder}/srv/models"
@@ -202,7 +202,7 @@ def name_our_key(reader: Reader) -> None:
 
 
 def wait_added(reader: Reader) -> None:
-    """Let an order end that the page gives just before another one for the same model."""
+    """Wait for a page's order that precedes another one for the same model."""
     (order,) = re.findall(r'"id": ?"(\w+)"', reader.said)
     ask = f"{ADMIN} -s http://localhost/admin/operations/{order}"
     typed(reader, f"until {ask} | grep -q '\"done\"'; do sleep 0.05; done")
@@ -214,7 +214,7 @@ def serve_a_named_model(reader: Reader) -> None:
 
 
 def typed(reader: Reader, command: str) -> None:
-    """Type what a page takes for granted."""
+    """Type a command that a page assumes."""
     problem = reader.type(command)
     assert not problem, f"{command}: {problem}"
 
@@ -236,11 +236,11 @@ BEFORE: Final[dict[str, Callable[[Reader], None]]] = {
     f"{OPERATIONS}/store.md": fill_stores,
     SIGNATURES: name_our_key,
     f"{OPERATIONS}/registry.md": run_registry,
-    # Beside the processes of several machines, which the page before has begun.
+    # Beside the processes of several machines started by the previous page.
     f"{OPERATIONS}/drain.md": lambda reader: typed(reader, "triolet serve demo"),
     "triolet scale chat.decode": serve_a_named_model,
 }
-"""What a page, or a command of one, takes for granted."""
+"""What a page, or a command of one, assumes."""
 
 
 def is_run(one: Shown) -> bool:
@@ -254,7 +254,7 @@ def prepare(reader: Reader, text: str) -> None:
 
 
 def problem_of(reader: Reader, one: Shown) -> str:
-    """Do what a page shows; return what is wrong with it, or nothing."""
+    """Run what a page shows; return the problem, or an empty text."""
     prepare(reader, one.text)
     if problem := reader.read(one):
         return f"{one}\n{problem}"

@@ -1,4 +1,4 @@
-"""The systemd unit, and what `triolet serve` tells a service manager."""
+"""Tests of the systemd unit, and of what `triolet serve` reports to a service manager."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TIMEOUT_S: Final = 60.0
 
 
 def setting(name: str) -> str:
-    """Return the one value of a setting."""
+    """Return the single value of a setting."""
     (value,) = (
         line.removeprefix(f"{name}=") for line in TEXT.splitlines() if line.startswith(f"{name}=")
     )
@@ -69,7 +69,7 @@ def test_its_commands_are_real_ones_without_a_secret() -> None:
     assert setting("ReadWritePaths") == setting("WorkingDirectory") == str(state)
     command, _ = read_text(setting("ExecReload"))
     assert command == "restart"
-    assert "://" not in " ".join(arguments), "an address may hold a password"
+    assert "://" not in " ".join(arguments), "an address may contain a password"
 
 
 @pytest.mark.parametrize("page", ["ops/deploy/triolet.service", "docs/install.md"])
@@ -82,7 +82,7 @@ def test_what_keeps_a_gpu_away_is_named(page: str) -> None:
 def test_it_waits_as_long_as_the_fleet_may_take() -> None:
     config = server_config(setting("ExecStart").split()[1:])
     assert float(setting("TimeoutStopSec")) > longest_stop_s(config)
-    assert setting("KillMode") == "mixed", "the supervisor ends the others in order"
+    assert setting("KillMode") == "mixed", "the supervisor stops the others cleanly"
     assert setting("RestartPreventExitStatus") == "2"
 
 
@@ -94,7 +94,7 @@ def test_commands_find_the_fleet_where_it_runs() -> None:
 
 @contextmanager
 def service_manager(path: Path | str) -> Iterator[socket.socket]:
-    """Listen as a service manager does."""
+    """Listen like a service manager."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(path))
         manager.settimeout(TIMEOUT_S)
@@ -106,7 +106,7 @@ def test_states_come_in_one_datagram(
     is_abstract: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if is_abstract and sys.platform != "linux":
-        pytest.skip("only Linux has abstract names")
+        pytest.skip("abstract socket names need Linux")
     name = f"triolet-test-{os.getpid()}" if is_abstract else str(tmp_path / "notify")
     with service_manager(f"\0{name}" if is_abstract else name) as manager:
         monkeypatch.setenv(NOTIFY_VARIABLE, f"@{name}" if is_abstract else name)
@@ -127,7 +127,7 @@ def test_a_service_manager_that_is_not_there_is_a_warning(
 
 
 class Stopping(Recorder):
-    """A view that ends the fleet once it serves."""
+    """A view that stops the fleet once it serves."""
 
     supervisor: Supervisor | None = None
 

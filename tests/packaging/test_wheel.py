@@ -1,4 +1,4 @@
-"""What the wheel holds, and what the command says where other packages have the same names."""
+"""Tests of the wheel's contents, and of errors when other packages have the same names."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def site(wheel: Path, tmp_path: Path) -> Path:
-    """A folder that Triolet alone is installed into."""
+    """A folder with only Triolet installed."""
     return unpack(wheel, tmp_path / "site")
 
 
@@ -69,9 +69,9 @@ def test_every_package_is_looked_after() -> None:
 
 
 def run_triolet(*path: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run the command with these folders before all others on Python's path."""
+    """Run the command with these folders first on Python's path."""
     return subprocess.run(
-        # As the installed script does; -P: not with the current folder in front of the path.
+        # Like the installed script; -P keeps the current folder off the path.
         [
             *(sys.executable, "-P", "-c"),
             "import sys; from triolet.entry import main; sys.exit(main())",
@@ -87,7 +87,7 @@ def run_triolet(*path: Path, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def complaint(*path: Path, folder: Path) -> str:
-    """Return the one line that a start in which something is wrong ends with."""
+    """Return the one error line of a failed start."""
     done = run_triolet(*path, folder=folder)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     (line,) = done.stderr.splitlines()
@@ -97,7 +97,7 @@ def complaint(*path: Path, folder: Path) -> str:
 
 @pytest.mark.slow
 def test_an_installation_by_itself_starts(site: Path, tmp_path: Path) -> None:
-    # A folder without __init__.py is no package where a package comes later on the path.
+    # A folder without __init__.py is ignored if a package comes later on the path.
     (tmp_path / "plain" / "server").mkdir(parents=True)
     done = run_triolet(tmp_path / "plain", site, folder=tmp_path)
     assert done.stdout.startswith("triolet 0."), done.stderr
@@ -130,7 +130,7 @@ def test_a_distribution_that_brings_the_package_is_named(site: Path, tmp_path: P
 
 
 def leave_behind(site: Path, release: str) -> None:
-    """Leave the records of another release beside the installed one's, its files replaced."""
+    """Add another release's records beside the installed ones, with its files replaced."""
     (installed,) = site.glob("triolet-0.1*.dist-info")
     left = site / f"triolet-{release}.dist-info"
     shutil.copytree(installed, left)

@@ -1,4 +1,4 @@
-"""The distribution's own files: what git knows of them, copied to where they can be built."""
+"""The distribution's files: lists what git tracks, and copies it to a folder to build in."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 NOT_SHIPPED: Final = ("loadtest", "tools")
 """Top-level packages that run from a checkout."""
 SHIPPED: Final = tuple(room for room in ROOMS if room not in NOT_SHIPPED)
-"""Those of the wheel."""
+"""Those in the wheel."""
 FILES: Final = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
 BUILD_TIMEOUT_S: Final = 120.0
 
 
 def known_files(*folders: str) -> list[str]:
-    """Return the files that git knows or would add below some folders."""
+    """Return the files below some folders that git tracks or would add."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *folders],
         cwd=ROOT,
@@ -35,7 +35,7 @@ def known_files(*folders: str) -> list[str]:
 
 
 def copy_tree(target: Path) -> Path:
-    """Copy what a distribution is built from, and what it must leave out, to an empty folder."""
+    """Copy the sources of a distribution, and files it must leave out, to an empty folder."""
     for name in known_files(*FILES, *ROOMS, "tests/packaging"):
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / name, target / name)
@@ -61,7 +61,7 @@ def build_wheel(source: Path, folder: Path) -> Path:
 
 
 def unpack(wheel: Path, folder: Path) -> Path:
-    """Unpack a wheel as an installer does; return the folder."""
+    """Unpack a wheel like an installer; return the folder."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
     return folder

@@ -1,7 +1,7 @@
-"""Asks a server for all that its OpenAPI document allows, and for what it does not.
+"""Checks a server against its OpenAPI document with generated requests, valid and invalid.
 
-As a program (`make document`): starts a server with the demo model, asks every operation, and says
-how many requests that the document allows were refused (0), and how many ended in a 5xx (0).
+As a program (`make document`) it starts a server with the demo model, calls every operation, and
+reports how many valid requests were refused (0) and how many requests ended in a 5xx (0).
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ MODES: Final = list(schemathesis.GenerationMode)
 EXAMPLES: Final = 5
 ANSWER_S: Final = 60.0
 FEW_TOKENS: Final = 4
-"""Of an answer: what is asked is about requests."""
+"""Maximum tokens of an answer, because the check is about requests."""
 STATES: Final = frozenset({401, 403, 404, 429})
-"""Refusals that are about the tenant, what there is and how much, not about a request's form."""
+"""Refusals about the tenant, missing objects and quantities, not about a request's form."""
 PROGRAMS: Final[dict[str, list[Any]]] = {
     "guided_regex": ["[a-c]{1,3}", "x"],
     "regex": ["[a-c]{1,3}", "x"],
@@ -54,12 +54,12 @@ PROGRAMS: Final[dict[str, list[Any]]] = {
     "parameters": [{"type": "object", "properties": {"a": {"type": "integer"}}}],
     "input_schema": [{"type": "object", "properties": {"a": {"type": "integer"}}}],
 }
-"""Fields whose values are programs, in languages that JSON Schema cannot describe, with some that
-are valid. They stand in the place of what the document says of these fields."""
+"""Fields whose values are programs, in languages that JSON Schema cannot describe, with valid
+examples. They replace the document's description of these fields."""
 RELATIONS: Final = (
     "context is ",  # the sum of a prompt and its completion
     "min_tokens exceeds max_tokens",
-    "must be less than max_tokens",  # a budget of reasoning
+    "must be less than max_tokens",  # a reasoning budget
     "its chat template ignores them",
     "has the same name twice",
     "names a tool that is not in tools",
@@ -68,19 +68,20 @@ RELATIONS: Final = (
     "allowed: equally many, or one",
     "takes at most ",  # an input, in tokens
 )
-"""What the document says in prose, because JSON Schema has no words for it: parts of refusals."""
+"""Rules that the document states in prose because JSON Schema cannot express them, as parts of
+error messages."""
 
 
 @dataclass
 class Tally:
-    """What came of asking.
+    """The results of a check.
 
     Attributes:
-      asked: requests by operation.
-      refused: those that the document allows, by operation and what was said.
-      by_relation: those that only prose forbids, by the part of RELATIONS that was said.
-      faults: everything else that is not as the document says.
-      num_5xx: of these, errors of the server.
+      asked: number of requests by operation.
+      refused: refused valid requests, by operation and error message.
+      by_relation: requests that only prose forbids, by the entry of RELATIONS.
+      faults: everything else that contradicts the document.
+      num_5xx: number of these that are server errors.
     """
 
     asked: Counter[str] = field(default_factory=Counter)
@@ -116,7 +117,7 @@ def with_programs(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def shorten(body: Any) -> None:  # noqa: ANN401
-    """Let an answer be short; what is asked stays what the document allows."""
+    """Limit the answer's length without making the request invalid."""
     if not isinstance(body, dict):
         return
     for name in ("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens"):
@@ -145,14 +146,14 @@ def ask_all(
     examples: int = EXAMPLES,
     only: str = "",
 ) -> Tally:
-    """Ask every operation of a document with what it allows and with what it does not.
+    """Call every operation of a document with valid and invalid requests.
 
     Args:
       document: the OpenAPI document.
-      url: of the server.
-      checks: of every answer.
-      examples: requests of each kind to each operation.
-      only: part of the names of the operations to ask.
+      url: the server's URL.
+      checks: checks for every answer.
+      examples: requests of each kind per operation.
+      only: part of the names of the operations to call.
     """
     tally = Tally()
     for result in schemathesis.openapi.from_dict(with_programs(document)).get_all_operations():
@@ -178,11 +179,11 @@ def ask_all(
 
 
 def judge(case: Any, response: Any, checks: list[Any], tally: Tally) -> None:  # noqa: ANN401
-    """Note what is not as the document says."""
+    """Record what contradicts the document."""
     label, status = case.operation.label, response.status_code
     named = {str(one) for one in case.operation.definition.raw["responses"]}
     if str(status) in named and status >= 500:
-        return  # the document says that this is always the answer
+        return  # the document states that this is always the answer
     try:
         case.validate_response(response, checks=checks)
     except AssertionError as error:
@@ -199,10 +200,12 @@ def judge(case: Any, response: Any, checks: list[Any], tally: Tally) -> None:  #
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Ask a fleet with the demo model; return the exit code."""
+    """Check a fleet with the demo model; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.security.document", description=__doc__)
-    parser.add_argument("--examples", type=int, default=50, help="of each kind and operation")
-    parser.add_argument("--only", default="", help="part of the names of operations")
+    parser.add_argument(
+        "--examples", type=int, default=50, help="requests of each kind per operation"
+    )
+    parser.add_argument("--only", default="", help="check only operations whose names contain this")
     options = parser.parse_args(arguments)
     console = Console(highlight=False, soft_wrap=True)
     with (
@@ -216,7 +219,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for fault in tally.faults:
         console.print(fault, markup=False)
     for relation, count in tally.by_relation.most_common():
-        console.print(f"{count} refused as the document says in prose: {relation}", markup=False)
+        console.print(
+            f"{count} refused by a rule that the document states in prose: {relation}", markup=False
+        )
     console.print(
         f"{tally.asked.total()} requests to {len(tally.asked)} operations: "
         f"{tally.refused.total()} refused that the document allows, {len(tally.faults)} answers "

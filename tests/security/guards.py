@@ -1,7 +1,7 @@
-"""What of the product keeps out which attack of docs/SECURITY.md, and what it is without it.
+"""The guards against each attack of docs/SECURITY.md, as mutants that lack them.
 
-A table for mutants.py: each entry takes one guard away, or puts the defect there that the guard is
-against, and names tests of that attack's row which have to fail then. Knows no processes.
+A table for mutants.py: each entry removes one guard, or restores the defect that it prevents, and
+names the tests of the attack's row that must then fail. Data only.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import Final, NamedTuple
 
 
 class Mutant(NamedTuple):
-    """A product without one of its guards.
+    """The product without one of its guards.
 
     Attributes:
       attack: the row of docs/SECURITY.md.
-      file: of the product.
-      guard: text that stands there exactly once.
-      instead: what stands there in the mutant.
+      file: the product's file.
+      guard: text that occurs in it exactly once.
+      instead: the text that replaces it.
       test: FILE::TEST below tests/, which fails without the guard.
     """
 

@@ -1,7 +1,8 @@
-"""`python -m tests.security.mutants`: take each guard away; a test of its row has to fail.
+"""Mutation tests of security guards (`python -m tests.security.mutants`): removes each guard and
+expects a test of its row to fail.
 
-Works on copies of the tree, so that a test that starts processes starts mutants too. Exit code 0 if
-every mutant died, 1 if one survived, 2 if its tests could not run.
+Works on copies of the tree, so that processes started by tests are mutants too. Exit code 0 if
+every mutant was killed, 1 if one survived, 2 if its tests could not run.
 """
 
 from __future__ import annotations
@@ -32,19 +33,20 @@ ROOMS: Final = ("decode", "docs", "engine", "loadtest", "ops", "prefill", "serve
                 "store", "tests", "tools", "transport", "triolet", "worker")  # fmt: skip
 FILES: Final = ("pyproject.toml", "README.md", "CHANGES.md")
 TIMEOUT_S: Final = 150.0
-"""For one mutant; tests that hang without their guard die of their own bounds, after a minute."""
+"""Timeout of one mutant. Tests that hang without their guard end by their own timeouts, after a
+minute."""
 PASSED, FAILED = 0, 1
-"""How pytest ends; anything else says that nothing was tested."""
+"""pytest's exit codes; any other means that nothing was tested."""
 
 
 class Verdict(NamedTuple):
-    """What became of one mutant.
+    """The result for one mutant.
 
     Attributes:
-      mutant: which.
+      mutant: the mutant.
       outcome: `died`, `hung`, `SURVIVED` or `BROKEN`.
-      seconds: that it took.
-      output: of the tests.
+      seconds: duration.
+      output: the tests' output.
     """
 
     mutant: Mutant
@@ -64,10 +66,10 @@ def copy_tree(into: Path) -> None:
 
 @contextmanager
 def mutated(tree: Path, mutant: Mutant) -> Iterator[None]:
-    """Take the guard away for a while.
+    """Remove the guard for the duration of the context.
 
     Raises:
-      LookupError: it is not there, or more than once.
+      LookupError: the guard is missing, or occurs more than once.
     """
     path = tree / mutant.file
     text = path.read_text(encoding="utf-8")
@@ -81,8 +83,8 @@ def mutated(tree: Path, mutant: Mutant) -> Iterator[None]:
 
 
 def run_test(tree: Path, test: str) -> tuple[int | None, str]:
-    """Run one test in a copy; return pytest's exit code, None if it hung, and what it said."""
-    # Without bytecode: it would be taken for the mutant's where both were written in one second.
+    """Run one test in a copy; return pytest's exit code, None if it hung, and the output."""
+    # Without bytecode: if both were written within a second, it would be taken for the mutant's.
     environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider"]
     with subprocess.Popen(
@@ -111,7 +113,7 @@ def judge(tree: Path, mutant: Mutant) -> Verdict:
 
 
 def hunt(mutants: Sequence[Mutant], num_processes: int, console: Console) -> list[Verdict]:
-    """Judge mutants, some at once, each process with a copy of its own."""
+    """Judge mutants in parallel, each process with its own copy."""
     trees: queue.SimpleQueue[Path] = queue.SimpleQueue()
 
     def judge_in_turn(mutant: Mutant) -> Verdict:
@@ -132,10 +134,12 @@ def hunt(mutants: Sequence[Mutant], num_processes: int, console: Console) -> lis
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Hunt; return the exit code."""
+    """Run the mutants; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.security.mutants", description=__doc__)
-    parser.add_argument("rows", nargs="*", metavar="ROW", help="such as A1; all if none is named")
-    parser.add_argument("--processes", type=int, default=2, help="at once (default: %(default)s)")
+    parser.add_argument("rows", nargs="*", metavar="ROW", help="attacks such as A1 (default: all)")
+    parser.add_argument(
+        "--processes", type=int, default=2, help="parallel processes (default: %(default)s)"
+    )
     options = parser.parse_args(arguments)
     chosen = [mutant for mutant in MUTANTS if not options.rows or mutant.attack in options.rows]
     verdicts = hunt(chosen, options.processes, Console(stderr=True, highlight=False))

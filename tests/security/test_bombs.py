@@ -1,4 +1,4 @@
-"""Small requests that ask for much: what they cost is known before anything is allocated."""
+"""Tests of small requests that demand much work: the cost is known before anything is allocated."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def refusal_of(kind: Any, body: dict[str, Any]) -> RequestError | None:  # noqa:
 def test_a_request_costs_no_more_memory_than_it_has_bytes(kind: Any, bomb: Any) -> None:  # noqa: ANN401
     body = {"messages": HI} if kind is ChatRequest else {"prompt": "hi"}
     raw = json.dumps(body | bomb).encode()
-    parse_object(raw)  # what is made once is no cost of a request
+    parse_object(raw)  # one-time initialization is not part of a request's cost
     tracemalloc.start()
     try:
         parsed = parse_object(raw)
@@ -95,7 +95,7 @@ def test_a_request_costs_no_more_memory_than_it_has_bytes(kind: Any, bomb: Any) 
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    # What it brings itself may be turned over a few times, which its size bounds.
+    # Its own data may be copied a few times, which its size bounds.
     assert peak - held < MIB + 8 * len(raw)
     if refused is not None:
         assert refused.status == 400
@@ -145,7 +145,7 @@ async def test_bombs_reach_no_worker() -> None:
                 ("/v1/completions", {"prompt": "hi"}),
             ):
                 if set(bomb) <= {"metadata"}:
-                    continue  # no bomb for any but its sender
+                    continue  # harmless to anyone but its sender
                 answer = await server.post(path, body | bomb)
                 assert answer.status == 400, (path, str(bomb)[:80], answer.status)
         assert server.fleet.generations == []

@@ -1,7 +1,7 @@
-"""What of a client's words ever becomes a path or an address: nothing.
+"""Tests that nothing a client sends ever becomes a file path or a network address.
 
-The interpreter itself tells of each file that is opened and each address that is connected to, in a
-server process that is asked for paths and addresses in every way that a request has.
+Python's audit hooks report each opened file and each connection of a server process, which receives
+paths and addresses in every part of a request.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def _tell(event, arguments):
 sys.addaudithook(_tell)
 """
 MARK: Final = "h0stile"
-"""In every hostile word, so that none can be overlooked."""
+"""Part of every hostile value, so that none is overlooked."""
 TEXT_PROCESS: Final = "'-m', 'server.text_process'"
-"""One may start beside the first requests, or again where it was silent for seconds."""
+"""One may start during the first requests, or again after seconds of silence."""
 NEAR: Final = f"127.0.0.1:9/{MARK}"
 PREFIXES: Final = (
     "", "/", "..", "../", "../../", "..%2f", "%2e%2e/", "..\\", "....//", "file:///", "\\\\host\\",
@@ -55,7 +55,7 @@ async def test_no_word_of_a_client_finds_a_model_or_a_file() -> None:
         for index, word in enumerate(WORDS):
             for base in ("/v1/models/", "/static/"):
                 answer = await server.request("GET", base + quote(word, safe="%/\\;~.:"))
-                # A slash too many or a NUL may be refused sooner.
+                # An extra slash or a NUL may be refused earlier.
                 assert answer.status in {400, 404}, (base, word, answer)
             if index % 4:
                 continue
@@ -66,7 +66,7 @@ async def test_no_word_of_a_client_finds_a_model_or_a_file() -> None:
 
 
 def requests() -> list[tuple[str, str, dict[str, Any]]]:
-    """Requests with paths and addresses wherever one can stand."""
+    """Requests with paths and addresses wherever possible."""
     messages = [{"role": "user", "content": ADDRESSES[0]}]
     found: list[tuple[str, str, dict[str, Any]]] = []
     for word in (*WORDS[::7], *ADDRESSES):
@@ -92,13 +92,13 @@ def test_a_server_opens_no_file_and_connects_to_nobody_for_a_client(tmp_path: Pa
     with running(private, fault=WATCH.format(path=str(told))) as process:
         url = ready_url(process)
         before = len(told.read_text().splitlines())
-        assert before > 0, "nothing was told: the watch is blind"
+        assert before > 0, "no event: the audit hook does not work"
         with httpx2.Client(base_url=url, timeout=PATIENCE_S, trust_env=False) as client:
 
             def ask(request: tuple[str, str, dict[str, Any]]) -> int:
                 method, path, more = request
                 if method == "POST":
-                    # There are no workers: what is right would wait for one.
+                    # There are no workers: a valid request would wait for one.
                     more = more | {"headers": {"x-request-timeout-ms": "100"}}
                 return client.request(method, path, **more).status_code
 

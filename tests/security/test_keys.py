@@ -1,4 +1,5 @@
-"""Access: every route of the map, every spelling, every way to send no right key."""
+"""Tests of access control: every route, every spelling of its path, every way to send no valid
+key."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 def path_of(route: Route) -> str:
-    """Return a route's path, with something in the place of each variable part."""
+    """Return a route's path, with values for its variable parts."""
     return re.sub(r"<[^>]*>", "x", route.path)
 
 
@@ -75,7 +76,7 @@ def closed_routes() -> Iterator[tuple[str, str]]:
 
 
 def spellings(path: str) -> list[str]:
-    """Other ways to write a path, of which some have passed guards that compare paths."""
+    """Return other spellings of a path; some of them have bypassed checks that compare paths."""
     return [
         path,
         f"{path}?",
@@ -93,12 +94,13 @@ def spellings(path: str) -> list[str]:
 
 
 IN_TURN: Final = 3
-"""Spellings and wrong keys that a route is asked with in the short form, so that each of them meets
-many routes. How a path is read and how a key is does not depend on the route."""
+"""Spellings and wrong keys per route in the short form, so that each is used on many routes.
+Parsing of paths and keys does not depend on the route."""
 
 
 def in_turn(cases: list[Case], turn: int, *, whole: bool) -> list[Case]:
-    """Return the first case, and of all others those of whose turn it is; all in the whole form."""
+    """Return the first case, and those of the others whose turn it is; all of them in the whole
+    form."""
     if whole:
         return cases
     first, *others = cases
@@ -149,8 +151,8 @@ OVER_OWN_SOCKET: Final = (
     (bearer(ALICE) | {PROXIED: "server-1"}, FOR_USERS),
     (bearer(OPERATOR) | {PROXIED: "server-1"}, ALL),
 )
-"""The same of callers on the socket on which servers ask one another; what a server passes on for a
-client always needs that client's key."""
+"""The same for callers on the peer socket. A request passed on for a client always needs the
+client's key."""
 
 
 async def asked(stream: trio.SocketStream, route: Route, headers: dict[str, str]) -> int:
@@ -204,7 +206,7 @@ async def test_a_refusal_says_what_to_send_and_nothing_of_the_key() -> None:
             assert (answer.status, answer.error["code"]) == (401, "invalid_api_key")
             assert answer.headers["www-authenticate"] == "Bearer"
             message = answer.error["message"]
-            assert ("Bearer KEY" in message) is not ("is wrong, or has ended" in message)
+            assert ("Bearer KEY" in message) is not ("is wrong, or has expired" in message)
             assert "alice" not in answer.body.decode()
 
 
@@ -259,7 +261,7 @@ async def test_a_websocket_needs_a_key_too_and_never_in_its_address() -> None:
 
 
 async def salts(server: Surface, key: str, **more: Any) -> set[bytes]:  # noqa: ANN401
-    """Salts of the same question over every way to ask it."""
+    """Return the cache salts of the same question sent in every way."""
     begun = len(server.fleet.generations)
     await server.post("/v1/chat/completions", CHAT | more, headers=bearer(key))
     await server.post("/v1/completions", {"prompt": "hi"} | more, headers=bearer(key))

@@ -1,4 +1,4 @@
-"""Another process of the machine against a server and a decode worker that runs by itself."""
+"""Tests of another local process attacking a server and a separate decode worker."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ pytestmark = pytest.mark.slow
 ROOT: Final = Path(__file__).parents[2]
 PATIENCE_S: Final = 60.0
 RECOVERY_S: Final = 10.0
-"""From the moment at which an attacker leaves."""
+"""Time after an attacker has left."""
 FORGED: Final = 50
 POLL_S: Final = 0.02
 QUIET_MS: Final = 200
-"""In which a worker answers hundreds of times."""
+"""Time in which a worker answers hundreds of times."""
 
 
 @dataclass
 class WorkerProcess:
-    """A worker that runs."""
+    """A running worker."""
 
     popen: subprocess.Popen[bytes]
     control: str
@@ -89,8 +89,8 @@ def worker_process(
 
 @dataclass
 class Workers:
-    """A decode and a prefill worker on loopback, each with keys of its own; control is encrypted,
-    KV goes in plaintext."""
+    """A decode and a prefill worker on loopback, each with its own keys; control is encrypted, KV
+    is plaintext."""
 
     decode: WorkerProcess
     prefill: WorkerProcess
@@ -99,7 +99,7 @@ class Workers:
 
 @pytest.fixture(scope="module")
 def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
-    """Workers with directories that let the server and the prefill worker in, in their roles."""
+    """Workers whose key folders allow the server and the prefill worker, in their roles."""
     home = tmp_path_factory.mktemp("links")
     names = ("decode", "prefill", "server", "stranger")
     public = {name: make_keys(home / name) for name in names}
@@ -122,7 +122,7 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
 
 
 class Attacker:
-    """A socket under any name, with any key; speaks frames."""
+    """A socket with any name and any key; sends and receives frames."""
 
     def __init__(
         self, address: str, identity: bytes, keys: KeyDirectory | None, server_key: bytes
@@ -145,7 +145,7 @@ class Attacker:
         self._socket.send_multipart(parts)
 
     async def heard(self, wanted: int = 1000) -> Sequence[AnyFrame]:
-        """Return what comes until that many frames are there, or nothing more comes."""
+        """Return frames until `wanted` have arrived or no more arrive."""
         frames: list[AnyFrame] = []
         while len(frames) < wanted and await trio.to_thread.run_sync(self._socket.poll, QUIET_MS):
             frames.append(decode(self._socket.recv(), MIB))
@@ -172,7 +172,7 @@ def attacker(
 
 @asynccontextmanager
 async def fleet_of(workers: Workers, own: str = "server") -> AsyncIterator[Links]:
-    """Run a server that uses the workers, once they let its keys in."""
+    """Run a server with the workers, which allow its keys."""
     link = LinkConfig()
     config = server_config(
         prefill_addresses=(workers.prefill.control,),
@@ -195,7 +195,7 @@ async def fleet_of(workers: Workers, own: str = "server") -> AsyncIterator[Links
 
 
 async def read(stream: OutputStream, least: int | None = None) -> list[int]:
-    """Read a stream to its end, or until so many tokens are there."""
+    """Read a stream to its end, or until `least` tokens have arrived."""
     token_ids: list[int] = []
     while not stream.is_over and (least is None or len(token_ids) < least):
         for _, event in await anext(stream):
@@ -252,7 +252,7 @@ async def test_a_stolen_name_brings_no_token_and_the_fleet_is_whole_soon_after_t
         with attacker(workers.decode.control, fleet._me.identity(), own, key) as thief:
             thief.send(Audit(1), Drain(0.0))
             heard = await thief.heard(2)
-            assert [type(frame) for frame in heard] == [Goodbye, Goodbye], "ask for HELLO"
+            assert [type(frame) for frame in heard] == [Goodbye, Goodbye], "no HELLO yet"
             thief.send(make_hello(fleet._me))
             heard = await thief.heard(2)
             assert not any(isinstance(frame, Tokens) for frame in heard)
@@ -278,7 +278,7 @@ async def test_what_is_forged_on_a_plaintext_kv_link_is_counted_and_changes_noth
             for index in range(FORGED):
                 chunk = KvChunk(*key, welcome.peer.epoch, index, 0, 1, payload_digest(lie))
                 enemy.send_parts(encode(chunk), lie)
-            assert await enemy.heard() == [], "neither credit nor a wish for more"
+            assert await enemy.heard() == [], "no credit and no request for it"
         forged = await dropped_by_decode(fleet) - before
         assert tokens + await read(stream) == undisturbed
         assert forged == FORGED

@@ -1,4 +1,4 @@
-"""The OpenAPI document says what is served, and the server does what the document says."""
+"""Tests that the OpenAPI document and the server agree."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from tests.server.support.surface import Surface
 
 FEW_EXAMPLES: Final = 2
-"""The simplest request of each kind to each operation, and another one."""
+"""The simplest request of each kind per operation, and one more."""
 OPENAI: Final = Path(__file__).parents[3] / "shared/data/vectors/openai-chat-subset.openapi.json"
 
 
 class AnyText(FakeText):
-    """Takes every text, as real tokenizers do."""
+    """Accepts every text, as real tokenizers do."""
 
     async def encode(
         self,
@@ -45,7 +45,7 @@ class AnyText(FakeText):
 
 
 def is_json(context: Any, response: Any, case: Any) -> None:  # noqa: ANN401
-    """Check that an error is one, in OpenAI's form."""
+    """Check that an error has OpenAI's form."""
     if response.status_code >= 400:
         assert set(response.json()["error"]) == {"message", "type", "param", "code"}
 
@@ -88,9 +88,11 @@ async def test_the_document_names_the_key_where_there_is_one() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not OPENAI.exists(), reason="OpenAI's document is not beside the repository")
+@pytest.mark.skipif(
+    not OPENAI.exists(), reason="OpenAI's document is missing beside the repository"
+)
 async def test_requests_by_openai_s_own_document_are_no_fault_of_ours() -> None:
-    """They may ask for more than is served here; then the refusal is an error in OpenAI's form."""
+    """They may ask for more than this server supports; the refusal must have OpenAI's form."""
     document = json.loads(OPENAI.read_text())
     async with surface() as server:
         checks = [not_a_server_error, is_json]

@@ -1,4 +1,4 @@
-"""Every attack of docs/SECURITY.md has its guard, and tests that exist."""
+"""Tests that every attack of docs/SECURITY.md has a guard and existing tests."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .mutants import PASSED, copy_tree, judge, run_test
 
 ROOT: Final = Path(__file__).parents[2]
 ATTACKS: Final = [f"A{number}" for number in range(1, 44) if number != 41]
-"""A41 was an attack on a command that was removed. Numbers are not used again."""
+"""A41 was an attack on a removed command. Numbers are not reused."""
 (QUICK,) = [mutant for mutant in MUTANTS if mutant.file == "transport/address.py"]
-"""With every change one is hunted, to know that a hunt finds; `make security-mutants` hunts all. It
-is one with a test that loads no torch."""
+"""The one mutant run with every change, to check the mutation run itself; `make security-mutants`
+runs all. Its test loads no torch."""
 
 
 @cache

@@ -1,4 +1,5 @@
-"""Keys and prompts are never told, also where something breaks while they are at hand."""
+"""Tests that keys and prompts are never disclosed, even when something fails while handling
+them."""
 
 from __future__ import annotations
 

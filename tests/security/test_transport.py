@@ -1,4 +1,4 @@
-"""What strangers send to the sockets that processes have for one another."""
+"""Tests of what strangers send to the sockets between processes."""
 
 from __future__ import annotations
 

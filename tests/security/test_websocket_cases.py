@@ -1,4 +1,4 @@
-"""Every conversation that the Autobahn suite knows, driven frame by frame."""
+"""Tests with every conversation of the Autobahn suite, frame by frame."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ LIST: Final = Path(__file__).parents[3] / "shared/data/vectors/autobahn_cases.cs
 
 
 async def converse(server: Surface, case: Case) -> tuple[int, list[bytes], int]:
-    """Hold one conversation.
+    """Run one conversation.
 
     Returns:
-      Answers, pongs, and the code of the server's close, DROPPED without one.
+      Number of answers, pongs, and the server's close code; DROPPED without one.
     """
     opened = await open_socket(server)
     stream = opened.client.stream
-    # Else small pieces would leave together, and nothing would be in pieces.
+    # Otherwise small pieces would be sent together, unsplit.
     stream.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     heard: list[tuple[int, list[bytes], int]] = []
     all_sent = trio.Event()
@@ -48,14 +48,14 @@ async def converse(server: Surface, case: Case) -> tuple[int, list[bytes], int]:
                 for data in case.writes():
                     await stream.send_all(data)
             except trio.BrokenResourceError:
-                assert not case.is_clean  # else it may be refused before its end
+                assert not case.is_clean  # otherwise it may be refused before its end
             all_sent.set()
             await trio.sleep_forever()
     return heard[0]
 
 
 async def hear(opened: Socket, case: Case, all_sent: trio.Event) -> tuple[int, list[bytes], int]:
-    """Read until the close; say good-bye when all that is expected has come."""
+    """Read until the close; send a close once everything expected has arrived."""
     answers, pongs, has_parted = 0, list[bytes](), False
     while True:
         is_all = answers == case.answers and tuple(pongs) == case.pongs
@@ -101,7 +101,7 @@ async def test_every_conversation_ends_as_it_should(family: str) -> None:
         assert (await server.request("GET", "/health/live")).status == 200
 
 
-@pytest.mark.skipif(not LIST.exists(), reason="Autobahn's list is not beside the repository")
+@pytest.mark.skipif(not LIST.exists(), reason="Autobahn's list is missing beside the repository")
 def test_every_case_of_the_list_is_held() -> None:
     with LIST.open(newline="") as file:
         listed = {row["case"] for row in csv.DictReader(file)}

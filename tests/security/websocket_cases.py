@@ -1,8 +1,8 @@
-"""WebSocket conversations by number, as the Autobahn test suite counts them: what a client sends,
-in which pieces, and how it must end.
+"""WebSocket conversations, numbered as in the Autobahn test suite: what a client sends, in which
+pieces, and how it must end.
 
-Our endpoint echoes nothing: what is no request of ours gets an error event, one for each message.
-So a case says how many answers and which pongs it expects, and the code of the close.
+The endpoint echoes nothing: each message that is not a valid request gets an error event. So a case
+states the expected number of answers, the pongs, and the close code.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 BOUND: Final = MIB
-"""The server's for one message."""
+"""The server's limit for one message."""
 CLEAN: Final = frozenset({1000})
 PROTOCOL: Final = frozenset({1002})
 NOT_TEXT: Final = frozenset({1007})
 TOO_MUCH: Final = frozenset({1008, 1009})
-"""Too large, or in too many pieces, whichever is seen first."""
+"""Codes for a message too large or in too many pieces, whichever is detected first."""
 DROPPED: Final = 0
-"""In the place of a code: the connection ends without a close frame."""
+"""Stands for a connection that ends without a close frame."""
 BROKEN_TEXT: Final = "κόσμε".encode() + b"\xf4\x90\x80\x80" + b"edited"
 WORDS: Final = "Hello-µ@ßöäüàá-UTF-8!!".encode()
 
@@ -44,11 +44,11 @@ class Case:
     """One conversation.
 
     Attributes:
-      frames: what the client sends.
-      chop: bytes per write; 0 for each frame by itself, -1 for all at once.
-      codes: with any of which the server may close.
-      answers: error events that it gets, None for any number.
-      pongs: payloads, in order.
+      frames: frames that the client sends.
+      chop: bytes per write; 0 to send each frame by itself, -1 to send all at once.
+      codes: close codes that the server may use.
+      answers: number of error events; None for any.
+      pongs: payloads of the pongs, in order.
     """
 
     frames: tuple[bytes, ...]
@@ -63,7 +63,7 @@ class Case:
         return self.codes is CLEAN and not any(frame[0] & 0xF == CLOSE for frame in self.frames)
 
     def writes(self) -> list[bytes]:
-        """What goes out, piece by piece; of many small pieces the rest goes at once."""
+        """The writes to make; if there are many small pieces, the rest is one write."""
         if self.chop == 0:
             return list(self.frames)
         data = b"".join(self.frames)
@@ -76,12 +76,12 @@ class Case:
 
 
 def close_frame(code: int | None = 1000, reason: bytes = b"") -> bytes:
-    """Return a close."""
+    """Return a close frame."""
     return frame_bytes(CLOSE, b"" if code is None else struct.pack("!H", code) + reason)
 
 
 def fragments(payload: bytes, size: int, opcode: int = TEXT) -> tuple[bytes, ...]:
-    """Return a message in fragments of some size."""
+    """Return a message in fragments of this size."""
     parts = [payload[at : at + size] for at in range(0, len(payload), size)] or [b""]
     last = len(parts) - 1
     return tuple(
@@ -180,7 +180,7 @@ def _texts() -> Iterator[tuple[str, Case]]:
     yield "6.2.4", Case(fragments("κόσμε".encode(), 1), answers=1)
     yield "6.3.1", Case((frame_bytes(TEXT, BROKEN_TEXT),), NOT_TEXT)
     yield "6.3.2", Case(fragments(BROKEN_TEXT, 1), NOT_TEXT)
-    # 10 bytes are right, and the text is wrong beyond doubt with the 12th.
+    # The first 10 bytes are valid; the text is certainly invalid at the 12th.
     for number, at in (("6.4.1", 14), ("6.4.2", 12)):
         parts = (BROKEN_TEXT[:10], BROKEN_TEXT[10:at])
         frames = (
@@ -229,7 +229,7 @@ def _large() -> Iterator[tuple[str, Case]]:
             yield f"9.{family}.{number}", _message(opcode, size)
     for family, opcode in ((3, TEXT), (4, BINARY)):
         for number, piece in enumerate(pieces, start=1):
-            # What lies behind the bound, by size or by number, is not waited for.
+            # What follows after the limit, by size or by number, is not read.
             size = min(4 * MIB, 2000 * piece)
             codes = TOO_MUCH
             yield f"9.{family}.{number}", Case(fragments(b"*" * size, piece, opcode), codes, -1)

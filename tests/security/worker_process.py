@@ -1,5 +1,5 @@
-"""A worker as a process of its own, with real sockets and an engine that computes nothing; its KV
-goes in plaintext: `python -m tests.security.worker_process PARENT ROLE CONTROL KV KEYS`."""
+"""A worker in its own process, with real sockets and an engine that computes nothing; KV is
+plaintext: `python -m tests.security.worker_process PARENT ROLE CONTROL KV KEYS`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SERVE = {Role.PREFILL: prefill.worker.serve, Role.DECODE: decode.worker.serve}
 
 
 class Device:
-    """Takes a moment for each step, so that a stream lasts long enough to be attacked."""
+    """Takes a moment for each step, so that a stream lasts long enough to attack."""
 
     async def run(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
         await trio.sleep(STEP_S)

@@ -1,4 +1,4 @@
-"""What tests of whole server processes share."""
+"""Fixtures for tests of whole server processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def port() -> Iterator[socket.socket]:
-    """A socket that is bound to a free port."""
+    """A socket bound to a free port."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield bound

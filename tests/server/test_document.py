@@ -1,4 +1,4 @@
-"""The document of requests: fields are described, and bounds are those of the validators."""
+"""Tests of the OpenAPI document: fields are described, and bounds match the validators."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LONGEST: Final = 120
-"""Characters of a description: one line of the page."""
+"""Maximum characters of a description: one line of the page."""
 BESIDE: Final[dict[str, dict[str, Any]]] = {
     "/v1/completions": {"prompt": [1]},
     "/v1/chat/completions": {"logprobs": True},
     "/v1/responses": {"include": ["message.output_text.logprobs"]},
 }
-"""What a body needs beside a field before the bound of that can be reached."""
+"""Other fields that a body needs before a field's bound is checked."""
 RELATIONS: Final = ("context is", "exceeds max_tokens")
-"""Of a field's value with the prompt, or with another field: the document says them in prose."""
+"""Errors about a field's relation to the prompt or to another field; the document states them in
+prose."""
 
 
 async def documented() -> dict[str, Any]:
@@ -55,7 +56,7 @@ def integers_of(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, 
         path = operation.split()[1]
         for name, field in schema["properties"].items() if path in BODIES else ():
             for part in parts_of(field):
-                # The fake model has vectors of no size: none of their lengths can be asked for.
+                # The fake model's vectors have no size, so no length can be requested.
                 if part.get("type") == "integer" and name != "dimensions":
                     yield path, name, part
 
@@ -83,7 +84,7 @@ async def test_the_model_is_the_first_field_and_what_is_required_comes_next() ->
 
 @pytest.mark.slow
 async def test_the_bounds_of_integers_are_those_that_the_server_keeps() -> None:
-    """At each bound a value is taken, or does not go with another field; one beyond it is refused,
+    """At each bound a value is accepted or conflicts with another field; one beyond it is refused,
     and the error names the field."""
     tried, wrong = 0, []
     async with surface() as server:
@@ -118,7 +119,7 @@ async def test_the_longest_completion_of_the_document_can_be_had() -> None:
         for path, name, part in integers_of(document)
         if name in {"max_tokens", "max_completion_tokens", "max_output_tokens"}
     ]
-    unbounded = {"/v1/responses/input_tokens", "/v1/messages"}  # without effect; cut to what fits
+    unbounded = {"/v1/responses/input_tokens", "/v1/messages"}  # ignored; cut to what fits
     ends = {most for path, most in lengths if path not in unbounded}
     assert ends == {most}
 

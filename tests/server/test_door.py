@@ -1,4 +1,4 @@
-"""What is decided before a body is read: limits, concurrency and room, by tenant."""
+"""Tests of what is decided before a body is read: limits, concurrency and memory, per tenant."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ if TYPE_CHECKING:
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
 BAD: dict[str, Any] = {"messages": [{"role": "user", "content": "\0"}]}
-"""What is refused once its text is worked on."""
+"""A body that is refused once its text is processed."""
 PATH = "/v1/chat/completions"
 LARGE = 16 * MIB
 ROOM_PATIENCE_S = 10.0
-"""For what comes within milliseconds: a server that takes no room is not waited for longer."""
+"""Timeout for events that take milliseconds."""
 
 
 class World(LimitedServer):
-    """A server with the tenants alice, by a plan, and bob, without limits."""
+    """A server with the tenants alice, who has a plan, and bob, who has no limits."""
 
     async def ask(self, body: object = CHAT, path: str = PATH, name: str = "alice") -> Answer:
-        """Ask, whole."""
+        """Send a whole request."""
         return await self.server.post(path, body, headers=key_of(name))
 
     async def begin(
         self, num_bytes: int, name: str = "alice", *more: str, path: str = PATH
     ) -> RawClient:
-        """Send a head that promises a body."""
+        """Send a head that announces a body."""
         client = await self.server.connect()
         length = f"content-length: {num_bytes}"
         key = f"authorization: {key_of(name)['authorization']}"
@@ -72,7 +72,7 @@ async def world(
     text: TextModel | None = None,
     **changes: object,
 ) -> AsyncIterator[World]:
-    """Run it; afterwards nothing may be under way and no room be taken."""
+    """Run a server; afterwards no request may be in progress and no memory be reserved."""
     quotas = quotas_in_memory()
     names = tenants_of(tenant("alice", "key-of-alice", plan=plan), tenant("bob", "key-of-bob"))
     fleet = ChargingFleet(quotas)
@@ -86,7 +86,7 @@ async def world(
 
 
 async def refused(client: RawClient) -> tuple[int, dict[str, str]]:
-    """Read a refusal that comes although no body was sent, and the end of the connection."""
+    """Read a refusal sent before any body, and the end of the connection."""
     answer = await client.answer()
     assert answer.headers["connection"] == "close"
     assert int(answer.headers["retry-after"]) >= 1
@@ -95,7 +95,7 @@ async def refused(client: RawClient) -> tuple[int, dict[str, str]]:
 
 
 async def room_is(server: Surface, num_bytes: int) -> None:
-    """Wait until bodies hold so many bytes."""
+    """Wait until bodies occupy this many bytes."""
     with trio.fail_after(ROOM_PATIENCE_S):
         while server.services.bodies.held_bytes != num_bytes:
             await trio.lowlevel.checkpoint()
@@ -181,7 +181,7 @@ async def test_work_on_text_alone_is_a_request(path: str, body: object) -> None:
     plan = Plan("p", requests_per_minute=2.0, tokens_per_minute=1.0, budget=0.0)
     async with world(plan) as all_of_it:
         statuses = [(await all_of_it.ask(body, path)).status for _ in range(3)]
-    assert statuses == [200, 200, 429], "tokens and budget do not matter to it"
+    assert statuses == [200, 200, 429], "it needs no tokens or budget"
 
 
 async def test_a_client_that_leaves_while_its_text_is_worked_on_pays_one_request() -> None:
@@ -226,7 +226,7 @@ async def test_a_tenant_has_room_for_so_many_bytes_and_all_together_for_more() -
         beyond_all = await all_of_it.begin(LARGE, "bob")
         assert (await refused(beyond_all))[0] == 503
         for name in ("alice", "bob"):
-            assert (await all_of_it.ask(name=name)).status == 200, "a short body has room always"
+            assert (await all_of_it.ask(name=name)).status == 200, "a short body always fits"
         assert server.services.bodies.refused == {"own_share": 1, "all": 1}
         for client in (*held, one_more, beyond_all):
             await client.stream.aclose()
@@ -244,7 +244,7 @@ async def test_where_there_are_no_tenants_an_address_has_its_room() -> None:
         statuses = [(await client.answer()).status for client in clients]
         for client in clients:
             await client.stream.aclose()
-    assert set(statuses) == {415}, "refused for what they are, and their room is given back"
+    assert set(statuses) == {415}, "refused for their content, and their memory is released"
 
 
 async def test_a_body_without_a_length_takes_room_as_it_grows() -> None:

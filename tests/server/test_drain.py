@@ -1,4 +1,4 @@
-"""SIGTERM to a server process, clause by clause, as its clients meet it."""
+"""Tests of SIGTERM to a server process, step by step, as clients see it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 DRAIN_S = 5.0
-"""Within it all that a drain promises has to be seen, on a busy machine."""
+"""Time for all steps of a drain, on a busy machine."""
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
 GOING_AWAY = 1001
 
 
 def events_of(client: websocket.WebSocket) -> Iterator[dict[str, object]]:
-    """Yield the events of a socket until it is closed; the last one names the code."""
+    """Yield the events of a socket until it is closed; the last one contains the close code."""
     while True:
         opcode, data = client.recv_data()
         if opcode == websocket.ABNF.OPCODE_CLOSE:
@@ -57,12 +57,12 @@ def test_a_server_that_is_told_to_end_keeps_every_promise(
 
         process.send_signal(signal.SIGTERM)
 
-        # WebSockets are told at once; one that waits for nothing is closed.
+        # WebSockets are notified at once; idle ones are closed.
         said = list(events_of(idle))
         assert [event["type"] for event in said] == ["notice", "closed"]
         assert (said[0]["code"], said[1]["code"]) == ("draining", GOING_AWAY)
         assert said[0]["finish_within_s"] == DRAIN_S
-        # New connections and requests are answered, and refused with the way out.
+        # New connections and requests get a refusal that says where to go.
         assert client.get("/health/live").status_code == 200
         for answer in (
             client.get("/health/ready"),
@@ -71,7 +71,7 @@ def test_a_server_that_is_told_to_end_keeps_every_promise(
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "draining")
             assert int(answer.headers["retry-after"]) >= 1
             assert answer.headers["connection"] == "close"
-        # What runs may go on until the deadline, and then ends with one terminal event.
+        # Running requests may continue until the deadline, then end with one terminal event.
         rest = [line for line in lines if line.startswith("data: ")]
         assert '"code":"draining"' in rest[-2]
         assert rest[-1] == "data: [DONE]"
@@ -80,7 +80,7 @@ def test_a_server_that_is_told_to_end_keeps_every_promise(
         assert kinds.count("notice") == 1
         assert kinds[-2:] == ["response.failed", "closed"]
         assert events[-1]["code"] == GOING_AWAY
-        # Then it ends by itself, and no process listens any more: this process only holds the port.
+        # Then it exits, and no process listens any longer: this process only holds the port.
         assert process.wait(PATIENCE_S) == 0
     for finished in (idle, busy):
         finished.shutdown()

@@ -1,5 +1,5 @@
-"""Two server processes on one listening socket: the port is open all the while, no client is
-cut."""
+"""Tests of two server processes on one listening socket: the port stays open, and no client is cut
+off."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ main(ServerConfig(model_dir=sys.argv[1], model_name=sys.argv[4], listen_fd=int(s
 """
 PATIENCE_S = 60.0
 HANDOVER_S = 5.0
-"""Within it this process must have asked once more on a connection that is open already."""
+"""Time for this process to send one more request on an open connection."""
 
 
 @contextmanager
 def server(
     directory: Path, listening: socket.socket, name: str, drain_s: float, handover_s: float
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a server that listens on a socket of ours; ready when this returns."""
+    """Run a server that listens on our socket; it is ready when this returns."""
     directory.chmod(0o700)
     number = listening.fileno()
     options = [str(DEMO), str(directory), str(number), name, str(drain_s), str(handover_s)]
@@ -98,17 +98,17 @@ def test_a_successor_takes_over_the_port_while_streams_go_on(
         assert served_by(idle) == "old"
         with server(tmp_path, port, "new", drain_s=0.5, handover_s=0.1):
             old.send_signal(SUCCESSOR_SIGNAL)
-            # Its connection is open still; an answer says that the next one goes elsewhere.
+            # Its connection is still open; an answer tells it to reconnect for the next request.
             while (answer := idle.get("/health/live")).headers.get("connection") != "close":
                 assert answer.json()["model"] == "old"
             assert answer.json()["model"] == "old"
-            # For a moment both accept; then it is the new one only, and no client is ever refused.
+            # For a moment both accept; then only the new one does, and no client is refused.
             served: list[str] = []
             while served[-20:] != ["new"] * 20:
                 with httpx2.Client(base_url=url_of(port), timeout=PATIENCE_S) as newcomer:
                     served.append(served_by(newcomer))
             assert served_by(idle) == "new"
-            # Without workers it cannot go on; it ends in order at the end of the drain.
+            # Without workers it cannot continue; it exits cleanly at the end of the drain.
             rest = [line for line in lines if line]
             assert '"code":"draining"' in rest[-2]
             assert rest[-1] == "data: [DONE]"
@@ -141,5 +141,5 @@ def test_connections_wait_for_a_server_that_is_being_restarted(
 def test_a_descriptor_that_is_no_socket_is_named() -> None:
     with Path(__file__).open() as file:
         config = ServerConfig("", "", (), (), listen_fd=file.fileno(), link=CONFIG.link)
-        with pytest.raises(ConfigError, match=f"server.listen_fd {file.fileno()} is no socket"):
+        with pytest.raises(ConfigError, match=f"server.listen_fd {file.fileno()} is not a socket"):
             open_listening_socket(config)

@@ -1,5 +1,5 @@
-"""The server process as its operators meet it: start, signals, end, and what it says when it cannot
-start. Without workers; those of tests/end_to_end have them."""
+"""Tests of the server process as operators see it: start, signals, exit and start errors. Without
+workers; tests/end_to_end has them."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ main(ServerConfig(model_dir=sys.argv[1], model_name="demo", port=int(sys.argv[3]
     drain_timeout_s=0.3, exit_grace_s=float(sys.argv[4]), worker_wait_s=30.0))
 """
 PATIENCE_S = 60.0
-"""For an end in order. The process itself waits longer for it, so that its watchdog is nobody's
-excuse, except in those tests that are about it."""
+"""Timeout for a clean exit. The process's own watchdog waits longer, so it cannot hide a failure,
+except in the tests of the watchdog."""
 SHORT_GRACE_S = 1.0
 
 
@@ -72,7 +72,7 @@ def start(
     fault: str = "",
     exit_grace_s: float = 2 * PATIENCE_S,
 ) -> subprocess.Popen[bytes]:
-    """Start the process; `fault` is what it suffers from, as code that runs first."""
+    """Start the process; `fault` is code that runs first and breaks something."""
     directory.chmod(0o700)
     options = [str(model), str(directory), str(port), str(exit_grace_s)]
     return forked.Popen(
@@ -85,7 +85,7 @@ def start(
 
 def ready_url(process: subprocess.Popen[bytes]) -> str:
     assert process.stdout is not None
-    # Its log goes there too; on a busy machine it may complain before it is ready.
+    # Its log goes there too; on a busy machine it may contain warnings before it is ready.
     for line in process.stdout:
         if isinstance(report := parse_report(line), ServerReady):
             return report.url
@@ -100,7 +100,7 @@ def process(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 @contextmanager
 def running(directory: Path, **suffering: Any) -> Iterator[subprocess.Popen[bytes]]:  # noqa: ANN401
-    """Start the process; nothing is left of it at the end."""
+    """Start the process, and clean it up at the end."""
     started = start(directory, **suffering)
     try:
         yield started
@@ -173,8 +173,8 @@ def test_a_second_signal_ends_the_drain(tmp_path: Path) -> None:
 
 
 def wait_out_of_files(pid: int) -> None:
-    """Wait until a process has as many as it may. For moments it may have one less: who fails to
-    connect lets go of a socket, and the next in the crowd takes it."""
+    """Wait until a process has run out of descriptors. It may briefly have one free: a failed
+    connection attempt releases a socket, and the next client takes it."""
     give_up = time.monotonic() + PATIENCE_S
     while len(list(Path(f"/proc/{pid}/fd").iterdir())) < MOST_FILES:
         assert time.monotonic() < give_up, "it did not run out of files"
@@ -184,19 +184,19 @@ def test_it_lives_through_a_time_without_files_and_accepts_again(tmp_path: Path)
     with running(tmp_path, fault=FEW_FILES) as process, ExitStack() as crowd:
         url = ready_url(process)
         address = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
-        # A client that closes its connection when it has been idle for a while would get no other.
+        # A client that closes idle connections could not open another one.
         lasting = httpx2.Limits(keepalive_expiry=None)
         with httpx2.Client(base_url=url, timeout=PATIENCE_S, limits=lasting) as early:
             assert early.get("/health/live").status_code == 200
             for _ in range(2 * MOST_FILES):
                 crowd.enter_context(socket.create_connection(address))
             wait_out_of_files(process.pid)
-            # A connected client notices nothing, and what tries again to connect to workers lives.
+            # A connected client is unaffected, and reconnecting to workers continues.
             until = time.monotonic() + 1.0
             while time.monotonic() < until:
                 assert early.get("/health/live").status_code == 200
-                # hypercorn closes a connection after its 1,000th request; a quick machine gets
-                # there, and a new connection is what cannot be had now.
+                # hypercorn closes a connection after its 1,000th request. A fast machine gets
+                # there, and a new connection cannot be opened now.
                 time.sleep(0.01)
             wait_out_of_files(process.pid)
         crowd.close()
@@ -244,7 +244,7 @@ def test_a_missing_model_is_named(tmp_path: Path) -> None:
     ("changes", "word"),
     [
         ({"host": "no.such.host.invalid", "allow_remote_clients": True}, "cannot be resolved"),
-        ({"host": "192.0.2.1", "allow_remote_clients": True}, "no address of this machine"),
+        ({"host": "192.0.2.1", "allow_remote_clients": True}, "is not an address of this machine"),
     ],
 )
 def test_an_address_that_cannot_be_had_is_explained(changes: dict[str, object], word: str) -> None:
@@ -278,7 +278,7 @@ def test_the_listening_socket_s_options_are_inherited(
 
 
 def test_a_burst_of_connections_waits_in_the_kernel() -> None:
-    """A hundred, the usual bound, would leave the others to their retries after seconds."""
+    """The usual backlog of a hundred would make the others retry after seconds."""
     config = ServerConfig("", "", (), (), port=0)
     with open_listening_socket(config) as listening, ExitStack() as crowd:
         poll = select.poll()

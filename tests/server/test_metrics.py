@@ -1,4 +1,4 @@
-"""The metrics as the fleet's observer: what is told is what is read, under both names."""
+"""Tests of the metrics: observed events are exported, under our names and vLLM's."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ BOARDS = (
     *("request_max_num_generation_tokens", "request_params_n", "request_params_max_tokens"),
     "iteration_tokens_total",
 )
-"""Histograms that the dashboards and documents of vLLM, older ones too, ask for by these names."""
+"""Histograms that vLLM's dashboards and documents, including older ones, use by these names."""
 
 
 def test_what_dashboards_of_vllm_ask_for_is_there(metrics: Metrics) -> None:
@@ -230,7 +230,7 @@ def test_what_was_chosen_ends_with_its_model() -> None:
 
 
 def test_worker_seconds_of_versions_add_up_to_those_of_the_processes(metrics: Metrics) -> None:
-    """From the supervisor's counts of each process to what a scrape shows."""
+    """From the supervisor's counts per process to the scraped value."""
     processes = {("chat", "sha256:1"): (1000.123456, 77.5), ("code", ""): (0.25, 3.0, 12_345.678)}
     account = SecondsAccount()
     account.note("run", {Version(*one): sum(seconds) for one, seconds in processes.items()})
@@ -376,11 +376,11 @@ def test_guesses_are_counted_by_worker() -> None:
 
 
 class Families(Collector):
-    """Many families of ten samples, which notes how many samples each step of a task took.
+    """Many families of ten samples; records how many samples each step of a task wrote.
 
     Attributes:
-      num_collected: how often all of it was collected.
-      most_in_a_step: samples, of any task.
+      num_collected: number of complete collections.
+      most_in_a_step: most samples in one step of any task.
     """
 
     def __init__(self) -> None:
@@ -399,7 +399,7 @@ class Families(Collector):
 
 
 class Steps(trio.abc.Instrument):
-    """Ends a step of the families where one of a task ends."""
+    """Ends a step of the families when a task's step ends."""
 
     def __init__(self, families: Families) -> None:
         self._families = families
@@ -411,7 +411,7 @@ class Steps(trio.abc.Instrument):
 
 
 def with_many_families(server: Surface) -> Families:
-    """Let a server show many families."""
+    """Make a server export many families."""
     families = Families()
     assert isinstance(server.services.metrics, Metrics)
     server.services.metrics._registry.register(families)
@@ -444,14 +444,14 @@ async def test_scrapes_at_once_share_one_text_that_was_begun_after_they_asked() 
         async with trio.open_nursery() as nursery:
             for _ in range(40):
                 nursery.start_soon(scrape)
-        # The first two may be begun before others have asked.
+        # The first two may start before the others have asked.
         assert families.num_collected <= 3
         counts = [text.partition('requests_total{endpoint="here"} ')[2] for text in seen]
         assert {float(count.split()[0]) for count in counts[-38:]} == {40.0}
         with trio.CancelScope() as scope:
             scope.cancel()
             await metrics.scrape()
-        assert b"many_" in await metrics.scrape(), "one that is given up is in no other's way"
+        assert b"many_" in await metrics.scrape(), "an abandoned scrape does not block others"
 
 
 def test_the_text_is_the_client_library_s_byte_for_byte(metrics: Metrics) -> None:
@@ -459,10 +459,10 @@ def test_the_text_is_the_client_library_s_byte_for_byte(metrics: Metrics) -> Non
     metrics.fleet.first_token(FirstTokenArrived(FACTS, 12345678.9))
     quoted = 'a "quoted"\n\\ name'
     metrics.tenants.count(quoted, ServiceClass.DEFAULT, "stop", Usage(10**9, 3))
-    for _ in range(2):  # names are remembered from the first time on
+    for _ in range(2):  # names are cached from the first time on
         ours = metrics.exposition().decode().splitlines()
         theirs = generate_latest(metrics._registry).decode().splitlines()
         assert len(ours) == len(theirs)
         different = [one for one, other in zip(ours, theirs, strict=True) if one != other]
-        # The process grows older meanwhile.
+        # The process's age changes between the two.
         assert all(line.startswith("process_") for line in different)

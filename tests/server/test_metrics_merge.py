@@ -1,4 +1,4 @@
-"""The metrics of several servers as one: each has its name, and nothing is there twice."""
+"""Tests of merging the metrics of several servers: each is labelled, and nothing appears twice."""
 
 from __future__ import annotations
 

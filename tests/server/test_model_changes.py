@@ -1,4 +1,4 @@
-"""The models of a server follow the file of members, while requests run."""
+"""Tests that a server's models follow the members file while requests run."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ SQL = AdapterConfig("sql", "/sql", "", "sha256:" + "a" * 64)
 PATIENCE_S = 60.0
 DRAIN_S = 1.0
 SWEPT_S = 0.1
-"""Within which a deadline that has passed is seen."""
+"""Time within which a passed deadline is noticed."""
 
 
 class Scene:
-    """A server with the model `chat`, whose workers are fakes in memory."""
+    """A server with the model `chat` and fake in-memory workers."""
 
     def __init__(self, nursery: trio.Nursery, **settings: object) -> None:
         config = server_config(models=(CHAT,), drain_timeout_s=DRAIN_S, **settings)
@@ -100,7 +100,7 @@ class Scene:
                 await trio.sleep(0.01)
 
     def labels(self) -> set[str]:
-        """Return the models that a scrape shows, by counters of sequences."""
+        """Return the models in a scrape, by their counters of sequences."""
         lines = self.metrics.exposition().decode().splitlines()
         counted = [line for line in lines if line.startswith("triolet_requests_received_total")]
         return {line.partition('model="')[2].partition('"')[0] for line in counted}
@@ -136,7 +136,9 @@ async def test_a_model_comes_and_goes_and_the_other_answers() -> None:
         await one.until(lambda: "code" not in one.fleets.by_model)
         assert one.labels() == {""}
         assert b'="code"' not in one.metrics.exposition()
-        assert one.metrics.figures()["requests_received"] == {"": 3.0}, "of the server, for good"
+        assert one.metrics.figures()["requests_received"] == {"": 3.0}, (
+            "set by the server, permanently"
+        )
         assert one.services.models.named("chat") is chat
         assert set(one.names) == {"chat"}
 
@@ -151,7 +153,7 @@ async def test_the_first_model_may_go_and_the_last_one_stays() -> None:
 
 async def test_what_runs_ends_in_time_and_is_told_why(autojump_clock: MockClock) -> None:
     async with scene() as one:
-        # First: it reads files in a thread, and virtual time runs on meanwhile.
+        # First, because it reads files in a thread while virtual time advances.
         await one.changes._add(CODE)
         links = one.fleets.by_model["chat"]
         short = links.submit(make_request(1, max_tokens=20))
@@ -247,9 +249,7 @@ async def test_an_adapter_comes_and_goes_while_requests_of_its_model_run(
         one.use(plain)
         await trio.sleep(3.0)
         states = {worker.address: worker.state for worker in links.status().workers}
-        assert states["mem://decode-1"] != "alive", (
-            "its adapters are others than those of this server"
-        )
+        assert states["mem://decode-1"] != "alive", "its adapters differ from this server's"
         one.use(replace(plain, unnamed_adapters=(SQL,)))
         assert (one.listed, links.adapters.held) == (["chat"], ())
         await one.until(lambda: {worker.state for worker in links.status().workers} == {"alive"})
@@ -272,7 +272,7 @@ async def test_an_adapter_comes_and_goes_while_requests_of_its_model_run(
             with pytest.raises(RequestError) as refused:
                 unknown("chat:sql")
             assert (refused.value.status, refused.value.code) == (404, "model_not_found")
-        assert links.adapters.held == (SQL.digest,), "a request has it still"
+        assert links.adapters.held == (SQL.digest,), "a request still uses it"
         began = trio.current_time()
         _, end = await read_all(own)
         assert isinstance(end, Failed)
@@ -309,7 +309,7 @@ async def test_an_adapter_with_the_name_of_a_model_is_refused() -> None:
 
 
 async def test_a_name_of_an_adapter_that_was_unloaded_means_no_base() -> None:
-    """Also where the base answers to every name, and also after a restart of the server."""
+    """Even if the base answers to every name, and after a restart of the server."""
     async with scene() as one:
         chat = replace(CHAT, aliases=("gpt-4o", ANY_MODEL))
         one.use(CODE, replace(chat, adapters=(SQL,)))

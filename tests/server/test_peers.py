@@ -1,4 +1,4 @@
-"""Servers that share a port ask one another: over their own sockets, and never for long."""
+"""Tests that servers on one port query each other over their own sockets, with short timeouts."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ NAMES = ("server-0", "server-1")
 async def two_servers(
     folder: Path, ask_timeout_s: float = 30.0, **more: Sequence[Any]
 ) -> AsyncIterator[list[Peers]]:
-    """Run two surfaces that are reached by their own sockets only.
+    """Run two surfaces that are reachable only by their own sockets.
 
     Args:
-      folder: for their sockets.
-      ask_timeout_s: of both.
-      more: parts of their services, of each one.
+      folder: folder for the sockets.
+      ask_timeout_s: timeout of queries, for both.
+      more: parts of each one's services.
     """
     paths = tuple((name, str(folder / name)) for name in NAMES)
     asked = []
@@ -54,7 +54,7 @@ async def two_servers(
                 metrics.watch(fleet.status, lambda: 0)
                 edge = Edge(build_app(services), CONFIG)
                 own = open_own_socket(config)
-                door.detach()  # the edge's from now on
+                door.detach()  # now owned by the edge
                 await nursery.start(edge.run, own)
                 edges.append(edge)
                 asked.append(peers)

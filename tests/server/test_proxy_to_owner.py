@@ -1,4 +1,5 @@
-"""Idempotency keys among servers that share a port: wherever a retry lands it joins the first."""
+"""Tests of idempotency keys on servers that share a port: a retry joins the first request wherever
+it lands."""
 
 from __future__ import annotations
 
@@ -40,13 +41,13 @@ WORDS = [f"word{number} " for number in range(20)]
 
 
 def tell(generation: FakeGeneration) -> None:
-    """A script of some words."""
+    """Generate some words."""
     generation.say(*WORDS)
     generation.finish()
 
 
 class Pair:
-    """Two servers that share clients, each with a fleet of its own to count by."""
+    """Two servers that share clients, each with its own fleet for counting."""
 
     def __init__(self, servers: list[Surface]) -> None:
         self.servers = servers
@@ -54,13 +55,13 @@ class Pair:
         self.owned = {ring.owner_of(f"key{n}"): f"key{n}" for n in range(64)}
 
     def by_key(self, owner: int) -> tuple[str, Surface, Surface]:
-        """Return a key that one of them owns, that one, and the other."""
+        """Return a key owned by one server, that server, and the other one."""
         key = self.owned[NAMES[owner] if owner else None]
         return key, self.servers[owner], self.servers[1 - owner]
 
     @property
     def num_begun(self) -> int:
-        """Generations that were begun, wherever."""
+        """Number of generations started on either server."""
         return sum(len(server.fleet.generations) for server in self.servers)
 
 
@@ -70,7 +71,7 @@ async def pair(
     script: Callable[[FakeGeneration], object] = tell,
     tenancy: Tenancy | None = None,
 ) -> AsyncIterator[Pair]:
-    """Run two servers, each with a port of its own, so that a test says which server gets what."""
+    """Run two servers, each on its own port, so that a test chooses the server."""
     paths = tuple((name, str(folder / name)) for name in NAMES)
     servers: list[Surface] = []
     async with trio.open_nursery() as nursery:
@@ -94,7 +95,7 @@ async def pair(
                 )
                 edge = Edge(build_app(services), CONFIG)
                 own, listening = open_own_socket(config), open_listening_socket(CONFIG)
-                door.detach()  # the edge's from now on
+                door.detach()  # now owned by the edge
                 await nursery.start(edge.run, own, listening)
                 await nursery.start(services.kept.run)
                 url, port = base_url(listening), listening.getsockname()[1]
@@ -108,7 +109,7 @@ async def pair(
 
 
 async def begin(server: Surface, key: str, body: dict[str, Any]) -> RawClient:
-    """Ask and leave the answer unread."""
+    """Send a request and leave its answer unread."""
     client = await server.connect()
     content = json.dumps(body).encode()
     await client.send(request_bytes("POST", CHAT, body=content, headers={"idempotency-key": key}))
@@ -171,7 +172,7 @@ async def test_a_client_that_leaves_is_seen_to_leave_by_the_owner(tmp_path: Path
         await client.stream.aclose()
         for server in both.servers:
             await server.all_connections_closed()
-        assert not owner.fleet.generations[0].cancelled  # it has its grace
+        assert not owner.fleet.generations[0].cancelled  # within its grace period
 
 
 async def test_who_leaves_waits_for_what_it_passes_on(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Request events: each handler gets them, and one that raises stops nothing."""
+"""Tests of request events: each handler receives them, even if another one raises."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_handler_that_raises_stops_no_stream_and_is_logged_once_in_ten() -> No
             world.submit(make_request(number, max_tokens=3))
         world.settle()
     world.check_idle()
-    assert len(seen) == 3 * 12, "the handlers behind it are called"
+    assert len(seen) == 3 * 12, "later handlers are called"
     failures = [line for line in logs if line["event"] == "request_event_handler_failed"]
     assert sorted((line["kind"], line["failures"]) for line in failures) == [
         (kind, count)

@@ -1,4 +1,4 @@
-"""Answers are kept for a while, within their bytes, and each tenant's share survives the others."""
+"""Tests of the store of kept answers: time to live, bytes, and each tenant's share."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_whatever_comes_it_adds_up(steps: list[tuple[int, int, int, float]]) -> 
     store, now = ResponseStore(replace(CONFIG, max_bytes=6000)), 0.0
     for number, size, tenant, passed_s in steps:
         now += passed_s
-        # A tenant's name is part of what an answer is called.
+        # The tenant's name is part of an answer's key.
         store.keep(name(256 * tenant + number), bytes(size % 200), Keeper(bytes([tenant])), now)
         store.check_invariants()
 

@@ -1,4 +1,4 @@
-"""A server follows the routes of the file of members, while requests run."""
+"""Tests that a server follows the routes of the members file while requests run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NAMED = [replace(NEXT, name=name, aliases=("gpt",)) for name in ("first", "secon
 
 
 def use(one: Scene, route: Route | None, *models: ServedModelConfig) -> None:
-    """Have the file name these models, with one worker each, and this route of `chat`."""
+    """Write these models, one worker each, and this route of `chat` to the file."""
     members = tuple(Member(Role.DECODE, model.decode_addresses[0], model.name) for model in models)
     one.changes.use(Members(members, models, {} if route is None else {"chat": route}))
 

@@ -1,4 +1,4 @@
-"""Which keys are let in, and what a change of the tenants means."""
+"""Tests of which keys are accepted, and of changed tenants."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_wrong_key_is_told_that_it_is_wrong() -> None:
     ):
         with pytest.raises(RequestError, match=words):
             tenancy.tenant_of(key, 0.0)
-    with pytest.raises(RequestError, match="no tenant carol any more"):
+    with pytest.raises(RequestError, match="tenant carol no longer exists"):
         tenancy.tenant_named("carol")
 
 

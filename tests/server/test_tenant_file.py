@@ -1,4 +1,4 @@
-"""A changed file of tenants counts as a whole, once it has settled, or not at all."""
+"""Tests that a changed tenants file applies as a whole once it is stable, or not at all."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PATIENCE_S: Final = 60.0
 
 
 def written(path: Path, text: str, age_s: int = 0) -> TenantFile:
-    """Write a file that was changed at a time of its own, and return it."""
+    """Write a file with a given modification time, and return it."""
     path.write_text(text)
     os.utime(path, (1_000_000 + age_s, 1_000_000 + age_s))
     return TenantFile(str(path), CONFIG)

@@ -1,4 +1,4 @@
-"""Work in a thread whose errors keep nothing alive."""
+"""Tests that errors of work in a thread keep nothing alive."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PATIENCE_S = 60.0
 
 
 class Body:
-    """What some work is about."""
+    """The object that some work handles."""
 
     def refuse(self) -> None:
         raise invalid_request("no", "body")
@@ -39,7 +39,7 @@ class Body:
 
 
 async def refused(refuse: Callable[[Body], None]) -> threading.Event:
-    """Have a body refused; return what is set when it is freed."""
+    """Run work that refuses a body; return an event that is set when the body is freed."""
     body = Body()
     freed = threading.Event()
     weakref.finalize(body, freed.set)
@@ -57,7 +57,7 @@ async def test_what_was_refused_is_freed_at_once(refuse: Callable[[Body], None])
     gc.disable()
     try:
         freed = await refused(refuse)
-        # The thread lets go of it soon after it has answered, and Trio's loop in its next turn.
+        # The thread drops it soon after its answer, and Trio's loop in its next turn.
         with trio.fail_after(PATIENCE_S):
             assert await trio.to_thread.run_sync(freed.wait, PATIENCE_S)
     finally:

@@ -1,4 +1,4 @@
-"""Turns among keys: decided without a clock or a thread, and kept by the limiter of threads."""
+"""Tests of turns between keys: the pure decisions, and the thread limiter that uses them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def turns(slots: int = 1, *, waiting: int = 100, each: int = 100) -> Turns[str]:
 
 
 def begun(line: Turns[str], now: float) -> Job[str]:
-    """Begin the job whose turn it is."""
+    """Start the job whose turn it is."""
     job = line.begin(now)
     assert job is not None
     return job
@@ -88,7 +88,7 @@ def test_one_key_leaves_a_slot_to_others_while_there_are_any() -> None:
     for n in range(5):
         line.join("flood", str(n), 0.0)
     alone = [line.begin(0.0), line.begin(0.0)]
-    assert None not in alone, "with one key alone all slots are used"
+    assert None not in alone, "a single key uses all slots"
     for job in alone:
         assert job is not None
         line.end(job, 1.0)
@@ -96,7 +96,7 @@ def test_one_key_leaves_a_slot_to_others_while_there_are_any() -> None:
     begun = [line.begin(1.0), line.begin(1.0)]
     assert {job.key for job in begun if job} == {"flood", "victim"}
     line.end(next(job for job in begun if job and job.key == "victim"), 1.1)
-    assert line.begin(1.1) is None, "the flood has its slot, the other one waits for others"
+    assert line.begin(1.1) is None, "the flood has its slot, the other slot is kept for others"
     line.join("victim", "v", 2.0)
     assert line.begin(2.0) is not None
     assert line.begin(20.0) is None

@@ -1,4 +1,4 @@
-"""What tenants may use of several servers that count each by itself: the parts of all, added up."""
+"""Tests of a tenant's limits on several servers that count separately: their parts are added up."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ALICE, BOB = tenant("alice", "key-of-alice", plan=PLAN), tenant("bob", "key-of-b
 
 @asynccontextmanager
 async def both(folder: Path, **more: Any) -> AsyncIterator[tuple[list[Quotas], list[Peers]]]:  # noqa: ANN401
-    """Run two servers with one tenant's accounts, which know of one another by a file."""
+    """Run two servers with one tenant, which find each other through a file."""
     config = QuotaConfig(servers=2, spend_file=str(folder / "spend"), flush_s=0.01)
     prices = Prices(prompt=1e6)
     with ExitStack() as opened:
@@ -53,7 +53,7 @@ async def both(folder: Path, **more: Any) -> AsyncIterator[tuple[list[Quotas], l
 
 
 async def use(quotas: Quotas, request_id: bytes, tokens: int) -> None:
-    """Let alice use so much of one server."""
+    """Use this many of alice's tokens on one server."""
     events = ChargedEvents(quotas)
     with await quotas.reserve(ALICE, [AskedTokens(request_id, tokens, 0)]):
         events.accept(request_id)

@@ -1,4 +1,4 @@
-"""A byte-level tokenizer made on the spot: 256 byte tokens, some words, three special tokens."""
+"""A byte-level tokenizer for tests: 256 byte tokens, some words, three special tokens."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def tiny_tokenizer(specials: Sequence[str] = (), markers: Sequence[str] = ()) ->
     """Return a tokenizer without merges: token i below 256 is byte i.
 
     Args:
-      specials: further special tokens.
-      markers: further tokens that are not special.
+      specials: additional special tokens.
+      markers: additional tokens that are not special.
     """
     of_byte = {raw[0]: char for char, raw in _byte_level_alphabet().items()}
     vocabulary = {of_byte[byte]: byte for byte in range(256)}
@@ -57,7 +57,7 @@ def tiny_text(
     generic_tools: bool = True,
     do: Do | None = None,
 ) -> TextModel:
-    """Return a text model whose tokens are bytes, and those of `specials` and `markers`."""
+    """Return a text model whose tokens are bytes, plus `specials` and `markers`."""
     files = TextFiles(
         tokenizer=tiny_tokenizer(specials, markers),
         eos_token_ids=(EOS_ID,),
@@ -76,7 +76,7 @@ def tiny_text(
 
 
 class _Here(TextSource):
-    """The source of a model that is in no directory, for work that is done in this process."""
+    """The source of an in-memory model, for work done in this process."""
 
     models: ClassVar[dict[str, TextModel]] = {}
 
@@ -88,6 +88,6 @@ class _Here(TextSource):
         return cls(name, "", "", False, (), "")  # type: ignore[arg-type]
 
     def load(self, do: Do = at_once) -> TextModel:
-        """Return it."""
+        """Return the model."""
         del do
         return self.models[self.model_dir]

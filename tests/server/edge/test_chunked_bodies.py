@@ -1,4 +1,4 @@
-"""Chunked bodies that end too late, or whose chunks are too many or too large."""
+"""Tests of chunked bodies that end too late or have too many or too large chunks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def chunk(data: bytes) -> bytes:
 
 
 class HeldTurns(RequestTurns):
-    """Turns that let one request begin; all else waits until it is let go."""
+    """Lets one request start; the rest waits until released."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -86,7 +86,7 @@ async def test_small_chunks_are_refused_beyond_a_number_unless_they_are_large_en
         surface(free_chunks=4, min_chunk_bytes=10) as server,
         await server.connect() as client,
     ):
-        for _ in range(2):  # each request of a connection is counted by itself
+        for _ in range(2):  # each request of a connection is counted separately
             await client.send(HEAD + body)
             answer = await client.answer()
             if refused_at is None:
@@ -95,7 +95,7 @@ async def test_small_chunks_are_refused_beyond_a_number_unless_they_are_large_en
             assert answer.status == 400
             assert answer.error["message"].startswith(
                 f"the request's body came in {refused_at} chunks of {refused_at * chunk_bytes} "
-                "bytes in all; beyond 4 chunks each 10 bytes may take one more: send larger"
+                "bytes in all; beyond 4 chunks, one more is allowed per 10 bytes: send larger"
             )
             assert await client.is_closed()
             break

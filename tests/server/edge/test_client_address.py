@@ -1,4 +1,4 @@
-"""What a proxy's words mean, and that nothing else is taken for them."""
+"""Tests of parsing client addresses from proxies, and of rejecting look-alikes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which connection gives way to which, over any order of events."""
+"""Tests of which connection is evicted for which, over any order of events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ONE, OTHER = "192.0.2.1", "192.0.2.2"
 
 
 class World:
-    """A table, and the connections that were cut."""
+    """A table, and the connections that it cut."""
 
     def __init__(self, max_connections: int = 4, max_per_address: int = 2) -> None:
         self.table = ConnectionTable(max_connections, max_per_address)

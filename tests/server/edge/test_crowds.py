@@ -1,4 +1,4 @@
-"""Crowds of connections of one address, and clients behind proxies, on real sockets."""
+"""Tests of many connections from one address, and of clients behind proxies, on real sockets."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CHAT = request_bytes(
 
 
 async def connected(server: Surface, stack: AsyncExitStack, source: str | None = None) -> RawClient:
-    """Connect, and wait until the server has taken it in."""
+    """Connect, and wait until the server has accepted it."""
     taken = sum(server.edge.places.turned_away.values()) + server.edge.connections
     client = await server.connect(source)
     await stack.enter_async_context(client.stream)
@@ -156,7 +156,7 @@ async def test_a_trusted_proxy_names_the_client_and_nobody_else_does(
         assert await shown_client(server, forged) == "192.0.2.7"
         assert await shown_client(server, upgrade, is_websocket=True) == "192.0.2.7"
         assert await shown_client(server, preamble("192.0.2.8") + get) == "192.0.2.8"
-        # The client behind PROXY protocol is no proxy: what it says of itself is its own claim.
+        # The client behind PROXY protocol is not a proxy: its headers are its own claim.
         assert await shown_client(server, preamble("192.0.2.8") + forged) == "192.0.2.8"
         assert await shown_client(server, get) == "127.0.0.1"
 
@@ -200,7 +200,7 @@ async def test_connections_by_proxy_protocol_count_for_their_client() -> None:
         assert (await third.head())[0] == 429
         others = [await connected(server, stack) for _ in range(4)]
         for client in others:
-            assert await asked(client, GET) == 200  # the proxy itself is not bounded
+            assert await asked(client, GET) == 200  # the proxy itself is not limited
 
 
 async def test_a_preamble_drop_by_drop_ends_with_the_deadline_of_a_head() -> None:

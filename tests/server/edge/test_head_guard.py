@@ -1,4 +1,4 @@
-"""What the guard lets through and what it refuses, byte by byte."""
+"""Tests of which request heads the guard passes and refuses, byte by byte."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_head_in_any_pieces_comes_out_whole(cuts: list[int]) -> None:
     edges = [0, *sorted(cuts), len(GOOD)]
     for begin, end in pairwise(edges):
         if given_out:
-            given_out += GOOD[begin:end]  # the body, which is not the guard's
+            given_out += GOOD[begin:end]  # the body, which the guard ignores
         else:
             given_out = subject.feed(GOOD[begin:end]) or b""
     assert given_out == GOOD

@@ -1,4 +1,4 @@
-"""What hypercorn and Quart get wrong over HTTP/1.1, held by raw sockets."""
+"""Tests of problems of hypercorn and Quart over HTTP/1.1, with raw sockets."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ async def test_drops_of_a_head_do_not_win_time() -> None:
             for byte in b"GET /version HTTP/1.1\r\n" + b"X: " + b"y" * 10_000:
                 await client.send(bytes([byte]))
                 await trio.sleep(0.02)
-            pytest.fail("each drop won time")
+            pytest.fail("each drop extended the deadline")
 
         nursery.start_soon(drip)
         assert (await client.answer()).status == 408
@@ -230,7 +230,8 @@ async def test_requests_behind_one_another_are_answered_in_turn(pieces: str) -> 
 @pytest.mark.slow
 @pytest.mark.proof
 async def test_a_client_faster_than_our_bookkeeping_is_answered(whole: bool) -> None:
-    """With Content-Length a client has the answer before the server has closed its books on it."""
+    """With Content-Length a client has the answer before the server has finished with the
+    request."""
     count = 500 if whole else 150
 
     def hurry(port: int) -> None:
@@ -323,14 +324,14 @@ async def test_a_client_that_never_stops_sending_is_cut() -> None:
 async def test_a_stream_may_be_longer_than_quart_lets_answers_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By default a minute; here a moment, so that the test need not last longer than that."""
+    """Quart's default is a minute; a moment here keeps the test short."""
     short = Quart.default_config | {"RESPONSE_TIMEOUT": 0.05, "BODY_TIMEOUT": 0.05}
     monkeypatch.setattr(Quart, "default_config", short)
     fleet = FakeFleet(by_hand)
     async with surface(fleet, keep_alive_s=0.05) as server:
         request = post(chat(stream=True))
         async with await server.sent(request[:-5]) as client:
-            await trio.sleep(0.15)  # a slow body: its bounds are ours too
+            await trio.sleep(0.15)  # a slow body: only our limits apply to it
             await client.send(request[-5:])
             generation = await fleet.nth(0)
             await client.head()

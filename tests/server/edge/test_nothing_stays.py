@@ -1,4 +1,5 @@
-"""What ran for a client is freed with its connection, and does not wait for Python's collector."""
+"""Tests that everything that ran for a client is freed with its connection, without the garbage
+collector."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ pytestmark = pytest.mark.slow
 VISITS = 2
 STALL_S = 0.2
 LARGE = INLINE_BYTES + 1
-"""Parsed in a thread."""
+"""Large enough to be parsed in a thread."""
 BODY = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
 HELD = (
     PatchedTCPServer,
@@ -54,12 +55,12 @@ HELD = (
     FakeGeneration,
     RequestError,
 )
-"""What there is once for each client, with all that hangs on it."""
+"""Objects that exist once per client, with everything they reference."""
 
 
 @contextmanager
 def no_collector() -> Iterator[None]:
-    """Leave whatever holds itself where it is; what others left is gone before."""
+    """Disable the garbage collector, after collecting earlier garbage."""
     gc.collect()
     gc.disable()
     try:
@@ -69,7 +70,7 @@ def no_collector() -> Iterator[None]:
 
 
 def held() -> dict[int, object]:
-    """Return what is there now, by its id."""
+    """Return these objects, by id."""
     return {id(one): one for one in gc.get_objects() if type(one) in HELD}
 
 
@@ -83,7 +84,7 @@ async def read_to_the_end(client: RawClient) -> None:
 
 
 async def read_nothing(generation: FakeGeneration) -> None:
-    """Let a client be given more than any kernel takes for it, until it is cut."""
+    """Give a client more than any kernel buffers for it, until it is cut."""
 
     def is_cut() -> bool:
         if not generation.num_unread:
@@ -187,7 +188,7 @@ async def test_nothing_of_a_client_outlives_its_connection(visit: Visit) -> None
     fleet = FakeFleet(by_hand)
     async with surface(fleet, stall_timeout_s=STALL_S) as server:
         with no_collector():
-            before = held()  # by whatever else runs in this process
+            before = held()  # by other parts of this process
             for _ in range(VISITS):
                 await visit(server)
             await server.all_connections_closed()
@@ -198,7 +199,7 @@ async def test_nothing_of_a_client_outlives_its_connection(visit: Visit) -> None
 
 
 def requests_and_headers() -> list[object]:
-    """Return requests as Quart knows them, and headers of answers that are kept."""
+    """Return Quart's requests, and headers of answers that are kept."""
     found: list[object] = []
     for one in gc.get_objects():
         if type(one) is TrioRequest:

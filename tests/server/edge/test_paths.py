@@ -1,4 +1,4 @@
-"""One route, many spellings: none of them leads past the checks."""
+"""Tests that no spelling of a route's path bypasses the checks."""
 
 from __future__ import annotations
 

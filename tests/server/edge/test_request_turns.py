@@ -1,5 +1,5 @@
-"""Requests begin a few in each turn of the event loop, of each sender in turn; probes of liveness
-do not wait."""
+"""Tests that only a few requests start per turn of the event loop, in turn by sender, and that
+liveness probes do not wait."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 CROWD = 60
 MOST_IN_A_TURN = 10
-"""Two are let in by one turn, and what they need of later turns varies by a few: those of several
-turns may be refused in one."""
+"""One turn starts two, and the later turns they need vary by a few: requests of several turns may
+be refused in one."""
 REFUSED = request_bytes(
     "POST",
     "/v1/chat/completions",
@@ -32,10 +32,10 @@ LIVE = request_bytes("GET", "/health/live")
 
 
 class Turns(trio.abc.Instrument):
-    """Notes at the end of each turn what was answered so far.
+    """Records at the end of each turn what has been answered.
 
     Attributes:
-      seen: (refused requests, live probes) by turn.
+      seen: (refused requests, live probes) per turn.
     """
 
     def __init__(self, server: Surface) -> None:
@@ -45,7 +45,7 @@ class Turns(trio.abc.Instrument):
 
     @property
     def counts(self) -> tuple[float, float]:
-        """Refused requests and live probes."""
+        """Numbers of refused requests and live probes."""
         refused = sum(s.value for f in self._http._errors.collect() for s in f.samples)
         requests = [s for f in self._http._requests.collect() for s in f.samples]
         lives = sum(s.value for s in requests if s.labels["endpoint"] == "GET /health/live")
@@ -84,7 +84,7 @@ async def test_a_probe_of_liveness_is_answered_before_a_crowd(is_body_late: bool
             if is_body_late:
                 for one in crowd:
                     one.sendall(REFUSED[:-1])
-                for _ in range(10 * CROWD):  # turns, so that all is read
+                for _ in range(10 * CROWD):  # enough turns to read everything
                     await trio.lowlevel.checkpoint()
                 rest = REFUSED[-1:]
             turns = Turns(server)

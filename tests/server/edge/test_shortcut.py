@@ -1,4 +1,4 @@
-"""The short way of a token: taken where it can be, in order with everything else, never twice."""
+"""Tests of writing a token directly to the socket: used where possible, in order, never twice."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 BODY = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
 PIECES = 300
-"""Of 4 KiB: many times what the kernel holds for a client that does not read."""
+"""Pieces of 4 KiB: many times what the kernel buffers for a client that does not read."""
 FIRST_WAITS = 5
-"""For room in the kernel, each twice as long as the one before, until a wait is a second."""
+"""Waits for room in the kernel, each twice as long as the previous one, up to a second."""
 MARK = re.compile(rb"<(\d+)>")
 
 
@@ -71,7 +71,7 @@ async def test_a_client_of_old_gets_a_body_without_chunks() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sse", "ws"])
 async def test_what_does_not_fit_arrives_once_and_in_order(kind: str) -> None:
-    """The kernel takes a part of some piece, then nothing, then there is room again and again."""
+    """The kernel takes part of a piece, then nothing, then has room again and again."""
     fleet = FakeFleet(by_hand)
     async with surface(fleet) as server, trio.open_nursery() as nursery:
         async with await small_window(server) as client:
@@ -93,7 +93,7 @@ async def test_what_does_not_fit_arrives_once_and_in_order(kind: str) -> None:
 
 
 async def fill(client: RawClient, server: Surface) -> None:
-    """Begin a stream and give it more than the kernel takes."""
+    """Start a stream and give it more than the kernel buffers."""
     generation = await begin(server, client, "sse")
     for _ in range(PIECES):
         generation.push(Delta("x" * 4096, ()))
@@ -124,7 +124,7 @@ async def test_a_reader_that_reads_nothing_all_the_while_is_cut(mock_clock: Mock
             mock_clock.jump(1.0)
             await wait_all_tasks_blocked()
         assert fleet.generations[0].cancelled == []
-        # A jump counts as no more than the wait that it ends, and the first waits are short.
+        # A jump counts only as the wait that it ends, and the first waits are short.
         for _ in range(FIRST_WAITS):
             mock_clock.jump(1.0)
             await wait_all_tasks_blocked()

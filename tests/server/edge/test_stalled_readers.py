@@ -1,4 +1,5 @@
-"""Clients that stop reading: they end within the stall bound, and no other client notices."""
+"""Tests of clients that stop reading: they end within the stall timeout, and no other client
+notices."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ MOST_UNREAD = 64
 
 
 async def was_reset(client: RawClient) -> bool:
-    """Read what is left; return whether it ended in a reset rather than in a clean end."""
+    """Read what is left; return whether it ended in a reset instead of a clean end."""
     try:
         while await client.stream.receive_some():
             pass
@@ -41,8 +42,8 @@ async def was_reset(client: RawClient) -> bool:
 
 
 async def talk(generation: FakeGeneration) -> None:
-    """Always have something to say, until the client is gone; and no more than a window of
-    tokens would let it, or the end of a stall finds a hundred megabytes to encode."""
+    """Send text until the client is gone, at most one token window at a time; otherwise the end of
+    a stall would have a hundred megabytes to encode."""
     while not generation.was_cancelled.is_set():
         if generation.num_unread < MOST_UNREAD:
             generation.say(BURST)
@@ -122,7 +123,7 @@ async def test_a_stalled_websocket_is_cut() -> None:
 
 @pytest.mark.parametrize("kind", ["sse", "ws"])
 async def test_a_client_that_the_kernel_gives_up_is_stalled_too(kind: str) -> None:
-    """A shut window fills the kernel's buffers first; its patience may end before ours begins."""
+    """A closed window fills the kernel's buffers first; its timeout may end before ours starts."""
     fleet = FakeFleet(by_hand)
     async with surface(fleet, stall_timeout_s=30.0) as server, trio.open_nursery() as nursery:
         server.listening.setsockopt(stdlib_socket.IPPROTO_TCP, stdlib_socket.TCP_USER_TIMEOUT, 200)

@@ -1,4 +1,4 @@
-"""What a WebSocket peer may not do to the server, held by frames made by hand."""
+"""Tests of misbehaving WebSocket peers, with frames made by hand."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ async def test_a_close_of_a_client_that_reads_nothing_is_noticed() -> None:
             await socket.client.head()
             await socket.send(CREATE)
             generation = await fleet.nth(0)
-            for _ in range(10):  # more than both ends' kernels take, so that a write is stuck
+            for _ in range(10):  # more than both kernels buffer, so that a write is stuck
                 generation.say("x" * 100_000)
             await trio.testing.wait_all_tasks_blocked(0.05)
             await socket.client.send(frame_bytes(CLOSE, struct.pack("!H", 1000)))
@@ -135,7 +135,7 @@ async def test_a_close_of_a_client_that_reads_nothing_is_noticed() -> None:
 
 
 async def test_nonsense_from_a_client_that_reads_nothing_ends_its_socket() -> None:
-    """The reader never waits to say what is wrong: it would not notice anything else any more."""
+    """The reader must not wait to report an error: it would notice nothing else."""
     fleet = FakeFleet(by_hand)
     async with (
         surface(
@@ -235,7 +235,7 @@ async def test_the_page_s_own_origin_may_connect() -> None:
 
 
 async def test_a_loop_of_sends_into_a_closed_socket_lets_others_run() -> None:
-    """Whatever else the application awaits: here it is one that does nothing but send."""
+    """Even if the application awaits nothing else: here it only sends."""
     has_sent, turns = trio.Event(), 0
 
     async def count_turns() -> None:

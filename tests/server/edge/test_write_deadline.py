@@ -1,4 +1,4 @@
-"""How long a write waits for its client."""
+"""Tests of how long a write waits for its client."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LIMIT_S = 10.0
 
 
 def waits_until_over(patience: WriteDeadline) -> list[float]:
-    """Wait as long as it says, for a client that takes nothing; return the waits."""
+    """Wait as told for a client that reads nothing; return the waits."""
     waits: list[float] = []
     while not patience.is_over:
         assert sum(waits) <= 2 * LIMIT_S, "it never ends"

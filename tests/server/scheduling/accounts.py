@@ -1,4 +1,4 @@
-"""What fake workers answer to an AUDIT: the account that real ones give, of what fakes have."""
+"""Audit accounts for fake workers, in the form that real workers send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Fake workers as processes on an in-memory network: they listen, greet, beat and compute."""
+"""Fake workers as processes on an in-memory network: they listen, greet, send heartbeats and
+compute."""
 
 from __future__ import annotations
 
@@ -21,11 +22,11 @@ BEAT_S = 0.5
 
 
 class FakeProcess:
-    """One life of a worker. Kill it by leaving or cancelling `run`.
+    """One process of a worker. Kill it by leaving or cancelling `run`.
 
     Attributes:
-      is_held: it answers and beats but computes nothing.
-      servers: routing ids of those that said HELLO in this life.
+      is_held: it answers and sends heartbeats but computes nothing.
+      servers: routing ids of servers that sent HELLO to this process.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class FakeProcess:
         self._scope = trio.CancelScope()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Live until killed."""
+        """Run until killed."""
         with self._scope:
             listener = self._network.listen(
                 f"mem://{self.worker.name}", hwm=1000, max_frame_bytes=2**20
@@ -59,7 +60,7 @@ class FakeProcess:
                 listener.close()
 
     def kill(self) -> None:
-        """End this life without a word."""
+        """Kill the process without a farewell."""
         self._scope.cancel()
 
     @property
@@ -67,11 +68,11 @@ class FakeProcess:
         return not self._awake.is_set()
 
     def freeze(self) -> None:
-        """SIGSTOP."""
+        """Stop the process, like SIGSTOP."""
         self._awake = trio.Event()
 
     def thaw(self) -> None:
-        """SIGCONT."""
+        """Continue the process, like SIGCONT."""
         self._awake.set()
 
     async def _read(self, listener: Listener) -> None:

@@ -1,8 +1,7 @@
-"""Workers without a model: they speak the protocol exactly and "compute" a fixed text.
+"""Fake workers without a model: they follow the protocol exactly and "compute" a fixed text.
 
-The token at a position depends on the request's seed and that position alone, as in the real
-engine, so that any attempt continues any other. No Trio here; fake_processes.py puts them on a
-network.
+The token at a position depends only on the request's seed and that position, as in the real engine,
+so any attempt can continue another. No Trio here; fake_processes.py puts them on a network.
 """
 
 from __future__ import annotations
@@ -49,17 +48,17 @@ from .accounts import decode_account, prefill_account
 BLOCK_SIZE = 4
 LINK = LinkConfig()
 STORY = "Der Zug fährt über die Brücke 🚂 und 日本 hört «es» nicht. "
-"""What every fake model says, from the byte that the seed names on."""
+"""The text that every fake model generates, starting at the byte that the seed selects."""
 
 
 def token_at(seed: int, position: int) -> int:
-    """Return the token that the fake model gives at a completion position."""
+    """Return the fake model's token at a completion position."""
     story = STORY.encode()
     return story[(seed + position) % len(story)]
 
 
 def completion_ids(seed: int, max_tokens: int, end_at: int | None = None) -> list[int]:
-    """Return the whole completion of a request, as no fault may change it."""
+    """Return a request's whole completion, which must be the same whatever faults occur."""
     ids = [token_at(seed, position) for position in range(max_tokens)]
     return ids if end_at is None or end_at >= max_tokens else [*ids[:end_at], EOS_ID]
 
@@ -117,13 +116,13 @@ class FakeDecode:
     """A decode worker.
 
     Attributes:
-      end_at: the model ends by itself at this position; None for never.
+      end_at: position at which the model ends by itself; None for never.
       refusal: answer to every RESERVE, if set.
-      held_blocks: of every prompt, that it says it has.
+      held_blocks: cached blocks that it reports for every prompt.
       rows: its leases.
-      server: whose they are, as leases name it.
-      computed: tokens per attempt that were computed after the replay.
-      forsaken: last words of forks whose origins have ended, still to be said.
+      server: the server that holds them, as named in leases.
+      computed: tokens computed after the replay, per attempt.
+      forsaken: unsent ENDED frames of forks whose origins have ended.
     """
 
     name: str = "decode-0"
@@ -145,7 +144,7 @@ class FakeDecode:
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that no lease holds."""
+        """Number of blocks without a lease."""
         return self.num_blocks - sum(row.num_blocks for row in self.rows.values())
 
     def welcome(self) -> Welcome:
@@ -169,7 +168,7 @@ class FakeDecode:
         )
 
     def take(self, frame: AnyFrame) -> list[AnyFrame]:
-        """Take a frame of the server; return the answers."""
+        """Handle a frame of the server; return the answers."""
         self.received.append(frame)
         match frame:
             case Reserve():
@@ -191,7 +190,7 @@ class FakeDecode:
         return []
 
     def take_kv(self, key: AttemptKey) -> bool:
-        """Take the KV of an attempt; return False if there is no lease for it."""
+        """Receive an attempt's KV; return False if it has no lease."""
         row = self.rows.get(key)
         if row is not None:
             row.is_ready = True
@@ -208,7 +207,7 @@ class FakeDecode:
         ]
 
     def step(self) -> list[AnyFrame]:
-        """Compute one token for every row that may go on."""
+        """Compute one token for every row that may continue."""
         self.steps += 1
         out: list[TokenRow] = []
         ended, self.forsaken = self.forsaken, []
@@ -227,7 +226,7 @@ class FakeDecode:
         return [Tokens(self.steps, tuple(out)), *ended] if out else ended
 
     def end(self, key: AttemptKey, reason: EndReason) -> Ended:
-        """End an attempt from inside, by preemption for example."""
+        """End an attempt from the worker's side, for example by preemption."""
         return self._ended(key, reason)
 
     def _reserve(self, frame: Reserve) -> AnyFrame:
@@ -272,8 +271,8 @@ class FakePrefill:
     """A prefill worker; KV "travels" by a call to the decode worker.
 
     Attributes:
-      waiting: attempts that it was asked for and has not computed.
-      inputs: the same of inputs that become vectors.
+      waiting: requested attempts that are not computed yet.
+      inputs: requested embedding inputs that are not computed yet.
     """
 
     name: str = "prefill-0"
@@ -315,7 +314,7 @@ class FakePrefill:
         )
 
     def take(self, frame: AnyFrame) -> list[AnyFrame]:
-        """Take a frame of the server; return the answers."""
+        """Handle a frame of the server; return the answers."""
         self.received.append(frame)
         match frame:
             case Prefill():
@@ -335,7 +334,8 @@ class FakePrefill:
         return []
 
     def step(self, decodes: list[FakeDecode]) -> list[AnyFrame]:
-        """Compute the prompt that waits longest and hand its KV over; without one, all inputs."""
+        """Compute the oldest waiting prompt and hand its KV over; without one, compute all
+        inputs."""
         if not self.waiting and self.inputs:
             self.steps += 1
             keys, self.inputs = list(self.inputs), {}
@@ -360,23 +360,23 @@ class FakePrefill:
 
 
 def vector_of(request_id: bytes) -> bytes:
-    """Return the vector that the fake model gives to an input."""
+    """Return the fake model's vector for an input."""
     return request_id[-4:]
 
 
 def embedded(key: AttemptKey) -> list[AnyFrame]:
-    """Return what a prefill worker says of an input that it has computed."""
+    """Return a prefill worker's frames for a computed input."""
     vector = Embedded(*key, vector=vector_of(key.request_id), queue_s=0.0, compute_s=0.01)
     return [vector, Ended(*key, EndReason.EMBEDDED, num_tokens=0, freed_blocks=1)]
 
 
 def replay_of(frame: Reserve) -> list[int]:
-    """Return the tokens that a RESERVE asks to be computed again."""
+    """Return the replayed tokens of a RESERVE."""
     return list(unpack_tokens(frame.replay))
 
 
 def packed(text: str) -> bytes:
-    """Return a text of the tiny tokenizer as it travels."""
+    """Return a text's tokens by the tiny tokenizer, in wire format."""
     return pack_tokens(text.encode())
 
 

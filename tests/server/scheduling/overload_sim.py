@@ -1,7 +1,8 @@
-"""A fleet as admission sees it, in discrete events: a line, a prefill worker, rows of decode.
+"""Simulates a fleet by discrete events, as admission sees it: a queue, a prefill worker and decode
+rows.
 
-Clients come by a Poisson process whatever happens to others (open loop), and come back when they
-are told to, or not. Everything that decides is production's; what computes is arithmetic.
+Clients arrive by a Poisson process independent of the load (open loop), and return when told to, or
+not. Admission is production code; computing is arithmetic.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Reasons(OverloadObserver):
 
 @dataclass
 class Report:
-    """What became of all."""
+    """The results of a run."""
 
     good: Counter[ServiceClass] = field(default_factory=Counter)
     offered: Counter[ServiceClass] = field(default_factory=Counter)
@@ -70,7 +71,7 @@ class Report:
     dropped: int = 0
 
     def late_share(self, bound_s: float) -> float:
-        """Return which part of the first tokens came after a bound."""
+        """Return the share of first tokens later than a bound."""
         return sum(ttft > bound_s for ttft in self.ttfts) / max(len(self.ttfts), 1)
 
 
@@ -78,13 +79,13 @@ class FleetSim:
     """One fleet and its clients.
 
     Args:
-      config: what decides.
-      seed: of everything at random.
-      tokens_per_s: that prefill computes.
-      rows: of decode.
-      token_s: of an output token.
-      comes_back: share of refused clients that return when they were told.
-      is_rounding: they wait for whole seconds, as `Retry-After` has them.
+      config: overload settings under test.
+      seed: seed of all randomness.
+      tokens_per_s: prefill's rate.
+      rows: decode's rows.
+      token_s: time of an output token.
+      comes_back: share of refused clients that return when told.
+      is_rounding: clients wait for whole seconds, as in `Retry-After`.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class FleetSim:
 
     @property
     def capacity_per_s(self) -> float:
-        """Requests of the usual mix that the fleet does."""
+        """Requests per second of the usual mix that the fleet can serve."""
         return min(self.tokens_per_s / 200.0, self.rows / (0.05 + 50 * self._token_s))
 
     def at(self, when: float, do: Callable[[], None]) -> None:
@@ -129,7 +130,7 @@ class FleetSim:
     def offer(
         self, load: float, seconds: float, shares: dict[ServiceClass, float] | None = None
     ) -> None:
-        """Let clients come from now on, at a multiple of the capacity."""
+        """Set the arrival rate from now on, as a multiple of the capacity."""
         shares = shares or {ServiceClass.DEFAULT: 1.0}
         when = self.now
         while True:
@@ -147,7 +148,7 @@ class FleetSim:
             self.at(when, partial(self._come, client))
 
     def run(self, seconds: float) -> Report:
-        """Let time pass."""
+        """Advance the simulation."""
         end = self.now + seconds
         when = self.now
         while when < end:
@@ -163,7 +164,7 @@ class FleetSim:
         return float(sum(n for one, n in self._ahead.items() if one <= own))
 
     def finish(self) -> Report:
-        """Let those that are there come to their end."""
+        """Stop arrivals and run until all requests have ended."""
         while any(do.func.__name__ != "_sweep" for _, _, do in self._events):  # type: ignore[attr-defined]
             self.run(SWEEP_S)
         return self.report

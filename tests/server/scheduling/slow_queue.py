@@ -1,6 +1,6 @@
-"""The fair queue as one would write it down: lists, and a look at everything each time.
+"""A reference model of the fair queue: plain lists, fully scanned each time.
 
-For tests only: it says what is right, not quickly. Ageing has tests of its own.
+It is correct rather than fast, and only for tests. Ageing has its own tests.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class One:
-    """A request that waits or runs."""
+    """A waiting or running request."""
 
     name: int
     place: QueuePlace
@@ -25,7 +25,7 @@ class One:
 
 @dataclass
 class SlowQueue:
-    """All of them, and per class and tenant what was charged."""
+    """All requests, and the charges per class and tenant."""
 
     expected_tokens: int
     kv_tokens: int = 0
@@ -46,7 +46,7 @@ class SlowQueue:
         self.all[name] = one
 
     def _held(self) -> set[tuple[int, str]]:
-        """Return the flows whose first one may not run by the limits of its tenant."""
+        """Return the flows whose first request may not run because of its tenant's limits."""
         waiting = [one for one in self.all.values() if not one.is_running]
         heads: dict[tuple[int, str], One] = {}
         for one in sorted(waiting, key=lambda o: o.place[1:4]):
@@ -54,7 +54,7 @@ class SlowQueue:
         return {flow for flow, one in heads.items() if not self._is_allowed(one)}
 
     def turns(self) -> set[int]:
-        """Return the requests that may be first: several if their tenants are even."""
+        """Return the requests that may be next: several if their tenants are even."""
         for service_class in range(4):
             heads: dict[str, One] = {}
             for one in sorted(self.all.values(), key=lambda o: o.place[1:4]):
@@ -91,7 +91,8 @@ class SlowQueue:
             self.virtual_time[service_class] = 0.0
 
     def tokens_ahead(self, place: QueuePlace) -> int:
-        """Return prompt tokens: of higher classes that may go, and of its tenant's before it."""
+        """Return the prompt tokens ahead: of higher classes that may run, and of the same
+        tenant."""
         held = self._held()
         return sum(
             o.place.prompt_tokens

@@ -1,4 +1,4 @@
-"""Brings a request into a phase, with no frame under way."""
+"""Helpers that bring a request into a phase, with no frame in transit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def text_of(token_ids: list[int]) -> str:
 
 
 def brought_to(world: World, phase: Phase, *, max_tokens: int = 200) -> Reader:
-    """Submit a request and bring it into a phase, with no frame under way."""
+    """Submit a request and bring it into a phase, with no frame in transit."""
     decode, prefill = world.worker(world.decode), world.worker(world.prefill)
     if phase is Phase.QUEUED:
         world.announce(world.decode, row_credit=0)
@@ -48,7 +48,7 @@ def brought_to(world: World, phase: Phase, *, max_tokens: int = 200) -> Reader:
 
 
 def fail_step(world: World, fake: FakeDecode) -> None:
-    """Let the device step of a worker raise, with all that it computes."""
+    """Make a worker's device step raise, with everything it computes."""
     worker = world.worker(fake)
     keys = list(fake.rows)
     fake.steps += 1

@@ -1,4 +1,5 @@
-"""What one request, one tenant or one sample may not do to what a server believes of its load."""
+"""Tests of admission: one request, tenant or sample must not distort the server's estimate of its
+load."""
 
 from __future__ import annotations
 
@@ -41,11 +42,11 @@ DEADLINE_S = 600.0
 
 
 class Scene:
-    """Admission before a queue of strings, and workers that say how fast they are.
+    """Admission with a queue of strings and workers that announce their speed.
 
     Args:
-      tokens_per_s: of prefill.
-      rows: of decode.
+      tokens_per_s: prefill's rate.
+      rows: decode's rows.
     """
 
     def __init__(self, tokens_per_s: float, rows: int = 16) -> None:
@@ -68,17 +69,17 @@ class Scene:
         self.sweep(TICK_S)
 
     def wait(self, scheduling: Scheduling, prompt_tokens: int) -> str:
-        """Let a request wait."""
+        """Add a waiting request."""
         name = f"{scheduling.tenant} {next(self._names)}"
         self.line.add(name, place(scheduling, prompt_tokens))
         return name
 
     def decide(self, requests: list[GenerationRequest]) -> Admit | Refusal:
-        """Ask for requests that come together."""
+        """Ask admission about requests that arrive together."""
         return self.admission.decide(AdmissionAsk.of(tuple(requests)), self.now)
 
     def sweep(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance time and sweep."""
         end = self.now + seconds
         while self.now < end:
             self.now += TICK_S
@@ -86,7 +87,7 @@ class Scene:
 
 
 def overload(tokens_per_s: float, slo_s: float = 10.0, **changes: object) -> Overload:
-    """Return one of a fleet with 64 rows."""
+    """Return overload control for a fleet with 64 rows."""
     config = OverloadConfig(SloConfig(slo_s, slo_s, slo_s), **changes)  # type: ignore[arg-type]
     one = Overload(config, OverloadObserver(), 0.0)
     one.sweep(FleetCapacity(64, tokens_per_s, tokens_per_s), lambda _: 0.0, 0.0)
@@ -94,7 +95,7 @@ def overload(tokens_per_s: float, slo_s: float = 10.0, **changes: object) -> Ove
 
 
 def served(one: Overload, num_tokens: int, ttft_s: float, now: float) -> None:
-    """Let a request have its first token and its end."""
+    """Give a request its first token and its end."""
     demand = Demand(Scheduling(), num_tokens, DEADLINE_S)
     forecast = one.judge(demand, 0.0, now)
     one.took(forecast, now)
@@ -172,7 +173,7 @@ def test_the_pace_of_a_line_is_seen_while_it_leaves_rows_to_others() -> None:
         scene.wait(both[number % 2], 100)
     rate = scene.admission.overload.prediction.rate(scene.now)
     assert rate is not None
-    # What was guessed before still counts for a second or so of fifteen.
+    # The earlier guess still weighs like a second or so of fifteen.
     assert rate < 3000.0
 
 
@@ -188,7 +189,7 @@ def test_rows_that_one_class_leaves_free_are_for_those_below_it() -> None:
     assert len(all_turns(line)) < 64
     line.add("seldom", place(Scheduling("seldom")))
     assert line.first() == "seldom"
-    # No request that could go is passed by it, so it lets none pass.
+    # It overtakes no request that could run, so it lets none pass.
     assert not line.lets_pass("seldom")
 
 
@@ -212,12 +213,12 @@ def test_the_limit_adds_up_what_comes_together() -> None:
     pair = [make_request(n, prompt="x" * 300) for n in (1, 2)]
     many = [make_request(n, prompt="x" * 300) for n in range(9)]
     assert isinstance(scene.decide(pair), Admit)
-    assert isinstance(scene.decide(many), Admit), "where none are owed"
+    assert isinstance(scene.decide(many), Admit), "none are owed"
     overload.outstanding.apply(None, OutstandingRequest(Stage.QUEUED, D, 600))
     assert isinstance(scene.decide(pair[:1]), Admit)
     refusal = scene.decide(pair)
     assert isinstance(refusal, Refusal)
-    assert "600 prompt tokens wait" in str(refusal.error)
+    assert "600 prompt tokens already wait" in str(refusal.error)
     assert refusal.error.status == 503
 
 
@@ -251,7 +252,7 @@ def test_what_a_first_token_takes_by_itself_is_no_pressure() -> None:
 def test_who_is_taken_on_is_not_dropped_in_the_same_breath() -> None:
     one = overload(1000.0, slo_s=2.0)
     now = 0.0
-    for _ in range(100):  # prompts take more than twice what workers say of themselves
+    for _ in range(100):  # prompts take more than twice the time that workers announce
         now += 1.0
         served(one, 100, 0.25, now)
     demand = Demand(Scheduling(), 100, DEADLINE_S)

@@ -1,4 +1,4 @@
-"""Workers die, refuse, preempt, come back with another model: the request goes on."""
+"""Tests that a request continues when workers die, refuse, preempt or return with another model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Audits of a fleet: what the server knows, what workers say, and what is only in doubt."""
+"""Tests of the auditor: what the server and its workers count, and what is only in doubt."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KEY = AttemptKey((1).to_bytes(16, "big"), 0)
 
 
 class Auditing:
-    """A world with an auditor, whose AUDIT frames wait in the same queues as all others."""
+    """A world with an auditor whose AUDIT frames wait in the same queues as all others."""
 
     def __init__(self, num_decodes: int = 1, *, connect: bool = True, **config: object) -> None:
         self.world = World(1, num_decodes, connect=connect, **config)
@@ -39,14 +39,14 @@ class Auditing:
         self.auditor = Auditor(ME, world.config, world.workers, world.requests)
 
     def ask(self) -> Survey:
-        """Open a survey and send its frames."""
+        """Open a round and send its frames."""
         survey = self.auditor.begin()
         for worker in survey.asked:
             self.world.up[worker].append(Audit(survey.serial))
         return survey
 
     def deliver(self) -> None:
-        """Let everything through; answers go to the auditor."""
+        """Deliver all frames; answers go to the auditor."""
         world = self.world
         while any(map(world.deliver_up, world.workers)) or any(world.down.values()):
             for worker in world.workers:
@@ -54,7 +54,7 @@ class Auditing:
                     self.deliver_down(worker)
 
     def deliver_down(self, worker: Worker) -> None:
-        """Let one frame of a worker through."""
+        """Deliver one frame of a worker."""
         frame = self.world.down[worker][0]
         if isinstance(frame, Audited):
             self.world.down[worker].popleft()
@@ -67,7 +67,7 @@ class Auditing:
         return self.auditor.result(survey, self.world.now, 5, HERE)
 
     def audit(self) -> FleetAudit:
-        """Ask, let everything through, and return what came of it."""
+        """Run a whole audit and return its result."""
         survey = self.ask()
         self.deliver()
         assert survey.is_complete
@@ -89,7 +89,7 @@ def test_a_fleet_at_work_is_told_without_a_violation(phase: Phase) -> None:
     assert [view.name for view in audit.workers] == ["prefill-0", "decode-0"]
     assert all(view.state == "alive" and view.silence == "" for view in audit.workers)
     assert not any(view.unknown for view in audit.workers)
-    # Where the request is still reserving its RESERVE was lost.
+    # If the request is still reserving, its RESERVE was lost.
     assert bool(audit.workers[1].missing) is (phase is Phase.RESERVING)
 
 
@@ -176,7 +176,7 @@ def test_another_servers_lease_is_not_in_doubt() -> None:
 def test_an_attempt_that_its_worker_lost_is_a_violation_if_it_stays() -> None:
     auditing = Auditing()
     brought_to(auditing.world, Phase.DECODING)
-    auditing.world.decode.end(KEY, EndReason.ERROR)  # and what it says of it is lost
+    auditing.world.decode.end(KEY, EndReason.ERROR)  # and its ENDED is lost
     assert [d.for_s for d in auditing.audit().workers[1].missing] == [0.0]
     auditing.world.now += 4.1
     [violation] = check_invariants(auditing.audit())

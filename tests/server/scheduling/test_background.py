@@ -1,4 +1,4 @@
-"""Which requests hold batches, and for how long."""
+"""Tests of batch streams held back for interactive requests, and for how long."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ async def test_what_waits_in_a_paused_class_has_not_begun() -> None:
     world.collect()
     world.deliver()
     assert (stream.has_begun, run.has_begun) == (False, False)
-    world.sweep(1.0)  # there is no brownout
+    world.sweep(1.0)  # without brownout
     world.settle()
-    assert (stream.has_begun, run.has_begun) == (True, True), "also when it is over"
+    assert (stream.has_begun, run.has_begun) == (True, True), "even after it is over"
     world.check_idle()
 
 

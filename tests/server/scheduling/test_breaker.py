@@ -1,4 +1,5 @@
-"""Circuit breakers: every cell of the table, what trips and what heals them, and half of a pool."""
+"""Tests of circuit breakers: every table cell, what opens and closes them, and the half of a pool
+that stays."""
 
 from __future__ import annotations
 
@@ -96,10 +97,10 @@ def test_an_open_one_is_tried_by_one_attempt_after_its_cooldown() -> None:
     assert breaker.is_admitting
     breaker.begin(KEYS[0])
     assert not breaker.is_admitting
-    breaker.begin(KEYS[1])  # spared for the sake of half of the pool: not the probe
+    breaker.begin(KEYS[1])  # allowed because half of the pool must stay: not the probe
     breaker.leave(KEYS[1])
     assert breaker.probe == KEYS[0]
-    breaker.leave(KEYS[0])  # its client left: nothing is known
+    breaker.leave(KEYS[0])  # its client left, without an outcome
     assert breaker.is_admitting
     assert breaker.state is S.HALF_OPEN
 

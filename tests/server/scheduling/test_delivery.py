@@ -1,4 +1,4 @@
-"""Which streams get their tokens first, where several tenants have many streams."""
+"""Tests of the order in which streams of several tenants get their tokens."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def a_delivery() -> Delivery:
 
 
 class FakeStream:
-    """Writes down when it was called, and is due again at once if that is wished."""
+    """Records when it was called; optionally it is due again at once."""
 
     def __init__(
         self, tenant: str, order: list[str], delivery: Delivery, *, again: bool = False
@@ -109,7 +109,7 @@ def test_a_turn_has_so_many_rows_and_tenants_alternate(rows: list[tuple[str, int
 
 
 class FramesOnce:
-    """A link that has some frames."""
+    """A connection that delivers some frames once."""
 
     def __init__(self, *frames: Tokens) -> None:
         self._messages = [[SimpleNamespace(frame=frame) for frame in frames]]
@@ -161,12 +161,12 @@ async def test_of_many_frames_a_few_are_taken_before_others_may_run() -> None:
         )
         await wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
-    # The last task of a turn may be the first one of the next.
+    # The last task of one turn may be the first of the next.
     assert max(map(len, did.split())) <= 2 * INPUTS_AT_ONCE
 
 
 def intake_of(take: Callable[..., object], origin_of: object = None) -> Intake:
-    """Return one of a fleet of two tenants, whose link has frames."""
+    """Return an intake for a fleet with two tenants and a connection with frames."""
     requests = SimpleNamespace(
         queues=[SimpleNamespace(num_tenants=2)],
         table=SimpleNamespace(tenant_of=tenant_of, origin_of=origin_of),

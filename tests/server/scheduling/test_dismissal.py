@@ -1,5 +1,4 @@
-"""Whatever runs or waits for a tenant ends when it may ask no more; other tenants' requests go
-on."""
+"""Tests that a disabled or removed tenant's requests end and other tenants' requests continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which worker gets which request, and which requests are refused."""
+"""Tests of dispatch: which worker gets which request, and which requests are refused."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_a_prefill_worker_is_given_no_more_ahead_than_its_pace_makes_of_the_time
     world = world_of(FakePrefill(prompt_tokens_per_s=40.0), FakeDecode())
     need = TEN._replace(backlog_s=0.25)
     world.workers[0].reserve(KEY, num_tokens=9)
-    assert chosen(world, need) is not None  # and is never idle for want of the next prompt
+    assert chosen(world, need) is not None  # and never idles for lack of a next prompt
     world.workers[0].reserve(KEY._replace(attempt=2), num_tokens=1)
     assert chosen(world, need) is None
     assert chosen(world, need._replace(backlog_s=None)) is not None
@@ -165,7 +165,7 @@ def test_a_long_prompt_on_a_prefill_worker_holds_up_none_that_overtakes_it_there
     world.workers[0].reserve(
         KEY._replace(attempt=2), num_tokens=100, band=Band(ServiceClass.CRITICAL)
     )
-    assert chosen(world, need) is None  # that is before it whatever its length
+    assert chosen(world, need) is None  # which is ahead of it whatever its length
     world.workers[0].computed(KEY._replace(attempt=2))
     world.workers[0].reserve(KEY._replace(attempt=3), num_tokens=81)
     assert chosen(world, need) is not None
@@ -244,12 +244,12 @@ def test_what_just_fits_is_taken() -> None:
 def test_a_full_queue_has_no_room_but_for_higher_classes_and_tenants_below_their_part() -> None:
     most, queue = 8, FairQueue[int](QueueConfig())
     loud, quiet = Scheduling("loud"), Scheduling("quiet")
-    assert not num_crowding(queue, loud, 9, most), "one that is empty moves"
+    assert not num_crowding(queue, loud, 9, most), "an empty queue accepts"
     for number in range(8):
         assert not num_crowding(queue, loud, 1, most)
         queue.add(number, place(loud))
     assert num_crowding(queue, loud, 1, most) == 8
-    # Nor is it full of lower classes, nor for a tenant that has less than its part.
+    # Nor is it full because of lower classes, nor for a tenant below its share.
     assert not num_crowding(queue, Scheduling("loud", service_class=ServiceClass.CRITICAL), 1, most)
     for number in range(8, 12):
         assert not num_crowding(queue, quiet, 1, most)
@@ -294,7 +294,7 @@ def test_a_slow_line_is_refused_by_the_conductor() -> None:
     world.deliver()
     for _ in range(10):
         world.sweep(1.0)
-    with pytest.raises(RequestError, match=r"come too late, after \d\d\.\d s"):
+    with pytest.raises(RequestError, match=r"come too late, after a wait of \d\d\.\d s"):
         world.submit(make_request(99))
     world.submit(make_request(100, priority=-1))
     world.end()

@@ -1,4 +1,4 @@
-"""Sweeps rest, but never longer than until something may be due."""
+"""Tests that sweeps pause, but never beyond the time when something is due."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_what_comes_due_meanwhile_is_looked_for_in_time() -> None:
     times.swept(1.0, is_round_over=True)
     times.note(1.1)
     assert times.next_at(is_restless=False) == 1.1
-    times.note(1.0)  # is overdue: not a sweep for each of many
+    times.note(1.0)  # is overdue: must not cause a sweep for each of many
     assert times.next_at(is_restless=False) == 1.0 + INTERVAL_S
 
 
@@ -95,7 +95,7 @@ def test_no_sweep_is_left_out_while_somebody_is_held_back() -> None:
     assert urgent.request.phase is Phase.RESERVING
     assert world.requests.is_restless
     world.settle()
-    assert world.requests.is_restless  # until a sweep sees that none waits
+    assert world.requests.is_restless  # until a sweep finds no waiting request
     world.sweep()
     assert not world.requests.is_restless
     world.settle()
@@ -153,7 +153,7 @@ def test_who_reads_alike_gets_credit_in_one_frame() -> None:
         world.deliver()
         while world.compute(prefill):
             world.deliver()
-        for _ in range(3):  # each is three tokens behind the one before
+        for _ in range(3):  # each is three tokens behind the previous one
             world.compute(decode)
             world.deliver()
     for _ in range(320):

@@ -1,4 +1,4 @@
-"""Inputs that become vectors in the server: each has one end, whatever befalls its workers."""
+"""Tests of embedding inputs in the server: each ends once, whatever happens to its workers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def error_of(one: Request) -> RequestError:
 
 
 def fail_all(world: World) -> None:
-    """Let the step of everything that is on the prefill worker raise."""
+    """Make the step of everything on the prefill worker raise."""
     worker = world.worker(world.prefill)
     keys, world.prefill.inputs = list(world.prefill.inputs), {}
     for key in keys:

@@ -1,4 +1,5 @@
-"""Whose turn it is: beside a slow obvious queue, and what follows for tenants and classes."""
+"""Tests of the fair queue against a slow reference model, and of its properties for tenants and
+classes."""
 
 from __future__ import annotations
 
@@ -72,7 +73,7 @@ def test_it_is_the_slow_obvious_queue(seed: int, steps: int, head_start: int) ->
             slow.add(name, new)
         elif kind < 0.65:
             turn = queue.first()
-            if not head_start:  # which changes the choice, but never whether there is one
+            if not head_start:  # a head start changes the choice, but never whether there is one
                 assert ({turn} if turn is not None else set()) <= slow.turns(), (turn, slow)
             assert (turn is None) == (not slow.turns()), slow
             if turn is not None:
@@ -87,7 +88,7 @@ def test_it_is_the_slow_obvious_queue(seed: int, steps: int, head_start: int) ->
             queue.end(name, used := rng.randrange(30))
             slow.end(name, used)
         elif waiting:
-            # A request that stands aside for others comes back to where it was.
+            # A request that is set aside returns to its old place.
             queue.set_aside(rng.choice(waiting))
             queue.restore()
         else:
@@ -119,7 +120,7 @@ def assert_nothing_is_left(queue: FairQueue[int], slow: SlowQueue) -> None:
 
 
 def next_turn(queue: FairQueue[K]) -> K:
-    """Take the request whose turn it is: work is conserved, one waits, so one goes."""
+    """Take the next request. The queue conserves work: if one waits, one runs."""
     turn = queue.first()
     assert turn is not None
     queue.take(turn)
@@ -127,7 +128,7 @@ def next_turn(queue: FairQueue[K]) -> K:
 
 
 def all_turns(queue: FairQueue[K], until: K | None = None) -> list[K]:
-    """Give turns while one may go that is not this one; return whose they were."""
+    """Take requests while any may run, up to this one; return their keys."""
     turns = []
     while queue.first() not in (None, until):
         turns.append(next_turn(queue))
@@ -137,7 +138,7 @@ def all_turns(queue: FairQueue[K], until: K | None = None) -> list[K]:
 def served(
     queue: FairQueue[int], sizes: Mapping[Scheduling, Iterator[tuple[int, int]]], num_turns: int
 ) -> dict[Scheduling, int]:
-    """Keep everybody waiting, give turns, and return the tokens that each has used."""
+    """Keep all tenants waiting, take turns, and return the tokens used by each."""
     names = count()
     asked: dict[int, tuple[Scheduling, int, int]] = {}
     used = dict.fromkeys(sizes, 0)
@@ -177,7 +178,7 @@ def test_tenants_have_their_shares_by_weight_whatever_they_ask_for(seed: int) ->
     sizes = {scheduling: drawn(rng, rng.choice((10, 100, 400))) for scheduling in schedulings}
     used = served(FairQueue(QueueConfig()), sizes, 1500)
     shares = [used[scheduling] / scheduling.weight for scheduling in schedulings]
-    # What runs is charged and not used yet, and each may be one request of the largest ahead.
+    # Running requests are charged but not used up, and each may be ahead by one largest request.
     assert max(shares) - min(shares) <= 5 * 600
 
 
@@ -358,7 +359,7 @@ def test_what_is_ahead_is_what_will_go_first() -> None:
         truth = 0
         while queue.first() != -1:
             truth += tokens[next_turn(queue)]
-        # One request of each tenant may be under way, and one group counts up to twice.
+        # One request of each tenant may be running, and one group counts up to twice.
         assert (
             truth - len(schedulings) * largest
             <= predicted

@@ -1,4 +1,5 @@
-"""The fleet over an in-memory network: links, heartbeats, deaths and restarts, in virtual time."""
+"""Tests of the whole fleet over an in-memory network in virtual time: links, heartbeats, deaths and
+restarts."""
 
 from __future__ import annotations
 
@@ -34,11 +35,11 @@ if TYPE_CHECKING:
 
 
 REST_S = 5.0
-"""Longer than a lease lives after its server has forgotten it."""
+"""Longer than a lease lasts after its server has forgotten it."""
 
 
 class Cluster:
-    """A fleet, its workers, and a nursery for more of them."""
+    """A fleet, its workers, and a nursery to start more."""
 
     def __init__(
         self, nursery: trio.Nursery, network: MemoryNetwork | None = None, **config: object
@@ -53,7 +54,7 @@ class Cluster:
         self.fleet = Links(server_config(**config), tiny_text(), self.network)
 
     async def restart_decode(self, *, kill: bool = True) -> None:
-        """Begin the next life of the decode worker."""
+        """Restart the decode worker."""
         if kill:
             self.decode_process.kill()
             await trio.testing.wait_all_tasks_blocked()
@@ -63,7 +64,7 @@ class Cluster:
         await self.nursery.start(self.decode_process.run)
 
     async def check_at_rest(self) -> None:
-        """Assert that nothing is wrong now, and nothing left once leases have run out."""
+        """Assert that nothing is wrong now, and that nothing is left once leases have expired."""
         assert check_invariants(await self.fleet.audit()) == []
         await trio.sleep(REST_S)
         audit = await self.fleet.audit()
@@ -108,7 +109,7 @@ async def read_all(stream: OutputStream) -> tuple[list[int], Finished | Failed]:
 
 
 async def read_some(stream: OutputStream, num_tokens: int) -> list[int]:
-    """Read at least so many tokens."""
+    """Read at least `num_tokens` tokens."""
     token_ids: list[int] = []
     while len(token_ids) < num_tokens:
         for _, event in await anext(stream):
@@ -126,7 +127,7 @@ def names(cluster: Cluster) -> dict[str, str]:
 async def unbroken(
     cluster: Cluster, max_tokens: int = 150, num_read: int = 20
 ) -> AsyncIterator[None]:
-    """Read a part of a stream, let something happen, and check that the stream is whole."""
+    """Read part of a stream, cause an event, and check that the stream is complete."""
     stream = cluster.fleet.submit(make_request(max_tokens=max_tokens))
     before = await read_some(stream, num_read)
     yield
@@ -215,7 +216,7 @@ async def test_each_attempt_has_a_kv_key_of_its_own(autojump_clock: MockClock) -
 async def test_a_hello_without_an_answer_is_said_again_over_a_new_connection(
     autojump_clock: MockClock,
 ) -> None:
-    """The worker lives; the connection leads nowhere, and does not end either."""
+    """The worker is alive; the connection leads nowhere and does not break."""
     dialled: list[float] = []
 
     class OneDeadEnd(MemoryNetwork):
@@ -457,7 +458,7 @@ async def test_a_server_that_ends_leaves_no_lease_behind(autojump_clock: MockClo
         await trio.sleep(0.2)
         scope.cancel()
         await trio.testing.wait_all_tasks_blocked()
-        # The link is gone; what the worker held is its own lease's to end.
+        # The link is gone; the worker's leases expire by themselves.
         assert len(cluster.decode.rows) == 1
         [key] = cluster.decode.rows
         assert cluster.decode.end(key, EndReason.LEASE_EXPIRED).freed_blocks > 0

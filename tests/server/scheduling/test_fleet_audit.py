@@ -1,4 +1,4 @@
-"""Audits over an in-memory network: deadlines, silence, many at once."""
+"""Tests of audits over an in-memory network: deadlines, silent workers, concurrent audits."""
 
 from __future__ import annotations
 

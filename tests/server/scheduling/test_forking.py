@@ -1,4 +1,5 @@
-"""Several completions of one prompt: one prefill, one decode worker, and each goes its own way."""
+"""Tests of several completions of one prompt: they share one prefill and one decode worker, then
+diverge."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ OFF = RoutingConfig(LocalPrefill.OFF)
 def choices(
     count: int, *, max_tokens: int = 16, first: int = 1, priority: int = 0
 ) -> list[GenerationRequest]:
-    """Return requests for several completions of one prompt, each with a seed of its own."""
+    """Return requests for several completions of one prompt, each with its own seed."""
     requests = [
         make_request(first + n, seed=n, max_tokens=max_tokens, priority=priority)
         for n in range(count)

@@ -1,4 +1,4 @@
-"""Streams that are listened to instead of waited for: called once per frame, and no more after."""
+"""Tests of streams with a callback: called once per frame, and not after detaching."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def test_who_listens_is_called_once_for_what_came_together(
         def take(number: int, events: Events) -> None:
             nonlocal calls
             calls += 1
-            assert events, "called for nothing"
+            assert events, "called without events"
             taken[number] += [event for _, event in events]
             if all(t and isinstance(t[-1], Finished | Failed) for t in taken):
                 over.set()
@@ -76,7 +76,7 @@ async def test_who_stops_listening_is_called_no_more_and_may_wait_again(
 
 
 ROWS_OF_A_TURN = 16
-"""Fewer than in production: a fake worker has few rows."""
+"""Fewer than in production, because a fake worker has few rows."""
 
 
 async def test_a_neighbours_token_waits_for_one_turn_and_not_for_a_crowds_frame(
@@ -120,7 +120,7 @@ async def test_a_neighbours_token_waits_for_one_turn_and_not_for_a_crowds_frame(
 async def test_the_error_of_a_listener_that_has_stopped_listening_is_told_to_it_alone(
     autojump_clock: MockClock,
 ) -> None:
-    """Else it would end the task that delivers to all."""
+    """Otherwise it would end the task that delivers to all streams."""
     async with running() as cluster:
         stream, other = (cluster.fleet.submit(make_request(number)) for number in range(2))
         told: list[Exception] = []

@@ -1,4 +1,4 @@
-"""Requests whose prompts decode computes itself: through every end, fault and change of way."""
+"""Tests of requests whose prompt decode computes itself: all ends, faults and changes of route."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_window_whose_every_row_was_lost_is_said_again() -> None:
     for _ in range(3):
         world.sweep(world.config.link.heartbeat_interval_s)
     credits = [frame for frame in world.up[worker] if type(frame).__name__ == "TokenCredit"]
-    assert credits, "only decode can tell whether there is something, and it was not asked"
+    assert credits, "only decode knows, and it was not asked"
     assert not routes.causes
 
 
@@ -135,7 +135,7 @@ def test_a_stream_goes_on_over_prefill_where_decode_had_computed_its_prompt_and_
     first = next(worker for worker in world.workers if worker.shares)
     world.lose(first)
     world.deliver()
-    assert world.prefill.waiting, "there is a prefill worker again"
+    assert world.prefill.waiting, "a prefill worker is back"
     world.complete(reader, 60)
     assert routes.routes == {"decode: no_prefill": 1, "prefill: long": 1}
     world.greet(first)
@@ -154,7 +154,9 @@ def test_what_kills_prefill_does_not_meet_decode_and_is_convicted() -> None:
         world.deliver()
         if innocent is not None:
             assert culprit.request.phase is Phase.QUEUED
-            assert innocent.request.phase is Phase.PREFILLING, "it passes, and decode computes it"
+            assert innocent.request.phase is Phase.PREFILLING, (
+                "it goes first, and decode computes it"
+            )
         world.greet(world.worker(world.prefill))
     world.settle()
     assert culprit.failed.error.code == "quarantined"

@@ -1,4 +1,4 @@
-"""One request of many inputs: how much of it is done in one turn of the event loop."""
+"""Tests of one request with many embedding inputs: how much is done per turn of the event loop."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 NUM_INPUTS = 512
 MOST_AT_ONCE = 64
-"""Twice what one task does before others may: turns of two tasks may come in any order."""
+"""Twice what one task does before yielding: the turns of two tasks may come in any order."""
 
 
 def many(count: int = NUM_INPUTS, first: int = 0) -> Iterator[GenerationRequest]:
@@ -33,11 +33,11 @@ def many(count: int = NUM_INPUTS, first: int = 0) -> Iterator[GenerationRequest]
 
 
 class Turns:
-    """Looks at a fleet in every turn of the loop, as long as something happens.
+    """Checks a fleet in every turn of the loop while something happens.
 
     Attributes:
-      accepted: inputs, turn by turn.
-      ended: inputs, turn by turn.
+      accepted: number of accepted inputs, per turn.
+      ended: number of ended inputs, per turn.
     """
 
     def __init__(self, fleet: Links) -> None:
@@ -53,7 +53,7 @@ class Turns:
             await trio.lowlevel.checkpoint()
 
     def check(self) -> None:
-        """Assert that others had their turn all the while."""
+        """Assert that other tasks had their turns."""
         for counts in (self.accepted, self.ended):
             assert max(after - before for before, after in pairwise(counts)) <= MOST_AT_ONCE
 

@@ -1,4 +1,5 @@
-"""Workers join and leave while a server runs: no stream notices, and nothing of them stays."""
+"""Tests that workers join and leave while a server runs: streams are unaffected, and nothing is
+left behind."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ POLL_S = 0.005
 
 
 async def second(cluster: Cluster) -> FakeDecode:
-    """Start another decode worker, which no server knows yet."""
+    """Start another decode worker that no server knows yet."""
     worker = FakeDecode("decode-1", epoch=77)
     cluster.decodes.append(worker)
     await cluster.nursery.start(FakeProcess(cluster.network, worker).run)
@@ -46,7 +47,7 @@ async def test_a_worker_joins_and_another_leaves_when_its_streams_have_ended(
     autojump_clock: MockClock,
 ) -> None:
     async with running() as cluster:
-        # What began on the one that leaves ends there: nothing is computed twice.
+        # A request on the leaving worker ends there: nothing is computed twice.
         async with unbroken(cluster, 60, 5):
             joined = await second(cluster)
             cluster.fleet.set_members([PREFILL, FIRST, SECOND])
@@ -96,7 +97,7 @@ async def test_without_members_requests_are_refused_until_there_are_some(
         await trio.sleep(2.0)
         assert names(cluster) == {}
         assert not cluster.fleet.status().is_ready
-        with pytest.raises(RequestError, match="no decode worker is there"):
+        with pytest.raises(RequestError, match="no decode worker is available"):
             cluster.fleet.submit(make_request(1, max_tokens=10))
         cluster.fleet.set_members([PREFILL, FIRST])
         await cluster.fleet.wait_ready()
@@ -113,7 +114,7 @@ async def test_nothing_stays_of_workers_that_have_left(autojump_clock: MockClock
         before = num_workers()
         await second(cluster)
         for _ in range(3):
-            # One that answers, one that is nowhere.
+            # One that answers, one that does not exist.
             cluster.fleet.set_members([PREFILL, FIRST, SECOND, (Role.DECODE, "mem://nowhere")])
             await trio.sleep(2.0)
             await read_all(cluster.fleet.submit(make_request(1, max_tokens=10)))
@@ -204,7 +205,7 @@ def test_each_model_has_its_members_and_an_unknown_one_is_an_error() -> None:
     }
     with pytest.raises(ConfigError, match="the member at c is of model 'x'; this server has chat"):
         by_model(own, ["chat"])
-    # Those of the file count where it names models, also those that are not there yet.
+    # If the file names models, those count, even if they do not exist yet.
     x = msgspec.structs.replace(own, models=(ServedModelConfig("x", "/x"),))
     with pytest.raises(ConfigError, match="the member at b is of model 'chat'; this server has x"):
         by_model(x, ["chat"])

@@ -1,4 +1,4 @@
-"""The table of outcomes: one row per outcome, with a bad end or a finish reason."""
+"""Tests of the table of outcomes: each has an error or a finish reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Admission, brownout and guard over simulated fleets, under an open loop."""
+"""Tests of admission, brownout and guard on simulated fleets with an open loop of clients."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_everything_returns_to_zero() -> None:
 
 
 def test_predictions_that_are_wrong_are_bounded_by_the_guard() -> None:
-    # Nothing but what comes of it tells.
+    # Only the effect shows it.
     lying = replace(ON, admission=AdmissionConfig(is_on=False))
     ends = {}
     for is_on in (False, True):

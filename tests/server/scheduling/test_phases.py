@@ -1,4 +1,4 @@
-"""The table of phases."""
+"""Tests of the phase transition table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strikes: what isolates a request, what convicts it, what clears it; refused prompts."""
+"""Tests of strikes: what isolates, convicts and clears a request; and refused prompts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONFIG = RecoveryConfig()
 
 
 def died(poison: PoisonDetector, num_tokens: int, num_suspects: int, event: object) -> bool:
-    """Strike it, and learn that the process has died; return whether that convicts it."""
+    """Strike a request and report the death of the process; return whether that convicts it."""
     poison.strike(Role.DECODE, num_tokens, num_suspects, event)
     return poison.settle(event, has_died=True)
 

@@ -1,4 +1,4 @@
-"""A prompt goes where its beginning is, as long as no other worker would be done sooner."""
+"""Tests that a prompt goes where its prefix is cached, unless another worker would be faster."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_prompt_goes_where_it_is_known() -> None:
     d1.prefixes.clear()
     d0.prefixes.keep(chain_of(BLOCK_SIZE), d0.capacity)
     d1.reserve(AttemptKey(b"x" * 16, 0), num_blocks=0)
-    assert chosen(world, chain_of(BLOCK_SIZE), 20)[1] == "d0", "a block is not worth a thought"
+    assert chosen(world, chain_of(BLOCK_SIZE), 20)[1] == "d0", "one block does not matter"
 
 
 def test_prefill_is_left_when_others_would_be_done_sooner() -> None:

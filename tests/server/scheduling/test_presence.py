@@ -1,4 +1,5 @@
-"""Requests for a model that sleeps: they wait while control has it loaded, or hear when to come."""
+"""Tests of requests for a sleeping model: they wait while control loads it, or get a
+Retry-After."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def news(state: ModelState, predicted_ready_s: float | None = 1.0) -> ModelNews:
 
 
 def away(state: ModelState | None, predicted_ready_s: float | None = 1.0) -> World:
-    """Return a server without workers for so long that it would not wait for them."""
+    """Return a server whose workers have been away longer than it waits for them."""
     world = World(connect=False, worker_wait_s=WAIT_S)
     world.now += 2 * WAIT_S
     if state is not None:
@@ -70,11 +71,11 @@ def test_a_request_waits_for_a_model_that_can_be_had(state: ModelState) -> None:
 @pytest.mark.parametrize(
     ("state", "predicted_ready_s", "words"),
     [
-        (S.SLEEPING, 700.0, "tiny is sleeping and is loaded now; it is expected in 700 s"),
+        (S.SLEEPING, 700.0, "tiny is sleeping and is being loaded; it is expected in 700 s"),
         (S.SLEEPING, None, "tiny is sleeping and cannot be loaded now: there is no room"),
-        (S.ABSENT, None, "now: its files are gone; `triolet model load tiny` says from where"),
-        (S.SERVING, 0.0, "is there to take this request"),
-        (None, None, "is there to take this request"),
+        (S.ABSENT, None, "now: its files are gone; `triolet model load tiny` says how to get them"),
+        (S.SERVING, 0.0, "is available for this request"),
+        (None, None, "is available for this request"),
     ],
 )
 def test_a_request_that_would_wait_in_vain_is_told_so_at_once(
@@ -86,7 +87,7 @@ def test_a_request_that_would_wait_in_vain_is_told_so_at_once(
     assert refused.value.status == 503
     if predicted_ready_s == 700.0:
         assert refused.value.retry_after_s == 700.0
-        assert world.requests.admission.presence.is_wanted, "so that it is there by then"
+        assert world.requests.admission.presence.is_wanted, "so that it is ready by then"
 
 
 def test_without_control_for_long_a_request_does_not_wait() -> None:
@@ -99,7 +100,7 @@ def test_without_control_for_long_a_request_does_not_wait() -> None:
     world.sweep(LOST_S)
     world.read(reader)
     assert reader.failed.error.code == "no_worker"
-    with pytest.raises(RequestError, match="the control of this fleet is away"):
+    with pytest.raises(RequestError, match="the control process of this fleet is away"):
         world.submit(make_request())
 
 
@@ -127,7 +128,7 @@ class FakeControl:
         await self._stream.send_all(b"nonsense\n")
 
     async def is_open(self) -> bool:
-        """Read on; return whether the server has not closed the link."""
+        """Keep reading; return whether the server has kept the link open."""
         try:
             return bool(await self._stream.receive_some(65_536))
         except trio.BrokenResourceError:
@@ -155,7 +156,7 @@ class FakeControl:
 
 
 class Scene:
-    """A server with a link to control, and workers that are started by tests."""
+    """A server with a link to control; tests start its workers."""
 
     def __init__(self, nursery: trio.Nursery, path: Path) -> None:
         self.nursery = nursery
@@ -173,7 +174,7 @@ class Scene:
 
     @asynccontextmanager
     async def control(self) -> AsyncIterator[FakeControl]:
-        """Run one life of control."""
+        """Run one process of control."""
         listening = trio.socket.socket(trio.socket.AF_UNIX)
         self.path.unlink(missing_ok=True)
         await listening.bind(str(self.path))
@@ -196,7 +197,7 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
 
 
 async def test_a_request_wakes_its_model_and_is_answered(tmp_path: Path) -> None:
-    # Over a second: a socket of the system knows no virtual time, in which links meet at once.
+    # Over a second: an OS socket ignores virtual time, in which links connect at once.
     async with scene(tmp_path) as server, server.control() as control:
         await control.hear_activity(in_flight=0, is_ready=False)
         await control.tell(S.SLEEPING)
@@ -211,12 +212,12 @@ async def test_a_request_wakes_its_model_and_is_answered(tmp_path: Path) -> None
         assert (token_ids, type(end)) == (completion_ids(0, 20), Finished)
         said = await control.hear_activity(in_flight=0, is_ready=True)
         assert said.models[0].last_used_s_ago is not None
-        assert said.models[0].version == "/tiny", "its directory: it has no digest"
+        assert said.models[0].version == "/tiny", "the directory, because it has no digest"
         assert state_of(server.fleet.status()) is S.SERVING
 
 
 async def test_what_still_runs_on_workers_that_end_does_not_wake_its_model(tmp_path: Path) -> None:
-    # Over a second, as the test above.
+    # Over a second, as in the test above.
     async with scene(tmp_path) as server, server.control() as control:
         workers = await server.start_workers()
         await control.hear_activity(in_flight=0, is_ready=True)

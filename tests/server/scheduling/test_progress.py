@@ -1,4 +1,4 @@
-"""Frames about an attempt: doubled, out of order, late, contradictory, missing."""
+"""Tests of frames about an attempt: duplicated, reordered, late, contradictory, missing."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_the_end_waits_for_tokens_that_ended_overtook() -> None:
 
 
 def overtaken(world: World) -> tuple[Reader, AttemptKey]:
-    """Let decode's only token and its end overtake FIRST_TOKEN; decode held 4 tokens of the
+    """Let decode's only token and its ENDED overtake FIRST_TOKEN; decode held 4 tokens of the
     prompt."""
     world.decode.held_blocks = 1
     reader = brought_to(world, Phase.PREFILLING, max_tokens=1)

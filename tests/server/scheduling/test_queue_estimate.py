@@ -1,4 +1,4 @@
-"""What the queue says is ahead of a request, and what it counts for that."""
+"""Tests of the queue's estimate of what is ahead of a request."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_crowd_of_tenants_with_one_request_each_is_ahead_of_a_newcomer() -> No
     for name in range(500):
         queue.add(name, place(Scheduling(f"tenant {name}"), 10))
     assert 2000 <= queue.tokens_ahead(place(Scheduling("new"))) <= 5000
-    # As much larger as they are, it has less of them before it.
+    # It has less of them ahead, in proportion to how much larger they are.
     assert queue.tokens_ahead(place(Scheduling("new"), 1, 1)) < 1000
 
 
@@ -61,7 +61,7 @@ def test_rows_that_a_higher_class_leaves_are_for_whoever_may_have_them() -> None
     turns = all_turns(queue, until="low 0")
     assert len(turns) == 14
     assert queue.first() == queue.first(is_aged_too=False) == "low 0"
-    assert not queue.lets_pass("low 0"), "a higher one may not go, so none passes"
+    assert not queue.lets_pass("low 0"), "a higher class is paused, so none overtakes"
 
 
 def test_who_comes_and_goes_while_others_stand_still_leaves_no_notes() -> None:

@@ -1,5 +1,5 @@
-"""Whatever happens, in whatever order: each request ends once, and no token is lost, doubled or
-moved."""
+"""Property test: whatever happens in whatever order, each request ends once, and no token is lost,
+duplicated or moved."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .world import Reader
 
 NOBODY = "link_full"
-"""A loss that strikes no prompt: here none shall be quarantined."""
+"""A cause of loss that strikes no request, because none should be quarantined here."""
 MAX_TOKENS = 30
 END_AT = 21
 
@@ -57,11 +57,11 @@ ACTIONS = st.one_of(
 
 
 class Chaos:
-    """A world in which named things happen."""
+    """A world in which named events happen."""
 
     def __init__(self, cause: str = NOBODY) -> None:
         self.cause = cause
-        # WriteDeadline without end: here every request shall get through.
+        # No stall timeout: here every request should finish.
         self.world = World(
             2,
             2,
@@ -85,7 +85,7 @@ class Chaos:
                 self.num_submitted += 1
                 max_tokens = MAX_TOKENS if value % 2 else 1 + value % 10
                 request = make_request(self.num_submitted, max_tokens=max_tokens, seed=value)
-                with suppress(RequestError):  # the line may be too long by now
+                with suppress(RequestError):  # the queue may be full by now
                     world.submit(request)
             case "read" | "cancel" if world.readers:
                 reader = world.readers[which % len(world.readers)]
@@ -106,12 +106,12 @@ class Chaos:
             case "sweep":
                 world.sweep(which / 10)
             case "read" | "cancel":
-                pass  # no worker is there
+                pass  # no worker is connected
             case _:
                 self._misfortune(name, worker, value)
 
     def _embed(self, value: int) -> None:
-        """Ask for vectors, or cancel one that was asked for."""
+        """Submit embedding inputs, or cancel earlier ones."""
         world = self.world
         if value == 0 and self.inputs:
             world.requests.cancel([self.inputs[-1]], CancelReason.CLIENT_GONE, world.now)
@@ -131,10 +131,10 @@ class Chaos:
         down = world.down[worker]
         match name:
             case "crash":
-                # The server has not noticed yet: only a greeting or the link will tell it.
+                # The server has not noticed yet: only a greeting or the link will reveal it.
                 world.lose(worker, self.cause)
             case "lose":
-                # Given up although it lives: what it still says must not count.
+                # Given up although alive: its further frames must not count.
                 world.requests.lost(worker, self.cause, world.now)
                 world.collect()
             case "greet":
@@ -151,7 +151,7 @@ class Chaos:
                 fake.refusal = None if value % 2 else RefuseReason.NO_ROWS
 
     def calm(self) -> None:
-        """End all misfortune and let everything finish."""
+        """Stop all faults and let everything finish."""
         for fake in self.world.decodes:
             fake.refusal = None
         for _ in range(6):
@@ -190,7 +190,7 @@ def check(reader: Reader, *allowed: str) -> None:
 
 
 def play(chaos: Chaos, actions: list[tuple[str, int, int]], *allowed: str) -> None:
-    """Do what is told, and check that every request ends once, with an error only if allowed."""
+    """Play the actions; check that every request ends once, with an error only if allowed."""
     for name, which, value in actions:
         chaos.do(name, which, value)
         chaos.world.check_accounting()
@@ -202,7 +202,7 @@ def play(chaos: Chaos, actions: list[tuple[str, int, int]], *allowed: str) -> No
 
 
 @pytest.mark.slow
-# Shrinking such long stories takes minutes and says little; the first failing one is reported.
+# Shrinking such long examples takes minutes and reveals little; report the first failing one.
 @settings(max_examples=60, phases=[Phase.reuse, Phase.generate], deadline=None)
 @given(st.lists(ACTIONS, min_size=40, max_size=160))
 def test_no_order_of_events_loses_or_doubles_anything(

@@ -1,4 +1,5 @@
-"""What faults mean for the next ones: breakers, the retry budget, broken paths, our own pauses."""
+"""Tests of the effects of faults: breakers, the retry budget, broken paths, pauses of the
+server."""
 
 from __future__ import annotations
 
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
     from .world import Reader
 
 POOR = RecoveryConfig(retry_burst=1.0, retry_share=0.0, retry_floor_per_s=0.0)
-"""Can pay for one retry, ever."""
+"""Can pay for one retry only."""
 
 
 class Seen(Observer):
-    """Remembers what it was told."""
+    """Records the calls of an observer."""
 
     def __init__(self, world: World) -> None:
         super().__init__()
@@ -62,7 +63,7 @@ def reserved_on(fake: FakeDecode) -> int:
 
 
 def trip(world: World, fake: FakeDecode) -> list[Reader]:
-    """Let one request after the other fail there until it is left out."""
+    """Make requests fail there one by one until the worker is left out."""
     worker = world.worker(fake)
     readers = []
     for number in range(100, 103):
@@ -126,7 +127,7 @@ def test_a_prefill_worker_that_fails_is_left_out_tried_and_used_again() -> None:
     bad = world.prefill
     worker, other = (world.worker(fake) for fake in world.prefills)
     for number in range(100, 103):
-        other.breaker.state = BreakerState.OPEN  # so that this one gets it
+        other.breaker.state = BreakerState.OPEN  # so that the first worker gets it
         world.submit(make_request(number))
         world.deliver()
         other.breaker.state = BreakerState.CLOSED
@@ -180,7 +181,7 @@ def test_a_return_says_how_long_the_worker_was_away_and_a_loss_what_it_cost() ->
     world.requests.lost(one, "farewell", world.now)
     world.now += 0.5
     world.greet(one)
-    assert seen.joined[1:] == [None], "a farewell is no loss"
+    assert seen.joined[1:] == [None], "a farewell is not a loss"
 
 
 def test_a_step_that_fails_counts_once_however_many_were_in_it() -> None:
@@ -214,7 +215,7 @@ def test_a_retry_that_cannot_be_paid_for_ends_the_request() -> None:
     seen = Seen(world)
     readers = [world.submit(make_request(number)) for number in (1, 2)]
     world.deliver()
-    for key in list(world.decode.rows):  # each by an error of its own
+    for key in list(world.decode.rows):  # each with its own error
         world.hear(world.worker(world.decode), world.decode.end(key, EndReason.ERROR))
     world.settle()
     assert readers[0].token_ids == completion_ids(0, 16)
@@ -331,7 +332,7 @@ def test_a_long_pause_of_our_own_costs_an_attempt_and_counts_for_nobody() -> Non
     world.requests.note_pause(world.now)
     assert reader.request.phase is Phase.QUEUED
     assert not any(worker.is_connected for worker in world.workers)
-    world.decode.rows.clear()  # its leases ran out
+    world.decode.rows.clear()  # its leases expired
     for down in world.down.values():
         down.clear()
     world.greet_all()

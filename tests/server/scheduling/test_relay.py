@@ -1,4 +1,4 @@
-"""From token rows to what a reader sees."""
+"""Tests of the relay: from token rows to the events that a reader sees."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def relay_of(**changes: object) -> Relay:
 
 
 def run(relay: Relay, ids: list[int]) -> tuple[str, list[int], RelayEnd | None]:
-    """Push ids; return text, ids and end."""
+    """Push tokens; return text, token ids and the end."""
     end = None
     for position, token_id in enumerate(ids):
         assert end is None
@@ -77,15 +77,15 @@ DOT = {"max_tokens": 9, "stop_token_ids": (0x2E,)}
         ),
         pytest.param(
             DOT, {"include_stop": True}, b"a.", "a.", RelayEnd(STOP, is_by_stop_token=True),
-            id="unless it shall be included",
+            id="unless the request includes it",
         ),
         pytest.param(
             DOT | {"min_tokens": 2}, {}, b"...", "..", RelayEnd(STOP, is_by_stop_token=True),
-            id="before min_tokens nothing ends",
+            id="nothing ends before min_tokens",
         ),
         pytest.param(
             {"max_tokens": 9, "stop_token_ids": (EOS_ID,)}, {}, [0x61, EOS_ID], "a",
-            RelayEnd(STOP), id="an end token is the model's own whoever names it",
+            RelayEnd(STOP), id="a model's end token stays one if the client names it",
         ),
         pytest.param(
             {"max_tokens": 9, "ignore_eos": True}, {}, [0x61, EOS_ID, 0x62], "ab", None,
@@ -142,7 +142,7 @@ def test_a_mailbox_knows_how_long_its_oldest_event_waits() -> None:
 
 
 def test_heavy_events_are_taken_in_parts_and_nothing_is_lost() -> None:
-    """A client that takes the first part has 20 alternatives of each token to write for it."""
+    """A client that takes the first part must write 20 alternatives for each token."""
     relay = relay_of(sampling=SamplingParams(max_tokens=64, logprobs=20))
     alternatives = tuple(TopToken(0x61, -1.0 - i) for i in range(20))
     for position in range(64):
@@ -164,7 +164,8 @@ def test_heavy_events_are_taken_in_parts_and_nothing_is_lost() -> None:
 
 
 def test_a_relay_and_what_waits_in_it_hold_nobody_but_their_owner() -> None:
-    """Freed with its last reference: Python's collector, which finds circles, comes rarely."""
+    """They are freed with their last reference; the garbage collector, which frees cycles, runs
+    rarely."""
     relay = relay_of(sampling=SamplingParams(max_tokens=9, logprobs=1))
     relay.push(TokenRow(RID, 0, 0, 0x61, -0.5, (TopToken(0x61, -0.5),)), now=1.0)
     seen = weakref.ref(relay)

@@ -1,4 +1,4 @@
-"""One request from submission to its one end."""
+"""Tests of one request from submission to its one end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def line_of(world: World, request: GenerationRequest) -> MutableMapping[str, Any]:
-    """Answer a request, and return its line in the log."""
+    """Answer a request and return its line in the access log."""
     with capture_logs() as logs:
         world.submit(request)
         world.settle()
@@ -58,7 +58,7 @@ def test_its_line_in_the_log_names_its_tenant() -> None:
 
 
 def test_its_line_in_the_log_names_its_adapter() -> None:
-    """Beside the base: the log tells the answers of two adapters apart."""
+    """The log distinguishes the answers of two adapters and of the base model."""
     world = World()
     for worker in world.workers:
         worker.adapters = frozenset({b"\xab" * 32})
@@ -108,7 +108,7 @@ def test_cached_tokens_are_known_where_decode_is_faster_than_prefill() -> None:
     reader = world.submit(make_request(max_tokens=1))
     prefill, decode = world.worker(world.prefill), world.worker(world.decode)
     world.deliver()
-    world.compute(prefill)  # its first token is still under way
+    world.compute(prefill)  # its first token is still in transit
     world.compute(decode)
     world.deliver_down(decode)
     world.read(reader)

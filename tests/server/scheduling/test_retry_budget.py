@@ -1,4 +1,4 @@
-"""Retries are paid for: one event costs one token however many attempts it struck."""
+"""Tests of the retry budget: one event costs one token however many attempts it struck."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONFIG = RecoveryConfig(retry_share=0.1, retry_burst=5.0, retry_floor_per_s=0.5)
 
 
 def spend_all(budget: RetryBudget, now: float) -> int:
-    """Return how many faults, each another one, can be paid for."""
+    """Return how many separate faults can be paid for."""
     count = 0
     while budget.take(next(ANOTHER), now):
         count += 1

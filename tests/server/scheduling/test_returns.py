@@ -1,4 +1,4 @@
-"""When refused requests are told to come back, and which of them are known when they do."""
+"""Tests of return times for refused requests, and of recognizing them when they return."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_requests_that_are_not_remembered_move_no_other() -> None:
     full = Returns(AdmissionConfig(max_expected_returns=4))
     for key in range(1, 101):
         told(full, key, 10.0)
-    assert len(full) == 2, "as many as are left"
+    assert len(full) == 2, "the remaining ones"
     told(full, 150, 10.0, scheduling=OTHER)
     assert len(full) == 3
     assert told(full, 200, 0.0) <= CONFIG.retry_jitter_most * (ROOM_S + 25.0)
@@ -173,7 +173,7 @@ def test_in_brownout_no_request_is_told_more_than_official_clients_bear() -> Non
 
 def test_newcomers_leave_room_for_expected_requests_and_critical_ones_do_not() -> None:
     one = refusing()
-    ahead = 1.2 * RATE  # between what a newcomer may wait beside expected requests and without
+    ahead = 1.2 * RATE  # between a new request's limit with and without expected returns
     assert one.judge(Demand(OTHER, 50, 600.0, 9), ahead, 0.0)
     due = told_by(one, Demand(ONE, 50, 600.0, 1), 50_000.0)
     assert one.judge(Demand(OTHER, 50, 600.0, 2), ahead, 0.0), "over before the return is due"

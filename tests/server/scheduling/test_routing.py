@@ -1,4 +1,4 @@
-"""Which worker computes a prompt: a comparison of all waits, and its bounds."""
+"""Tests of which worker computes a prompt: the cost model and its bounds."""
 
 from __future__ import annotations
 
@@ -42,13 +42,15 @@ EQUAL = FREE._replace(tokens_before=100, waiting_prompts=1)
 @pytest.mark.parametrize(
     ("decode", "prefill", "most"),
     [
-        pytest.param(IDLE, FREE, CONFIG.max_local_tokens, id="an idle worker takes what it may"),
-        pytest.param(BUSY, FREE, 0, id="streams do not wait for what prefill does at once"),
+        pytest.param(
+            IDLE, FREE, CONFIG.max_local_tokens, id="an idle worker takes up to its limit"
+        ),
+        pytest.param(BUSY, FREE, 0, id="streams do not wait if prefill is free"),
         pytest.param(IDLE._replace(tokens_per_s=0.0), FREE, 0, id="no rate of decode"),
         pytest.param(IDLE, FREE._replace(tokens_per_s=0.0), 0, id="no rate of prefill"),
         pytest.param(SLOW, FREE, 5, id="a slow worker takes hardly anything"),
-        pytest.param(SLOW, LOADED, 55, id="but instead of the wait: what it overtakes is a step"),
-        pytest.param(SLOW, EQUAL, 105, id="and what it does not overtake costs all of it"),
+        pytest.param(SLOW, LOADED, 55, id="overtaking costs one step, not the wait"),
+        pytest.param(SLOW, EQUAL, 105, id="a prompt that is not overtaken costs its whole time"),
     ],
 )
 def test_how_much_decode_takes(decode: DecodeRates, prefill: PrefillRates, most: int) -> None:
@@ -63,7 +65,7 @@ def test_where_prefill_has_much_to_do_a_few_tokens_are_sooner_done_beside_few_st
 def share_out(
     count: int, decode: DecodeRates, prefill: PrefillRates, prompt_tokens: int
 ) -> tuple[int, int]:
-    """Return how many of some equal prompts that come together go to decode and to prefill."""
+    """Return how many of some equal, simultaneous prompts go to decode and to prefill."""
     num_local = num_remote = 0
     for _ in range(count):
         most = most_local_tokens(
@@ -221,7 +223,9 @@ def test_a_prompt_that_may_kill_is_not_given_to_decode() -> None:
     assert route(world) is not None
     assert route(world, need=suspect) is None, "prefill has only prompts to lose"
     world.now += CONFIG.suspect_grace_s
-    assert route(world, need=suspect) is not None, "but what does not come back is not waited for"
+    assert route(world, need=suspect) is not None, (
+        "but a worker that does not return is not awaited"
+    )
     world.greet(world.worker(world.prefill))
     chosen = route(world, need=suspect)
     assert chosen is not None

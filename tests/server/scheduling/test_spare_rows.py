@@ -1,4 +1,4 @@
-"""Rows that tenants leave to one another."""
+"""Tests of rows that tenants leave free for each other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .test_fair_queue import CONFIG, next_turn, place
 
 
 def full_of(queue: FairQueue[str], scheduling: Scheduling, count: int) -> list[str]:
-    """Let one tenant wait for far too much, and return those of it that may run."""
+    """Queue far too many requests of one tenant, and return those that may run."""
     for number in range(count):
         queue.add(f"{scheduling.tenant} {number}", place(scheduling))
     turns = []

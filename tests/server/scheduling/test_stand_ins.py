@@ -1,5 +1,5 @@
-"""A worker at a spare address stands in for one that is replaced; it is not missed before or
-after."""
+"""Tests of spare addresses: a spare worker substitutes one that is being replaced and is otherwise
+not missed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_a_stand_in_is_used_while_it_is_there_and_missed_by_nobody(
         await trio.sleep(2.0)
         assert names(cluster) == everybody | {"decode-spare": "alive"}
 
-        # The only other one leaves: the role is not without a worker, and the stream moves there.
+        # The only other one leaves: the role still has a worker, and the stream moves there.
         async with unbroken(cluster, 60, 5):
             cluster.decode_process.kill()
         assert spare.steps > 0

@@ -1,4 +1,4 @@
-"""Requests that may be what workers fail by: tried together, then apart, then not at all."""
+"""Tests of requests suspected of crashing workers: run together, then isolated, then refused."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_prompt_is_no_lone_suspect_while_an_input_is_on_its_worker() -> None:
 
 
 def all_decode(world: World) -> None:
-    """Let everything that was begun get its first token."""
+    """Let every started request get its first token."""
     world.deliver()
     while world.compute(world.worker(world.prefill)):
         world.deliver()
@@ -109,7 +109,7 @@ def test_what_a_blamed_request_did_is_held_against_nobody_else(is_culprit_first:
     world.deliver()
     [key] = [k for k in world.decode.rows if k.request_id == (3).to_bytes(16, "big")]
     world.hear(world.worker(world.decode), world.decode.end(key, EndReason.ERROR))
-    assert neighbour.request.faults == [key], "what the culprit did before is forgotten too"
+    assert neighbour.request.faults == [key], "the culprit's earlier faults are forgotten too"
     world.settle()
     for reader in (other, neighbour):
         assert reader.token_ids == completion_ids(0, 60)
@@ -142,7 +142,7 @@ def test_a_prompt_in_quarantine_ends_where_it_waits() -> None:
 
 
 def live_again(world: World, worker: Worker, *, num_lives: int = 0) -> None:
-    """Let the very process that was given up answer, perhaps in another life."""
+    """Let the lost process itself answer again, perhaps in another epoch."""
     world.of[worker].epoch += num_lives - LIVES
     world.greet(worker)
 
@@ -155,7 +155,7 @@ def test_processes_that_come_back_convict_nothing_in_whatever_life(num_lives: in
         lose_twice(world)
         assert reader.request.poison.is_blamed
         world.sweep()
-        assert reader.request.phase is Phase.QUEUED, "it waits for what becomes of them"
+        assert reader.request.phase is Phase.QUEUED, "it waits for their outcome"
         for fake in world.prefills:
             live_again(world, world.worker(fake), num_lives=num_lives)
         assert len(reader.request.poison.strikes) == 0
@@ -184,7 +184,7 @@ def test_a_worker_that_forgot_a_server_which_stood_still_is_not_dead() -> None:
     for _ in range(5):
         world.deliver()
         assert one.phase is Phase.PREFILLING
-        # Just short of what makes this server drop everything by itself.
+        # Just short of the pause after which this server drops everything.
         world.now += LINK.lease_ttl_s - LINK.heartbeat_interval_s
         world.requests.note_pause(world.now)
         worker = world.worker(world.prefill)
@@ -212,7 +212,7 @@ def test_a_worker_in_the_step_for_which_it_was_given_up_may_still_die_of_it() ->
         world.requests.welcomed(worker, fake.welcome(), world.now)
         world.hear(worker, stuck)
         assert worker.monitor.is_stuck
-        assert reader.request.poison.strikes, "whether it dies of that step is still open"
+        assert reader.request.poison.strikes, "it may still die of that step"
         world.restart(worker)
     world.settle()
     assert reader.failed.error.code == "quarantined"
@@ -233,7 +233,7 @@ def test_a_blamed_request_does_not_wait_for_ever_for_workers_that_stay_away() ->
     world.complete(reader, 16)
     for fake in world.prefills:
         world.greet(world.worker(fake))
-    assert world.requests.recovery.num_quarantined == 0, "it has got through"
+    assert world.requests.recovery.num_quarantined == 0, "it got past the point"
 
 
 def test_a_prompt_is_convicted_for_the_tenant_whose_requests_it_was() -> None:

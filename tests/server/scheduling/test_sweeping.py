@@ -1,4 +1,4 @@
-"""Sweeps: few are all looked after each time, many in turns, and none twice before all."""
+"""Tests of sweeps: few requests are all checked each time, many in turns, none twice per round."""
 
 from __future__ import annotations
 

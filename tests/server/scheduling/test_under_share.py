@@ -1,4 +1,4 @@
-"""Tenants under their share: let past others, and paid for."""
+"""Tests of tenants below their share: they go ahead of others and are charged for it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def place(scheduling: Scheduling) -> QueuePlace:
 
 
 def flooded(queue: FairQueue[str], num_turns: int) -> None:
-    """Let one tenant flood, and give turns."""
+    """Flood the queue with one tenant's requests, and take turns."""
     for number in range(num_turns + 100):
         queue.add(f"flood {number}", place(FLOOD))
     for number in range(num_turns):
@@ -27,7 +27,7 @@ def flooded(queue: FairQueue[str], num_turns: int) -> None:
 
 
 def turns_of(queue: FairQueue[str], num_turns: int) -> list[tuple[str, bool]]:
-    """Give turns; return whose they were, and whether beyond their shares."""
+    """Take turns; return each one's tenant and whether it was beyond its share."""
     turns = []
     for _ in range(num_turns):
         turn = queue.first()
@@ -38,7 +38,7 @@ def turns_of(queue: FairQueue[str], num_turns: int) -> list[tuple[str, bool]]:
 
 
 def is_under_share_with(queue: FairQueue[str], scheduling: Scheduling, prompt_tokens: int) -> bool:
-    """Ask for a newcomer whose completion is as long as others'."""
+    """Ask for a new request with a completion of the usual length."""
     return is_under_share(queue, [QueuePlace(scheduling, 0, 9.0, 0, prompt_tokens, UNKNOWN_TOKENS)])
 
 
@@ -61,7 +61,7 @@ def test_who_asks_for_more_than_it_left_unused_is_ahead_of_nobody() -> None:
     for number in range(6):
         queue.add(f"quiet {number}", place(QUIET))
     assert {name for name, is_over_share in turns_of(queue, 12) if not is_over_share} <= {"quiet"}
-    # What it was ahead by is paid for: in the long run both have the same.
+    # Its lead is paid for: in the long run both have the same.
     for number in range(6, 60):
         queue.add(f"quiet {number}", place(QUIET))
     turns = turns_of(queue, 60)
@@ -98,7 +98,7 @@ def test_all_completions_of_one_request_count() -> None:
     assert is_under_share(queue, [QueuePlace(QUIET, 0, 9.0, 0, 10, 10)] * 5)
     assert not is_under_share(queue, [QueuePlace(QUIET, 0, 9.0, 0, 10, 10)] * 6)
     assert not is_under_share(queue, [QueuePlace(QUIET, 0, 9.0, 0, 10, 1000)] * 6), (
-        "as many tokens as are expected of it"
+        "the tokens expected of it"
     )
     assert is_under_share(queue, [QueuePlace(QUIET, 0, 9.0, 0, 10, 1)] * 6)
 
@@ -116,7 +116,7 @@ def test_who_uses_all_of_its_share_one_by_one_is_ahead_of_nobody() -> None:
             queue.take(name)
             queue.end(name, 10)
         queue.add(f"more {number}", place(FLOOD))
-    assert num_ahead <= 6, "no more than its first credit, although nothing of it is here between"
+    assert num_ahead <= 6, "no more than its first credit, although it idles in between"
 
 
 def test_what_is_left_unused_comes_back_as_others_are_served() -> None:
@@ -126,7 +126,7 @@ def test_what_is_left_unused_comes_back_as_others_are_served() -> None:
         queue.add(f"quiet {number}", place(QUIET))
     turns_of(queue, 5)
     assert not is_under_share_with(queue, QUIET, 10)
-    turns_of(queue, 10)  # the flood's, of 20 tokens each
+    turns_of(queue, 10)  # the flooding tenant's, of 20 tokens each
     assert is_under_share_with(queue, QUIET, 50)
 
 

@@ -1,5 +1,5 @@
-"""A conductor and fake workers without a network: every frame waits in a queue until it is let
-through, so that a test (or hypothesis) decides what happens in which order."""
+"""A scheduler and fake workers without a network: each frame waits in a queue until the test (or
+hypothesis) delivers it, in any order."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Reader:
     """The client of one request.
 
     Attributes:
-      text: what it has read.
-      token_ids: with it.
-      terminals: the ends that it was given.
+      text: text read so far.
+      token_ids: tokens read so far.
+      terminals: terminal events received.
     """
 
     def __init__(self, request: Request) -> None:
@@ -57,32 +57,32 @@ class Reader:
 
     @property
     def attempt(self) -> Attempt:
-        """The attempt that is made, which must be there."""
+        """The current attempt; there must be one."""
         assert self.request.attempt is not None
         return self.request.attempt
 
     @property
     def finished(self) -> Finished:
-        """The good end, which must be there."""
+        """The successful end; there must be one."""
         [terminal] = self.terminals
         assert isinstance(terminal, Finished), terminal
         return terminal
 
     @property
     def failed(self) -> Failed:
-        """The bad end, which must be there."""
+        """The failure; there must be one."""
         [terminal] = self.terminals
         assert isinstance(terminal, Failed), terminal
         return terminal
 
 
 class World:
-    """Everything there is, and its clock.
+    """A server's scheduler, its workers and its clock.
 
     Args:
       num_prefills: prefill workers.
       num_decodes: decode workers.
-      connect: greet them all at once.
+      connect: greet all workers at once.
       config: changes to the server's config.
     """
 
@@ -115,14 +115,14 @@ class World:
             self.greet_all()
 
     def announce(self, fake: FakeDecode | FakePrefill, **changes: int) -> None:
-        """Let a worker change, and say so with its next heartbeat."""
+        """Change a worker's values, and announce them with its next heartbeat."""
         for name, value in changes.items():
             setattr(fake, name, value)
         self.beat(self.worker(fake))
         self.deliver()
 
     def observe(self, observer: Observer) -> None:
-        """Let another observer be told from now on."""
+        """Replace the observer."""
         requests = self.requests
         for part in (requests, requests._attempts, requests.recovery):
             part._observer = observer
@@ -145,24 +145,24 @@ class World:
         return reader
 
     def submit_together(self, requests: Iterable[GenerationRequest]) -> list[Reader]:
-        """Submit several requests, all of them or none."""
+        """Submit several requests, all or none."""
         readers = [Reader(request) for request in self.requests.submit(requests, self.now)]
         self.readers += readers
         self.collect()
         return readers
 
     def cancel(self, reader: Reader, reason: CancelReason) -> None:
-        """Let a client leave."""
+        """Cancel a client's request."""
         self.requests.cancel([reader.request], reason, self.now)
         self.collect()
 
     def hear(self, worker: Worker, frame: AnyFrame) -> None:
-        """Let the server hear something from a worker, past everything that is under way."""
+        """Give the server a worker's frame, ahead of all frames in transit."""
         self.requests.received(worker, frame, self.now)
         self.collect()
 
     def read(self, reader: Reader) -> None:
-        """Let a client take what is there."""
+        """Let a client take the waiting events."""
         mailbox = reader.request.output
         if mailbox.waiting_since is not None:
             reader.take(mailbox.take(now=9.0))
@@ -170,7 +170,7 @@ class World:
             self.collect()
 
     def greet(self, worker: Worker) -> None:
-        """WELCOME and the first heartbeat, at once."""
+        """Deliver WELCOME and the first heartbeat at once."""
         fake = self.of[worker]
         self.requests.welcomed(worker, fake.welcome(), self.now)
         self.requests.received(worker, fake.heartbeat(), self.now)
@@ -181,26 +181,26 @@ class World:
             self.greet(worker)
 
     def restart(self, worker: Worker) -> None:
-        """Lose it, and let its next life be greeted."""
+        """Lose a worker, and greet its next process."""
         self.lose(worker)
         self.greet(worker)
 
     def beat(self, worker: Worker) -> None:
-        """Heartbeats both ways."""
+        """Exchange heartbeats both ways."""
         if worker.is_connected:
             rows = tuple(AttemptRow(*key) for key in worker.live_keys)
             self.up[worker].append(ServerHeartbeat(1, rows))
         self.down[worker].append(self.of[worker].heartbeat())
 
     def deliver_up(self, worker: Worker) -> bool:
-        """Let one frame through to a worker; return False if there is none."""
+        """Deliver one frame to a worker; return False if there is none."""
         if not self.up[worker]:
             return False
         self.down[worker].extend(self.of[worker].take(self.up[worker].popleft()))
         return True
 
     def deliver_down(self, worker: Worker) -> bool:
-        """Let one frame through to the server; return False if there is none."""
+        """Deliver one frame to the server; return False if there is none."""
         if not self.down[worker]:
             return False
         self.requests.received(worker, self.down[worker].popleft(), self.now)
@@ -208,14 +208,14 @@ class World:
         return True
 
     def compute(self, worker: Worker) -> bool:
-        """Let a worker do one step; return whether it had anything to do."""
+        """Let a worker do one step; return whether it had work."""
         fake = self.of[worker]
         frames = fake.step() if isinstance(fake, FakeDecode) else fake.step(self.decodes)
         self.down[worker].extend(frames)
         return bool(frames)
 
     def crash(self, worker: Worker) -> None:
-        """Kill a worker with everything under way to and from it; its next life is another peer."""
+        """Kill a worker with all frames in transit; its next process is another peer."""
         old = self.of[worker]
         fresh: FakeDecode | FakePrefill
         if isinstance(old, FakeDecode):
@@ -229,13 +229,13 @@ class World:
         self.down[worker].clear()
 
     def lose(self, worker: Worker, cause: str = "link_gone") -> None:
-        """Crash it, and let the server notice."""
+        """Crash a worker, and let the server notice."""
         self.crash(worker)
         self.requests.lost(worker, cause, self.now)
         self.collect()
 
     def sweep(self, seconds: float = 0.0) -> None:
-        """Let time pass while all workers stay in touch."""
+        """Advance time while all workers send heartbeats."""
         self.now += seconds
         for worker in self.workers:
             worker.monitor.heard(self.now)
@@ -243,7 +243,7 @@ class World:
         self.collect()
 
     def settle(self, *, read: bool = True, max_rounds: int = 10_000) -> None:
-        """Let everything run until nothing moves any more."""
+        """Run everything until nothing changes."""
         for _ in range(max_rounds):
             moved = False
             for worker in self.workers:
@@ -257,21 +257,21 @@ class World:
                 self.read(reader)
             if not moved:
                 return
-        raise AssertionError("it never comes to rest")
+        raise AssertionError("the world never settles")
 
     def complete(self, reader: Reader, num_tokens: int) -> None:
-        """Let everything run, and assert that a client has read the whole completion and that
-        nothing is left."""
+        """Run everything, and assert that a client has read the whole completion and that nothing
+        is left."""
         self.end()
         assert reader.token_ids == completion_ids(0, num_tokens)
 
     def end(self) -> None:
-        """Let everything run, and assert that nothing is left."""
+        """Run everything, and assert that nothing is left."""
         self.settle()
         self.check_idle()
 
     def deliver(self) -> None:
-        """Let all frames through, without computing or reading."""
+        """Deliver all frames, without computing or reading."""
         while any(self.deliver_up(w) or self.deliver_down(w) for w in self.workers):
             pass
 
@@ -291,8 +291,8 @@ class World:
         self.check_accounting()
 
     def check_accounting(self) -> None:
-        """Assert that every request has or will have exactly one terminal event, and is charged
-        with it."""
+        """Assert that every request has or will have exactly one terminal event and is charged with
+        it."""
         self.requests.table.accounting.check(self.requests.num_in_flight)
         live = self.requests.table
         self.charges.check(one.spec.request_id for one in live)
@@ -303,7 +303,7 @@ class World:
                 assert charge.usage == reader.terminals[0].usage
 
     def collect(self) -> None:
-        """Put what the conductor wants sent on its way."""
+        """Put the scheduler's outgoing frames in transit."""
         outbox = self.requests.outbox
         for worker, frame in outbox.drain_frames() + outbox.drain_credit():
             self.up[worker].append(frame)

@@ -1,1 +1,1 @@
-"""Limits of tenants, and the stores of their accounts."""
+"""Tests of tenants' limits and of the stores of their accounts."""

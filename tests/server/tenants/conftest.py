@@ -1,4 +1,4 @@
-"""A Redis for the tests of a module, empty for each."""
+"""A Redis server for the tests of a module, emptied for each test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An observer of stores that records what it is told."""
+"""An observer of account stores that records its calls."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from server.tenants.memory_store import QuotaObserver, SpendWatch
 
 
 class RecordingObserver(SpendWatch):
-    """Writes down what it is told."""
+    """Records its calls."""
 
     def __init__(self) -> None:
         super().__init__(QuotaObserver())
@@ -14,9 +14,9 @@ class RecordingObserver(SpendWatch):
         self.failures: list[str] = []
 
     def spent(self, tenant: str, before: int, after: int) -> None:
-        """A tenant has spent more."""
+        """Record a tenant's spending."""
         self.spends.append((tenant, before, after))
 
     def call_failed(self, reason: str) -> None:
-        """A call failed."""
+        """Record a failed call."""
         self.failures.append(reason)

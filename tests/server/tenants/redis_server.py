@@ -1,4 +1,4 @@
-"""A real redis-server of a test's own: on loopback, in a directory of its own, ended by its pid."""
+"""Runs a real redis-server for tests, on loopback and in its own folder."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ START_S: Final = 30.0
 
 
 class RedisServer:
-    """One server, which may be ended and started again with what it had.
+    """A Redis server that can be stopped and restarted with its data.
 
     Args:
-      folder: for its data.
+      folder: folder for its data.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -37,11 +37,11 @@ class RedisServer:
 
     @property
     def url(self) -> str:
-        """Where it is, password included."""
+        """Its URL, including the password."""
         return f"redis://:p%25s%3Aw%40rd%2F1@127.0.0.1:{self.port}/0"
 
     def start(self) -> None:
-        """Start it and wait until it answers."""
+        """Start the server and wait until it answers."""
         assert PROGRAM is not None
         self._process = subprocess.Popen(
             [
@@ -55,19 +55,19 @@ class RedisServer:
         )
         give_up = time.monotonic() + START_S
         while not self._answers():
-            assert self._process.poll() is None, "redis-server has ended"
+            assert self._process.poll() is None, "redis-server has exited"
             assert time.monotonic() < give_up
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """End it. Idempotent."""
+        """Stop the server. Idempotent."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def command(self, *words: str) -> bytes:
-        """Send one command and return what is answered first."""
+        """Send one command and return the first answer."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=START_S) as connection:
             for line in (("AUTH", PASSWORD), words):
                 parts = b"".join(b"$%d\r\n%b\r\n" % (len(w), w.encode()) for w in line)
@@ -84,9 +84,9 @@ class RedisServer:
 
 @contextmanager
 def running_redis(folder: Path) -> Iterator[RedisServer]:
-    """Run one; the test is skipped where there is none."""
+    """Run a server; skip the test if Redis is not installed."""
     if PROGRAM is None:
-        pytest.skip("there is no redis-server or valkey-server here")
+        pytest.skip("redis-server or valkey-server is not installed")
     server = RedisServer(folder)
     server.start()
     try:

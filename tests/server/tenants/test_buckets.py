@@ -1,4 +1,4 @@
-"""Token buckets, estimates, money."""
+"""Tests of token buckets, estimates and money."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LIMITS = st.floats(1, 1e6)
 STEPS = st.lists(
     st.tuples(st.floats(0, 30), st.floats(0.001, 1), st.booleans()), min_size=1, max_size=60
 )
-"""Seconds until the next request, its part of the limit, and whether it is given back later."""
+"""Seconds until the next request, its share of the limit, and whether it is refunded later."""
 
 
 @given(LIMITS, STEPS)

@@ -1,4 +1,4 @@
-"""Spend that outlives a process, and is shared by the servers of a host."""
+"""Tests of spending that outlives a process and is shared by the servers of a host."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAY_2031 = 1_936_000_000.0
 
 
 class Host:
-    """A file, and stores with it one after the other or beside one another."""
+    """A spend file, with stores that use it one after another or concurrently."""
 
     def __init__(self, folder: Path) -> None:
         self.path = str(folder / "new" / "spend.sqlite3")
@@ -56,7 +56,7 @@ def host(tmp_path: Path) -> Iterator[Host]:
 
 
 async def run_once(host: Host, *costs: int) -> MemoryStore:
-    """A server's life, which ends before its first flush may have come."""
+    """Run a server that ends before its first flush may have come."""
     store = host.store()
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)

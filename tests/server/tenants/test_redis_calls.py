@@ -1,4 +1,4 @@
-"""What a Redis may do that leaves in the middle: it is away, and nothing worse."""
+"""Tests of a Redis that disappears during a call: it counts as away, and nothing worse happens."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def test_one_standstill_is_one_failure(autojump_clock: trio.abc.Clock) -> 
 
 
 class Spent:
-    """Calls that say that a tenant has spent 40."""
+    """Calls that report that a tenant has spent 40."""
 
     async def call(self, script: str, *arguments: str | float) -> list[str]:
         return ["", "0", "0", "0", "0", "40", "0"]

@@ -1,4 +1,4 @@
-"""Several servers with one Redis, which comes and goes, as they do."""
+"""Tests of several servers with one Redis that comes and goes."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ async def test_reservations_of_a_killed_server_are_given_back_once(
         account = await a.until("t", limits, lambda account: account.in_flight == 0)
         assert account.tokens == pytest.approx(60.0)
         await a.store.reserve(QuotaAsk("next", "t", 50), limits)
-        for _ in range(3):  # it is not given back again
+        for _ in range(3):  # it is not released again
             await trio.sleep(0.06)
         account = await b.store.account("t", limits)
         assert account.in_flight == 1
@@ -152,21 +152,21 @@ async def test_without_redis_each_holds_its_part_and_afterwards_they_agree(
     [before] = await admitted(a, 1, limits, "before")
     await b.store.account("t", limits)
     own_redis.stop()
-    # Heartbeats alone find out: nothing has to be asked.
+    # Heartbeats alone detect it, without a reservation.
     await until(lambda: not (a.store.is_well or b.store.is_well))
     began_at = trio.current_time()
     during = [await admitted(w, 9, limits, n) for w, n in ((a, "da"), (b, "db"))]
     refilled = (trio.current_time() - began_at) * 8 / 60
-    # Each has half of a minute's eight, and whatever is refilled.
+    # Each has half of a minute's eight, plus what is refilled.
     assert [4 <= len(ids) <= 4 + refilled + 1 for ids in during] == [True, True]
     assert a.store.enforced(limits) == limits.shared_by(2)
-    # What was reserved in Redis is settled there, though it ends meanwhile.
+    # Reservations made in Redis are settled there, even if they end while it is away.
     a.store.settle(Settlement(before, "t", limits, 1, 100))
     for one in during[0]:
         a.store.settle(Settlement(one, "t", limits, 1, 10))
     own_redis.start()
     await until(lambda: a.store.is_well and b.store.is_well)
-    # What ends afterwards is settled there as well, though it was reserved here.
+    # Requests that end afterwards are settled there too, although they were reserved locally.
     for one in during[1]:
         b.store.settle(Settlement(one, "t", limits, 1, 10))
     used = 1 + len(during[1])
@@ -196,7 +196,7 @@ async def test_a_server_that_starts_without_redis_begins_alone(
     assert len(await admitted(world, 4, limits)) == 2
     own_redis.start()
     await until(lambda: world.store.is_well)
-    # Redis' state counts: nothing was taken there.
+    # Redis's state applies: nothing was charged there.
     assert (await world.store.account("t", limits)).requests == 2.0
     assert len(await admitted(world, 4, limits, "then")) == 2
     nursery.cancel_scope.cancel()
@@ -211,7 +211,7 @@ async def test_what_redis_holds_for_a_server_that_does_not_know_it_is_given_back
     own_redis.stop()
     await until(lambda: not world.store.is_well)
     assert isinstance(world.store, RedisStore)
-    world.store._reserved.discard("0")  # as after a settlement that Redis has lost
+    world.store._reserved.discard("0")  # as after a settlement that Redis lost
     own_redis.start()
     await until(lambda: world.store.is_well)
     account = await world.until("t", limits, lambda account: account.in_flight == 1)
@@ -229,7 +229,7 @@ async def test_who_ends_in_order_leaves_nothing_behind(
         await started(own, world)
         await world.store.reserve(QuotaAsk("1", "t", 10), limits)
         world.store.settle(Settlement("1", "t", limits, 7, 3))
-        own.cancel_scope.cancel()  # at once: it was not told yet
+        own.cancel_scope.cancel()  # at once: Redis was not told yet
     other = RedisWorld(redis, "b")
     await started(nursery, other)
     account = await other.store.account("t", limits)

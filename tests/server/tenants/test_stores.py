@@ -1,4 +1,4 @@
-"""What every store does, in memory and in Redis."""
+"""Tests that every account store must pass, in memory and in Redis."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .worlds import World
 
 SLOWLY = 5.0
-"""Of a limit so low that a test's own time refills next to nothing of it."""
+"""A limit so low that a test's own duration refills almost nothing."""
 
 
 @pytest.fixture(params=["memory", pytest.param("redis", marks=pytest.mark.slow)])
@@ -134,7 +134,7 @@ async def test_a_budget_holds_for_what_is_spent_and_for_what_is_under_way(world:
 
 
 async def test_what_is_charged_is_what_was_used(world: World) -> None:
-    """Whatever was reserved, in whatever order it ends, with or without a reservation."""
+    """Whatever was reserved, in whatever order requests end, with or without a reservation."""
     random, limits = Random(5), TenantLimits(tokens=1e9, concurrent=1000)
     ids = [f"{n}" for n in range(60)]
     for one in ids:
@@ -170,7 +170,7 @@ async def test_a_limit_that_came_meanwhile_is_not_undone_by_what_ends(world: Wor
     account = await world.until("t", tight, lambda account: account.used_tokens == 1)
     assert 1.0 <= account.tokens < 1.0 + SLOWLY
     assert 7.0 <= account.requests < 7.0 + SLOWLY
-    # What ends while there is none leaves the bucket as it is, for when there is one again.
+    # A request that ends without a limit leaves the bucket unchanged for a later limit.
     world.store.settle(Settlement("older", "t", lax, 8, 0))
     account = await world.until("t", tight, lambda account: account.used_tokens == 9)
     assert account.tokens < 1.0 + SLOWLY

@@ -1,4 +1,4 @@
-"""The usage ledger: every request that ends is recorded, or counted as dropped; none waits."""
+"""Tests of the usage ledger: every ended request is recorded or counted as dropped; none waits."""
 
 from __future__ import annotations
 

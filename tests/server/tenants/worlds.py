@@ -1,4 +1,4 @@
-"""A store of either kind, and time that passes for its accounts when a test says so."""
+"""A running store of either kind, with control over the time of its accounts."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ PATIENCE_S = 60.0
 
 
 def unhurried(url: str, **other: float) -> QuotaConfig:
-    """Return a configuration that no slow machine makes fail; what does is soon noticed."""
+    """Return a config with timeouts that no slow machine reaches, and short polling intervals."""
     return QuotaConfig(
         limits=url, call_timeout_s=30, connect_timeout_s=30, probe_s=0.02, heartbeat_s=0.05, **other
     )  # type: ignore[arg-type]
 
 
 class World(ABC):
-    """One store that runs."""
+    """A running store."""
 
     def __init__(self, store: MemoryStore | RedisStore, observer: RecordingObserver) -> None:
         self.store = store
@@ -40,12 +40,12 @@ class World(ABC):
 
     @abstractmethod
     def let_pass(self, tenant: str, seconds: float) -> None:
-        """Let time pass for a tenant's buckets."""
+        """Advance time for a tenant's buckets."""
 
     async def until(
         self, tenant: str, limits: TenantLimits, is_so: Callable[[Account], bool]
     ) -> Account:
-        """Wait until a tenant's account is so, and return it."""
+        """Wait until a tenant's account meets a condition, and return it."""
         with trio.fail_after(PATIENCE_S):
             while not is_so(account := await self.store.account(tenant, limits)):
                 await trio.lowlevel.checkpoint()
@@ -61,7 +61,7 @@ class MemoryWorld(World):
         super().__init__(MemoryStore(QuotaConfig(), observer, clock=lambda: self._now), observer)
 
     def let_pass(self, tenant: str, seconds: float) -> None:
-        """Move the clock."""
+        """Advance the clock."""
         self._now += seconds
 
 
@@ -74,7 +74,7 @@ class RedisWorld(World):
         self._redis = redis
 
     def let_pass(self, tenant: str, seconds: float) -> None:
-        """Move what is written down: Redis' clock cannot be moved."""
+        """Change the stored times, because Redis's clock cannot be moved."""
         for field in ("ra", "ta"):
             key = f"{PREFIX}t:{tenant}"
             if self._redis.command("HEXISTS", key, field).startswith(b":1"):
