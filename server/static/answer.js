@@ -1,5 +1,4 @@
-// One answer of the model, from the question sent to its one end. Reads the server's events; knows
-// no socket and no page.
+// The state machine of one answer: takes the server's events, from sending the question to its end.
 
 import { Meter } from "./stats.js";
 
@@ -7,7 +6,7 @@ export const AnswerState = Object.freeze({
   WAITING: "waiting", // for the connection, the queue and the prefill
   STREAMING: "streaming",
   DONE: "done",
-  STOPPED: "stopped", // by the reader
+  STOPPED: "stopped", // by the user
   FAILED: "failed",
 });
 
@@ -22,9 +21,9 @@ export const TRANSITIONS = Object.freeze({
 });
 
 const TERMINAL_EVENTS = new Set(["response.completed", "response.incomplete", "response.failed", "error"]);
-const REASONS = { max_output_tokens: "length" }; // the words of the Responses API, and everybody's
+const REASONS = { max_output_tokens: "length" }; // the Responses API's reason, and the page's
 
-/** Say whether the server sends nothing more for a response after this event. */
+/** Return whether this event is the last one of a response. */
 export function endsResponse(event) {
   return TERMINAL_EVENTS.has(event.type);
 }
@@ -35,7 +34,7 @@ export class Answer {
   #reasoning = "";
   #model = null;
   #meter = null;
-  #figures = null; // of an answer that was kept
+  #figures = null; // of a stored answer
   #lane = undefined;
   #responseId = null;
   #position = null;
@@ -43,7 +42,7 @@ export class Answer {
   #error = null;
   #finishReason = null;
 
-  /** Make one of what was kept of it. */
+  /** Restore an answer from its stored record. */
   static from({ state, text, reasoning, model, error, finishReason, figures }) {
     const answer = new Answer();
     answer.#state = state === DONE || state === FAILED ? state : STOPPED;
@@ -56,7 +55,7 @@ export class Answer {
     return answer;
   }
 
-  /** Make one that goes on where its page was left. */
+  /** Restore an answer that continues after a reload. */
   static resumed(kept, { lane, responseId, position }) {
     const answer = Answer.from(kept);
     answer.#state = answer.#text || answer.#reasoning ? STREAMING : WAITING;
@@ -68,12 +67,12 @@ export class Answer {
     return answer;
   }
 
-  /** Where it stands, for a page that goes on with it. */
+  /** Its position, for a page that continues it. */
   get whereabouts() {
     return { lane: this.#lane, responseId: this.#responseId, position: this.#position };
   }
 
-  /** What is kept of it. */
+  /** The record to store. */
   record() {
     const state = this.isOver ? this.#state : STOPPED;
     const { code, status, message } = this.#error ?? {};
@@ -91,12 +90,12 @@ export class Answer {
     return this.#text;
   }
 
-  /** What the model thought before the text; empty if it did not say. */
+  /** The model's reasoning, or an empty string. */
   get reasoning() {
     return this.#reasoning;
   }
 
-  /** The name of the model that speaks, null until it is known. */
+  /** The model's name, null until it is known. */
   get model() {
     return this.#model;
   }
@@ -111,7 +110,7 @@ export class Answer {
     return this.#lane;
   }
 
-  /** What went wrong, null unless it failed. */
+  /** The error, null unless it failed. */
   get error() {
     return this.#error;
   }
@@ -125,40 +124,40 @@ export class Answer {
     return Object.keys(TRANSITIONS[this.#state]).length === 0;
   }
 
-  /** Whether its connection is gone and another one may go on with it. */
+  /** Whether its connection is lost and another one may continue it. */
   get isInterrupted() {
     return this.#isInterrupted;
   }
 
-  /** Whether the server said by which name the rest can be asked for. */
+  /** Whether the server has sent the response id that is needed to resume. */
   get canResume() {
     return this.#responseId !== null;
   }
 
-  /** It is this model that is asked. */
+  /** Set the model. */
   spokenBy(model) {
     this.#model = model;
   }
 
-  /** The question leaves now: the clock for the first token starts. */
+  /** Record that the question is sent now, which starts the time to the first token. */
   sent(lane, nowMs) {
     this.#lane = lane;
     this.#meter = new Meter(nowMs);
   }
 
-  /** Its connection is gone. */
+  /** Record that the connection is lost. */
   interrupt() {
     this.#isInterrupted = true;
   }
 
-  /** @returns {object} the message that asks for all that has not come yet. */
+  /** @returns {object} the message that requests the missing rest. */
   resumption() {
     this.#isInterrupted = false;
     const request = { type: "response.resume", response_id: this.#responseId, stream_id: this.#lane };
     return this.#position === null ? request : { ...request, sequence_number: this.#position };
   }
 
-  /** Take in an event of the server. */
+  /** Handle an event of the server. */
   receive(event, nowMs) {
     this.note(event);
     switch (event.type) {
@@ -184,14 +183,14 @@ export class Answer {
     }
   }
 
-  /** Remember how far the server has come, for whoever has to go on from there. */
+  /** Store the position of the last event, to resume from there. */
   note({ type, sequence_number, response }) {
     if (type === "error") return;
     this.#responseId ??= response?.id ?? null;
     this.#position = sequence_number ?? this.#position;
   }
 
-  /** Take the token count out of a terminal event, also of one that comes after a stop. */
+  /** Read the token count of a terminal event, also after a stop. */
   count(event, nowMs) {
     this.#meter.end(nowMs, event.response?.usage);
   }

@@ -1,10 +1,10 @@
-// The API browser: reads /openapi.json, shows each endpoint with its fields, and sends what the reader
-// wrote. Everything that it shows goes into text nodes.
+// The API browser at /docs: reads /openapi.json, shows each endpoint with its fields, and sends
+// requests. All text goes into text nodes.
 
 import { alternatives, boundsText, example, objectIn, resolve, typeText } from "./api_schema.js";
 import { keepKey, keptKey, keyHeaders } from "./keys.js";
 
-const MOST_SHOWN = 256 * 1024; // characters of an answer; a page with more gets slow
+const MOST_SHOWN = 256 * 1024; // characters of an answer; more makes the page slow
 const JSON_TYPE = "application/json";
 const place = (id) => document.getElementById(id);
 
@@ -23,7 +23,7 @@ async function load() {
     if (!answer.ok) throw new Error(`it answered ${answer.status}`);
     api = JSON.parse(await answer.text(), exactly);
   } catch (error) {
-    place("notice").textContent = `The server's document cannot be read: ${error.message}. Reload the page to try again.`;
+    place("notice").textContent = `/openapi.json cannot be read: ${error.message}. Reload the page to try again.`;
     place("notice").hidden = false;
     return;
   }
@@ -41,13 +41,13 @@ async function load() {
   filter();
 }
 
-/** Keep integers that a number of the page's cannot hold, such as the bounds of seeds, to the last digit. */
+/** Keep all digits of integers that a JavaScript number cannot hold, such as the bounds of seeds. */
 function exactly(_, value, context) {
   const isRounded = Number.isInteger(value) && !Number.isSafeInteger(value);
   return isRounded && /^-?\d+$/.test(context?.source ?? "") ? BigInt(context.source) : value;
 }
 
-/** A new element with its class and what is in it: text, or elements. */
+/** Make an element with its class and its content: text, or elements. */
 function make(name, className = "", ...inside) {
   const element = document.createElement(name);
   if (className) element.className = className;
@@ -106,7 +106,7 @@ function inside(path, method, operation) {
   return shown;
 }
 
-/** The fields of an object; those with fields of their own open to them. */
+/** Show the fields of an object; nested objects can be opened. */
 function fields(object) {
   const list = make("div", "fields");
   const named = { ...object?.properties, ...object?.["x-triolet-more"] };
@@ -126,13 +126,13 @@ function fields(object) {
     });
     list.append(details);
   }
-  if (!list.childElementCount) list.append(make("div", "soft", "No fields are named."));
+  if (!list.childElementCount) list.append(make("div", "soft", "No documented fields."));
   return list;
 }
 
-/** What sends a request, and shows what came. */
+/** Make the form that sends a request and shows the answer. */
 function trial(path, method, operation, media, schema) {
-  if (media && media !== JSON_TYPE) return make("p", "soft", `A body of ${media} is sent by a program, such as curl.`);
+  if (media && media !== JSON_TYPE) return make("p", "soft", `Send a body of ${media} with a program such as curl.`);
   const form = make("form", "try", make("h4", "", "Try it"));
   const inputs = (operation.parameters ?? []).map((parameter) => {
     const input = make("input");
@@ -197,7 +197,7 @@ async function ask(target, method, body, outcome, signal) {
   }
 }
 
-/** Show an answer as it comes; JSON in lines of its own once it is whole. */
+/** Show an answer while it arrives; format JSON once it is complete. */
 async function showBody(answer, shown) {
   const decoder = new TextDecoder();
   let text = "";
@@ -214,6 +214,6 @@ async function showBody(answer, shown) {
   try {
     shown.textContent = JSON.stringify(JSON.parse(text), null, 2);
   } catch {
-    shown.textContent = text; // it says that it is JSON and is not: shown as it came
+    shown.textContent = text; // declared as JSON but invalid: shown as received
   }
 }

@@ -1,4 +1,4 @@
-// JSON Schema in words: what type a field has, which bounds, and a small value that fits. Touches no page.
+// Describes JSON Schemas for /docs: the type and bounds of a field, and a small valid example.
 
 const DEEPEST = 8; // levels of an example; schemas may hold themselves
 const BOUNDS = {
@@ -7,13 +7,13 @@ const BOUNDS = {
 };
 const WORDS = { role: "user", content: "Hello!", text: "Hello!", query: "What is a lynx?", name: "look_up", tool_call_id: "call_1" };
 
-/** The schema that a reference leads to; one that is none is itself. */
+/** Resolve a reference; other schemas are returned as they are. */
 export function resolve(document, schema) {
   const name = schema?.$ref?.replace("#/components/schemas/", "");
   return name ? document.components.schemas[name] : schema ?? {};
 }
 
-/** The alternatives of a schema, null left out; a schema without any is its only one. */
+/** The alternatives of a schema without null; a schema without alternatives is its only one. */
 export function alternatives(schema) {
   const found = schema.anyOf ?? schema.oneOf ?? [schema];
   return found.filter((one) => one.type !== "null");
@@ -39,7 +39,7 @@ export function boundsText(schema) {
     .join(", ");
 }
 
-/** The object that is in a field, whatever is around it; null if there is none. */
+/** The object schema inside a field, also in arrays and alternatives; null if there is none. */
 export function objectIn(document, schema, depth = 0) {
   if (depth > DEEPEST) return null;
   for (const one of alternatives(resolve(document, schema))) {
@@ -52,13 +52,13 @@ export function objectIn(document, schema, depth = 0) {
   return null;
 }
 
-/** The fields of the first way to meet each condition that none can meet with nothing. */
+/** The fields that meet each unmet condition in the first possible way. */
 function neededByConditions(schema) {
   const conditions = (schema.allOf ?? []).map((one) => one.anyOf ?? []).filter((ways) => ways.length && ways.every((way) => way.required));
   return conditions.flatMap((ways) => ways[0].required);
 }
 
-/** A small value that fits a schema: what is required and nothing else. */
+/** A small valid value: only what is required. */
 export function example(document, given, name = "", depth = 0) {
   const schema = resolve(document, given);
   if (depth > DEEPEST) return null;

@@ -1,4 +1,4 @@
-// Puts the page together: who hears from whom. Decides nothing.
+// Entry point of the chat page: creates its parts and connects their callbacks.
 
 import { Chat } from "./chat.js";
 import { ChatList } from "./chat_list.js";
@@ -14,10 +14,10 @@ import { keepUnderWay, takeUnderWay } from "./under_way.js";
 import { View } from "./view.js";
 import { Welcome } from "./welcome.js";
 
-const REFUSED = 1006; // the close code of a connection that was never one
-const NEEDS_KEY = "This server asks for an API key. Its operator makes one with `triolet tenant add`.";
-const WRONG_KEY = "This server refuses the API key below: it is wrong, disabled, or has ended. Enter another one.";
-const KEY_NEEDED = "This server asks for an API key: enter one in the settings.";
+const REFUSED = 1006; // the close code of a connection that was never open
+const NEEDS_KEY = "This server needs an API key. Its operator creates one with `triolet tenant add`.";
+const WRONG_KEY = "This server refuses the API key below: it is wrong, disabled or expired. Enter another one.";
+const KEY_NEEDED = "This server needs an API key: enter one in the settings.";
 const KEY_REFUSED = "This server refuses the API key: enter another one in the settings.";
 
 const url = new URL("/v1/responses", location.href);
@@ -75,7 +75,7 @@ addEventListener("online", () => connection.connect());
 addEventListener("popstate", () => chats.openByAddress());
 addEventListener("storage", (event) => store.changedElsewhere(event));
 addEventListener("pagehide", () => keepUnderWay(chat.leave()));
-addEventListener("pageshow", ({ persisted }) => persisted && takeUnderWay()); // it never ended
+addEventListener("pageshow", ({ persisted }) => persisted && takeUnderWay()); // restored from the back/forward cache
 chats.resume(takeUnderWay());
 chats.openByAddress();
 connection.connect();
@@ -102,14 +102,14 @@ async function connectionChanged(state, closeCode) {
     const { key } = settings;
     // A refused handshake looks like any other failure from here.
     const isRefused = closeCode === REFUSED && (await models.wantsKey());
-    if (connection.isOpen || key !== settings.key) return; // decided without this answer
+    if (connection.isOpen || key !== settings.key) return; // no longer relevant
     const isNews = isRefused && !connection.isRefused;
     connection.isRefused = isRefused;
     header.showTrouble(isRefused ? (key ? KEY_REFUSED : KEY_NEEDED) : null);
-    if (isNews) askForKey(); // once: the reader may have closed it to look at something
+    if (isNews) askForKey(); // once: the user may have closed it
   }
   if (state === ConnectionState.OPEN) {
-    models.forget(); // whatever was asked before may be another server's answer
+    models.forget(); // earlier answers may be of another server
     chat.reconnected();
     settings.offer(await models.names());
     await showModel();
@@ -120,7 +120,7 @@ async function showModel() {
   if (!connection.isOpen) return;
   const picked = chat.model;
   const [name, names, words] = [await models.name(picked), await models.own(), await models.words(picked)];
-  if (picked !== chat.model) return; // another chat is shown meanwhile, and tells its own
+  if (picked !== chat.model) return; // another chat is shown now
   header.showModel(name, names);
   welcome.show(words);
 }

@@ -1,10 +1,9 @@
-// What the reader can do in a chat: ask, stop, regenerate, ask differently. Joins conversations, the
-// connection and the view; touches neither the socket, nor the storage, nor the page itself. Answers
-// go on when another conversation is shown, and when their connection is replaced.
+// The actions in a chat: ask, stop, regenerate, edit. Connects conversations, the connection and the
+// view. Answers continue when another conversation is shown, and after a reconnect.
 
 import { Answer, endsResponse } from "./answer.js";
 
-const CONNECT_WAIT_MS = 10_000; // then a question says that the server cannot be reached
+const CONNECT_WAIT_MS = 10_000; // after that the question fails
 const MESSAGE_TOO_BIG = 1009; // the WebSocket's close code
 
 export class Chat {
@@ -14,16 +13,16 @@ export class Chat {
   #parameters;
   #onChange;
   #conversation = null; // the one that is shown
-  #open = new Map(); // by stream_id: what the server has not ended; stopped answers too
+  #open = new Map(); // by stream_id: answers that the server has not ended, including stopped ones
   #lanes = 0;
   #isServerLeaving = false;
 
   /**
    * @param {Connection} connection
-   * @param {{name: (picked: string|null) => Promise<string|null>}} model the one to ask.
+   * @param {{name: (picked: string|null) => Promise<string|null>}} model the model to ask.
    * @param {View} view
-   * @param {() => object} parameters what each question carries.
-   * @param {(conversation: Conversation) => void} onChange told when one has grown, or its answer ended.
+   * @param {() => object} parameters the fields of each request.
+   * @param {(conversation: Conversation) => void} onChange called when one has grown, or its answer ended.
    */
   constructor(connection, model, view, parameters, onChange) {
     this.#connection = connection;
@@ -33,24 +32,24 @@ export class Chat {
     this.#onChange = onChange;
   }
 
-  /** Go to another conversation; what is under way in this one goes on. */
+  /** Show another conversation; running answers continue. */
   show(conversation) {
     this.#conversation = conversation;
     this.#view.show(conversation);
   }
 
-  /** The model that was picked for what is shown, null for none. */
+  /** The model picked for the shown conversation, or null. */
   get model() {
     return this.#conversation?.model ?? null;
   }
 
-  /** Ask this model from now on in what is shown. */
+  /** Set the model of the shown conversation. */
   pick(model) {
     this.#conversation.model = model;
     if (!this.#conversation.isEmpty) this.#onChange(this.#conversation);
   }
 
-  /** Ask a question, unless an answer is under way. @returns {boolean} whether it was taken. */
+  /** Ask a question, unless an answer is running. @returns {boolean} whether it was accepted. */
   ask(question) {
     if (this.#conversation.isAnswering || !question.trim()) return false;
     this.#view.addTurn(this.#conversation.add(question.trim(), Date.now()));
@@ -58,7 +57,7 @@ export class Chat {
     return true;
   }
 
-  /** Ask this in the place of the last question. @returns {boolean} whether it was taken. */
+  /** Replace the last question. @returns {boolean} whether it was accepted. */
   askInstead(question) {
     if (this.#conversation.isAnswering || this.#conversation.isEmpty || !question.trim()) return false;
     this.#conversation.replaceLast(question.trim(), Date.now());
@@ -73,7 +72,7 @@ export class Chat {
     this.#begin();
   }
 
-  /** End the answer that is under way and keep what there is of it. */
+  /** Stop the running answer and keep its text. */
   stop(conversation = this.#conversation) {
     if (!conversation.isAnswering) return;
     const { answer } = conversation.last;
@@ -83,9 +82,9 @@ export class Chat {
   }
 
   /**
-   * The page goes away, maybe to be loaded again. What has no name yet ends here.
+   * Suspend before a reload. Answers without a response id end here.
    *
-   * @returns {object[]} what `resume` takes, of each answer that can go on.
+   * @returns {object[]} the arguments of `resume`, for each answer that can continue.
    */
   leave() {
     const notes = [];
@@ -101,7 +100,7 @@ export class Chat {
     return notes;
   }
 
-  /** Go on with the last answer of a conversation, which the page was left with. */
+  /** Continue the last answer of a conversation after a reload. */
   resume(conversation, note) {
     const answer = conversation.resumeLast(note);
     if (!answer) return;
@@ -109,11 +108,11 @@ export class Chat {
     this.#open.set(note.lane, { answer, conversation, request: {} });
   }
 
-  /** Take in an event of the server. */
+  /** Handle an event of the server. */
   receive(event) {
     const now = performance.now();
     if (event.type === "notice") this.#noticed(event);
-    const lane = event.stream_id ?? this.#shownLane; // what has no lane is about the connection
+    const lane = event.stream_id ?? this.#shownLane; // events without a lane concern the connection
     const entry = this.#open.get(lane);
     if (!entry) return;
     const { answer, conversation } = entry;
@@ -130,7 +129,7 @@ export class Chat {
     this.#renewIfIdle();
   }
 
-  /** The connection is gone: what has a name goes on with the next one, the rest is lost. */
+  /** Handle a lost connection: answers with a response id continue on the next one, others are lost. */
   lost(closeCode) {
     this.#isServerLeaving = false;
     for (const [lane, { answer, conversation }] of this.#open) {
@@ -146,12 +145,12 @@ export class Chat {
     }
   }
 
-  /** There is a connection again. */
+  /** Handle a new connection. */
   reconnected() {
     for (const { answer, conversation } of this.#open.values()) {
       if (!answer.isInterrupted) continue;
       this.#connection.send(answer.resumption());
-      if (answer.isOver) this.#cancel(answer); // stopped while nobody could be told
+      if (answer.isOver) this.#cancel(answer); // stopped while there was no connection
       else if (conversation === this.#conversation) this.#view.showAnswer(answer);
     }
   }
@@ -168,7 +167,7 @@ export class Chat {
     this.#onChange(conversation);
     const isOpen = await this.#connection.whenOpen(CONNECT_WAIT_MS);
     const model = (isOpen && (await this.#model.name(conversation.model))) || undefined;
-    if (answer.isOver) return; // stopped meanwhile
+    if (answer.isOver) return; // stopped in the meantime
     answer.spokenBy(model ?? null);
     if (conversation === this.#conversation) this.#view.showAnswer(answer);
     const input = conversation.input();
@@ -177,7 +176,7 @@ export class Chat {
   }
 
   #send({ answer, conversation }, request) {
-    // A lane of its own for each try: what still comes for a stopped one cannot be mistaken.
+    // A new lane for each try, so that late events of a stopped one are not confused with it.
     const lane = `answer-${++this.#lanes}`;
     if (this.#connection.send({ ...request, stream_id: lane })) {
       answer.sent(lane, performance.now());
@@ -196,7 +195,7 @@ export class Chat {
     answer.note(event);
     if (!endsResponse(event)) return;
     answer.count(event, now);
-    // Regenerated or followed meanwhile: then its figures are nobody's business any more.
+    // If it was regenerated or followed by another turn, its figures are not needed.
     if (conversation.last?.answer !== answer) return;
     this.#onChange(conversation);
     if (conversation === this.#conversation) this.#view.showAnswer(answer);
@@ -212,7 +211,7 @@ export class Chat {
     this.#renewIfIdle();
   }
 
-  /** A server that leaves takes no more questions: whoever follows it is behind the same address. */
+  /** Reconnect when the server drains: its successor has the same address. */
   #renewIfIdle() {
     if (!this.#isServerLeaving || this.#open.size > 0) return;
     this.#isServerLeaving = false;
@@ -220,13 +219,13 @@ export class Chat {
   }
 }
 
-/** The event; a lost connection's words if it says that the rest is not to be had any more. */
+/** Return the event, or a connection error if it says that the rest is no longer available. */
 function named(event, answer) {
   const isGone = event.type === "error" && answer.canResume && [404, 410].includes(event.status);
   return isGone ? { ...event, error: { code: "connection_lost" } } : event;
 }
 
-/** Whether all that is refused is to keep the answer for another connection. */
+/** Whether the server refuses only to keep the answer for another connection. */
 function isWithoutRoomToResume({ type, error }) {
   return type === "error" && error?.code === "overloaded" && error.param === "resumable";
 }

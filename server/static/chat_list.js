@@ -1,12 +1,12 @@
-// Shows the list of chats, and asks for what its reader wants done with them. Decides nothing, keeps
-// nothing. On a narrow page the list is a drawer over the conversation.
+// Shows the list of chats and reports the user's actions on them. On a narrow page the list is a
+// drawer over the conversation.
 
 import { Keeping } from "./store.js";
 
 const NOTICES = {
   [Keeping.KEPT]: "",
-  [Keeping.FULL]: "The browser has no room left: the latest changes are lost when this page closes. Delete chats to make room.",
-  [Keeping.BLOCKED]: "This browser keeps nothing for this page: chats are lost when it closes.",
+  [Keeping.FULL]: "The browser's storage is full: the latest changes are lost when this page closes. Delete chats to free space.",
+  [Keeping.BLOCKED]: "This browser blocks storage for this page: chats are lost when it closes.",
 };
 const WIDE = matchMedia("(min-width: 56rem)"); // as in the style sheet
 
@@ -63,15 +63,15 @@ export class ChatList {
     notice.hidden = !NOTICES[keeping];
   }
 
-  /** Say what was removed, and wait for as long as it takes whether that was meant. */
+  /** Show what was removed, with an undo button. */
   offerUndo(records) {
     const what = records.length === 1 ? `“${records[0].title}” deleted.` : `${records.length} chats deleted.`;
     this.#page.getElementById("removed").textContent = what;
     this.#page.getElementById("removal").hidden = false;
-    this.#page.getElementById("undo").focus(); // the row that had the focus is gone
+    this.#page.getElementById("undo").focus(); // the focused row was removed
   }
 
-  /** Close the drawer, where it is one. */
+  /** Close the drawer, if the list is one. */
   close() {
     if (!this.#isOpen) return;
     this.#setOpen(false);
@@ -87,7 +87,7 @@ export class ChatList {
     this.#panel.inert = !isOpen && !WIDE.matches;
     this.#toggle.setAttribute("aria-expanded", String(isOpen));
     this.#page.getElementById("chats-backdrop").hidden = !isOpen;
-    // What the drawer covers cannot be reached by Tab either.
+    // Content behind the drawer cannot be reached by Tab.
     for (const part of this.#page.querySelectorAll("body > .bar, body > main, body > .dock")) part.inert = isOpen;
     if (isOpen) (this.#rows.querySelector("[aria-current]") ?? this.#page.getElementById("close-chats")).focus();
   }

@@ -1,5 +1,5 @@
-// All chats: which is shown, and what becomes of the others. Joins the store, the list and the chat;
-// knows no socket. A chat is kept from its first question on, under an address of its own.
+// Switches between chats and stores them: connects the store, the list and the chat. A chat is stored
+// from its first question on and has its own address.
 
 import { Conversation } from "./conversation.js";
 
@@ -7,7 +7,7 @@ export class Chats {
   #store;
   #list;
   #chat;
-  #loaded = new Map(); // conversations by id: an answer that is under way must find its own
+  #loaded = new Map(); // conversations by id, for running answers
   #current = null;
   #removed = []; // records that an undo brings back
 
@@ -28,17 +28,17 @@ export class Chats {
     this.#show(this.#store.get(id) ? this.#conversation(id) : fresh());
   }
 
-  /** Go on with answers that were under way when the page was left. */
+  /** Continue answers that were running before a reload. */
   resume(notes) {
     for (const note of notes) if (this.#store.get(note.chat)) this.#chat.resume(this.#conversation(note.chat), note);
   }
 
-  /** Begin a new chat. */
+  /** Start a new chat. */
   begin() {
     if (!this.#current.isEmpty) this.#go("");
   }
 
-  /** Go to a chat. */
+  /** Show a chat. */
   open(id) {
     if (id !== this.#current.id) this.#go(id);
   }
@@ -49,7 +49,7 @@ export class Chats {
     this.keep(conversation);
   }
 
-  /** Forget some chats, for as long as nobody wants them back. */
+  /** Remove some chats; `undo` brings them back. */
   remove(ids) {
     for (const id of ids) {
       this.#chat.stop(this.#conversation(id));
@@ -65,17 +65,17 @@ export class Chats {
     this.remove(this.#store.list().map(({ id }) => id));
   }
 
-  /** Bring back what was removed last. */
+  /** Restore the chats that were removed last. */
   undo() {
     for (const record of this.#removed) this.#store.save(record);
     this.#removed = [];
     this.#redraw();
   }
 
-  /** Keep what there is of a conversation. */
+  /** Store a conversation. */
   keep(conversation) {
     const isGone = this.#loaded.get(conversation.id) !== conversation && conversation !== this.#current;
-    if (isGone) return; // removed, and its answer ends now
+    if (isGone) return; // removed before its answer ended
     if (this.#current.id === conversation.id && location.hash.slice(1) !== conversation.id) {
       history.replaceState(null, "", `#${conversation.id}`);
     }
@@ -122,7 +122,7 @@ export class Chats {
 }
 
 function fresh() {
-  // Not randomUUID: pages that came over plain HTTP from elsewhere have none.
+  // Not randomUUID: pages over plain HTTP from another host lack it.
   const bytes = crypto.getRandomValues(new Uint8Array(12));
   return new Conversation({ id: Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("") });
 }

@@ -1,7 +1,7 @@
-// Colours in code: comments, strings, numbers and words of a language, told apart by one pattern each.
-// Builds spans and text nodes; a language that is not known, and very long code, stays plain.
+// Colours code: comments, strings, numbers and keywords, found by one pattern each. Builds spans and
+// text nodes; unknown languages and very long code stay plain.
 
-const LONGEST = 10_000; // characters: all of a block is looked at again with each piece of a text
+const LONGEST = 10_000; // characters: the whole block is coloured again with each piece of text
 
 const WORDS = {
   python: `and as assert async await break case class continue def del elif else except False finally for from global
@@ -54,7 +54,7 @@ const FAMILY_OF = new Map(
   Object.entries(LANGUAGES).flatMap(([family, names]) => names.split(" ").map((name) => [name, prepared(FAMILIES[family])])),
 );
 
-/** @returns {Node[]} the code, whose text is what was given. */
+/** @returns {Node[]} the coloured code, with unchanged text. */
 export function colored(text, language) {
   const family = text.length <= LONGEST && FAMILY_OF.get(language.toLowerCase());
   if (!family) return [document.createTextNode(text)];

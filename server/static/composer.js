@@ -1,5 +1,4 @@
-// The field where questions are written, and its keys. Knows what the reader typed and nothing of
-// what becomes of it.
+// The input field for questions, and its keys.
 
 export class Composer {
   #field;
@@ -14,7 +13,7 @@ export class Composer {
   /**
    * @param {Document} page
    * @param {{onAsk: (question: string) => boolean, onAskInstead: (question: string) => boolean,
-   *   onStop: () => void}} deeds the first two say whether they took it.
+   *   onStop: () => void}} deeds the first two return whether the question was accepted.
    */
   constructor(page, { onAsk, onAskInstead, onStop }) {
     this.#field = page.getElementById("question");
@@ -32,13 +31,13 @@ export class Composer {
     this.#field.addEventListener("input", () => this.#fit());
     this.#stop.onclick = () => onStop();
     page.addEventListener("keydown", (event) => {
-      if (event.key !== "Escape" || page.querySelector("dialog[open]")) return; // that one closes
+      if (event.key !== "Escape" || page.querySelector("dialog[open]")) return; // Escape closes the dialog
       if (this.#isBusy) onStop();
       else this.cancelEditing();
     });
   }
 
-  /** Let the reader write another question in the place of this one. */
+  /** Edit a question. */
   edit(question) {
     this.#isEditing = true;
     this.#notice.hidden = false;
@@ -47,14 +46,14 @@ export class Composer {
     this.#field.focus();
   }
 
-  /** Leave the question as it is. */
+  /** Cancel editing. */
   cancelEditing() {
     if (!this.#isEditing) return;
     this.#endEditing();
     this.focus();
   }
 
-  /** Show Stop in the place of Send. */
+  /** Show Stop instead of Send. */
   setBusy(isBusy) {
     const hadFocus = document.activeElement === this.#stop;
     this.#isBusy = isBusy;

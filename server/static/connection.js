@@ -1,16 +1,16 @@
-// Keeps one WebSocket to the server open: connects, reconnects with a bounded back-off, hands JSON
-// both ways. Knows nothing of chats, answers or the page.
+// Keeps one WebSocket to the server open: connects, reconnects with a bounded back-off, sends and
+// receives JSON.
 
 export const ConnectionState = Object.freeze({
   CONNECTING: "connecting",
   OPEN: "open",
-  WAITING: "waiting", // for the back-off to pass
+  WAITING: "waiting", // for the end of the back-off
 });
 
 const FIRST_DELAY_MS = 400; // a restarted server is often back within half a second
-const LONGEST_DELAY_MS = 10_000; // nobody looks at a dead page for longer without pressing "now"
-const CONNECT_DEADLINE_MS = 8_000; // a host that swallows packets never says no
-const STEADY_AFTER_MS = 5_000; // shorter lives count as failures, or an accept-and-close server is hammered
+const LONGEST_DELAY_MS = 10_000; // users who wait longer press "Try now"
+const CONNECT_DEADLINE_MS = 8_000; // a host that drops packets gives no error
+const STEADY_AFTER_MS = 5_000; // shorter connections count as failures (a server may accept and close)
 
 /**
  * How long to wait before the next try.
@@ -38,7 +38,7 @@ export class Connection {
 
   /**
    * @param {string} url ws: or wss:
-   * @param {() => string[]} protocols what is offered with each try.
+   * @param {() => string[]} protocols the subprotocols of each try.
    * @param {{onState: (state: string, closeCode?: number) => void, onEvent: (event: object) => void}} listener
    *   the close code comes with WAITING, when the other side gave one.
    */
@@ -53,7 +53,7 @@ export class Connection {
     return this.#state === ConnectionState.OPEN;
   }
 
-  /** Whether the server is there and refuses this page, as its owner has found out. */
+  /** Whether the server refuses this page; set by the owner. */
   get isRefused() {
     return this.#isRefused;
   }
@@ -64,7 +64,7 @@ export class Connection {
     if (isRefused) for (const waiter of [...this.#waiters]) waiter(false);
   }
 
-  /** Connect now, whatever the back-off says. Does nothing while a socket is open or opening. */
+  /** Connect now, without the back-off. Does nothing while a socket is open or opening. */
   connect() {
     if (this.#state !== ConnectionState.WAITING) return;
     clearTimeout(this.#timer);
@@ -104,7 +104,7 @@ export class Connection {
     return true;
   }
 
-  /** Leave this connection for a new one, which may lead to another process. */
+  /** Replace this connection by a new one, which may reach another process. */
   renew() {
     if (!this.isOpen) return;
     const socket = this.#socket;

@@ -1,5 +1,4 @@
-// What was said: questions and their answers, the model's input made from them, and the record that
-// is kept of it all. Knows no socket, no storage and no page.
+// A conversation: questions and answers, the model's input made from them, and the record to store.
 
 import { Answer, AnswerState } from "./answer.js";
 
@@ -11,10 +10,10 @@ export class Conversation {
   #changedMs;
   #turns;
 
-  /** @type {string|null} the model that the reader picked for it. */
+  /** @type {string|null} the model that the user picked for it. */
   model = null;
 
-  /** @param {{id: string, title?: string, changedMs?: number, turns?: object[], model?: string}} record what was kept. */
+  /** @param {{id: string, title?: string, changedMs?: number, turns?: object[], model?: string}} record the stored record. */
   constructor({ id, title = "", changedMs = 0, turns = [], model = null }) {
     this.#id = id;
     this.model = typeof model === "string" ? model : null;
@@ -43,7 +42,7 @@ export class Conversation {
     return this.#turns.at(-1);
   }
 
-  /** Whether an answer is under way. */
+  /** Whether an answer is running. */
   get isAnswering() {
     return this.last?.answer?.isOver === false;
   }
@@ -57,7 +56,7 @@ export class Conversation {
     return turn;
   }
 
-  /** Ask something else in the place of the last question. */
+  /** Replace the last question. */
   replaceLast(question, nowMs) {
     if (this.#turns.length === 1 && this.#title === shortened(this.last.question)) {
       this.#title = shortened(question);
@@ -70,7 +69,7 @@ export class Conversation {
     this.#title = shortened(title) || this.#title;
   }
 
-  /** Let the last answer go on. @returns {Answer|null} null where there is nothing to go on with. */
+  /** Continue the last answer. @returns {Answer|null} null if it cannot continue. */
   resumeLast(note) {
     const kept = this.last?.answer?.record();
     if (!kept || kept.state !== AnswerState.STOPPED) return null;
@@ -78,7 +77,7 @@ export class Conversation {
     return this.last.answer;
   }
 
-  /** What is kept of it; an answer that is under way counts as stopped here. */
+  /** The record to store; a running answer is stored as stopped. */
   record() {
     const turns = this.#turns.map(({ question, answer }) => ({ question, answer: answer && answer.record() }));
     const { model } = this;
@@ -88,8 +87,8 @@ export class Conversation {
   /**
    * The whole input for answering the last question.
    *
-   * Earlier turns whose answer is empty (it failed, or was stopped before it began) are left out with
-   * their question: chat templates want questions and answers to alternate.
+   * Earlier turns with an empty answer (failed, or stopped too early) are left out with
+   * their question, because chat templates require alternating turns.
    */
   input() {
     const earlier = this.#turns.slice(0, -1).filter(({ answer }) => answer?.text);
@@ -111,6 +110,6 @@ function reasoning(text) {
 }
 
 function shortened(text) {
-  const characters = [...text.replace(/\s+/g, " ").trim()]; // not halves of what UTF-16 cuts in two
+  const characters = [...text.replace(/\s+/g, " ").trim()]; // no halves of surrogate pairs
   return characters.length > LONGEST_TITLE ? `${characters.slice(0, LONGEST_TITLE - 1).join("")}…` : characters.join("");
 }

@@ -1,4 +1,4 @@
-// Copies text, and lets the button say for a moment whether that worked.
+// Copies text, and shows the result on the button for a moment.
 
 const COPIED_FOR_MS = 1_500;
 

@@ -1,18 +1,18 @@
-// The fleet at a glance: asks the server for its figures every two seconds while somebody looks, and
-// shows what changed. Numbers and names go into text nodes only.
+// The dashboard: requests /fleet/status every two seconds while the tab is visible, and shows the
+// changes. Numbers and names go into text nodes only.
 
 import { Series, isAnother, quantile, ratesOf } from "./figures.js";
 import { keepKey, keyHeaders, keptKey } from "./keys.js";
 import { drawSparkline } from "./sparkline.js";
 
-const PERIOD_MS = 2_000; // half a heartbeat's worth of looks: what changes faster nobody reads
+const PERIOD_MS = 2_000; // faster changes cannot be read
 const ANSWER_DEADLINE_MS = 5_000;
 const PLACES = 60; // two minutes
-const FEWEST_PLACES = 20; // until there are as many looks, they stand at the right
-const GONE = "The server does not answer. The figures below are the last ones; trying again…";
-const NEEDS_KEY = "This server asks for an API key. Enter the key of an operator.";
-const WRONG_KEY = "This server refuses the API key below: it is wrong, or has ended. Enter the key of an operator.";
-const FOR_OPERATORS = "This is for operators: enter the key of one. A server without keys shows it to its own machine only; from elsewhere: ssh -L 8000:127.0.0.1:8000 HOST.";
+const FEWEST_PLACES = 20; // fewer samples are drawn at the right
+const GONE = "The server does not answer. Showing the last figures; retrying…";
+const NEEDS_KEY = "This server needs an API key. Enter the key of an operator.";
+const WRONG_KEY = "This server refuses the API key below: it is wrong or expired. Enter the key of an operator.";
+const FOR_OPERATORS = "The dashboard needs the key of an operator. A server without tenants shows it on its own machine only; from elsewhere use: ssh -L 8000:127.0.0.1:8000 HOST.";
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const part = (root, name) => root.querySelector(`[data-figure="${name}"]`);
@@ -57,7 +57,7 @@ async function look() {
 function refuse(status) {
   const wantsKey = status === 401 || status === 403;
   if (status === 401) say(keptKey() ? WRONG_KEY : NEEDS_KEY);
-  else say(wantsKey ? FOR_OPERATORS : `The server answered with an error (${status}); trying again…`);
+  else say(wantsKey ? FOR_OPERATORS : `The server answered with an error (${status}); retrying…`);
   if (!wantsKey || !keyForm.hidden) return;
   keyField.value = keptKey();
   keyForm.hidden = false;
@@ -75,7 +75,7 @@ function say(words) {
 
 function show(status) {
   keyForm.hidden = true;
-  say(status.is_draining ? "This server takes no new requests: it is about to end." : "");
+  say(status.is_draining ? "This server is draining: it accepts no new requests and will stop." : "");
   if (previous && isAnother(status, previous)) for (const one of Object.values(series)) one.clear();
   previous = status;
   const model = document.getElementById("model");
@@ -115,7 +115,7 @@ function newModelRow(name) {
   return row;
 }
 
-/** Make the rows that are missing, and remove those that nothing is shown in any more. */
+/** Add missing rows, and remove unused ones. */
 function keepRows(kept, keys, make) {
   for (const key of keys) if (!kept.has(key)) kept.set(key, make(key));
   for (const [key, row] of kept) {
@@ -125,7 +125,7 @@ function keepRows(kept, keys, make) {
   }
 }
 
-/** A list of words and numbers, of which there are as many as the server says. */
+/** Show a list of names and numbers of any length. */
 function showCounts(id, counts) {
   const list = document.getElementById(id);
   const names = Object.keys(counts);

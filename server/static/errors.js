@@ -1,20 +1,20 @@
-// Turns what went wrong into words that say what to do. Knows the server's error codes and no page.
+// Maps error codes of the server to a title, advice and a remedy for the user.
 
 export const Remedy = Object.freeze({ RETRY: "retry", NEW_CHAT: "new-chat", NONE: "none" });
 
 const TOO_LONG = {
-  title: "This chat has grown too long for the model.",
-  advice: "Start a new chat, or ask something shorter.",
+  title: "This chat is too long for the model.",
+  advice: "Start a new chat, or send a shorter question.",
   remedy: Remedy.NEW_CHAT,
 };
 const BUSY = {
   title: "The server is busy.",
-  advice: "Every place is taken right now.",
+  advice: "It is at capacity right now.",
   remedy: Remedy.RETRY,
 };
 const BROKEN = {
   title: "Something went wrong on the server.",
-  advice: "If it happens once more, the server's log says why.",
+  advice: "If it happens again, check the server's log.",
   remedy: Remedy.RETRY,
 };
 
@@ -24,7 +24,7 @@ const BY_CODE = {
   server_error: BROKEN,
   draining: {
     title: "The server is about to restart.",
-    advice: "It takes no new questions until it is back.",
+    advice: "It accepts no questions until it is back.",
     remedy: Remedy.RETRY,
   },
   no_worker: {
@@ -34,42 +34,42 @@ const BY_CODE = {
   },
   deadline_exceeded: {
     title: "The answer took too long.",
-    advice: "The server gave up on it; asking for less may help.",
+    advice: "Its deadline passed; a shorter answer may help.",
     remedy: Remedy.RETRY,
   },
   request_timeout: {
-    title: "The answer was ended because this page stopped reading it.",
-    advice: "That happens to pages that sleep in the background.",
+    title: "The server ended the answer because this page stopped reading it.",
+    advice: "Browsers may suspend pages in the background.",
     remedy: Remedy.RETRY,
   },
   rate_limit_exceeded: {
     title: "Too many questions in a short time.",
-    advice: "The server has a limit per minute.",
+    advice: "The server limits questions per minute.",
     remedy: Remedy.RETRY,
   },
   insufficient_quota: {
     title: "The quota is used up.",
-    advice: "Ask whoever runs this server for more.",
+    advice: "Ask this server's operator for more.",
     remedy: Remedy.NONE,
   },
   connection_lost: {
     title: "The connection broke before the answer was complete.",
-    advice: "The server does not have the rest of it any more. The page reconnects by itself; then ask again.",
+    advice: "The server no longer has the rest. The page reconnects by itself; then ask again.",
     remedy: Remedy.RETRY,
   },
   websocket_stream_limit_reached: {
-    title: "Too many answers are under way on this page.",
-    advice: "Wait until one of them has ended, or stop one.",
+    title: "Too many answers are running on this page.",
+    advice: "Wait for one to finish, or stop one.",
     remedy: Remedy.RETRY,
   },
   model_not_found: {
     title: "The server does not serve the chosen model.",
-    advice: "Choose another one in the settings, or leave the choice to the server.",
+    advice: "Choose another one in the settings, or the server's default.",
     remedy: Remedy.RETRY,
   },
   quarantined: {
     title: "The server refuses this question for a while.",
-    advice: "It made workers fail. Ask differently, or tell whoever runs the server.",
+    advice: "It made workers fail. Rephrase it, or tell the server's operator.",
     remedy: Remedy.NONE,
   },
   invalid_api_key: {
@@ -79,7 +79,7 @@ const BY_CODE = {
   },
   unreachable: {
     title: "The server cannot be reached.",
-    advice: "See whether it is running and this machine is online.",
+    advice: "Check that it is running and that this machine is online.",
     remedy: Remedy.RETRY,
   },
 };

@@ -1,9 +1,9 @@
-// Rates and quantiles of what a server counted in the last seconds. Knows numbers, no page.
+// Computes rates and quantiles from a server's counters of the last seconds.
 
 /**
- * The value below which a share of what was observed lies, in seconds.
+ * A quantile of a histogram, in seconds.
  *
- * Within a bucket everything is taken to be spread evenly, as Prometheus does.
+ * Interpolates linearly within a bucket, as Prometheus does.
  *
  * @param {{bounds_s: number[], totals: number[]}} histogram running totals by upper bound; the last one is of all.
  * @param {number} share in (0, 1)
@@ -15,17 +15,17 @@ export function quantile({ bounds_s, totals }, share) {
   const wanted = share * all;
   const place = totals.findIndex((total) => total >= wanted);
   const lower = place > 0 ? bounds_s[place - 1] : 0;
-  if (place >= bounds_s.length) return bounds_s.at(-1); // beyond all bounds: at least this
+  if (place >= bounds_s.length) return bounds_s.at(-1); // above all bounds: at least this
   const below = place > 0 ? totals[place - 1] : 0;
   return lower + ((bounds_s[place] - lower) * (wanted - below)) / (totals[place] - below);
 }
 
-/** Tokens that clients have been sent: the first ones and those after a gap. */
+/** Tokens sent to clients: first tokens and those after a gap. */
 export function tokensOf({ latencies }) {
   return latencies.ttft.totals.at(-1) + latencies.itl.totals.at(-1);
 }
 
-/** What was counted in the last seconds, as rates; null for what there is nothing to tell of. */
+/** Rates of the last seconds; null without data. */
 export function ratesOf(recent) {
   const { prompt_tokens, cached_prompt_tokens } = recent.counters;
   return {
@@ -34,12 +34,12 @@ export function ratesOf(recent) {
   };
 }
 
-/** Whether another process answers than before: its counters began anew. */
+/** Whether another process answers now, whose counters have restarted. */
 export function isAnother(now, before) {
   return tokensOf(now) < tokensOf(before);
 }
 
-/** The last values of something, as many as are drawn. */
+/** The last values of a series, as many as are drawn. */
 export class Series {
   #values = [];
   #longest;
@@ -48,7 +48,7 @@ export class Series {
     this.#longest = longest;
   }
 
-  /** @param {number|null} value null: nothing was to be seen. */
+  /** @param {number|null} value null: no data. */
   add(value) {
     this.#values.push(value);
     if (this.#values.length > this.#longest) this.#values.shift();

@@ -1,20 +1,20 @@
-// A text that grows, shown with its form while it does. What is complete is never touched again, and
-// in what grows only what is new: a reader's selection stays, and a long answer costs what is added.
+// Shows formatted text while it grows. Finished parts are not changed again, so that a selection stays
+// and a long answer costs only what is added.
 
 import { parseBlocks } from "./markdown.js";
 
 export class GrowingText {
   #root;
   #text = "";
-  #settled = 0; // characters before the blocks that still grow
-  #growing = []; // the last two: what follows a list may turn out to be its next item
+  #settled = 0; // characters before the blocks that may still change
+  #growing = []; // the last two: the text after a list may become its next item
 
   /** @param {HTMLElement} root */
   constructor(root) {
     this.#root = root;
   }
 
-  /** Show this text; cheap if it goes on from what is shown. */
+  /** Show this text; cheap if it continues the shown text. */
   show(text) {
     if (text === this.#text) return;
     if (!text.startsWith(this.#text)) this.#clear();

@@ -1,4 +1,4 @@
-// The page's head: which model, whether connected, light or dark. Knows nothing of the conversation.
+// The chat page's head: model, connection state, and the switch between light and dark.
 
 import { ConnectionState } from "./connection.js";
 
@@ -7,8 +7,8 @@ const WORDS = {
   [ConnectionState.OPEN]: "Connected",
   [ConnectionState.WAITING]: "Reconnecting",
 };
-const NO_KEY = "Needs a key"; // in the place of the last two, where the server refuses the page
-const UNREACHABLE = "No connection to the server. Trying again…";
+const NO_KEY = "Needs a key"; // instead of the last two, if the server refuses the page
+const UNREACHABLE = "No connection to the server. Retrying…";
 
 export class Header {
   #page;
@@ -24,7 +24,7 @@ export class Header {
 
   /**
    * @param {Document} page
-   * @param {(model: string) => void} onPick told which model the reader wants here.
+   * @param {(model: string) => void} onPick called with the model that the user picked.
    */
   constructor(page, onPick) {
     this.#page = page;
@@ -45,7 +45,7 @@ export class Header {
     this.#showTheme();
   }
 
-  /** Show the model that is asked; where there are several, let the reader pick another. */
+  /** Show the model; with several, let the user pick one. */
   showModel(name, names) {
     const isPicked = name !== null && names.length > 1;
     this.#model.textContent = name ?? "";
@@ -72,7 +72,7 @@ export class Header {
     this.#link.textContent = this.#isRefused ? NO_KEY : WORDS[state];
   }
 
-  /** Say why there is no connection. @param {string|null} refusal the server's, null if it does not answer. */
+  /** Show why there is no connection. @param {string|null} refusal the server's reason, null without an answer. */
   showTrouble(refusal) {
     this.#isRefused = refusal !== null;
     if (this.#isRefused) this.#link.textContent = NO_KEY;

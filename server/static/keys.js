@@ -1,8 +1,8 @@
-// The API key of a server that asks for one: where it is kept, and how it travels.
+// Stores the API key, and adds it to requests and WebSockets.
 
 import { read, write } from "./small_storage.js";
 
-const KEY = "triolet.key"; // for this tab only: whoever uses the browser next shall not have it
+const KEY = "triolet.key"; // for this tab only, so that the browser's next user does not have it
 
 export function keptKey() {
   return read(() => sessionStorage, KEY) ?? "";
@@ -12,12 +12,12 @@ export function keepKey(key) {
   write(() => sessionStorage, KEY, key);
 }
 
-/** The headers that carry a key; none without one. */
+/** The headers with the key; empty without one. */
 export function keyHeaders(key) {
   return key ? { authorization: `Bearer ${key}` } : {};
 }
 
-/** What a WebSocket offers to carry a key: it can set no header, and an address would be written down. */
+/** The subprotocols with the key: a WebSocket cannot set headers, and URLs are logged. */
 export function keyProtocols(key) {
   if (!key) return [];
   const bytes = String.fromCharCode(...new TextEncoder().encode(key));

@@ -1,6 +1,6 @@
-// Text of a model as the reader should see it: paragraphs, headings, lists, tables, quotes, code,
-// emphasis, links, formulas. Builds elements and text nodes and nothing else, so that no text can become a
-// script, an image or a form. What a link leads to is always to be seen, and http or https.
+// Renders Markdown of a model: paragraphs, headings, lists, tables, quotes, code, emphasis, links,
+// formulas. Builds only elements and text nodes, so that no text can become a script, an image or a
+// form. Links show their target, which is http or https.
 
 import { colored } from "./code_colors.js";
 import { inline } from "./markdown_inline.js";
@@ -15,7 +15,7 @@ const TABLE_RULE = /^\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?$/;
 const INDENT = /^ */;
 const FORMULA = /^ {0,3}(\$\$|\\\[)(.*)$/;
 const MAX_FORMULA_LINES = 40;
-const MAX_DEPTH = 6; // of quotes and lists in one another
+const MAX_DEPTH = 6; // of nested quotes and lists
 const MAX_COLUMNS = 32;
 const LONGEST_LANGUAGE = 24;
 
@@ -23,7 +23,7 @@ const LONGEST_LANGUAGE = 24;
  * Return the blocks of a text.
  *
  * @param {string[]} lines
- * @returns {{begin: number, node: HTMLElement}[]} each with the line where it begins.
+ * @returns {{begin: number, node: HTMLElement}[]} each with its first line.
  */
 export function parseBlocks(lines, depth = 0) {
   const found = [];
@@ -41,13 +41,13 @@ export function parseBlocks(lines, depth = 0) {
   return found;
 }
 
-/** @returns {[HTMLElement, number]} the block that begins here, and the line behind it. */
+/** @returns {[HTMLElement, number]} the block that begins here, and the next line. */
 function block(lines, at, depth) {
   const line = lines[at];
   const fence = FENCE.exec(line);
   if (fence) return fencedCode(lines, at, fence);
   const heading = HEADING.exec(line);
-  // The page has headings of its own above these.
+  // The page's own headings have higher levels.
   if (heading) return [element(`h${Math.min(6, heading[1].length + 2)}`, inline(withoutMarks(heading[2]))), at + 1];
   if (RULE.test(line)) return [element("hr", []), at + 1];
   if (depth < MAX_DEPTH && QUOTE.test(line)) return quote(lines, at, depth);
@@ -66,7 +66,7 @@ function fencedCode(lines, at, [, ticks, afterTicks, tildes, afterTildes]) {
   return [codeBlock(lines.slice(at + 1, end).join("\n"), language), end + 1];
 }
 
-/** A formula between `$$` or `\[` and `\]` on lines of its own. @returns {{tex: string, end: number}|null} */
+/** Find a formula between `$$`, or `\[` and `\]`, on separate lines. @returns {{tex: string, end: number}|null} */
 function formulaAt(lines, at) {
   const match = FORMULA.exec(lines[at]);
   if (!match) return null;
@@ -90,7 +90,7 @@ function quote(lines, at, depth) {
   return [element("blockquote", nodes(inner, depth + 1)), end];
 }
 
-/** A list goes on over empty lines and whatever is indented below its items. */
+/** A list continues over empty lines and over text that is indented below its items. */
 function list(lines, at, depth) {
   const [, indent, number] = ITEM.exec(lines[at]);
   const isOrdered = number !== undefined;
@@ -112,7 +112,7 @@ function list(lines, at, depth) {
   return [made, end];
 }
 
-/** The only paragraph of an item needs no element of its own. */
+/** The only paragraph of an item needs no element. */
 function itemNodes(lines, depth) {
   const [first, ...rest] = nodes(lines, depth);
   return first?.localName === "p" ? [...first.childNodes, ...rest] : [first, ...rest].filter(Boolean);
@@ -171,7 +171,7 @@ function closes(line, mark) {
   return bare.length >= mark.length && bare === mark[0].repeat(bare.length);
 }
 
-/** A heading may end with as many marks as it began with. */
+/** Remove the closing marks of a heading. */
 function withoutMarks(text) {
   let end = text.trimEnd().length;
   while (end > 0 && text[end - 1] === "#") end -= 1;
@@ -187,7 +187,7 @@ function codeBlock(text, language) {
   const copy = element("button", [document.createTextNode("Copy code")]);
   copy.type = "button";
   copy.className = "quiet copy-code";
-  copy.hidden = !navigator.clipboard; // only secure pages and localhost have one
+  copy.hidden = !navigator.clipboard; // only on secure pages and localhost
   const head = element("div", [label, copy]);
   head.className = "code-head";
   const frame = element("div", [head, pre]);
@@ -195,7 +195,7 @@ function codeBlock(text, language) {
   return frame;
 }
 
-/** Else a keyboard could not scroll it. */
+/** Make it scrollable by keyboard. */
 function scrollable(frame, name) {
   frame.tabIndex = 0;
   frame.setAttribute("role", "group");

@@ -1,13 +1,13 @@
-// What stands inside a line of Markdown: code, emphasis, links, formulas. Elements and text nodes only; images
-// are never loaded, they become links to where they are.
+// Renders inline Markdown: code, emphasis, links, formulas. Elements and text nodes only; images become
+// links and are never loaded.
 
 import { formula } from "./math.js";
 
-// Each alternative begins with its own mark and stops at the next: no text makes them try twice.
+// Each alternative begins with its own mark and stops at the next, so there is no backtracking.
 const INLINE = new RegExp(
   [
     /\\\(((?:[^\\\n]|\\(?!\))){1,500})\\\)/, // a formula
-    /(?<![\\$\w])\$(?![\s$])([^$\n]{1,500})(?<![\s\\])\$(?![\w$])/, // another, and no sum of money
+    /(?<![\\$\w])\$(?![\s$])([^$\n]{1,500})(?<![\s\\])\$(?![\w$])/, // another form, but not an amount of money
     /\\([!-/:-@[-`{-~])/, // an escaped mark
     /(?<!`)(`+)(?!`)([^`]+)\4(?!`)/,
     /\*\*\*([^*\n]+)\*\*\*/,
@@ -47,7 +47,7 @@ export function inline(text) {
   return nodes;
 }
 
-/** Code may stand in emphasis; nothing else is looked for there. */
+/** Emphasis may contain code, and nothing else. */
 function inside(text) {
   return text.split(/(`[^`]+`)/).filter(Boolean).map((piece) =>
     piece.length > 2 && piece.startsWith("`") && piece.endsWith("`")
@@ -57,7 +57,7 @@ function inside(text) {
 }
 
 function bareLink(whole, address) {
-  const [, bare, stop] = /^(.*?)([.,;:!?]{0,3})$/s.exec(address); // ends a sentence, not an address
+  const [, bare, stop] = /^(.*?)([.,;:!?]{0,3})$/s.exec(address); // punctuation of the sentence, not of the address
   const isBracketed = whole.startsWith("<") && whole.endsWith(">");
   if (isBracketed) return link(address, address);
   const before = whole.startsWith("<") ? [document.createTextNode("<")] : [];
@@ -73,7 +73,7 @@ function link(label, address) {
   shown.title = address;
   shown.target = "_blank";
   shown.rel = "noopener noreferrer nofollow";
-  // A label that names another place than it leads to deceives: the place is said beside it.
+  // A label that names another address than the link's deceives, so the address is shown too.
   const isPlain = label === address || !/[\w-]\.[a-z]{2,}/i.test(label) || label.includes(host);
   return isPlain ? [shown] : [shown, document.createTextNode(` (${host})`)];
 }

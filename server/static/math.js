@@ -1,9 +1,9 @@
-// Formulas in TeX as MathML. The library is loaded with the first formula; until it is there, and
-// for what it does not understand, a formula stays as it was written. It builds elements, no markup.
+// Renders TeX formulas as MathML. The library is loaded with the first formula; until then, and for
+// unsupported TeX, a formula stays as written. It builds elements, no markup.
 
 const LIBRARY = "/static/vendor/temml.js";
 const OPTIONS = { throwOnError: true, trust: false, maxExpand: 200, maxSize: [25, 25] };
-const MAX_KEPT = 200; // formulas: those of a screen, which are shown again with each piece of a text
+const MAX_KEPT = 200; // formulas, which are shown again with each piece of text
 
 let library = null;
 let isLoading = false;
@@ -11,8 +11,8 @@ const kept = new Map(); // rendered formulas by their source
 
 /**
  * @param {string} tex
- * @param {string} source the formula with its marks, as it was written.
- * @param {boolean} isDisplay whether it stands by itself.
+ * @param {string} source the formula with its marks, as written.
+ * @param {boolean} isDisplay whether it is a display formula.
  * @returns {HTMLElement}
  */
 export function formula(tex, source, isDisplay) {
@@ -34,7 +34,7 @@ async function load() {
   try {
     library = (await import(LIBRARY)).default;
   } catch {
-    return; // the server is away: this page shows formulas as they were written
+    return; // no server: show formulas as written
   }
   for (const box of document.querySelectorAll(".math[data-tex]")) {
     const shown = rendered(box.dataset.tex, box.localName === "div");
@@ -43,7 +43,7 @@ async function load() {
   }
 }
 
-/** @returns {Element|null} null for what is no formula that the library knows. */
+/** @returns {Element|null} null if the library cannot render it. */
 function rendered(tex, isDisplay) {
   const name = `${isDisplay} ${tex}`;
   if (!kept.has(name)) {

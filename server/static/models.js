@@ -1,4 +1,4 @@
-// Asks the server which models it serves, once per connection. Knows no chat and no page.
+// Requests the served models, once per connection.
 
 const ANSWER_DEADLINE_MS = 8_000;
 const REFUSED = [401, 403]; // no key or a wrong one; or a disabled tenant
@@ -9,15 +9,15 @@ export class Models {
   #wanted;
 
   /**
-   * @param {() => object} headers what each request carries.
-   * @param {() => string} wanted the name that the reader chose, empty for none.
+   * @param {() => object} headers the headers of each request.
+   * @param {() => string} wanted the name that the user chose, or an empty string.
    */
   constructor(headers, wanted) {
     this.#headers = headers;
     this.#wanted = wanted;
   }
 
-  /** @returns {Promise<string[]>} all names; none when the server would not say. */
+  /** @returns {Promise<string[]>} all names; none if the server does not answer. */
   async names() {
     return (await this.#known()).map(({ id }) => id);
   }
@@ -28,7 +28,7 @@ export class Models {
   }
 
   /**
-   * @param {string|null} picked for one conversation; null for none.
+   * @param {string|null} picked the conversation's model, or null.
    * @returns {Promise<string|null>} the model to ask: the picked one, the chosen one, or the first that is served.
    */
   async name(picked = null) {
@@ -36,23 +36,23 @@ export class Models {
     return [picked, this.#wanted()].find((name) => names.includes(name)) ?? names[0] ?? null;
   }
 
-  /** @returns {Promise<object|null>} what the page says of the model to ask; null for its own words. */
+  /** @returns {Promise<object|null>} the page's texts for the model to ask; null for the default texts. */
   async words(picked = null) {
     const name = await this.name(picked);
     return (await this.#known()).find(({ id }) => id === name)?.page ?? null;
   }
 
-  /** @returns {Promise<boolean>} whether the server refuses for want of a valid key. */
+  /** @returns {Promise<boolean>} whether the server needs a valid key. */
   async wantsKey() {
     try {
       const signal = AbortSignal.timeout(ANSWER_DEADLINE_MS);
       return REFUSED.includes((await fetch("/v1/models", { headers: this.#headers(), signal })).status);
     } catch {
-      return false; // nobody is there to refuse
+      return false; // no server to refuse
     }
   }
 
-  /** Ask again next time: another server may answer. */
+  /** Request again next time, because another server may answer. */
   forget() {
     this.#asked = null;
   }
@@ -61,7 +61,7 @@ export class Models {
     for (;;) {
       const asked = (this.#asked ??= askForModels(this.#headers()));
       const cards = await asked;
-      if (asked !== this.#asked) continue; // forgotten meanwhile: this answer is the old server's
+      if (asked !== this.#asked) continue; // an answer of the old server
       if (cards === null) this.#asked = null;
       return cards ?? [];
     }
@@ -74,6 +74,6 @@ async function askForModels(headers) {
     const { data } = await answer.json();
     return data.filter(({ id }) => typeof id === "string");
   } catch {
-    return null; // whoever needs a name is refused by the server, with a reason that can be shown
+    return null; // the server then refuses the request with a reason
   }
 }

@@ -1,5 +1,5 @@
-// What the reader has chosen for all answers: model, instructions, sampling, and the key of a server
-// that asks for one. Checks it, and lets the browser keep it; knows no socket and no conversation.
+// The settings dialog: model, instructions, sampling and API key. Validates them and stores them in
+// the browser.
 
 import { keepKey, keptKey } from "./keys.js";
 import { read, write } from "./small_storage.js";
@@ -19,7 +19,7 @@ export class Settings {
 
   /**
    * @param {Document} page
-   * @param {{onKey: () => void, onModel: () => void}} listener told when one of them has changed.
+   * @param {{onKey: () => void, onModel: () => void}} listener called when one of them has changed.
    */
   constructor(page, { onKey, onModel }) {
     this.#page = page;
@@ -35,7 +35,7 @@ export class Settings {
     this.#load();
   }
 
-  /** Show the dialog; where a key is needed with the reason, the field for the key first. */
+  /** Show the dialog; if a key is needed, with the reason and the focus on its field. */
   open(reason = "") {
     const shown = this.#page.getElementById("settings-reason");
     shown.textContent = reason;
@@ -53,7 +53,7 @@ export class Settings {
     const options = ["", ...names].map((name) => {
       const option = this.#page.createElement("option");
       option.value = name;
-      option.textContent = name || "the server's choice";
+      option.textContent = name || "the server's default";
       return option;
     });
     this.#fields.model.replaceChildren(...options);
@@ -64,12 +64,12 @@ export class Settings {
     return keptKey();
   }
 
-  /** The model that was chosen, empty for none. */
+  /** The chosen model, or an empty string. */
   get model() {
     return this.#fields.model.value;
   }
 
-  /** The fields of a request for an answer that were chosen. */
+  /** The chosen fields of a request. */
   parameters() {
     const chosen = {};
     const instructions = this.#fields.instructions.value.trim();
@@ -88,7 +88,7 @@ export class Settings {
     try {
       kept = JSON.parse(read(() => localStorage, STORE) ?? "{}") ?? {};
     } catch {
-      kept = {}; // somebody else wrote there
+      kept = {}; // written by another program
     }
     if (typeof kept.model === "string" && kept.model) this.offer([kept.model]);
     for (const name of KEPT) this.#fields[name].value = typeof kept[name] === "string" ? kept[name] : "";
@@ -120,7 +120,7 @@ export class Settings {
     this.#fields.instructions.focus();
   }
 
-  /** @returns {HTMLElement|undefined} the first field whose value cannot be used. */
+  /** @returns {HTMLElement|undefined} the first field with an invalid value. */
   #checkAll() {
     for (const name of KEPT) this.#check(this.#fields[name]);
     return KEPT.map((name) => this.#fields[name]).find((field) => !field.validity.valid);
@@ -138,13 +138,13 @@ export class Settings {
   }
 }
 
-/** The strings that end an answer: one a line, where \n is a line break and \t a tab. */
+/** The stop strings: one per line, where \n is a line break and \t a tab. */
 function stops(text) {
   const lines = text.split("\n").filter((line) => line !== "");
   return lines.map((line) => line.replace(/\\([nt\\])/g, (_, mark) => ({ n: "\n", t: "\t", "\\": "\\" })[mark]));
 }
 
 function whatIsWrongWithStops(found) {
-  if (found.length > MAX_STOPS) return `At most ${MAX_STOPS} of them.`;
+  if (found.length > MAX_STOPS) return `At most ${MAX_STOPS} texts.`;
   return found.some((stop) => stop.length > LONGEST_STOP) ? `At most ${LONGEST_STOP} characters each.` : "";
 }

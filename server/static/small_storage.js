@@ -1,10 +1,10 @@
-// Small values in a storage of the browser, which may be forbidden or full.
+// Reads and writes small values in the browser's storage, which may be blocked or full.
 
 export function read(storage, name) {
   try {
     return storage().getItem(name);
   } catch {
-    return null; // storage is forbidden here: what is chosen holds until the page is closed
+    return null; // storage is blocked: choices last until the page is closed
   }
 }
 
@@ -12,6 +12,6 @@ export function write(storage, name, value) {
   try {
     storage().setItem(name, value);
   } catch {
-    // Storage is forbidden or full: the choice holds until the page is closed.
+    // Storage is blocked or full: the choice lasts until the page is closed.
   }
 }

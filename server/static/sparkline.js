@@ -1,5 +1,5 @@
-// Draws a series as a small line. Knows numbers and one SVG element; the words beside it say what
-// they are, so it is hidden from those who listen.
+// Draws a series of numbers as a small SVG line. It is hidden from screen readers, which read the text
+// beside it.
 
 const NAMESPACE = "http://www.w3.org/2000/svg";
 const WIDTH = 120;
@@ -8,7 +8,7 @@ const HEIGHT = 32;
 /**
  * @param {SVGElement} svg
  * @param {(number|null)[]} values the latest last; null leaves a gap.
- * @param {number} places how many fit.
+ * @param {number} places how many values fit.
  */
 export function drawSparkline(svg, values, places) {
   svg.setAttribute("viewBox", `0 0 ${WIDTH} ${HEIGHT}`);
@@ -21,7 +21,7 @@ export function drawSparkline(svg, values, places) {
     if (value === null) return;
     const isNew = place === 0 || values[place - 1] === null;
     line += `${isNew ? "M" : "L"}${x(place).toFixed(1)} ${y(value).toFixed(1)}`;
-    if (isNew && (values[place + 1] ?? null) === null) line += "h1"; // alone, but to be seen
+    if (isNew && (values[place + 1] ?? null) === null) line += "h1"; // makes a single value visible
   });
   const path = svg.firstElementChild ?? svg.appendChild(document.createElementNS(NAMESPACE, "path"));
   path.setAttribute("d", line);

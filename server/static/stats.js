@@ -1,7 +1,7 @@
-// Times one answer: time to first token, tokens per second, tokens. Reads no clock: times come in.
-// What another page has measured of it before it was left stays as it is.
+// Measures one answer: time to first token, tokens per second, tokens. Times are passed in. Figures
+// that a page measured before a reload are kept.
 
-const SHORTEST_MS = 5; // the browser's timers and tasks blur anything shorter
+const SHORTEST_MS = 5; // shorter times are within the browser's timer resolution
 
 export class Meter {
   #sentMs;
@@ -12,7 +12,7 @@ export class Meter {
   #before;
 
   /**
-   * @param {number|null} nowMs when the question was sent; null where another page has sent it.
+   * @param {number|null} nowMs when the question was sent; null if an earlier page has sent it.
    * @param {object|null} before the figures of that page.
    */
   constructor(nowMs, before = null) {
@@ -20,7 +20,7 @@ export class Meter {
     this.#before = before;
   }
 
-  /** Note a piece of text. */
+  /** Record a piece of text. */
   piece(nowMs) {
     this.#firstMs ??= nowMs;
     this.#lastMs = nowMs;
@@ -28,10 +28,10 @@ export class Meter {
   }
 
   /**
-   * Note the end.
+   * Record the end.
    *
    * @param {number} nowMs
-   * @param {object|undefined} usage what the server counted, if it said so.
+   * @param {object|undefined} usage the server's counts, if any.
    */
   end(nowMs, usage) {
     if (usage?.output_tokens === undefined) return;
@@ -45,7 +45,7 @@ export class Meter {
     return this.#firstMs === null ? null : this.#firstMs - this.#sentMs;
   }
 
-  /** Tokens so far. Until the server has counted them, pieces of text stand for tokens. */
+  /** Tokens so far. Until the server has counted them, pieces of text are counted. */
   get tokens() {
     return this.#usage?.output_tokens ?? (this.#before?.tokens ?? 0) + this.#pieces;
   }
@@ -63,7 +63,7 @@ export class Meter {
     return ((this.tokens - 1) * 1000) / intervalMs;
   }
 
-  /** All of it at this moment, as it is shown and kept. */
+  /** All figures at this moment, to show and to store. */
   figures() {
     const { ttftMs, tokensPerSecond, tokens, isExact } = this;
     const promptTokens = this.#usage?.input_tokens ?? null;

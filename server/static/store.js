@@ -1,25 +1,24 @@
-// Keeps chats in this browser: reads, writes, bounds them, says how well that goes. Knows records and
-// the browser's storage; no socket and no page. One entry for each chat, so that two tabs that write
-// different chats never write the same entry.
+// Stores chats in the browser: reads, writes and bounds them, and reports problems. Each chat has its
+// own entry, so that two tabs with different chats never write the same entry.
 
 const PREFIX = "triolet.chat.";
-export const MAX_CHATS = 100; // the longest list that a reader still finds something in
+export const MAX_CHATS = 100; // more make the list hard to search
 
 export const Keeping = Object.freeze({
   KEPT: "kept",
-  FULL: "full", // the browser gives no more room: what did not fit lives as long as the page
-  BLOCKED: "blocked", // it keeps nothing for this page
+  FULL: "full", // the storage is full: the rest lasts as long as the page
+  BLOCKED: "blocked", // storage is blocked for this page
 });
 
 export class ChatStore {
   #storage;
-  #records = new Map(); // by id; also what the browser did not take
-  #unkept = new Set(); // ids of these
+  #records = new Map(); // by id, including those that are not stored
+  #unkept = new Set(); // ids of records that are not stored
   #isBlocked = false;
   #onChange;
 
   /**
-   * @param {() => Storage} storage may throw where storage is forbidden.
+   * @param {() => Storage} storage may throw if storage is blocked.
    * @param {(id: string|null) => void} onChange another tab wrote a chat; null: any of them.
    */
   constructor(storage, onChange) {
@@ -28,7 +27,7 @@ export class ChatStore {
     this.#readAll();
   }
 
-  /** @returns {object[]} all records, the one that changed last first. */
+  /** @returns {object[]} all records, last changed first. */
   list() {
     return [...this.#records.values()].sort((one, other) => other.changedMs - one.changedMs);
   }
@@ -44,10 +43,10 @@ export class ChatStore {
   }
 
   /**
-   * Keep a chat, in the place of what is kept of it.
+   * Store a chat, replacing its earlier record.
    *
    * @param {{id: string, title: string, changedMs: number, turns: object[]}} record
-   * @returns {string[]} ids of the chats that had to give way to it.
+   * @returns {string[]} ids of the chats that were removed to make space.
    */
   save(record) {
     this.#records.set(record.id, record);
@@ -57,18 +56,18 @@ export class ChatStore {
     return surplus.map(({ id }) => id);
   }
 
-  /** Forget a chat. @returns {object|undefined} what it was. */
+  /** Remove a chat. @returns {object|undefined} its record. */
   remove(id) {
     const record = this.#records.get(id);
     this.#records.delete(id);
     this.#unkept.delete(id);
     this.#attempt((storage) => storage.removeItem(PREFIX + id));
-    // There is room now for what did not fit.
+    // Store what did not fit before.
     for (const waiting of [...this.#unkept]) this.#write(this.#records.get(waiting));
     return record;
   }
 
-  /** Take in what another tab wrote. @param {{key: string|null, newValue: string|null}} event */
+  /** Handle a change by another tab. @param {{key: string|null, newValue: string|null}} event */
   changedElsewhere({ key, newValue }) {
     if (key === null) {
       this.#records.clear();
@@ -100,7 +99,7 @@ export class ChatStore {
     else this.#unkept.add(record.id);
   }
 
-  /** Do something with the storage. @returns {boolean} whether the browser let it happen. */
+  /** Use the storage. @returns {boolean} whether it worked. */
   #attempt(deed) {
     try {
       deed(this.#storage());
@@ -113,7 +112,7 @@ export class ChatStore {
   }
 }
 
-/** @returns {object|null} a record; null for what is none: anybody may have written there. */
+/** @returns {object|null} a record, or null if the entry is invalid, because other programs may write there. */
 function parse(text, id) {
   try {
     const record = JSON.parse(text);

@@ -1,5 +1,5 @@
-// Sets light or dark before the first paint: a classic script in the head, because modules run too
-// late and would flash. Knows the choice that is remembered and nothing of the page's buttons.
+// Sets the light or dark theme before the first paint: a classic script in the head, because modules
+// run too late and the page would flash.
 "use strict";
 
 globalThis.theme = (() => {
@@ -10,7 +10,7 @@ globalThis.theme = (() => {
     try {
       return localStorage.getItem(key);
     } catch {
-      return null; // storage is forbidden here: follow the system
+      return null; // storage is blocked: follow the system
     }
   }
 
@@ -19,7 +19,7 @@ globalThis.theme = (() => {
     try {
       localStorage.setItem(key, theme);
     } catch {
-      // Storage is forbidden here: the choice holds until the page is closed.
+      // Storage is blocked: the choice lasts until the page is closed.
     }
   }
 

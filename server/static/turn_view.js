@@ -1,5 +1,5 @@
-// Shows one turn: a question, its reasoning and its answer as they grow, its figures, its end. Text goes into text nodes
-// only, so that nothing a model or a reader writes becomes markup.
+// Shows one turn: question, reasoning, answer while it grows, figures and ending. Text goes into text
+// nodes only, so that no text becomes markup.
 
 import { AnswerState } from "./answer.js";
 import { copyText } from "./copying.js";
@@ -48,7 +48,7 @@ export class TurnView {
     part(".regenerate").onclick = onRegenerate;
     part(".edit").onclick = () => onEdit(question);
     this.#parts.copy.onclick = () => copyText(this.#parts.copy, this.#answer.text);
-    this.#parts.copy.hidden = !navigator.clipboard; // only secure pages and localhost have one
+    this.#parts.copy.hidden = !navigator.clipboard; // only on secure pages and localhost
     this.#parts.text.addEventListener("click", ({ target }) => {
       const button = target.closest(".copy-code");
       if (button) copyText(button, button.closest(".code").querySelector("pre").textContent);
@@ -63,7 +63,7 @@ export class TurnView {
     return this.#root;
   }
 
-  /** Show the state of the answer; another answer than last time starts from nothing. */
+  /** Show the state of the answer; a different answer starts empty. */
   show(answer) {
     if (answer !== this.#answer) {
       this.#parts.text.replaceChildren();
@@ -102,7 +102,7 @@ export class TurnView {
   #showEnding(answer) {
     const { ending } = this.#parts;
     const word = ENDINGS[answer.finishReason] ?? (answer.finishReason && `Ended: ${answer.finishReason}`);
-    const isWaiting = answer.isInterrupted && !answer.isOver && "Connection lost; goes on when it is back";
+    const isWaiting = answer.isInterrupted && !answer.isOver && "Connection lost; continues after reconnecting";
     fill(ending, isWaiting || (answer.state === AnswerState.STOPPED ? "Stopped" : word));
     ending.hidden = !ending.textContent;
   }
@@ -129,7 +129,7 @@ function rate(tokensPerSecond) {
 }
 
 function count(figures) {
-  const bound = figures.isExact ? "" : "≥ "; // pieces of text hold a token or more
+  const bound = figures.isExact ? "" : "≥ "; // a piece of text has at least one token
   return `${bound}${wholeNumber.format(figures.tokens)} ${figures.tokens === 1 ? "token" : "tokens"}`;
 }
 

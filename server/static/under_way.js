@@ -1,5 +1,4 @@
-// The answers that were under way when the page was left, kept for this tab: a page that is loaded
-// again goes on with them. A tab that is closed forgets them.
+// Stores the ids of running answers for this tab, so that they continue after a reload.
 
 import { read, write } from "./small_storage.js";
 
@@ -18,7 +17,7 @@ export function takeUnderWay() {
     const notes = JSON.parse(text ?? "[]");
     return Array.isArray(notes) ? notes.filter(isNote) : [];
   } catch {
-    return []; // another program wrote there
+    return []; // written by another program
   }
 }
 

@@ -1,10 +1,10 @@
 // Shows the conversation: its turns, one redraw per frame while text streams, scrolling that follows
-// unless the reader scrolled away, and what a screen reader is told. Decides nothing.
+// unless the user scrolled away, and announcements for screen readers.
 
 import { AnswerState } from "./answer.js";
 import { TurnView } from "./turn_view.js";
 
-const NEAR_END_PX = 48; // closer than this counts as reading the end
+const NEAR_END_PX = 48; // closer than this counts as at the end
 
 export class View {
   #scroller;
@@ -30,7 +30,7 @@ export class View {
     this.#announcer = page.getElementById("announcer");
     this.#scroller.addEventListener("scroll", () => this.#scrolled(), { passive: true });
     this.#latest.onclick = () => this.#follow();
-    // A phone's keyboard or a longer question must not push the end of the answer out of sight.
+    // A phone's keyboard or a longer question must not hide the end of the answer.
     new ResizeObserver(() => this.#isFollowing && this.#toEnd()).observe(this.#scroller);
   }
 
@@ -61,7 +61,7 @@ export class View {
     this.#turns.append(this.#lastTurn.root);
   }
 
-  /** Show this turn in the place of the last one. */
+  /** Replace the last turn by this one. */
   replaceTurn(turn) {
     this.#lastTurn.root.remove();
     this.addTurn(turn);
@@ -75,7 +75,7 @@ export class View {
     this.#follow();
   }
 
-  /** Show what has changed, at the next frame. */
+  /** Show changes at the next frame. */
   showAnswer(answer) {
     cancelAnimationFrame(this.#frame);
     this.#frame = requestAnimationFrame(() => this.#draw(answer));
@@ -126,7 +126,7 @@ export class View {
 }
 
 function spoken(answer) {
-  // A failed answer speaks through its alert.
+  // A failed answer is announced by its alert.
   if (answer.state === AnswerState.FAILED) return "";
   if (answer.state === AnswerState.STOPPED) return "Stopped.";
   return answer.text;

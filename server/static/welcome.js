@@ -1,5 +1,5 @@
-// What an empty chat shows: a lead, questions to begin with, and whether the model can chat at all.
-// index.html has the words for any model; a model may have its own.
+// Shows an empty chat: a lead, suggested questions, and a notice if the model cannot chat. index.html
+// has the default texts; a model may have its own.
 
 export class Welcome {
   #root;

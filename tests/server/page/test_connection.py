@@ -57,7 +57,7 @@ def test_an_answer_stopped_without_a_connection_is_cancelled_when_there_is_one(
 ) -> None:
     begun(chat, server, "Tell me a story.", "Once")
     server.stop()
-    expect(chat.facts).to_contain_text("Connection lost; goes on when it is back")
+    expect(chat.facts).to_contain_text("Connection lost; continues after reconnecting")
     chat.page.keyboard.press("Escape")
     expect(chat.facts).to_contain_text("Stopped")
     server.start()

@@ -36,7 +36,7 @@ def test_a_question_goes_out_as_the_official_client_would_send_it(
 def test_text_appears_as_it_streams(chat: ChatPage, server: FakeServer) -> None:
     chat.ask(STORY)
     exchange = server.next_exchange().created()
-    expect(chat.page.get_by_text("Waiting for the first word")).to_be_attached()
+    expect(chat.page.get_by_text("Waiting for the first token")).to_be_attached()
     exchange.say("Once ", "upon ")
     expect(chat.answer).to_have_text("Once upon ")
     exchange.say("a time.")
@@ -199,7 +199,7 @@ def test_only_the_last_answer_can_be_regenerated(chat: ChatPage, server: FakeSer
 def test_a_new_chat_begins_with_nothing_of_the_old_one(chat: ChatPage, server: FakeServer) -> None:
     exchange = begun(chat, server, STORY, "Once")
     chat.button("New chat").click()
-    expect(chat.page.get_by_text("What would you like to hear?")).to_be_visible()
+    expect(chat.page.get_by_text("What would you like to ask?")).to_be_visible()
     expect(chat.field).to_be_focused()
     exchange.say(" upon")
     chat.ask("Hello!")
@@ -249,7 +249,7 @@ def test_a_model_without_words_of_its_own_gets_those_for_any_model(
     server.drop()
     expect(tab_chat.page.locator("#model")).to_have_text("other")
     expect(tab_chat.page.get_by_text("Spell the word garden.")).to_have_count(0)
-    expect(tab_chat.page.locator("#lead")).to_contain_text("One process reads your question")
+    expect(tab_chat.page.locator("#lead")).to_contain_text("One process computes your prompt")
     expect(tab_chat.page.locator(".suggestion").first).to_be_visible()
     expect(tab_chat.page.locator("#no-template")).to_be_hidden()
 

@@ -145,8 +145,8 @@ def test_who_waits_and_why_others_were_refused(board: Page, server: FakeServer) 
     classes = board.locator("#queued_by_class div")
     expect(classes).to_have_count(4)
     expect(classes.nth(1)).to_have_text("default3")
-    expect(board.get_by_text("None by the queue.")).to_be_visible()
-    expect(board.get_by_text("None with an error.")).to_be_visible()
+    expect(board.get_by_text("None by admission.")).to_be_visible()
+    expect(board.get_by_text("No error answers.")).to_be_visible()
     server.status["errors_by_status"] = {"401": 7}
     server.status["rejected_by_code"] = {"rate_limit_exceeded": 1234, MARKUP: 1}
     next_look(board)
@@ -154,7 +154,7 @@ def test_who_waits_and_why_others_were_refused(board: Page, server: FakeServer) 
     expect(refusals.nth(0)).to_have_text("rate limit exceeded1,234")
     expect(refusals.nth(1)).to_contain_text("<img src=x")
     expect(board.locator("main img")).to_have_count(0)
-    expect(board.get_by_text("None by the queue.")).to_be_hidden()
+    expect(board.get_by_text("None by admission.")).to_be_hidden()
     expect(board.locator("#errors_by_status div")).to_have_text("4017")
     server.status["rejected_by_code"] = {"overloaded": 2}
     next_look(board)
@@ -255,16 +255,16 @@ def test_nothing_is_said_of_refusals_before_the_server_has(
     server.status_refused = HTTPStatus.UNAUTHORIZED
     page = new_page(browser)
     page.goto(f"{server.url}dashboard")
-    expect(page.get_by_role("alert")).to_contain_text("asks for an API key")
-    expect(page.get_by_text("None by the queue.")).to_be_hidden()
-    expect(page.get_by_text("None with an error.")).to_be_hidden()
+    expect(page.get_by_role("alert")).to_contain_text("needs an API key")
+    expect(page.get_by_text("None by admission.")).to_be_hidden()
+    expect(page.get_by_text("No error answers.")).to_be_hidden()
     page.context.close()
 
 
 def test_a_key_can_be_entered_where_it_is_needed(board: Page, server: FakeServer) -> None:
     server.status_refused = HTTPStatus.UNAUTHORIZED
     next_look(board)
-    expect(board.get_by_role("alert")).to_contain_text("asks for an API key")
+    expect(board.get_by_role("alert")).to_contain_text("needs an API key")
     field = board.get_by_label("API key of an operator")
     expect(field).to_be_focused()
     field.fill("sk-wrong")

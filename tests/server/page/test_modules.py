@@ -173,12 +173,12 @@ def test_the_input_leaves_out_turns_without_an_answer(evaluate: Callable[..., An
         ({"code": "insufficient_quota"}, "The quota is used up.", "none"),
         (
             {"code": "context_length_exceeded"},
-            "This chat has grown too long for the model.",
+            "This chat is too long for the model.",
             "new-chat",
         ),
         ({"code": "new", "status": 503}, "The server is busy.", "retry"),
         ({"code": "new", "status": 502}, "Something went wrong on the server.", "retry"),
-        ({"code": "new", "status": 413}, "This chat has grown too long for the model.", "new-chat"),
+        ({"code": "new", "status": 413}, "This chat is too long for the model.", "new-chat"),
     ],
 )
 def test_errors_are_explained(
@@ -212,5 +212,5 @@ def test_the_servers_wait_is_passed_on(
 ) -> None:
     error = {"code": "overloaded", "headers": {"retry-after": wait} if wait else None}
     advice = evaluate("(m, error) => m.explain(error)", error)["advice"]
-    assert advice.startswith("Every place is taken right now.")
+    assert advice.startswith("It is at capacity right now.")
     assert advice.endswith("now." if shown is None else f"about {shown}.")

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 WRONG_AND_RIGHT = (
     ("Temperature", "2.1", "0"),
     ("Top p", "0", "0.95"),
-    ("Longest answer, tokens", "0.5", "16"),
+    ("Longest answer in tokens", "0.5", "16"),
     ("Seed", "-1", "0"),
     ("Stop at", "x" * 65, "x" * 64),
 )
@@ -33,7 +33,7 @@ def test_choices_go_with_each_question_and_outlive_the_page(
     dialog = page.get_by_role("dialog", name="Settings")
     dialog.get_by_label("Instructions").fill("Answer in rhyme.")
     dialog.get_by_label("Temperature").fill("0.5")
-    dialog.get_by_label("Longest answer, tokens").fill("7")
+    dialog.get_by_label("Longest answer in tokens").fill("7")
     dialog.get_by_label("Seed").fill("11")
     dialog.get_by_label("Stop at").fill("END\n\\n\\n")
     dialog.get_by_label("Model", exact=True).select_option("other")
@@ -54,7 +54,7 @@ def test_choices_go_with_each_question_and_outlive_the_page(
     assert chosen.items() <= second.request.items()
     second.created().say("Hi").complete(1)
     tab_chat.button("Settings").click()
-    tab_chat.button("Back to the model's own").click()
+    tab_chat.button("Reset to the model's defaults").click()
     page.keyboard.press("Escape")
     tab_chat.ask("Plain")
     third = server.next_exchange()
@@ -148,7 +148,7 @@ def test_the_key_comes_first_where_the_server_asks_for_one(
     server.wants_key = True
     server.drop()
     dialog = page.get_by_role("dialog", name="Settings")
-    expect(dialog.get_by_role("alert")).to_contain_text("This server asks for an API key.")
+    expect(dialog.get_by_role("alert")).to_contain_text("This server needs an API key.")
     first = dialog.locator("input, select, textarea").first
     expect(first).to_be_focused()
     expect(first).to_have_attribute("id", "set-key")
