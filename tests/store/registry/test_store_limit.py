@@ -96,7 +96,7 @@ def test_the_longest_unused_goes_and_comes_back(
     assert main(("model", "gc", "--store-limit", limit, *where)) == 0
     err = capsys.readouterr().err
     command = f"triolet model pull {repository}/a@{digest} --name a --tag v1"
-    assert f"a@{digest} is evicted; `{command}` brings it back" in err
+    assert f"a@{digest} is evicted; `{command}` restores it" in err
     assert names(full) == ["b", "c"]
     assert size_of(full) < int(limit) - 300_000
     assert verify(full, full.entries()).faults == []
