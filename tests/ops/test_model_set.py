@@ -277,7 +277,7 @@ async def test_a_version_comes_under_the_name_of_another_one_and_takes_its_place
         assert names_told(one) == ["chat", "chat-2", "code"]
         with pytest.raises(RestartFailed, match="chat serves requests until"):
             await one.drop("chat")
-        with pytest.raises(RestartFailed, match="is at revision 1, and was at 0"):
+        with pytest.raises(RestartFailed, match="is at revision 1, but was at 0"):
             await one.models.route(RouteRequest("chat-2", "chat", 0, True))
         for is_moved in (True, True, False):  # each step is idempotent
             await one.models.route(RouteRequest("chat-2", "chat", 1, is_moved))

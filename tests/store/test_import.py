@@ -284,7 +284,7 @@ def test_files_that_are_no_part_of_a_version_are_told(model: Path, add: Add) -> 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ('{"temprature": 1}', "has a field 'temprature'; allowed: .*temperature"),
+        ('{"temprature": 1}', "has an unknown field 'temprature'; allowed: .*temperature"),
         ('{"temperature": 9}', r"temperature in .*s\.json is 9; allowed: 0 to 2"),
         ("[]", "is not a JSON object"),
         ("{", "is not valid JSON: .*allowed: a JSON object of"),
