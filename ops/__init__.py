@@ -1,1 +1,1 @@
-"""The command line, the local supervisor, and what operates a fleet."""
+"""Operating a fleet: the command line, the local supervisor, model control and the audit log."""

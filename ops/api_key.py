@@ -1,5 +1,7 @@
-"""The API key that commands send to a server that asks for one, from the environment: an argument
-would be visible in lists of processes."""
+"""The API key that commands send to a server, read from TRIOLET_API_KEY.
+
+It is not an argument because other users can see arguments in process lists.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +12,16 @@ VARIABLE: Final = "TRIOLET_API_KEY"
 
 
 def key_headers() -> dict[str, str]:
-    """Return the headers that carry the key; none if there is no key."""
+    """Return the authorization header, or an empty dict if no key is set."""
     key = os.environ.get(VARIABLE, "").strip()
     return {"authorization": f"Bearer {key}"} if key else {}
 
 
 def key_remedy(status: int) -> str | None:
-    """Return what to do about a refused key; None where the status tells of no such refusal."""
+    """Return what to do about a refused key, or None if the status is another refusal."""
     if status not in (401, 403):
         return None
     has_key = bool(key_headers())
     if status == 401 and not has_key:
         return f"set the environment variable {VARIABLE} to a key of that server"
-    return f"the key is taken from the environment variable {VARIABLE}" if has_key else None
+    return f"check the key in the environment variable {VARIABLE}" if has_key else None

@@ -1,7 +1,7 @@
-"""Which of the fleets that run here a command means.
+"""Selects the running fleet for a command, by `--port` or as the only one.
 
-A command that changes a fleet never chooses one by itself: without `--port` it takes the only fleet
-of this home and run time directory, asks on a terminal, and refuses elsewhere.
+A command that changes a fleet never guesses: without `--port` it takes the only fleet with this
+home and runtime directory; otherwise it asks on a terminal, and fails elsewhere.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 def fleet_to_change(port: int | None) -> RunningFleet:
-    """Return the fleet that a command changes.
+    """Return the fleet for a command that changes it.
 
     Args:
-      port: of the fleet; None if the command line does not say it.
+      port: port of the fleet; None if not given.
 
     Raises:
-      CommandFailed: none runs, or not on this port.
-      ConfigError: it is not clear which one is meant.
+      CommandFailed: no fleet runs, or none on this port.
+      ConfigError: the choice is not clear.
     """
     try:
         return find_fleet(port)
@@ -38,14 +38,14 @@ def fleet_to_change(port: int | None) -> RunningFleet:
 
 
 def fleet_to_show(port: int | None) -> RunningFleet:
-    """Return the fleet that a command shows, and say which one where another could be meant.
+    """Return the fleet for a command that shows it. Prints which one if there are others.
 
     Args:
-      port: of the fleet; None if the command line does not say it.
+      port: port of the fleet; None if not given.
 
     Raises:
-      CommandFailed: none runs, or not on this port.
-      ConfigError: several fleets of this home and run time directory could be meant.
+      CommandFailed: no fleet runs, or none on this port.
+      ConfigError: several fleets have this home and runtime directory.
     """
     try:
         return find_fleet(port)
@@ -53,16 +53,16 @@ def fleet_to_show(port: int | None) -> RunningFleet:
         likely = [fleet for fleet in unclear.fleets if fleet.is_own] or unclear.fleets
         if port is not None or len(likely) > 1:
             raise
-        typer.echo(f"showing the fleet on {likely[0]}; --port shows another one", err=True)
+        typer.echo(f"showing the fleet on {likely[0]}; use --port for another one", err=True)
         return likely[0]
 
 
 def _asked(unclear: FleetUnclear) -> RunningFleet:
-    typer.echo(f"{unclear}\nPort of the fleet that is meant: ", nl=False, err=True)
+    typer.echo(f"{unclear}\nPort of the fleet: ", nl=False, err=True)
     said = sys.stdin.readline()
     if not said.endswith("\n"):
         raise typer.Abort
     meant = [fleet for fleet in unclear.fleets if str(fleet.note.port) == said.strip()]
     if len(meant) != 1:
-        raise ConfigError(f"{said.strip()!r} is the port of no single fleet here; nothing was done")
+        raise ConfigError(f"no single fleet here has port {said.strip()!r}; nothing was done")
     return meant[0]

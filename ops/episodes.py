@@ -1,9 +1,8 @@
-"""What a terminal shows of workers that are lost and come back: one line for an episode.
+"""Summarizes log lines about a worker that is lost and comes back as one line for the terminal.
 
-A worker that stands still on a busy machine is lost, wakes, drops its leases, is refused until it
-is greeted again, and joins: a dozen warnings of several processes within a second. They are held
-back until the worker is back, or for `hold_s`. Decides what is shown; shows nothing, and the
-clock is the caller's. Log files have every line.
+A worker that pauses on a busy machine is declared lost, resumes, drops its leases, is refused until
+a server greets it again, and joins: a dozen warnings of several processes within a second. They are
+held back until the worker is back, or for `hold_s`. Log files contain every line. No I/O, no clock.
 """
 
 from __future__ import annotations
@@ -20,20 +19,20 @@ SILENT: Final = "silent"
 HELLO: Final = "send HELLO"
 """In the reason of a refusal that ends by itself: the server greets the worker again."""
 MAX_REFUSALS: Final = 64
-"""Pairs of worker and reason that are counted; more are shown each time."""
+"""Pairs of worker and reason whose repetitions are counted; others are shown each time."""
 
 
 @dataclass(slots=True)
 class _Episode:
-    """What has happened to one worker.
+    """The events around one lost worker.
 
     Attributes:
-      began: the time of day of the first line.
-      due_at: when its line is printed unless it ended before; an ended one is forgotten then.
-      cause: why servers declared it lost; empty while none has.
+      began: time of day of the first line.
+      due_at: when its line is printed if it has not ended; an ended one is forgotten then.
+      cause: why servers declared it lost; empty if none has.
       lost_by: servers that declared it lost and have not greeted it again.
       num_requests: requests that used it at that moment.
-      stood_still_s: duration of the standstills that the worker reported.
+      stood_still_s: total pauses that the worker reported [s].
       is_new_life: it fenced itself: it dropped all leases and took a new epoch.
       num_refusals: frames that were refused with "send HELLO".
       is_over: it is back.
@@ -53,35 +52,35 @@ class _Episode:
 
     def disturbed(self) -> str:
         noun = "request was" if self.num_requests == 1 else "requests were"
-        return f"{self.num_requests} {noun} disturbed"
+        return f"{self.num_requests} {noun} affected"
 
     def back(self, worker: str, away_s: float) -> str:
         if self.is_told:
             return f"{worker} is back after {away_s:.1f} s; {self.disturbed()}"
         if self.cause not in (SILENT, ""):
-            again = f"{worker} takes requests again after {away_s:.1f} s ({self.cause})"
+            again = f"{worker} accepts requests again after {away_s:.1f} s ({self.cause})"
             return f"{again}; {self.disturbed()}"
         return f"{worker} was silent for {away_s:.1f} s and is back; {self.disturbed()}"
 
     def not_back(self, worker: str) -> str:
-        asked = f"; HELLO was asked for {self.num_refusals} times" if self.num_refusals else ""
+        asked = f"; it refused {self.num_refusals} frames" if self.num_refusals else ""
         if self.cause:
-            state = "silent" if self.cause == SILENT else f"away ({self.cause})"
-            return f"{worker} is {state} since {self.began}; {self.disturbed()}{asked}"
-        still = f"stood still for {self.stood_still_s:.1f} s" if self.stood_still_s else ""
-        fenced = "dropped what it had and began a new life" if self.is_new_life else ""
-        seen = " and ".join(filter(None, (still, fenced))) or "was not known"
-        return f"{worker} {seen} at {self.began}; no server has given it up{asked}"
+            state = "silent" if self.cause == SILENT else f"lost ({self.cause})"
+            return f"{worker} has been {state} since {self.began}; {self.disturbed()}{asked}"
+        still = f"paused for {self.stood_still_s:.1f} s" if self.stood_still_s else ""
+        fenced = "dropped its leases" if self.is_new_life else ""
+        seen = " and ".join(filter(None, (still, fenced))) or "did not know a server"
+        return f"{worker} {seen} at {self.began}; no server declared it lost{asked}"
 
 
 @dataclass(slots=True)
 class _Refusal:
-    """One refusal, said again and again.
+    """A repeated refusal.
 
     Attributes:
-      due_at: when the further ones are told.
-      wait_s: from then to the next time, twice as long each time.
-      num_more: further ones so far.
+      due_at: when to report repetitions.
+      wait_s: interval of reports; doubles each time.
+      num_more: repetitions since the last report.
     """
 
     due_at: float
@@ -93,7 +92,7 @@ class Episodes:
     """The episodes of all workers.
 
     Args:
-      hold_s: how long lines are held back.
+      hold_s: how long to hold lines back.
     """
 
     def __init__(self, hold_s: float) -> None:
@@ -103,7 +102,7 @@ class Episodes:
 
     @property
     def due_at(self) -> float:
-        """When `due` may have something to say, unless a line comes before."""
+        """When to call `due` next, if no line arrives before."""
         episodes = (one.due_at for one in self._episodes.values())
         refusals = (one.due_at for one in self._refusals.values())
         return min((*episodes, *refusals), default=math.inf)
@@ -111,16 +110,16 @@ class Episodes:
     def take(
         self, process: str, entry: Mapping[str, Any], at: str, now: float
     ) -> tuple[bool, str | None]:
-        """Take in a log line.
+        """Process a log line.
 
         Args:
-          process: that wrote it.
+          process: name of the process that wrote it.
           entry: the line.
           at: its time of day.
-          now: the time.
+          now: current time.
 
         Returns:
-          Whether it belongs to an episode and is not shown, and what is to be shown now.
+          Whether to hide the line because it belongs to an episode, and a line to show now or None.
         """
         event, reason = entry.get("event"), str(entry.get("reason", ""))
         worker = str(entry.get("worker", process)).partition("@")[0]
@@ -142,13 +141,13 @@ class Episodes:
                 one = self._of(worker, at, now, is_late=True)
                 one.stood_still_s += _number(entry, "seconds")
             case "server_gone" if process in self._episodes:
-                pass  # its server has given it up
+                pass  # part of the episode of this worker
             case _:
                 return False, None
         return True, None
 
     def due(self, now: float) -> list[str]:
-        """Return what has been held back for long enough."""
+        """Return the lines that are due."""
         lines = []
         for worker, one in tuple(self._episodes.items()):
             if one.due_at > now:
@@ -172,15 +171,16 @@ class Episodes:
         return lines
 
     def ended(self, process: str) -> None:
-        """Forget what a process has lost that ended: a server's next life does not tell of it."""
+        """Forget episodes known only to a process that ended: its successor will not report
+        them."""
         for worker, one in tuple(self._episodes.items()):
             if one.lost_by == {process}:
                 del self._episodes[worker]
             one.lost_by.discard(process)
 
     def _of(self, worker: str, at: str, now: float, *, is_late: bool = False) -> _Episode:
-        """Return the present episode of a worker; `is_late` says that the line may come after its
-        end, as lines of several processes do."""
+        """Return the current episode of a worker. `is_late` also accepts one that is over, because
+        lines of several processes may arrive late."""
         one = self._episodes.get(worker)
         if one is None or (one.is_over and not is_late):
             one = self._episodes[worker] = _Episode(at, now + self._hold_s)
@@ -207,7 +207,7 @@ class Episodes:
 
 
 def _number(entry: Mapping[str, Any], name: str) -> float:
-    """Return a number of a log line, 0 where it has none: any program may have written the line."""
+    """Return a number in a log line, or 0: the line may come from any program."""
     with suppress(TypeError, ValueError, OverflowError):
         if math.isfinite(number := float(entry.get(name, 0))):
             return number

@@ -1,4 +1,4 @@
-"""What a command exits with, and the error that carries it to the one place that prints it."""
+"""Exit codes of commands, and the error that ends a command with one."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Final
 from triolet.errors import TrioletError
 
 EXIT_FAILED: Final = 1
-"""It was asked for something possible, and it did not work out."""
+"""The command was valid but failed; trying again may help."""
 EXIT_BAD_INPUT: Final = 2
-"""Options, model or configuration cannot work; trying again would not help."""
+"""Options, model or configuration are invalid; trying again does not help."""
 
 
 class CommandFailed(TrioletError):
-    """A command that ends with one line on stderr and an exit code.
+    """A failed command; `main` prints its message as one line on stderr.
 
     Attributes:
-      exit_code: what the process exits with.
+      exit_code: exit code of the process.
     """
 
     def __init__(self, message: str, exit_code: int = EXIT_FAILED) -> None:

@@ -1,9 +1,9 @@
-"""Log lines to stderr that never wait for a slow reader or a full disk.
+"""Writes log lines to stderr without blocking on a slow reader or a full disk; drops lines instead.
 
-The event loop writes most log lines, and a full pipe would stop it and its heartbeats. Several
-processes share the pipe, so a check for room does not help: another process may take the room.
-Writes are therefore non-blocking, through an open file description of this process alone, because
-O_NONBLOCK is shared by all that inherit a description.
+The event loop writes most log lines, and a full pipe would block it and its heartbeats. Several
+processes share the pipe, so checking for space first does not help. Writes are therefore
+non-blocking, through a new open file description: O_NONBLOCK applies to all processes that share a
+description.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PATIENCE_S: Final = 0.05
-"""For a reader that is only busy."""
+"""Wait for a reader that is briefly busy."""
 PATIENCE_EVERY_S: Final = 10.0
-"""At most so often: a reader that is always a little slow costs half a percent of the time."""
+"""Minimum interval of such waits: a reader that is always slow costs half a percent of the time."""
 PIECE_BYTES: Final = 4096
-"""A pipe takes as much wholly or not at all, so that the lines of several processes stay whole."""
+"""PIPE_BUF: writes up to this size are atomic, so that lines of several processes do not mix."""
 
 
 class LogStream:
-    """A text stream that drops what cannot be written now, and says how much that was.
+    """A text stream that drops lines that cannot be written now, and logs how many.
 
-    Every line that a reader finds is whole. What a full disk has taken of a line is cut off again;
-    where that cannot be done, as on a socket, its rest is written before anything else.
+    Readers see only complete lines. If a full disk accepts part of a line, that part is truncated
+    again; if that is impossible, as on a socket, the rest is written before the next line.
 
     Args:
-      out: has a file descriptor.
+      out: stream with a file descriptor.
     """
 
     def __init__(self, out: IO[str]) -> None:
@@ -44,11 +44,11 @@ class LogStream:
         self._ready = select.poll()
         self._ready.register(self._descriptor, select.POLLOUT)
         self._num_dropped = 0
-        self._rest = b""  # of a line that is written in part
+        self._rest = b""  # the rest of a partly written line
         self._patient_at = 0.0
 
     def write(self, line: str) -> int:
-        """Write one line with its end, or drop it."""
+        """Write one line, including its newline, or drop it."""
         self._rest = self._left_of(self._rest)
         if self._rest:
             self._num_dropped += 1
@@ -66,25 +66,25 @@ class LogStream:
         return len(line)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: the stream has no buffer."""
 
     def _left_of(self, data: bytes) -> bytes:
-        """Write what can be written now; return the rest, which is all of it if none was."""
-        # A file takes a line by one write, between which and the next other processes have theirs.
+        """Write as much as possible now and return the rest."""
+        # Write a line to a file at once: other processes may write between two calls.
         most = len(data) if self._is_file else PIECE_BYTES
         while data:
             piece = data[:most]
             try:
                 num_written = self._write(piece) if self._is_ready() else 0
             except OSError:
-                break  # full, as disk or as pipe, or its reader is gone: there is no place to tell
+                break  # the disk or pipe is full, or the reader is gone: there is nowhere to report
             if num_written < len(piece):
                 return data if self._take_back(num_written) else data[num_written:]
             data = data[num_written:]
         return data
 
     def _take_back(self, num_bytes: int) -> bool:
-        """Cut the last bytes off a file, if nothing has been written behind them."""
+        """Truncate the last bytes of a file, if nothing was written after them."""
         if not (self._is_file and num_bytes):
             return False
         try:
@@ -93,7 +93,7 @@ class LogStream:
                 return False
             os.ftruncate(self._descriptor, end - num_bytes)
             os.lseek(self._descriptor, end - num_bytes, os.SEEK_SET)
-        except OSError:  # a file that can only grow, say
+        except OSError:  # for example an append-only file
             return False
         return True
 
@@ -108,7 +108,7 @@ class LogStream:
 
 
 def _never_waiting(descriptor: int) -> tuple[Callable[[bytes], int], int]:
-    """Return a way to write there that does not wait, and the descriptor it uses."""
+    """Return a non-blocking write function for a descriptor, and the descriptor that it uses."""
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISSOCK(mode):
         out = socket.socket(fileno=os.dup(descriptor))
@@ -116,7 +116,7 @@ def _never_waiting(descriptor: int) -> tuple[Callable[[bytes], int], int]:
     own = -1
     if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
         flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-        # Not on Linux, or not our own: then asking for room first has to do.
+        # Fails on other systems, or for another user's terminal: then rely on poll before a write.
         with contextlib.suppress(OSError):
             own = os.open(f"/proc/self/fd/{descriptor}", flags)
     if own < 0:

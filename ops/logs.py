@@ -1,8 +1,7 @@
-"""How logs look: one JSON object per line on stderr; on a terminal, lines for people.
+"""Configures logging: JSON lines on stderr, or readable lines on a terminal.
 
-Every string value is cut, control characters are escaped by JSON, and lines of libraries that use
-`logging` or `warnings` take the same form. What is logged, and that no prompt is, is for those who
-log.
+Long string values are truncated, JSON escapes control characters, and messages of libraries that
+use `logging` or `warnings` get the same format. Callers must not log prompts.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ LEVELS: Final = ("debug", "info", "warning", "error")
 
 
 def default_level() -> str:
-    """Return the level for somebody who chose none: on a terminal only what needs attention."""
+    """Return the default level: warning on a terminal, else info."""
     return "warning" if sys.stderr.isatty() else "info"
 
 
@@ -37,11 +36,11 @@ def configure_logs(level: str | None, process: str) -> None:
     """Send the logs of this process to stderr.
 
     Args:
-      level: one of LEVELS; None chooses by whether stderr is a terminal.
-      process: what this process is called in each line.
+      level: one of LEVELS; None for `default_level`.
+      process: name of this process in each line.
 
     Raises:
-      ConfigError: no such level.
+      ConfigError: the level is unknown.
     """
     chosen = default_level() if level is None else level.lower()
     if chosen not in LEVELS:
@@ -80,16 +79,15 @@ def configure_logs(level: str | None, process: str) -> None:
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
         )
     )
-    # A library's own "info" is noise here.
+    # Drop info lines of libraries.
     logging.basicConfig(handlers=[handler], level=max(number, logging.WARNING), force=True)
     logging.captureWarnings(True)
     sys.excepthook = _log_crash
 
 
 def forget_logs() -> None:
-    """Undo `configure_logs`, and with it close the descriptor of the logs: a fork of this process
-    that closes descriptors by their numbers would have one closed again, once it is another file's.
-    """
+    """Undo `configure_logs` and close its descriptor. For a fork that closes descriptors by number:
+    the log stream would otherwise close a number that is in use again."""
     structlog.reset_defaults()
     for handler in tuple(logging.root.handlers):
         logging.root.removeHandler(handler)
@@ -100,15 +98,15 @@ def forget_logs() -> None:
 
 
 def never_waiting(out: TextIO) -> LogStream | TextIO:
-    """Return a stream that does not wait for whoever reads, if it is a file, pipe or terminal."""
+    """Return a stream that does not block on its reader, if `out` has a descriptor."""
     try:
         return LogStream(out)
-    except OSError:  # no descriptor: some program reads along in this process
+    except OSError:  # no descriptor, for example under a test runner that captures output
         return out
 
 
 def cut_values(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Write bytes and errors as text, and cut every long value; of a traceback the end stays, which
+    """Convert bytes and errors to text and truncate long values. Tracebacks keep their end, which
     names the error."""
     for key, value in event.items():
         if isinstance(value, bytes):

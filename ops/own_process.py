@@ -1,6 +1,6 @@
-"""What a process sets for itself: its end with its supervisor's, its name, how its threads wait.
+"""Settings of the current process: exit with its supervisor, its name, and how its threads wait.
 
-Imports the standard library alone: templates, and each process that holds on to another, import it.
+Imports only the standard library, because every process of a fleet imports it first.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 def hold_on_to(supervisor_pid: int) -> None:
-    """Make this process end when the supervisor does. Takes over stdin, the pipe from it."""
+    """Make this process exit when the supervisor does. Takes over stdin, a pipe from it."""
     if sys.platform == "linux":
-        # SIGKILL, because a drain without workers and without anybody to report to helps nobody.
+        # SIGKILL, because draining is useless without the other processes.
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != supervisor_pid:
-        # It died before we asked to be told.
+        # The supervisor ended before the call above.
         os._exit(1)
     threading.Thread(target=_die_at_end_of_stdin, name="lifeline", daemon=True).start()
 
 
 def leave() -> NoReturn:
-    """End the process at once, as one that has done everything it had to do.
+    """Exit at once with code 0, skipping Python's teardown.
 
-    Python takes itself apart before it ends, and with torch loaded that takes two to three seconds
-    in which the worker is gone for its servers and still there for whoever waits for its end.
+    With torch loaded, the teardown takes two to three seconds, in which the worker no longer serves
+    but its supervisor still waits for it.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -40,7 +40,7 @@ def leave() -> NoReturn:
 
 
 def show_name(name: str) -> None:
-    """Let `top` and `ps -o comm` show this name instead of `python`; 15 bytes are shown."""
+    """Set the name that `top` and `ps -o comm` show instead of `python` (at most 15 bytes)."""
     if sys.platform == "linux":
         prctl(PR_SET_NAME, ctypes.create_string_buffer(name.encode()[:15]))
 
@@ -49,7 +49,7 @@ def prctl(option: int, argument: int | ctypes.Array[ctypes.c_char]) -> None:
     """Call prctl(2).
 
     Raises:
-      OSError: as the call does.
+      OSError: the call failed.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, argument, 0, 0, 0) != 0:
@@ -64,13 +64,13 @@ def _die_at_end_of_stdin() -> None:
 
 
 SPIN_COUNT: Final = "1000"
-"""Looks, some tens of microseconds in all. By default a thread looks for milliseconds before it
-gives its core away, also where the one that it waits for needs that very core: beside one busy
-neighbour on two cores a step of 8 ms, which has a hundred such meetings, then took 390 ms, and
-takes 12. The price: with cores to itself a short step of two threads takes about a tenth longer."""
+"""Spin iterations of OpenMP threads at a barrier: some tens of microseconds. By default they spin
+for milliseconds, even if the thread that they wait for needs their core. With one busy neighbour on
+two cores, a step of 8 ms, which has a hundred barriers, took 390 ms with the default and takes 12
+ms with this. On free cores, a short step of two threads takes about 10 % longer."""
 
 
 def spin_briefly() -> None:
-    """Let threads sleep soon. To be called before anything loads the library, which reads it then
-    and never again."""
+    """Limit spinning of OpenMP threads. Call it before libgomp is loaded, which reads the variable
+    once."""
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)

@@ -1,4 +1,4 @@
-"""Which Triolet has a port that is to be listened on, with what tells it from others."""
+"""Identifies the Triolet that occupies a port, for error messages."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from .running_fleets import RunningFleet
 
 TIMEOUT_S: Final = 2.0
-"""For one whole answer of a probe, which a server gives from memory."""
+"""Timeout of a probe, which a server answers from memory."""
 MAX_ANSWER_BYTES: Final = 1024 * 1024
-"""Of one answer: another program may send anything."""
+"""Limit of an answer: another program may send anything."""
 MAX_NAMES: Final = 200
-"""Characters of the models' names in a message of one line."""
+"""Maximum characters of model names in a message."""
 
 
 class Holder(NamedTuple):
-    """A Triolet that has a port.
+    """A Triolet that occupies a port.
 
     Attributes:
-      words: its version, models, pid and directory, as far as they can be had.
-      complaint: why it takes no requests; empty if it does.
+      words: description with version, models, pid and directory, as far as known.
+      complaint: why it is not ready; empty if it is.
     """
 
     words: str
@@ -40,12 +40,12 @@ class Holder(NamedTuple):
 
 
 def triolet_on(url: str, port: int) -> Holder | None:
-    """Return the Triolet that has a port, or None if it is another program. Asks without a key:
-    another program shall not get one.
+    """Return the Triolet that occupies a port, or None for another program. Sends no API key,
+    because another program could receive it.
 
     Args:
-      url: base address at which it would answer.
-      port: of it.
+      url: base address to probe.
+      port: the port.
     """
     fleets = sorted(
         (fleet for fleet in running_fleets() if fleet.note.port == port),
@@ -54,21 +54,21 @@ def triolet_on(url: str, port: int) -> Holder | None:
     fleet = fleets[0] if fleets else None
     live, ready, is_ready = trio.run(_probed, url)
     if not live:
-        complaint = "its server does not answer: it starts or shuts down"
+        complaint = "its server does not answer: it is starting or shutting down"
         return None if fleet is None else Holder(_words(fleet, "", fleet.note.models), complaint)
     several = ready.get("models")
     named = several if isinstance(several, list) else [{"name": live["model"]}]
     models = [str(one["name"]) for one in named if isinstance(one, dict) and "name" in one]
     words = _words(fleet, str(live.get("version", "")), models)
     said = ready.get("error")
-    complaint = str(said.get("message")) if isinstance(said, dict) else "it does not say why"
+    complaint = str(said.get("message")) if isinstance(said, dict) else "no reason given"
     return Holder(words, "" if is_ready else one_line(complaint))
 
 
 def _words(fleet: RunningFleet | None, version: str, models: Iterable[str]) -> str:
     names = one_line(", ".join(models))[:MAX_NAMES]
     words = f"Triolet {one_line(version)[:40]}".rstrip()
-    words += f", which serves {names}" if names else ""
+    words += f", serving {names}" if names else ""
     if fleet is None:
         return words
     pid = "" if fleet.note.pid is None else f"pid {fleet.note.pid}, "
@@ -76,7 +76,7 @@ def _words(fleet: RunningFleet | None, version: str, models: Iterable[str]) -> s
 
 
 async def _probed(url: str) -> tuple[dict[str, Any], dict[str, Any], bool]:
-    """Return what a Triolet answers to both probes, and whether it is ready; nothing of another."""
+    """Return the answers to both probes and whether Triolet is ready; empty for other programs."""
     async with httpx2.AsyncClient(
         base_url=url, timeout=None, trust_env=False, verify=verify_for(url)
     ) as client:
@@ -87,7 +87,7 @@ async def _probed(url: str) -> tuple[dict[str, Any], dict[str, Any], bool]:
 
 
 async def _asked(client: httpx2.AsyncClient, path: str) -> tuple[dict[str, Any], bool]:
-    """Return what an address answers, if that is an object of JSON, and whether it is a success."""
+    """Return the JSON object at a path (empty if it is none), and whether the status is 2xx."""
     content = b""
     with (
         trio.move_on_after(TIMEOUT_S),

@@ -1,4 +1,4 @@
-"""Whether the server's port can be had, found out before anything is started."""
+"""Binds the server's sockets, and explains why a port cannot be used."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from .port_holder import Holder
 
 PORTS_TRIED: Final = 100
-"""Behind a port that is in use, for one that is free and easy to remember."""
+"""Ports to try above one that is in use, for a free one that is easy to remember."""
 
 
 class PortTaken(ConfigError):
-    """Another process has the port.
+    """The port is in use.
 
     Attributes:
-      holder: the Triolet that has it; None if it is another program.
+      holder: the Triolet that occupies it; None for another program.
       free: a free port.
     """
 
@@ -32,16 +32,16 @@ class PortTaken(ConfigError):
         self.holder, self.free = holder, free
         who = "another program" if holder is None else holder.words
         super().__init__(
-            f"port {port} on {host} is in use by {who}; stop it, or choose a port that is free: "
+            f"port {port} on {host} is in use by {who}; stop it, or choose a free port: "
             f"triolet serve --port {free}"
         )
 
 
 def claim_port(host: str, port: int) -> int:
-    """Return a port that this host can listen on now: the given one, or for 0 any free one.
+    """Check that a port can be bound and return it; for 0, return a free one.
 
     Raises:
-      ConfigError: as `bind_port`.
+      ConfigError: see `bind_port`.
     """
     with bind_port(host, port) as bound:
         claimed: int = bound.getsockname()[1]
@@ -49,11 +49,11 @@ def claim_port(host: str, port: int) -> int:
 
 
 def bind_ports(host: str, port: int, count: int) -> list[socket.socket]:
-    """Return as many sockets on one port as there are servers, among which the kernel spreads new
-    connections; a single one shares with nobody.
+    """Bind `count` sockets to one port. The kernel distributes new connections among them
+    (SO_REUSEPORT); a single socket does not share the port.
 
     Raises:
-      ConfigError: as `bind_port`.
+      ConfigError: see `bind_port`.
     """
     if count == 1:
         return [bind_port(host, port)]
@@ -72,10 +72,10 @@ def bind_ports(host: str, port: int, count: int) -> list[socket.socket]:
 
 
 def free_port(host: str, port: int) -> int:
-    """Return a free port: the next one above `port` if one of the next `PORTS_TRIED` is free.
+    """Return a free port, preferably one of the next `PORTS_TRIED` above `port`.
 
     Raises:
-      OSError: this host can listen nowhere.
+      OSError: no port can be bound on this host.
     """
     for near in range(port + 1, min(port + 1 + PORTS_TRIED, 65_536)):
         with suppress(OSError), _bound(host, near) as bound:
@@ -85,39 +85,40 @@ def free_port(host: str, port: int) -> int:
 
 
 def bind_door(path: Path) -> socket.socket:
-    """Return a Unix socket that is bound to a path and does not listen yet."""
+    """Return a Unix socket that is bound to a path but does not listen yet."""
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     bound.bind(str(path))
     return bound
 
 
 def bind_port(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
-    """Return a socket that is bound to a port which this host can listen on now.
+    """Return a socket that is bound to a port but does not listen.
 
-    It does not listen: until a server does, clients are told that nobody is there. Once one has,
-    connections wait for the next server when that one ends, as long as this socket is open.
+    Connections are refused until a server listens on it. After that, while this socket is open,
+    connections wait for the next server if the server ends.
 
     Raises:
-      ConfigError: it is taken or may not be used, or there is no such address here.
+      ConfigError: the port is in use or not permitted, or the host is not an address of this
+        machine.
     """
     try:
         return _bound(host, port, is_shared=is_shared)
     except socket.gaierror as error:
         raise ConfigError(
-            f"host {host!r} is no address of this machine ({error.strerror}); allowed: 127.0.0.1, "
-            "or 0.0.0.0 for all of them"
+            f"host {host!r} is not an address of this machine ({error.strerror}); allowed: "
+            "127.0.0.1, or 0.0.0.0 for all addresses"
         ) from error
     except OSError as error:
         raise _refusal(host, port, error) from error
 
 
 def _bound(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
-    # IPv4 first, as the server chooses: `localhost` means one and the same address to both.
+    # Prefer IPv4, as the server does, so that `localhost` means the same address to both.
     family, kind, protocol, _, address = min(
         socket.getaddrinfo(host, port, type=socket.SOCK_STREAM),
         key=lambda info: info[0] != socket.AF_INET,
     )
-    # Sockets that do not listen may share a port, so it is listening that finds out.
+    # Only listen() detects a port in use: sockets that do not listen may share one.
     with socket.socket(family, kind, protocol) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(address)
@@ -132,7 +133,7 @@ def _bound(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
 
 
 def _share(unbound: socket.socket) -> None:
-    """Let several sockets of this user listen on the same port."""
+    """Allow several sockets of this user to listen on the same port."""
     unbound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     unbound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
 
@@ -141,17 +142,15 @@ def _refusal(host: str, port: int, error: OSError) -> ConfigError:
     if error.errno == errno.EADDRINUSE:
         return PortTaken(host, port, triolet_on(base_url(host, port), port), free_port(host, port))
     if error.errno == errno.EACCES:
-        return ConfigError(
-            f"port {port} needs more rights than this user has; choose one above 1023"
-        )
+        return ConfigError(f"this user is not permitted to use port {port}; choose one above 1023")
     if error.errno == errno.EADDRNOTAVAIL:
         return ConfigError(
-            f"{host} is no address of this machine; allowed: 127.0.0.1, or 0.0.0.0 for all"
+            f"{host} is not an address of this machine; allowed: 127.0.0.1, or 0.0.0.0 for all"
         )
     return ConfigError(f"cannot listen on {host} port {port}: {error.strerror}")
 
 
 def base_url(host: str, port: int) -> str:
-    """Return the URL by which this machine reaches a server that listens there."""
+    """Return the URL at which this machine reaches a server that listens on a host and port."""
     reachable = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"

@@ -1,7 +1,8 @@
-"""A fresh directory that only this user can enter, for the sockets of one local fleet.
+"""Creates a private directory (mode 0700) for the sockets of a local fleet, and removes it at the
+end.
 
-Removed at the end. Each directory holds a lock that ends with its process; the next fleet removes
-directories without a holder, whose process was killed.
+Each directory contains a lock that its process holds. The next fleet removes directories whose lock
+is free, which killed processes left.
 """
 
 from __future__ import annotations
@@ -22,12 +23,11 @@ if TYPE_CHECKING:
 PREFIX: Final = "triolet-"
 LOCK: Final = "lock"
 MAX_PATH_BYTES: Final = 80
-"""An ipc path may have 107 bytes; the longest name of a socket here has 26."""
+"""The path of a Unix socket may have 107 bytes; the longest name of a socket here has 26."""
 
 
 def parent_directory() -> Path:
-    """Return where such directories are made: this user's run time directory, or the temporary
-    one."""
+    """Return the parent of such directories: the user's runtime directory or the temporary one."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     if runtime and os.access(runtime, os.W_OK | os.X_OK) and len(os.fsencode(runtime)) <= 60:
         return Path(runtime)
@@ -36,13 +36,13 @@ def parent_directory() -> Path:
 
 @contextmanager
 def private_directory(parent: Path) -> Iterator[Path]:
-    """Make the directory (mode 0700) and remove it, with everything in it, at the end.
+    """Create the directory, and remove it with its content when the context ends.
 
     Args:
-      parent: where; see `parent_directory`.
+      parent: parent directory; see `parent_directory`.
 
     Raises:
-      ConfigError: it cannot be made, or its path is too long for a socket.
+      ConfigError: it cannot be created, or its path is too long for a socket.
     """
     try:
         _remove_abandoned(parent)
@@ -59,7 +59,7 @@ def private_directory(parent: Path) -> Iterator[Path]:
             )
         with (path / f"{LOCK}.new").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            # Only now can it be found, so nobody takes it for abandoned.
+            # Rename the lock once it is held, so that no other fleet sees it free and removes this.
             (path / f"{LOCK}.new").rename(path / LOCK)
             yield path
     finally:

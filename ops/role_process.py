@@ -1,4 +1,4 @@
-"""One role as a process: by itself, or as one that belongs to a supervisor."""
+"""Runs a role (server, prefill, decode, control) as this process, standalone or supervised."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def run_role(
     """Run a role until it ends.
 
     Args:
-      role: as processes are called in lists.
-      process: as it calls itself in its log.
-      settings: of the process.
-      run: the role.
+      role: name for process lists.
+      process: name in its log.
+      settings: settings of the process.
+      run: runs the role.
 
     Raises:
-      ConfigError: it cannot work as it was set.
-      typer.Exit: the same, where a supervisor tells it.
+      ConfigError: a setting is invalid (standalone).
+      typer.Exit: a setting is invalid (supervised); the error was reported to the supervisor.
     """
     keep_private()
     configure_logs(settings.log_level, process)
@@ -56,6 +56,6 @@ def run_role(
         return
     if settings.supervisor_pid is None:
         raise problem
-    # The supervisor prints the one line, after it has ended the others.
+    # The supervisor prints the message after it has stopped the other processes.
     report(ProcessFailed(one_line(str(problem))))
     raise typer.Exit(EXIT_BAD_INPUT)

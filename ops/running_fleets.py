@@ -1,8 +1,8 @@
-"""Fleets of this user that run on this machine, from the notes of their supervisors.
+"""Finds the running fleets of this user on this machine, through the notes of their supervisors.
 
-Each fleet has a private directory with a note and a lock; a directory without a holder of the lock
-is ignored. A fleet of another home or run time directory than this process has is found as well,
-and is never the one that a command without `--port` means.
+Each fleet has a private directory with a note and a lock; directories whose lock is free are
+ignored. Fleets with another home or runtime directory are found too, but commands need `--port` for
+them.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ SUPERVISOR_SOCKET: Final = "supervisor"
 
 
 class Note(msgspec.Struct, frozen=True):
-    """What a supervisor writes down. Fields beyond the port have defaults, because the supervisor
-    may be of the release before: `triolet restart` of the new one has to find it.
+    """Note of a supervisor. Fields after the port have defaults, because the supervisor may be of
+    an older release, whose fleet `triolet restart` must find.
 
     Attributes:
-      port: that clients connect to.
-      url: base address for clients of this machine.
-      workers: where each one is reached, by its name; without stand-ins.
-      models: that requests may name.
-      pid: of the supervisor.
-      home: of the user who started it, as the supervisor's environment says.
+      port: port for clients.
+      url: base address for clients on this machine.
+      workers: control address of each worker by name, without spares.
+      models: public names of the models.
+      pid: process id of the supervisor.
+      home: home directory in the supervisor's environment.
     """
 
     port: int
@@ -49,12 +49,12 @@ class Note(msgspec.Struct, frozen=True):
 
 
 class RunningFleet(msgspec.Struct, frozen=True):
-    """A fleet that runs.
+    """A running fleet.
 
     Attributes:
-      directory: with its sockets.
-      note: what its supervisor says of it.
-      is_own: it has the home and the run time directory of this process.
+      directory: private directory with its sockets.
+      note: note of its supervisor.
+      is_own: whether it has the home and runtime directory of this process.
     """
 
     directory: Path
@@ -63,20 +63,20 @@ class RunningFleet(msgspec.Struct, frozen=True):
 
     @property
     def supervisor_socket(self) -> Path:
-        """Where the supervisor listens."""
+        """Path of the supervisor's socket."""
         return self.directory / SUPERVISOR_SOCKET
 
     def __str__(self) -> str:
-        """Return what tells it from others: port, models and directory."""
+        """Return port, models and directory."""
         models = f" ({', '.join(self.note.models)})" if self.note.models else ""
         return f"port {self.note.port}{models} in {self.directory}"
 
 
 class FleetUnclear(ConfigError):
-    """Several fleets run, or one that this process may not mean.
+    """Several fleets run, or only one with another home or runtime directory.
 
     Attributes:
-      fleets: which.
+      fleets: the running fleets.
     """
 
     def __init__(self, fleets: Sequence[RunningFleet]) -> None:
@@ -84,32 +84,32 @@ class FleetUnclear(ConfigError):
         listed = "; ".join(map(str, fleets))
         if len(fleets) > 1:
             message = (
-                f"{len(fleets)} fleets run here, on ports {', '.join(ports)}; add --port with the "
-                f"one that is meant: {listed}"
+                f"{len(fleets)} fleets run here, on ports {', '.join(ports)}; select one with "
+                f"--port: {listed}"
             )
         else:
             message = (
-                f"the only fleet here has another home or run time directory: {listed}; if it is "
-                f"meant, add --port {ports[0]}"
+                f"the only fleet here has another home or runtime directory: {listed}; to select "
+                f"it, add --port {ports[0]}"
             )
         super().__init__(message)
         self.fleets = fleets
 
 
 def write_note(directory: Path, note: Note) -> None:
-    """Let commands find a fleet; one that reads meanwhile finds the note before."""
+    """Write a fleet's note atomically, so that commands find it."""
     new = directory / f"{NOTE}.new"
     new.write_bytes(msgspec.json.encode(note))
     os.replace(new, directory / NOTE)
 
 
 def find_fleet(port: int | None) -> RunningFleet:
-    """Return the fleet that is meant: the one on this port, or the only one that runs here, if it
-    has the home and the run time directory of this process.
+    """Return the fleet on a port; without a port, the only running fleet if it has the home and
+    runtime directory of this process.
 
     Raises:
-      CommandFailed: none runs, or not on this port.
-      FleetUnclear: several do, or one of another place, and no port was given.
+      CommandFailed: no fleet runs, or none on this port.
+      FleetUnclear: the choice is not clear.
     """
     fleets = [fleet for fleet in running_fleets() if port in (None, fleet.note.port)]
     if not fleets:
@@ -121,7 +121,7 @@ def find_fleet(port: int | None) -> RunningFleet:
 
 
 def home() -> str:
-    """Return the home directory of this process, which its fleets note."""
+    """Return the home directory of this process."""
     return os.path.expanduser("~")
 
 
@@ -136,13 +136,13 @@ def _fleets_in(parent: Path) -> Iterator[RunningFleet]:
     for path in parent.glob(f"{PREFIX}*/{NOTE}"):
         try:
             if path.parent.stat().st_uid != os.geteuid():
-                continue  # anybody may make a directory of such a name in a public place
+                continue  # any user can create a directory of such a name in a shared directory
             note = msgspec.json.decode(path.read_bytes(), type=Note)
             with (path.parent / LOCK).open("r+") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            # Its owner holds the lock. One of the release before notes no home.
+            # The supervisor holds the lock. Notes of older releases have no home.
             is_own = parent == parent_directory() and note.home in ("", home())
             yield RunningFleet(path.parent, note, is_own)
         except (OSError, msgspec.MsgspecError):
-            continue  # another user's, or it ended at this moment
+            continue  # another user's, or the fleet just ended

@@ -1,9 +1,10 @@
-"""Template processes: each has imported what a role needs and forks processes of it on request.
+"""Template process: imports the modules of a role once, then forks processes of it on request, for
+fast starts. Linux only.
 
-A worker's imports take two seconds of a core, a fork takes some ten milliseconds. A request is one
-datagram on a Unix socket with the descriptors that the new process gets, its answer one datagram.
-The new process belongs to the supervisor, not to the template: it is forked twice, and what is left
-without a parent goes to the nearest subreaper, which the supervisor is. Linux only.
+A worker's imports take two seconds of a core, a fork takes about ten milliseconds. A request is one
+datagram on a Unix socket with the descriptors of the new process; the answer is one datagram. The
+template forks twice, so that the orphaned process is adopted by the supervisor, which is the
+nearest subreaper.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     Run = Callable[[Sequence[str]], int]
-    """Runs the command `triolet` with these arguments and returns its exit code."""
+    """Runs `triolet` with these arguments and returns its exit code."""
 
 SERVER_MODULES: Final = (
     "server.main",
@@ -49,29 +50,29 @@ WORKER_MODULES: Final = (
     "ops.role_process",
     "ops.settings.sources",
 )
-"""What processes of a role import; a module that is missing here costs each of them its import."""
+"""Modules that processes of a role import. Each process must import modules missing here itself."""
 
 MAX_REQUEST_BYTES: Final = 64 * 1024
-"""Arguments and environment of a process; settings go through its standard input."""
+"""Limit of a request: arguments and environment. Settings go through standard input."""
 MAX_DESCRIPTORS: Final = 64
-"""Standard streams and listening sockets of one process; the kernel admits 253."""
+"""Limit of standard streams and listening sockets of one process; the kernel allows 253."""
 STANDARD_STREAMS: Final = (0, 1, 2)
 ADOPTION_POLL_S: Final = 0.0005
-"""Between two looks whether the process between template and child is gone; it ends at once."""
+"""Interval of checking whether the intermediate process has ended, which it does at once."""
 ADOPTION_DEADLINE_S: Final = 10.0
-"""Longest wait for it, on a machine that stands still."""
+"""Longest wait for its end, on a stalled machine."""
 
 
 class ForkRequest(msgspec.Struct, frozen=True):
-    """What to start.
+    """A process to fork.
 
     Attributes:
-      title: what lists of processes show as its command line.
-      arguments: of the command `triolet`.
-      env: added to the template's environment.
-      cores: CPU cores that it may use; none for all of the template's.
-      pass_fds: numbers of the descriptors that follow standard input, output and error.
-      has_input: settings follow on its standard input; it ends at once if that is closed first.
+      title: command line shown in process lists.
+      arguments: arguments of `triolet`.
+      env: variables added to the template's environment.
+      cores: CPU cores that it may use; empty for all of the template's.
+      pass_fds: numbers of the descriptors after standard input, output and error.
+      has_input: settings follow on its standard input; it exits if that is closed before.
     """
 
     title: str
@@ -83,11 +84,11 @@ class ForkRequest(msgspec.Struct, frozen=True):
 
 
 class ForkAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What came of a request.
+    """Answer to a request.
 
     Attributes:
-      pid: of the new process; None if there is none.
-      error: why there is none.
+      pid: process id of the new process, or None.
+      error: why no process was forked.
     """
 
     pid: int | None = None
@@ -97,16 +98,16 @@ class ForkAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
 def run_template(requests: socket.socket, modules: Sequence[str], run: Run) -> NoReturn:
     """Import modules, then fork a process for each request until the other end is closed.
 
-    The calling process may have one thread only, and keeps nothing but the socket and stderr.
+    The calling process must have only one thread, and only the socket and stderr open.
 
     Args:
       requests: one end of a pair of SOCK_SEQPACKET sockets.
-      modules: to import before the first request.
-      run: what each forked process does.
+      modules: modules to import before the first request.
+      run: entry point of each forked process.
     """
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    # Before the libraries are loaded, which read both then. NumPy's own threads would have to be
-    # ended before each fork, and no step multiplies matrices with NumPy.
+    # Set both before libraries are loaded, which read them once. NumPy's threads would have to end
+    # before each fork, and no step multiplies matrices with NumPy.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     spin_briefly()
     setproctitle(f"triolet template {' '.join(modules[:1])}")
@@ -114,7 +115,7 @@ def run_template(requests: socket.socket, modules: Sequence[str], run: Run) -> N
     gc.disable()
     for module in modules:
         import_module(module)
-    # Objects of now are never looked at again: a collection in a child would copy their pages.
+    # Exclude present objects from collection: collecting them in a child would copy their pages.
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -133,10 +134,10 @@ def run_template(requests: socket.socket, modules: Sequence[str], run: Run) -> N
 
 
 def _fork(request: ForkRequest, fds: Sequence[int], requests: socket.socket, run: Run) -> int:
-    """Fork a process that has no parent here, and return its pid.
+    """Fork a process through an intermediate one, and return its pid.
 
     Raises:
-      OSError: the kernel makes no more processes.
+      OSError: the kernel refuses another process.
     """
     reads, writes = os.pipe()
     middle = os.fork()
@@ -148,7 +149,7 @@ def _fork(request: ForkRequest, fds: Sequence[int], requests: socket.socket, run
         pid = pipe.read()
     os.waitpid(middle, 0)
     if not pid:
-        raise OSError("the template could fork once, and not again: too many processes")
+        raise OSError("the template's second fork failed: too many processes")
     return int(pid)
 
 
@@ -161,7 +162,7 @@ def _fork_again(
 ) -> NoReturn:
     middle = os.getpid()
     pid = None
-    # Neither the kernel's refusal nor the template's end may bring this process into its frames.
+    # An error must not return this process into the template's frames.
     with suppress(OSError):
         pid = os.fork()
         if pid:
@@ -173,32 +174,32 @@ def _fork_again(
         os.close(writes)
         requests.close()
         code = become(request, fds, middle, run)
-    except Exception:  # noqa: BLE001 (ends as in a process of its own: with a line in its log)
+    except Exception:  # noqa: BLE001 (logged, as in a process that was started normally)
         sys.excepthook(*sys.exc_info())
     finally:
         try:
             sys.stdout.flush()
             sys.stderr.flush()
         finally:
-            # Frames below are the template's: nothing of them may run in this process.
+            # Exit here: the template's frames must not run in this process.
             os._exit(code)
 
 
 def become(request: ForkRequest, fds: Sequence[int], middle: int, run: Run) -> int:
-    """Make a forked process the one that was asked for, run its command, and return its exit code.
+    """Set up a forked process as requested, run its command, and return its exit code.
 
     Args:
       request: the process.
       fds: standard input, output and error, then those of `request.pass_fds`; they are moved.
-      middle: process between the template and this one, whose end is waited for.
-      run: the command `triolet`.
+      middle: process id of the intermediate process, whose end is awaited.
+      run: entry point of `triolet`.
     """
     give_up = time.monotonic() + ADOPTION_DEADLINE_S
     while os.getppid() == middle and time.monotonic() < give_up:
         time.sleep(ADOPTION_POLL_S)
     os.setsid()
     numbers = (*STANDARD_STREAMS, *request.pass_fds)
-    # Above every number asked for, until those are free.
+    # First move the descriptors above all target numbers, which may be occupied.
     waiting = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, max(numbers) + 1) for fd in fds]
     for fd in fds:
         os.close(fd)
@@ -211,20 +212,19 @@ def become(request: ForkRequest, fds: Sequence[int], middle: int, run: Run) -> i
     setproctitle(request.title)
     reseed()
     if request.has_input and not _has_input():
-        return 0  # the supervisor has given this start up
+        return 0  # the supervisor has cancelled this start
     return run(request.arguments)
 
 
 def _has_input() -> bool:
-    """Wait for standard input; return whether anything came before its end, which comes with the
-    supervisor's at the latest."""
+    """Wait for standard input. Return whether data arrives before EOF."""
     waiting = select.poll()
     waiting.register(0, select.POLLIN)
     return any(events & select.POLLIN for _, events in waiting.poll())
 
 
 def reseed() -> None:
-    """Give a forked process random numbers of its own; Python's `random` does so by itself."""
+    """Reseed the random generators of a forked process. Python's `random` does so by itself."""
     if torch := sys.modules.get("torch"):
         torch.manual_seed(int.from_bytes(os.urandom(7)))
     if numpy_random := sys.modules.get("numpy.random"):

@@ -1,4 +1,4 @@
-"""The log of administrative events: append-only, signed, kept on disk.
+"""The audit log of administrative actions: append-only and signed, in a directory on disk.
 
-triolet/audit.py is another thing: the accounts of blocks and leases of a running fleet.
+Not to be confused with triolet/audit.py, the audit of blocks and leases of a running fleet.
 """

@@ -1,4 +1,4 @@
-"""What an administrative event says, and its form as one canonical JSON line of the log."""
+"""Events of the audit log, and their encoding as canonical JSON lines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from triolet.errors import AuditLogError
 from .merkle import leaf_hash
 
 MAX_ENTRY_BYTES: Final = 16 * 1024
-"""Bound of one line. All fields at their longest take less, unless every character is escaped."""
+"""Limit of a line. All fields at their longest need less, unless every character is escaped."""
 MAX_COUNTS: Final = 16
 _LINE: Final = re.compile(rb'\{"entry":(.*),"leaf":"(.{64})"\}', re.DOTALL)
 _HEX: Final = re.compile(rb"[0-9a-f]{64}")
@@ -30,7 +30,7 @@ Counts: TypeAlias = Annotated[dict[Name, Count], msgspec.Meta(max_length=MAX_COU
 
 
 class Action(StrEnum):
-    """What was done. A row of docs/AUDIT.md explains each."""
+    """Kinds of actions. docs/AUDIT.md explains each."""
 
     LOG_BEGIN = "log.begin"
     LOG_CUT = "log.cut"
@@ -63,7 +63,7 @@ class Action(StrEnum):
 
 
 class AuditOutcome(StrEnum):
-    """How far an action came. BEGUN is written before the action, the others after it."""
+    """Outcome of an action. BEGUN is written before the action, the others after it."""
 
     BEGUN = "begun"
     DONE = "done"
@@ -71,18 +71,18 @@ class AuditOutcome(StrEnum):
 
 
 class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One administrative event. It names things; of users' data it holds digests and counts only.
+    """One administrative event. Contains names, digests and counts, but no user data.
 
     Attributes:
-      action: what was done.
-      subject: to what: a tenant, a model, a worker, a path.
+      action: kind of action.
+      subject: what it was done to: a tenant, a model, a worker or a path.
       actor: `user:NAME` of the operating system, or `key:NAME` of an API key.
-      outcome: how far it came.
-      before: digest of the subject's state before, where it has one.
+      outcome: begun, done or failed.
+      before: digest of the subject's state before, if it has one.
       after: digest of the subject's state afterwards.
-      counts: figures, such as bytes that were freed.
-      reason: why it failed, in words (`why_failed`).
-      request_id: ties the entries of one action together.
+      counts: figures, such as freed bytes.
+      reason: why it failed (`why_failed`).
+      request_id: id shared by all entries of an action.
     """
 
     action: Action
@@ -97,10 +97,10 @@ class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An event in the log: with its place and its time.
+    """An event in the log, with its index and time.
 
-    The fields of `AuditEvent`, but `action` and `outcome` are plain text: a log may hold actions of
-    a later release. `time` is UTC, RFC 3339 with microseconds.
+    Has the fields of `AuditEvent`, but `action` and `outcome` are plain text, because a log may
+    contain actions of a later release. `time` is UTC, RFC 3339 with microseconds.
     """
 
     index: Annotated[int, msgspec.Meta(ge=0)]
@@ -122,44 +122,44 @@ _ENTRIES: Final = msgspec.json.Decoder(AuditEntry)
 
 
 class AuditLineError(ValueError):
-    """A line that is no entry, or an altered one; says what is wrong."""
+    """A line that is malformed or altered; the text says what is wrong."""
 
 
 class AlteredLine(AuditLineError):
-    """A line with another content than the hash beside it.
+    """A line whose content does not match its hash.
 
     Attributes:
-      leaf: the hash that the line names.
+      leaf: the hash in the line.
     """
 
     def __init__(self, leaf: bytes) -> None:
-        super().__init__("its content does not give the hash that stands beside it")
+        super().__init__("its content does not match its hash")
         self.leaf = leaf
 
 
 def check_event(event: AuditEvent) -> None:
-    """Refuse an event that the log would not take.
+    """Check an event against the limits of the log.
 
     Raises:
-      AuditLogError: a field is too long or has a wrong form, or the whole is too large.
+      AuditLogError: a field is too long or malformed, or the event is too large.
     """
     try:
         content = _ENCODER.encode(event)
         _EVENTS.decode(content)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
         raise AuditLogError(
-            f"the audit log takes no such event: {error}; nothing was recorded"
+            f"the audit log does not accept this event: {error}; nothing was recorded"
         ) from None
-    # Index, time and hash add less than a kilobyte.
+    # The index, time and hash need less than a kilobyte.
     if len(content) > MAX_ENTRY_BYTES - 1024:
         raise AuditLogError(
-            f"the audit log takes no event of {len(content)} bytes, at most "
-            f"{MAX_ENTRY_BYTES - 1024}; nothing was recorded: shorten its subject or counts"
+            f"the event has {len(content)} bytes; the audit log accepts at most "
+            f"{MAX_ENTRY_BYTES - 1024}. Nothing was recorded: shorten its subject or counts"
         )
 
 
 def encode_line(event: AuditEvent, index: int, time_text: str) -> tuple[bytes, bytes]:
-    """Return an event's line, without its newline, and its leaf hash."""
+    """Return the line of an event, without a newline, and its leaf hash."""
     content = _ENCODER.encode(
         AuditEntry(
             index=index,
@@ -180,47 +180,47 @@ def encode_line(event: AuditEvent, index: int, time_text: str) -> tuple[bytes, b
 
 
 def split_line(line: bytes) -> tuple[bytes, bytes]:
-    """Return the canonical JSON of a line's entry, which is what is hashed, and its leaf hash.
+    """Return the canonical JSON of a line's entry, which is hashed, and its leaf hash.
 
     Raises:
-      LineError: it has not the form of a line; an `AlteredLine` where only the hash differs.
+      AuditLineError: the line is malformed; an `AlteredLine` if only the hash differs.
     """
     found = _LINE.fullmatch(line) if len(line) <= MAX_ENTRY_BYTES else None
     if found is None:
-        raise AuditLineError("it has not the form of an entry")
+        raise AuditLineError("it does not have the form of an entry")
     content, stated = found.groups()
     leaf = leaf_hash(content)
     if leaf.hex().encode() != stated:
         if not _HEX.fullmatch(stated):
-            raise AuditLineError("its hash is no hexadecimal number")
+            raise AuditLineError("its hash is not hexadecimal")
         raise AlteredLine(bytes.fromhex(stated.decode()))
     return content, leaf
 
 
 def decode_entry(content: bytes) -> AuditEntry:
-    """Return an entry from its JSON.
+    """Decode an entry.
 
     Raises:
-      LineError: it is none.
+      AuditLineError: it is malformed.
     """
     try:
         return _ENTRIES.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise AuditLineError(f"it is no entry: {error}") from None
+        raise AuditLineError(f"it is not an entry: {error}") from None
 
 
 def time_text(seconds: float) -> str:
-    """Return a time since the epoch as entries and heads write it."""
+    """Format a time since the epoch as in entries and heads."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def digest(content: bytes) -> str:
-    """Return the form in which events name a state."""
+    """Return the digest of a state for an event."""
     return f"sha256:{sha256(content).hexdigest()}"
 
 
 def os_user() -> str:
-    """Return the actor of a command: the effective user of this process."""
+    """Return the actor of a command, which is the effective user of this process."""
     uid = os.geteuid()
     try:
         return f"user:{pwd.getpwuid(uid).pw_name}"

@@ -1,7 +1,8 @@
-"""Signed heads of the log: what vouches for all entries up to a size, and the key that signs.
+"""Signed tree heads of the audit log, and the signing key.
 
-A head names the tree's size and root and the digest of the head before it. Heads are JSON lines,
-signed by Ed25519 (RFC 8032) over the canonical JSON of their body.
+A head contains the size and root of the Merkle tree and the digest of the previous head, so that it
+covers all entries up to its size. Heads are JSON lines, signed with Ed25519 (RFC 8032) over the
+canonical JSON of their body.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ if TYPE_CHECKING:
 
 KEY_NAME: Final = "key.pem"
 NEW_KEY_NAME: Final = "key.pem.new"
-"""What a key is called until its first head is on disk: `key.pem` says that there was a head."""
+"""Name of a key until its first head is on disk, so that `key.pem` implies that a head existed."""
 HEADS_NAME: Final = "heads.jsonl"
 NO_HEAD: Final = "0" * 64
-"""Stands for the digest of the head before the first one."""
-NO_HEAD_LEFT: Final = f"it holds no head, though {KEY_NAME} has signed one: the heads were removed"
+"""The previous digest in the first head."""
+NO_HEAD_LEFT: Final = f"it has no head, but {KEY_NAME} has signed one: the heads were removed"
 MAX_HEAD_BYTES: Final = 8 * 1024
-"""A body with 53 peaks of 64 digits, a signature, and room."""
+"""Enough for a body with 53 peaks of 64 digits and a signature."""
 MAX_LOG_ENTRIES: Final = 2**53
-"""What every reader of JSON can count to."""
+"""Largest integer that every JSON reader represents exactly."""
 _LINE: Final = re.compile(rb'\{"body":(.*),"signature":"([0-9a-f]{128})"\}', re.DOTALL)
 
 HexHash = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
@@ -56,14 +57,14 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The body of a head.
 
     Attributes:
-      size: number of entries that it vouches for.
+      size: number of entries that it covers.
       root: root hash of the tree over them.
-      time: of the signature, as entries write it.
-      previous: SHA-256 of the whole line of the head before.
-      key: public key that signs.
-      frontier: peaks of the tree, from which `root` follows: where an appender goes on.
+      time: time of the signature, in the format of entries.
+      previous: SHA-256 of the whole line of the previous head.
+      key: public key of the signature.
+      frontier: peaks of the tree, which determine `root` and let an appender continue.
       segment: first index of the segment file in which the entries end.
-      offset: bytes of this file that belong to them.
+      offset: number of bytes of these entries in this file.
     """
 
     size: Annotated[int, msgspec.Meta(ge=1, le=MAX_LOG_ENTRIES)]
@@ -79,7 +80,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """Return the tree that it signs.
 
         Raises:
-          HeadError: its peaks do not fit its size or root.
+          HeadError: its peaks do not match its size or root.
         """
         try:
             tree = Frontier(self.size, [bytes.fromhex(peak) for peak in self.frontier])
@@ -91,7 +92,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class HeadError(ValueError):
-    """A line that is no valid head; says what is wrong."""
+    """A line that is not a valid head; the text says what is wrong."""
 
 
 _ENCODER: Final = msgspec.json.Encoder(order="sorted")
@@ -99,75 +100,75 @@ _HEADS: Final = msgspec.json.Decoder(Head)
 
 
 class SigningKey:
-    """The private key of one log."""
+    """The private key of a log."""
 
     def __init__(self, key: Ed25519PrivateKey) -> None:
         self._key = key
         self.public = key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw).hex()
 
     def sign(self, head: Head) -> bytes:
-        """Return the line of a head, without its newline."""
+        """Return the signed line of a head, without a newline."""
         body = _ENCODER.encode(head)
         signature = self._key.sign(body).hex().encode()
         return b'{"body":%b,"signature":"%b"}' % (body, signature)
 
 
 def open_key(folder: Path) -> SigningKey:
-    """Return the key of a log that has a head. One process at a time.
+    """Read the key of a log that has a head. Call it from one process at a time.
 
     Raises:
-      OSError: it is missing, or cannot be read.
-      AuditLogError: the file holds no such key.
-      ConfigError: others may read it, and this user may not change that.
+      OSError: the key is missing or cannot be read.
+      AuditLogError: the file does not contain an Ed25519 key.
+      ConfigError: other users can read it, and this user cannot change that.
     """
     path = folder / KEY_NAME
     if not path.exists():
-        (folder / NEW_KEY_NAME).rename(path)  # a process was killed after the first head
+        (folder / NEW_KEY_NAME).rename(path)  # a process was killed after writing the first head
     tighten(path)
     try:
         key = load_pem_private_key(path.read_bytes(), None)
     except (ValueError, TypeError) as error:
         raise AuditLogError(
-            f"{path} holds no private key in PEM form: {error}; put the log's own key back from "
-            "a copy, or begin a new log in another folder"
+            f"{path} is not a private key in PEM format: {error}; restore the log's key from a "
+            "copy, or start a new log in another directory"
         ) from None
     if not isinstance(key, Ed25519PrivateKey):
         raise AuditLogError(
-            f"{path} holds a key of another kind than Ed25519; put the log's own key back from a "
-            "copy, or begin a new log in another folder"
+            f"{path} is not an Ed25519 key; restore the log's key from a copy, or start a new log "
+            "in another directory"
         )
     return SigningKey(key)
 
 
 def _make_key(folder: Path) -> SigningKey:
-    """Make a key under its first name; `open_key` gives it the other one."""
+    """Create a key under NEW_KEY_NAME; `open_key` renames it."""
     key = Ed25519PrivateKey.generate()
     pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     new = folder / NEW_KEY_NAME
-    new.unlink(missing_ok=True)  # of a process that was killed here
+    new.unlink(missing_ok=True)  # left by a killed process
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
     with os.fdopen(descriptor, "wb") as file:
         file.write(pem)
         file.flush()
         os.fsync(file.fileno())
-    sync_folder(folder)  # no head may outlive its key
+    sync_folder(folder)  # the key must be on disk before its first head
     return SigningKey(key)
 
 
 def read_head(line: bytes) -> Head:
-    """Return the head of a line, signed by the key that it names.
+    """Decode a head and check its signature by the key in it.
 
     Raises:
-      HeadError: it is no head, or is not signed so.
+      HeadError: it is malformed, or the signature is wrong.
     """
     found = _LINE.fullmatch(line) if len(line) <= MAX_HEAD_BYTES else None
     if found is None:
-        raise HeadError("it has not the form of a head")
+        raise HeadError("it does not have the form of a head")
     body, signature = found.groups()
     try:
         head = _HEADS.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise HeadError(f"it is no head: {error}") from None
+        raise HeadError(f"it is not a head: {error}") from None
     try:
         key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(head.key))
         key.verify(bytes.fromhex(signature.decode()), body)
@@ -177,20 +178,20 @@ def read_head(line: bytes) -> Head:
 
 
 def head_digest(line: bytes) -> str:
-    """Return the digest by which the next head names this one."""
+    """Return the digest of a head for the next one."""
     return sha256(line).hexdigest()
 
 
 class HeadFile:
-    """The signed heads of a log, open for appending. Every method wants the lock `sync` held.
+    """The signed heads of a log, open for appending. All methods require holding the lock `sync`.
 
     Attributes:
-      newest: the last head; None if there is none.
+      newest: the last head, or None.
 
     Raises:
-      OSError: key or heads cannot be read or made.
-      AuditLogError: the last head is wrong, or signed by another key, or all heads are gone.
-      ConfigError: others may read the key, and this user may not change that.
+      OSError: the key or the heads cannot be read or created.
+      AuditLogError: the last head is invalid or signed by another key, or all heads are gone.
+      ConfigError: other users can read the key, and this user cannot change that.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -208,7 +209,7 @@ class HeadFile:
 
     @property
     def size(self) -> int:
-        """Entries that the newest head vouches for."""
+        """Number of entries that the newest head covers."""
         return 0 if self.newest is None else self.newest.size
 
     def close(self) -> None:
@@ -216,25 +217,24 @@ class HeadFile:
         os.close(self._fd)
 
     def age_s(self, now: float) -> float:
-        """Return how long ago the newest head was signed [s]; a day if the clock was set back or
-        there is none."""
+        """Return the age of the newest head [s]; a day if there is none or the clock went back."""
         if self.newest is None:
             return DAY_S
         age_s = now - datetime.fromisoformat(self.newest.time).timestamp()
         return age_s if age_s >= 0 else DAY_S
 
     def catch_up(self) -> None:
-        """Know the newest head; cut off one that is torn.
+        """Read the newest head; truncate an incomplete one.
 
         Raises:
           OSError: it cannot be read.
-          AuditLogError: it is wrong, or signed by another key, or heads are gone.
+          AuditLogError: it is invalid or signed by another key, or heads are gone.
         """
         end = os.fstat(self._fd).st_size
         if self.newest is not None and end == self._end:
             return
         if end < self._end:
-            raise self._damage(f"it has {end} bytes, and had {self._end}: heads were removed")
+            raise self._damage(f"it has {end} bytes, but had {self._end}: heads were removed")
         first = max(0, end - 2 * MAX_HEAD_BYTES)
         content = os.pread(self._fd, end - first, first)
         whole, newline, torn = content.rpartition(b"\n")
@@ -259,14 +259,14 @@ class HeadFile:
                 raise self._damage(f"{KEY_NAME}, the key that signed them, is missing")
             self._key = open_key(folder)
         if head.key != self._key.public:
-            raise self._damage(f"the last head is signed by another key than that of {KEY_NAME}")
+            raise self._damage(f"the last head is not signed by the key in {KEY_NAME}")
         self.newest, self._digest = head, head_digest(line)
 
     def sign(self, tree: Frontier, end: Position, now: float) -> None:
         """Append a head over entries that are on disk.
 
         Raises:
-          OSError: there is no room; the file is as it was.
+          OSError: it could not be written; the file is unchanged.
         """
         folder = self._path.parent
         key = _make_key(folder) if self._key is None else self._key
@@ -295,7 +295,7 @@ class HeadFile:
     def _damage(self, what: str) -> AuditLogError:
         folder = self._path.parent
         return AuditLogError(
-            f"{self._path}: {what}; `triolet audit verify --audit {folder}` says more; put the "
-            "file back from a copy, or keep the folder as it is, and begin a new log by `--audit` "
-            f"with another one or by moving {folder} away"
+            f"{self._path}: {what}; `triolet audit verify --audit {folder}` shows details. Restore "
+            "the file from a copy, or keep the directory and start a new log: use `--audit` with "
+            f"another directory, or move {folder} away"
         )

@@ -1,12 +1,9 @@
-"""The log of administrative events, open for appending by any number of threads and processes.
+"""Appends to the audit log, from any number of threads and processes.
 
-Not the audit of a fleet's blocks (triolet/audit.py): this one is kept on disk and proves that it
-was not changed.
-
-An append writes under the lock `lock`, then makes sure of its fsync under the lock `sync`: the
-first that gets there syncs for all that have written, and notes in `sync` how far; those that wait
-read that. Heads are signed under `sync` too, over synced entries only. Whatever takes both locks
-takes `sync` first.
+An append writes under the lock `lock`, then ensures an fsync under the lock `sync` (group commit):
+the first appender to get `sync` syncs the entries of all, and records the synced position in the
+file `sync`; the others read it there. Heads are signed under `sync` too, over synced entries only.
+Lock order: `sync` before `lock`.
 """
 
 from __future__ import annotations
@@ -37,24 +34,24 @@ log = structlog.get_logger(__name__)
 
 HEAD_ENTRIES: Final = 1_000
 HEAD_S: Final = 1.0
-"""A head is signed when so many entries or seconds have come since the last one."""
+"""A head is signed after this many entries, or this many seconds after the last one."""
 MAX_BATCH_ENTRIES: Final = 10_000
-"""Entries of one append, which others wait for: a fifth of a second."""
+"""Limit of one append. Others wait for it for a fifth of a second."""
 WRITE_LOCK: Final = "lock"
 SYNC_LOCK: Final = "sync"
 OWN_NAMES: Final = (WRITE_LOCK, SYNC_LOCK, KEY_NAME, HEADS_NAME, "0")
-"""How names in the folder begin: those of segments with a digit that is 0 for 10**15 entries."""
+"""Prefixes of file names in the directory. Names of segments begin with 0 up to 10**15 entries."""
 _MARK_BYTES: Final = 128
 _MARK: Final = re.compile(rb"(\S+ \d+ \d+) (\d+) *\n")
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 class AuditLog:
-    """A folder with a log. For `with`; `append` may be called by several threads.
+    """An audit log in a directory; a context manager. `append` is thread-safe.
 
     Raises:
-      AuditLogError: the folder cannot be used, or the log in it is damaged.
-      ConfigError: others may read it, and this user may not change that.
+      AuditLogError: the directory cannot be used, or the log in it is damaged.
+      ConfigError: other users can read it, and this user cannot change that.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -64,7 +61,7 @@ class AuditLog:
         self._is_unsigned = threading.Event()
         self._is_closing = threading.Event()
         self.syncs = 0
-        """Calls of fsync for entries: fewer than appends where several shared one."""
+        """Number of fsync calls for entries: fewer than appends if several shared one."""
         with ExitStack() as files:
             try:
                 self._open(files)
@@ -79,7 +76,7 @@ class AuditLog:
         self.close()
 
     def close(self) -> None:
-        """Sign what is unsigned, and close the files."""
+        """Sign unsigned entries and close the files."""
         self._is_closing.set()
         self._is_unsigned.set()
         if self._signer is not None:
@@ -88,16 +85,16 @@ class AuditLog:
         self._files.close()
 
     def append(self, *events: AuditEvent) -> int:
-        """Append events side by side and return the index of the first; they are on disk then.
+        """Append events in one batch and return the index of the first, after an fsync.
 
         Raises:
-          AuditLogError: an event is not fit, the disk is full or fails, the log is damaged. None of
-            the events is in the log, except where the text says that it may be.
+          AuditLogError: an event is invalid, the disk is full or fails, or the log is damaged. None
+            of the events is in the log, unless the text says that it may be.
         """
         if not 0 < len(events) <= MAX_BATCH_ENTRIES:
             raise AuditLogError(
-                f"the audit log takes 1 to {MAX_BATCH_ENTRIES} events at once, not {len(events)}; "
-                "nothing was recorded: divide them"
+                f"the audit log accepts 1 to {MAX_BATCH_ENTRIES} events in one append, not "
+                f"{len(events)}; nothing was recorded: split them"
             )
         for event in events:
             check_event(event)
@@ -118,7 +115,7 @@ class AuditLog:
         except OSError as error:
             raise AuditLogError(
                 f"the audit log in {self._folder} has entry {first}, but may lose it if the "
-                f"machine fails now: {error}; see to it, then look at `triolet audit verify`"
+                f"machine fails now: {error}; fix the disk, then run `triolet audit verify`"
             ) from error
         return first
 
@@ -145,14 +142,14 @@ class AuditLog:
         if head is None:
             if (found := segment_files(self._folder)) and int(found[0].stem) != 0:
                 raise AuditLogError(
-                    f"{found[0]} is the first segment of the audit log, and entries before it are "
-                    f"missing; `triolet audit verify --audit {self._folder}` says more"
+                    f"{found[0]} is the first segment of the audit log, but entries before it are "
+                    f"missing; `triolet audit verify --audit {self._folder}` shows details"
                 )
             return Segments(self._folder, Frontier(), Position(0, 0))
         return Segments(self._folder, head.tree(), Position(head.segment, head.offset))
 
     def _catch_up(self) -> None:
-        """Know what others have appended. Holds the lock `lock`."""
+        """Read entries appended by others. Requires holding `lock`."""
         segments = self._segments
         notes = []
         if torn := segments.catch_up():
@@ -170,7 +167,7 @@ class AuditLog:
         return AuditEvent(action=action, subject="", actor=os_user(), before=before, counts=counts)
 
     def _commit(self, *, must_sign: bool = False) -> None:
-        """Sync what all have written, and sign a head if it is time. Holds the lock `sync`."""
+        """Sync all written entries, and sign a head if it is due. Requires holding `sync`."""
         with self._write_lock:
             self._catch_up()
             end, tree = self._segments.position, self._segments.tree.copy()
@@ -190,11 +187,11 @@ class AuditLog:
             elif num_unsigned:
                 self._sign_later()
         except OSError as error:
-            # The entries are safe: others sync once more, and the next head covers them.
+            # The entries are safe: later appends sync again, and the next head covers them.
             log.error("audit_head_not_written", folder=str(self._folder), error=str(error))
 
     def _sign_later(self) -> None:
-        """Have what is unsigned signed soon, if nothing is appended until then. Holds `sync`."""
+        """Sign unsigned entries after HEAD_S. Requires holding `sync`."""
         self._is_unsigned.set()
         if self._signer is None:
             self._signer = threading.Thread(target=self._keep_signing, daemon=True)
@@ -215,15 +212,15 @@ class AuditLog:
                 if self._heads.size < self._segments.tree.size:
                     self._commit(must_sign=True)
         except (AuditLogError, OSError) as error:
-            # What was appended is safe; the next process that appends signs it.
+            # The entries are safe; the next process that appends signs them.
             log.error("audit_head_not_written", folder=str(self._folder), error=str(error))
 
     def _read_mark(self) -> Position:
-        """Return up to where entries are synced, as far as that can be known."""
+        """Return the position up to which entries are known to be synced."""
         mark = os.pread(self._sync_lock.fd, _MARK_BYTES, 0)
         match = _MARK.fullmatch(mark)
-        # It may be read while it is written, and after a loss of power it may have outlived what it
-        # speaks of.
+        # Check the CRC, because it may be read while it is written, and the boot id, because after
+        # a power loss it may be newer than the entries.
         if match is None or int(match[2]) != crc32(match[1]) or not self._boot:
             return Position(0, 0)
         boot, segment, offset = match[1].split()
@@ -235,10 +232,10 @@ class AuditLog:
         write_whole(self._sync_lock.fd, line.ljust(_MARK_BYTES - 1) + b"\n", 0)
 
     def _refusal(self, error: OSError) -> AuditLogError:
-        remedy = "make room there, or give a folder that you can write to by `--audit`"
+        remedy = "free disk space there, or give a writable directory with `--audit`"
         if isinstance(error, TimeoutError):
             remedy = "end that process if it hangs"
         return AuditLogError(
-            f"the audit log in {self._folder} takes no entry: {error.strerror or error}; nothing "
-            f"was recorded: {remedy}"
+            f"the audit log in {self._folder} cannot be written: {error.strerror or error}; "
+            f"nothing was recorded: {remedy}"
         )

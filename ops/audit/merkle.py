@@ -1,7 +1,7 @@
-"""The Merkle tree of RFC 6962: hashes of leaves and nodes, roots, inclusion proofs.
+"""Merkle tree of RFC 6962: leaf and node hashes, roots and inclusion proofs.
 
-Written by hand: the log keeps the right border of a tree that grows, and proves from a stream of
-leaves, in O(log n) of memory. `pymerkle` stores the whole tree in memory or in SQLite.
+Our own implementation, because it needs O(log n) memory: the log keeps only the right border of the
+tree, and proofs are computed from a stream of leaves. `pymerkle` stores the whole tree.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 LEAF: Final = b"\0"
 NODE: Final = b"\1"
-"""Prefixes that keep a leaf from being taken for a node."""
+"""Prefixes that distinguish leaves from nodes (RFC 6962, 2.1)."""
 EMPTY_ROOT: Final = sha256().digest()
 
 
@@ -29,16 +29,16 @@ def node_hash(left: bytes, right: bytes) -> bytes:
 
 
 class Frontier:
-    """The right border of a tree: the roots of its complete subtrees, the largest first.
+    """The right border of a growing tree: the roots of its complete subtrees, largest first.
 
     Attributes:
       size: number of leaves.
-      peaks: one root for each bit that is set in `size`.
+      peaks: one root for each set bit of `size`.
     """
 
     def __init__(self, size: int = 0, peaks: Sequence[bytes] = ()) -> None:
         if size < 0 or len(peaks) != size.bit_count():
-            raise ValueError(f"{len(peaks)} peaks are no frontier of {size} leaves")
+            raise ValueError(f"{len(peaks)} peaks are not the frontier of {size} leaves")
         self.size = size
         self.peaks = list(peaks)
 
@@ -61,19 +61,19 @@ class Frontier:
         return node
 
     def copy(self) -> Frontier:
-        """Return one that grows by itself."""
+        """Return an independent copy."""
         return Frontier(self.size, self.peaks)
 
 
 def sibling_ranges(index: int, size: int) -> list[tuple[int, int]]:
-    """Return the subtrees beside the way from a leaf to the root, the leaf's own sibling first.
+    """Return the sibling subtrees on the path from a leaf to the root, the leaf's sibling first.
 
     Args:
-      index: of the leaf.
-      size: of the tree.
+      index: index of the leaf.
+      size: number of leaves.
 
     Returns:
-      Ranges [first, end) of leaves. Together with the leaf they are the whole tree.
+      Ranges [first, end) of leaves, which together with the leaf cover the whole tree.
     """
     if not 0 <= index < size:
         raise ValueError(f"a tree of {size} leaves has no leaf {index}")
@@ -90,10 +90,10 @@ def sibling_ranges(index: int, size: int) -> list[tuple[int, int]]:
 
 
 def root_of_path(leaf: bytes, index: int, size: int, path: Sequence[bytes]) -> bytes:
-    """Return the root of the tree in which a leaf has an audit path."""
+    """Return the root computed from a leaf and its audit path."""
     ranges = sibling_ranges(index, size)
     if len(ranges) != len(path):
-        raise ValueError(f"the path has {len(path)} hashes and needs {len(ranges)}")
+        raise ValueError(f"the path has {len(path)} hashes, but needs {len(ranges)}")
     node = leaf
     for (first, _), sibling in zip(ranges, path, strict=True):
         node = node_hash(sibling, node) if first <= index else node_hash(node, sibling)
@@ -104,9 +104,9 @@ def inclusion_path(leaves: Iterable[bytes], index: int, size: int) -> list[bytes
     """Return the audit path of a leaf (RFC 6962, 2.1.1).
 
     Args:
-      leaves: hashes of at least `size` leaves, in order; more are not read.
-      index: of the leaf.
-      size: of the tree.
+      leaves: hashes of at least `size` leaves, in order; further ones are not read.
+      index: index of the leaf.
+      size: number of leaves.
     """
     ranges = sibling_ranges(index, size)
     own = (index, index + 1)
@@ -122,6 +122,6 @@ def inclusion_path(leaves: Iterable[bytes], index: int, size: int) -> list[bytes
             if position == end:
                 break
         if position < end:
-            raise ValueError(f"there are {position} leaves of {size}")
+            raise ValueError(f"only {position} of {size} leaves exist")
         roots[first, end] = subtree.root()
     return [roots[one] for one in ranges]

@@ -1,4 +1,5 @@
-"""How a command records what it does: one call, or a context around the action."""
+"""Records actions in the audit log: `record` for one event, `recorded` as a context around an
+action."""
 
 from __future__ import annotations
 
@@ -26,21 +27,20 @@ REQUEST_ID_BYTES: Final = 8
 
 
 _KINDS: Final = (
-    (ConfigError, "it cannot work as it was given"),
-    (TrioletError, "it was begun and could not be finished"),
-    (OSError, "the operating system refused it"),
-    (Exception, "an unexpected error"),
+    (ConfigError, "invalid input"),
+    (TrioletError, "failed before the end"),
+    (OSError, "refused by the operating system"),
+    (Exception, "unexpected error"),
 )
 
 
 def why_failed(error: BaseException) -> str:
-    """Return why an action failed: what kind of failure it was, and nothing that could hold a part
-    of what was given."""
-    return next((words for kind, words in _KINDS if isinstance(error, kind)), "it was interrupted")
+    """Return the kind of a failure. Error texts are not recorded: they could contain user input."""
+    return next((words for kind, words in _KINDS if isinstance(error, kind)), "interrupted")
 
 
 def default_folder() -> Path:
-    """Return where this user's log is.
+    """Return the directory of this user's log.
 
     Raises:
       AuditLogError: this user has no home directory.
@@ -48,7 +48,7 @@ def default_folder() -> Path:
     try:
         return state_home() / "triolet" / "audit"
     except ConfigError as error:
-        raise AuditLogError(f"{error}, or name the folder of the audit log with --audit") from error
+        raise AuditLogError(f"{error}, or give the audit log's directory with --audit") from error
 
 
 def record(
@@ -64,23 +64,23 @@ def record(
     reason: str | None = None,
     request_id: str | None = None,
 ) -> int:
-    """Append one event to a log and return its index; it is on disk and signed then.
+    """Append an event to a log and return its index once it is on disk and signed.
 
     Args:
-      action: what was done.
-      subject: to what. Bytes of a path that are no text are written as escapes.
-      folder: of the log; None for this user's.
-      actor: None for this user.
-      outcome: how far it came.
+      action: kind of action.
+      subject: what it was done to. Bytes that are not UTF-8 are escaped.
+      folder: directory of the log; None for this user's.
+      actor: who did it; None for this user.
+      outcome: begun, done or failed.
       before: digest of the state before (`events.digest`).
       after: digest of the state afterwards.
-      counts: figures of it.
+      counts: figures.
       reason: why it failed.
-      request_id: ties entries of one action together.
+      request_id: id shared by all entries of an action.
 
     Raises:
       AuditLogError: it was not recorded.
-      ConfigError: others may read the folder, and this user may not change that.
+      ConfigError: other users can read the directory, and this user cannot change that.
     """
     with AuditLog(default_folder() if folder is None else folder) as opened:
         return opened.append(
@@ -100,13 +100,13 @@ def record(
 
 @dataclass(slots=True)
 class Recorded:
-    """An action under way.
+    """A running action.
 
     Attributes:
-      request_id: of its entries.
-      before: digest of the state before, once it is known.
-      after: digest of the state afterwards, once it is known.
-      counts: figures of it.
+      request_id: id of its entries.
+      before: digest of the state before, once known.
+      after: digest of the state afterwards, once known.
+      counts: figures.
     """
 
     request_id: str
@@ -124,21 +124,22 @@ def recorded(
     before: str | None = None,
     after: str | None = None,
 ) -> Iterator[Recorded]:
-    """Record an action's begin before it, so that none goes unrecorded, and its end after it.
+    """Record the start of an action before it, and its end after it.
 
     Args:
-      action: what is done inside the context.
-      subject: to what.
-      folder: of the log; None for this user's.
+      action: kind of action.
+      subject: what it is done to.
+      folder: directory of the log; None for this user's.
       before: digest of the state before.
-      after: digest of the state that the action leads to.
+      after: digest of the state afterwards.
 
     Yields:
-      The action, which may say its digests and figures before it ends.
+      The action, whose digests and figures may be set before it ends.
 
     Raises:
-      AuditLogError: the begin was not recorded, and the action not begun; or its end was not.
-      ConfigError: others may read the folder, and this user may not change that.
+      AuditLogError: the start was not recorded and the action not started, or its end was not
+        recorded.
+      ConfigError: other users can read the directory, and this user cannot change that.
     """
     running = Recorded(secrets.token_hex(REQUEST_ID_BYTES), before)
     request_id = running.request_id
@@ -163,13 +164,13 @@ def recorded(
         try:
             note(AuditOutcome.FAILED, reason=why_failed(error))
         except AuditLogError as unrecorded:
-            # The action's own failure says more. Its begin is recorded.
+            # Raise the action's own error, which is more useful. Its start is recorded.
             log.error("audit_end_not_recorded", request_id=request_id, error=str(unrecorded))
         raise
     try:
         note(AuditOutcome.DONE, running.after or after)
     except AuditLogError as error:
         raise AuditLogError(
-            f"{action.value} {subject} was done, and entry {request_id} of the audit log says that "
-            f"it began, but not that it ended: {error}"
+            f"{action.value} {subject} was done, but the audit log has only its start (request "
+            f"{request_id}), not its end: {error}"
         ) from error

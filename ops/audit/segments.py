@@ -1,7 +1,7 @@
-"""The files of the log: segments of entries, one line each, and the locks of those that write.
+"""Segment files of the audit log (one entry per line), and the file locks of its writers.
 
-A segment is named by the index of its first entry. Whatever writes holds the lock `lock`; a lock
-of the kernel ends with its process, however this ends.
+A segment is named after the index of its first entry. Writers hold the lock `lock`, an flock, which
+the kernel releases when its process ends.
 """
 
 from __future__ import annotations
@@ -25,27 +25,26 @@ if TYPE_CHECKING:
     from .merkle import Frontier
 
 SEGMENT_BYTES: Final = 64 * MIB
-"""A segment that is at least so large is followed by another one: a file that a person can still
-open and copy."""
+"""Size at which a new segment begins, so that files stay easy to open and copy."""
 INDEX_DIGITS: Final = 16
-"""Of a segment's name, so that names sort as numbers do: 2**53 has 16 digits."""
+"""Digits in a segment's name: names sort like numbers, and 2**53 has 16 digits."""
 LOCK_WAIT_S: Final = 30.0
-"""A holder writes one batch or waits for one fsync: seconds on the slowest disk."""
+"""A holder writes one batch or waits for one fsync, which takes seconds on the slowest disk."""
 FIRST_PAUSE_S: Final = 0.0002
 LAST_PAUSE_S: Final = 0.002
-"""Between two tries for a lock. The kernel's own wait has no deadline."""
+"""Pauses between tries for a lock: the kernel's blocking flock has no timeout."""
 READ_BYTES: Final = MIB
 
 
 class Position(NamedTuple):
-    """Where entries end: the first index of a segment, and bytes in it."""
+    """End of entries: first index of a segment, and byte offset in it."""
 
     segment: int
     offset: int
 
 
 class FileLock:
-    """An exclusive lock among threads and processes, for `with`. Open one after a fork.
+    """An exclusive lock among threads and processes; a context manager. Open it after forking.
 
     Raises:
       OSError: its file cannot be opened.
@@ -65,10 +64,10 @@ class FileLock:
         self.release()
 
     def acquire(self, is_needless: Callable[[], bool]) -> bool:
-        """Take the lock, unless it becomes needless meanwhile; return whether it is held.
+        """Take the lock, unless it becomes unnecessary while waiting. Return whether it is held.
 
         Raises:
-          TimeoutError: another one held it for too long.
+          TimeoutError: another holder kept it too long.
         """
         until = time.monotonic() + LOCK_WAIT_S
         if not self._mutex.acquire(timeout=LOCK_WAIT_S):
@@ -87,12 +86,12 @@ class FileLock:
         return is_held
 
     def release(self) -> None:
-        """Give it back."""
+        """Release the lock."""
         fcntl.flock(self.fd, fcntl.LOCK_UN)
         self._mutex.release()
 
     def close(self) -> None:
-        """Close its file."""
+        """Close the lock's file."""
         os.close(self.fd)
 
     def _try(self) -> bool:
@@ -104,13 +103,13 @@ class FileLock:
 
     def _late(self) -> TimeoutError:
         return TimeoutError(
-            f"another process has held {self._path} for {LOCK_WAIT_S:g} s, and "
-            f"`fuser {self._path}` names it"
+            f"another process has held {self._path} for {LOCK_WAIT_S:g} s (`fuser {self._path}` "
+            "shows it)"
         )
 
 
 def segment_path(folder: Path, first: int) -> Path:
-    """Return the file of the segment that begins with an index."""
+    """Return the path of the segment that begins with an index."""
     return folder / f"{first:0{INDEX_DIGITS}d}.jsonl"
 
 
@@ -120,15 +119,15 @@ def segment_files(folder: Path) -> list[Path]:
 
 
 def read_lines(path: Path, offset: int, end: int) -> Iterator[bytes]:
-    """Yield the lines of a file without their newlines; what is left at the end comes as it is.
+    """Yield the lines of a file without their newlines.
 
     Args:
-      path: of the file.
-      offset: where to begin.
+      path: the file.
+      offset: where to begin, in bytes.
       end: where to stop, in bytes.
 
     Yields:
-      Lines; the last one is empty if the file ends with a newline, else it is torn.
+      Lines; the last one is empty if the file ends with a newline, else incomplete.
     """
     rest = b""
     with path.open("rb") as file:
@@ -137,7 +136,7 @@ def read_lines(path: Path, offset: int, end: int) -> Iterator[bytes]:
             offset += len(chunk)
             *lines, rest = (rest + chunk).split(b"\n")
             yield from lines
-            # Longer than any entry, so no line; not kept until the file's end is found.
+            # Longer than any entry: yield it now, so that it does not fill the memory.
             if len(rest) > 2 * MAX_ENTRY_BYTES:
                 yield rest
                 rest = b""
@@ -145,11 +144,11 @@ def read_lines(path: Path, offset: int, end: int) -> Iterator[bytes]:
 
 
 class Segments:
-    """The end of the log, as an appender knows it. Every method wants the lock `lock` held.
+    """The segments of a log, open for appending. All methods require holding `lock`.
 
     Attributes:
-      tree: over the entries up to `position`.
-      position: where they end.
+      tree: tree over the entries up to `position`.
+      position: end of the known entries.
     """
 
     def __init__(self, folder: Path, tree: Frontier, position: Position) -> None:
@@ -163,15 +162,15 @@ class Segments:
         os.close(self._fd)
 
     def duplicate(self) -> int:
-        """Return a descriptor of the last segment, to be closed by the caller."""
+        """Return a new descriptor of the last segment; the caller closes it."""
         return os.dup(self._fd)
 
     def catch_up(self) -> bytes:
-        """Read what others have appended; cut a torn tail off and return it.
+        """Read entries appended by others. Truncate an incomplete last line and return it.
 
         Raises:
-          AuditLogError: what is there does not continue the log.
-          OSError: it cannot be read.
+          AuditLogError: the entries do not continue the log.
+          OSError: they cannot be read.
         """
         while True:
             torn = self._read_on()
@@ -180,17 +179,17 @@ class Segments:
             if first == self.position.segment or not following.exists():
                 break
             if torn:
-                raise self._damage("ends within an entry, though another segment follows it")
+                raise self._damage("ends within an entry, but another segment follows it")
             self._take(self._open(first), first)
         if torn:
             os.ftruncate(self._fd, self.position.offset)
         return torn
 
     def write(self, lines: Sequence[bytes], leaves: Sequence[bytes]) -> None:
-        """Append entries; all of them are there afterwards, or none.
+        """Append all entries, or none.
 
         Raises:
-          OSError: there is no room, or the disk fails.
+          OSError: the disk is full or fails.
         """
         if self.position.offset >= SEGMENT_BYTES:
             self._roll()
@@ -206,7 +205,7 @@ class Segments:
             self.tree.push(leaf)
 
     def _roll(self) -> None:
-        # What is known of a later segment's sync then holds for all of this one.
+        # Sync this segment first: a synced position in a later segment implies that it is synced.
         os.fsync(self._fd)
         fd = self._open(self.tree.size, os.O_CREAT | os.O_EXCL)
         try:
@@ -222,7 +221,7 @@ class Segments:
             return os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, FILE_MODE)
         except FileNotFoundError:
             raise AuditLogError(
-                f"{path} is missing, though a signed head of the audit log names it; "
+                f"{path} is missing, but a signed head of the audit log refers to it; "
                 f"{_remedy(self._folder)}"
             ) from None
 
@@ -237,7 +236,7 @@ class Segments:
         if end == offset:
             return b""
         if end < offset:
-            raise self._damage(f"has {end} bytes, and had at least {offset}")
+            raise self._damage(f"has {end} bytes, but had at least {offset}")
         lines = read_lines(segment_path(self._folder, segment), offset, end)
         line = next(lines)
         for following in lines:
@@ -245,9 +244,9 @@ class Segments:
                 content, leaf = split_line(line)
                 index = decode_entry(content).index
             except AuditLineError as error:
-                raise self._damage(f"has a wrong line at byte {offset}: {error}") from None
+                raise self._damage(f"has an invalid line at byte {offset}: {error}") from None
             if index != self.tree.size:
-                raise self._damage(f"has entry {index} in the place of {self.tree.size}")
+                raise self._damage(f"has entry {index} in place of {self.tree.size}")
             self.tree.push(leaf)
             offset += len(line) + 1
             self.position = Position(segment, offset)
@@ -261,16 +260,16 @@ class Segments:
 
 def _remedy(folder: Path) -> str:
     return (
-        f"`triolet audit verify --audit {folder}` says what is wrong; keep the folder as it is, "
-        "and begin a new log by `--audit` with another one"
+        f"`triolet audit verify --audit {folder}` shows what is wrong; keep the directory, and "
+        "start a new log with `--audit` and another directory"
     )
 
 
 def write_whole(fd: int, content: bytes, offset: int) -> None:
-    """Write all of some bytes at an offset.
+    """Write all bytes at an offset.
 
     Raises:
-      OSError: a part of them was not written.
+      OSError: some of them were not written.
     """
     rest = memoryview(content)
     while rest:
@@ -279,7 +278,7 @@ def write_whole(fd: int, content: bytes, offset: int) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Let the names in a folder outlive a loss of power."""
+    """Sync a directory, so that its names survive a power loss."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,6 @@
-"""Read a log as it is: its entries, whether it is what was signed, and proofs of single entries.
+"""Reads and verifies an audit log: entries, signed heads, and inclusion proofs. Never writes.
 
-Nothing here writes. What is not as it should be is located: file, line, what is wrong, and the last
-signed head before it.
+A verification reports each defect with file and line, and the last head that can be trusted.
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ if TYPE_CHECKING:
     from .events import AuditEntry
 
 MAX_DEFECTS: Final = 100
-"""After so many the rest of a log is not looked at: it is beyond doubt that it was changed."""
+"""Verification stops after this many defects: the log was certainly changed."""
 
 
 class Defect(msgspec.Struct, frozen=True):
-    """One thing that is wrong.
+    """A defect of a log.
 
     Attributes:
       file: name of the file.
-      line: in it, from 1; 0 for the file as a whole.
-      what: in words.
+      line: line number, from 1; 0 for the whole file.
+      what: description.
     """
 
     file: str
@@ -53,17 +52,16 @@ class Defect(msgspec.Struct, frozen=True):
 
 
 class LogVerdict(msgspec.Struct, frozen=True):
-    """What a verification found.
+    """Result of a verification.
 
     Attributes:
-      entries: number of entries that were read.
-      heads: number of heads with a right signature and a right root.
-      witnessed: number of heads kept elsewhere that the log agrees with.
-      trusted: newest head such that it and everything before it is as it was signed; None if there
-        is none.
-      unsigned: entries after the newest head: whole, but nothing vouches for them yet.
+      entries: number of entries read.
+      heads: number of heads with a correct signature and root.
+      witnessed: number of heads kept elsewhere that match the log.
+      trusted: newest head that, with everything before it, is unchanged; None if there is none.
+      unsigned: number of complete entries after the newest head.
       defects: what is wrong.
-      notes: what a process that was killed leaves, and the next append mends.
+      notes: incomplete lines of killed processes, which the next append repairs.
     """
 
     entries: int
@@ -76,21 +74,21 @@ class LogVerdict(msgspec.Struct, frozen=True):
 
 
 class File(NamedTuple):
-    """A file of the log, and how much of it was there when it was looked at."""
+    """A file of the log, and its size at the snapshot."""
 
     path: Path
     size_bytes: int
 
 
 class Snapshot(NamedTuple):
-    """A log at one moment, while others append to it."""
+    """The files of a log at one moment, while others append to it."""
 
     segments: list[File]
     heads: File
 
 
 class SignedHead(NamedTuple):
-    """A head, and where it stands."""
+    """A head with its file and line."""
 
     head: Head
     file: str
@@ -98,15 +96,15 @@ class SignedHead(NamedTuple):
 
 
 def take_snapshot(folder: Path) -> Snapshot:
-    """Look at a log between two writes.
+    """Record the sizes of a log's files between two writes.
 
     Raises:
-      AuditLogError: there is no log, or it cannot be read.
+      AuditLogError: no log exists, or it cannot be read.
     """
     try:
         with ExitStack() as locks:
             for name in (SYNC_LOCK, WRITE_LOCK):
-                # A copy of a log may come without them.
+                # A copy of a log may lack the lock files.
                 if (folder / name).exists():
                     lock = locks.enter_context(closing(FileLock(folder / name, may_make=False)))
                     locks.enter_context(lock)
@@ -117,8 +115,8 @@ def take_snapshot(folder: Path) -> Snapshot:
         raise AuditLogError(f"the audit log in {folder} cannot be read: {error}") from error
     if not segments and not found.size_bytes and not (folder / KEY_NAME).exists():
         raise AuditLogError(
-            f"there is no audit log in {folder}; the first administrative command begins it, "
-            "and `--audit` names another folder"
+            f"{folder} has no audit log; the first administrative command creates it, and "
+            "`--audit` selects another directory"
         )
     return Snapshot(segments, found)
 
@@ -127,7 +125,7 @@ def read_entries(snapshot: Snapshot) -> Iterator[tuple[bytes, AuditEntry]]:
     """Yield the entries of a log with their canonical JSON.
 
     Raises:
-      AuditLogError: a line is no entry, or was altered.
+      AuditLogError: a line is malformed or was altered.
     """
     index = 0
     for file in snapshot.segments:
@@ -138,18 +136,18 @@ def read_entries(snapshot: Snapshot) -> Iterator[tuple[bytes, AuditEntry]]:
                 content, _ = split_line(line)
                 entry = decode_entry(content)
                 if entry.index != index:
-                    raise AuditLineError(f"it holds entry {entry.index} in the place of {index}")
+                    raise AuditLineError(f"it has entry {entry.index} in place of {index}")
             except AuditLineError as error:
                 raise AuditLogError(
                     f"{file.path}, line {number}: {error}; `triolet audit verify --audit "
-                    f"{file.path.parent}` says how much of the log can be trusted"
+                    f"{file.path.parent}` shows how much of the log can be trusted"
                 ) from None
             yield content, entry
             index += 1
 
 
 def _marked(file: File) -> Iterator[tuple[bytes, bool]]:
-    """Yield the lines of a file; True beside what stands after its last newline, if anything.
+    """Yield the lines of a file, with True for an incomplete last line.
 
     Raises:
       AuditLogError: it cannot be read.
@@ -169,11 +167,11 @@ def _marked(file: File) -> Iterator[tuple[bytes, bool]]:
 def read_heads(
     heads: File, *, may_be_torn: bool = True
 ) -> Iterator[tuple[int, bytes, Head | HeadError]]:
-    """Yield line number, line and head of each line; an error instead of a wrong head.
+    """Yield the number, content and head of each line, or an error in place of the head.
 
     Args:
       heads: the file.
-      may_be_torn: a last line without a newline is left out.
+      may_be_torn: skip an incomplete last line.
 
     Raises:
       AuditLogError: it cannot be read.
@@ -193,31 +191,32 @@ def newest_head(snapshot: Snapshot) -> tuple[bytes, Head]:
     """Return the newest head and its line.
 
     Raises:
-      AuditLogError: there is none, or it is wrong.
+      AuditLogError: no head exists, or a head is invalid.
     """
     found: tuple[bytes, Head] | None = None
     for number, line, head in read_heads(snapshot.heads):
         if isinstance(head, HeadError):
             raise AuditLogError(
-                f"{snapshot.heads.path}, line {number}: {head}; `triolet audit verify` says more"
+                f"{snapshot.heads.path}, line {number}: {head}; `triolet audit verify` shows "
+                "details"
             )
         found = line, head
     if found is None:
         raise AuditLogError(
-            f"{snapshot.heads.path} holds no head; `triolet audit verify` says whether the next "
+            f"{snapshot.heads.path} has no head; `triolet audit verify` shows whether the next "
             "append signs the first one"
         )
     return found
 
 
 class Proof(msgspec.Struct, frozen=True):
-    """That an entry is in the log, by a signed head.
+    """Proof that a signed head covers an entry.
 
     Attributes:
-      index: of the entry.
-      entry: its canonical JSON, the bytes that are hashed.
+      index: index of the entry.
+      entry: its canonical JSON, which is hashed.
       path: hashes from the leaf's sibling to a child of the root (RFC 6962, 2.1.1).
-      head: the line of the head: `body` and `signature`.
+      head: line of the head: `body` and `signature`.
     """
 
     index: int
@@ -227,7 +226,7 @@ class Proof(msgspec.Struct, frozen=True):
 
 
 def prove(folder: Path, index: int) -> Proof:
-    """Prove an entry against the newest head.
+    """Prove that the newest head covers an entry.
 
     Raises:
       AuditLogError: no head covers it, or the log is damaged.
@@ -251,20 +250,20 @@ def prove(folder: Path, index: int) -> Proof:
         path = inclusion_path(leaves(), index, head.size)
         root = root_of_path(leaf_hash(proven), index, head.size, path).hex()
     except ValueError as error:
-        raise AuditLogError(f"{folder}: {error}; `triolet audit verify` says more") from None
+        raise AuditLogError(f"{folder}: {error}; `triolet audit verify` shows details") from None
     if root != head.root:
         raise AuditLogError(
-            f"the entries in {folder} are not those that its newest head signs, so nothing is "
-            f"proven; `triolet audit verify --audit {folder}` says what is wrong"
+            f"the entries in {folder} do not match its newest head, so nothing is proven; "
+            f"`triolet audit verify --audit {folder}` shows what is wrong"
         )
     return Proof(index, proven.decode(), [node.hex() for node in path], msgspec.Raw(line))
 
 
 def read_witnesses(file: Path) -> list[SignedHead]:
-    """Return heads that were kept elsewhere, one a line.
+    """Read heads that were kept elsewhere, one per line.
 
     Raises:
-      AuditLogError: the file cannot be read, or a line is no head.
+      AuditLogError: the file cannot be read, or a line is not a head.
     """
     try:
         size_bytes = file.stat().st_size
@@ -274,23 +273,23 @@ def read_witnesses(file: Path) -> list[SignedHead]:
     for number, _, head in read_heads(File(file, size_bytes), may_be_torn=False):
         if isinstance(head, HeadError):
             raise AuditLogError(
-                f"{file}, line {number}: {head}; a line is what `triolet audit head` prints"
+                f"{file}, line {number}: {head}; each line must be output of `triolet audit head`"
             )
         kept.append(SignedHead(head, str(file), number))
     if not kept:
-        raise AuditLogError(f"{file} holds no head; `triolet audit head` prints one")
+        raise AuditLogError(f"{file} has no head; `triolet audit head` prints one")
     return kept
 
 
 def verify(folder: Path, witnesses: Sequence[SignedHead] = ()) -> LogVerdict:
-    """Compare every entry with every head.
+    """Check every entry against every head.
 
     Args:
-      folder: of the log.
+      folder: directory of the log.
       witnesses: heads that were kept elsewhere.
 
     Raises:
-      AuditLogError: there is no log, or it cannot be read.
+      AuditLogError: no log exists, or it cannot be read.
     """
     snapshot = take_snapshot(folder)
     walk = _Walk()
@@ -311,7 +310,7 @@ def verify(folder: Path, witnesses: Sequence[SignedHead] = ()) -> LogVerdict:
 
 
 class _Walk:
-    """One pass over a log, and what it has found."""
+    """One pass over a log, with its findings."""
 
     def __init__(self) -> None:
         self.tree = Frontier()
@@ -339,11 +338,11 @@ class _Walk:
                 continue
             one = SignedHead(head, heads.path.name, number)
             if previous is not None and head.previous != previous:
-                what = "it names another head before it: one was removed, added or moved"
+                what = "it refers to another previous head: one was removed, added or moved"
             elif before is not None and head.key != before.head.key:
-                what = "it is signed by another key than the head before it"
+                what = "it is signed by another key than the previous head"
             elif before is not None and head.size <= before.head.size:
-                what = f"it covers {head.size} entries, no more than the head before it"
+                what = f"it covers {head.size} entries, not more than the previous head"
             else:
                 what = ""
             previous = head_digest(line)
@@ -357,12 +356,12 @@ class _Walk:
             self._note_defect(heads.path.name, 0, NO_HEAD_LEFT)
         if heads.size_bytes and any(is_torn for _, is_torn in _marked(heads)):
             self.notes.append(
-                f"{heads.path.name} ends within a head: a process was killed as it wrote it; the "
-                "next append cuts it off"
+                f"{heads.path.name} ends within a head, because a process was killed while writing "
+                "it; the next append removes it"
             )
 
     def add_witnesses(self, witnesses: Sequence[SignedHead]) -> None:
-        """Have the log compared with heads that were kept elsewhere."""
+        """Add heads that were kept elsewhere to the check."""
         for one in witnesses:
             if self.own and one.head.key != self.own[0].head.key:
                 self._note_defect(
@@ -372,11 +371,11 @@ class _Walk:
             self._witnesses.setdefault(one.head.size, []).append(one)
 
     def read_segments(self, segments: Sequence[File]) -> None:
-        """Check every entry, and the root wherever a head signs one."""
+        """Check every entry, and the root of every head."""
         for place, file in enumerate(segments):
             name = file.path.name
             if int(file.path.stem) != self.tree.size:
-                what = f"entry {self.tree.size} should be its first: a segment is missing or cut"
+                what = f"its first entry should be {self.tree.size}: a segment is missing or cut"
                 self._stop(name, 0, what)
                 return
             for number, (line, is_torn) in enumerate(_marked(file), 1):
@@ -384,16 +383,16 @@ class _Walk:
                     self._check_line(name, number, line)
                 elif place == len(segments) - 1:
                     self.notes.append(
-                        f"{name} ends within an entry ({len(line)} bytes): a process was killed as "
-                        "it wrote it; the next append cuts it off, with a note in the log"
+                        f"{name} ends within an entry ({len(line)} bytes), because a process was "
+                        "killed while writing it; the next append removes it and records that"
                     )
                 else:
-                    self._stop(name, number, "it ends within an entry, and another segment follows")
+                    self._stop(name, number, "it ends within an entry, but another segment follows")
                 if not self._is_whole:
                     return
 
     def check_ends(self, snapshot: Snapshot) -> None:
-        """Report heads that sign more than there is."""
+        """Report heads that cover more entries than exist."""
         if not self._is_whole:
             return
         file = snapshot.segments[-1] if snapshot.segments else snapshot.heads
@@ -407,8 +406,8 @@ class _Walk:
             self._note_defect(
                 file.path.name,
                 sum(1 for _, is_torn in _marked(file) if not is_torn),
-                f"the log ends after {size} entries, and {one.file}, line {one.line}, signs "
-                f"{one.head.size}: the tail was cut off",
+                f"the log ends after {size} entries, but {one.file}, line {one.line}, signs "
+                f"{one.head.size}: the end was cut off",
             )
 
     def _check_line(self, name: str, number: int, line: bytes) -> None:
@@ -418,11 +417,11 @@ class _Walk:
             entry = decode_entry(content)
             if entry.index != index:
                 raise AuditLineError(
-                    f"it holds entry {entry.index} in the place of {index}: a line was removed, "
-                    "added or moved"
+                    f"it has entry {entry.index} in place of {index}: a line was removed, added or "
+                    "moved"
                 )
         except AlteredLine as error:
-            # If the hash beside it is the signed one, all that follows can still be checked.
+            # The rest can still be checked with the hash in the line, if that was signed.
             self._note_defect(name, number, f"entry {index} was altered: {error}")
             self._are_entries_right = False
             leaf = error.leaf
@@ -451,8 +450,8 @@ class _Walk:
         self._note_defect(
             one.file,
             one.line,
-            f"it signs other entries than the log holds: one of {since} to {one.head.size - 1} was "
-            "rewritten together with its hash",
+            f"it does not match the entries: one of {since} to {one.head.size - 1} was rewritten "
+            "together with its hash",
         )
         self._are_entries_right = False
         return False

@@ -1,4 +1,4 @@
-"""The command line of Triolet, one file per group of commands."""
+"""The `triolet` command line, one file per group of commands."""
 
 from .commands import app, main
 

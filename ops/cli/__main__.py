@@ -1,4 +1,4 @@
-"""`python -m ops.cli`: the command `triolet` from a checkout that is not installed."""
+"""Entry point of `python -m ops.cli`: runs `triolet` from a checkout that is not installed."""
 
 import sys
 

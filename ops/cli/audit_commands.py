@@ -1,6 +1,6 @@
-"""`triolet audit`: read and verify the log of administrative events (ops/audit).
+"""`triolet audit`: show, verify and export the log of administrative actions (ops/audit).
 
-Not `triolet doctor --ledger`, which audits the blocks and leases of a running fleet.
+`triolet doctor --ledger` is something else: it checks the blocks and leases of a running fleet.
 """
 
 from __future__ import annotations
@@ -29,20 +29,18 @@ if TYPE_CHECKING:
     from ..audit.verification import LogVerdict
 
 
-audit_app = typer.Typer(
-    help="What administrators did: a log that cannot be changed unseen.", no_args_is_help=True
-)
+audit_app = typer.Typer(help="Tamper-evident log of administrative actions.", no_args_is_help=True)
 
 SHOWN_DIGITS: Final = 12
-"""Of a digest: enough to tell two states apart."""
+"""Digits shown of a digest, enough to tell two states apart."""
 DAMAGE_REMEDY: Final = (
-    "keep the folder as it is and compare it with a copy or with heads that were kept elsewhere; "
-    "begin a new log by --audit with another folder"
+    "keep the directory as it is and compare it with a copy or with heads kept elsewhere; start a "
+    "new log with --audit and another directory"
 )
 
 
 class ExportFormat(StrEnum):
-    """Forms of an export."""
+    """Output formats of an export."""
 
     JSONL = "jsonl"
     CSV = "csv"
@@ -52,21 +50,21 @@ class ExportFormat(StrEnum):
 def show(
     since: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Not older: 24h, 7d, 2026-05-01, 2026-05-01T12:00:00Z."),
+        typer.Option(metavar="TIME", help="Earliest: 24h, 7d, 2026-05-01, 2026-05-01T12:00:00Z."),
     ] = None,
     action: Annotated[
         list[str] | None,
-        typer.Option(help="Such as tenant.add, or tenant for all of tenants; repeatable."),
+        typer.Option(help="Such as tenant.add, or tenant for all its actions; repeatable."),
     ] = None,
     audit: AuditOption = None,
 ) -> None:
-    """Show the entries, the oldest first."""
+    """Show the entries, oldest first."""
     from ..audit.verification import read_entries, take_snapshot
 
     earliest = "" if since is None else _earliest(since)
     wanted = _actions(action or ())
     for _, entry in read_entries(take_snapshot(_folder(audit))):
-        # Times of one form sort as text.
+        # All times have the same format, so they sort as text.
         if entry.time >= earliest and (not wanted or _is_wanted(entry.action, wanted)):
             typer.echo(_row(entry))
 
@@ -75,12 +73,12 @@ def show(
 def verify(
     heads: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Heads that were kept elsewhere, one a line."),
+        typer.Option(metavar="FILE", help="Heads kept elsewhere, one per line."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     audit: AuditOption = None,
 ) -> None:
-    """Compare every entry with the signed heads; exit with 1 if anything was changed."""
+    """Check every entry against the signed heads; exit with 1 if anything was changed."""
     from ..audit.verification import read_witnesses
     from ..audit.verification import verify as verify_log
 
@@ -96,7 +94,7 @@ def verify(
 
 @audit_app.command("prove")
 def prove(
-    index: Annotated[int, typer.Argument(metavar="INDEX", min=0, help="Of the entry.")],
+    index: Annotated[int, typer.Argument(metavar="INDEX", min=0, help="Index of the entry.")],
     audit: AuditOption = None,
 ) -> None:
     """Print a proof, as JSON, that the newest signed head covers an entry."""
@@ -107,7 +105,7 @@ def prove(
 
 @audit_app.command("export")
 def export(
-    form: Annotated[ExportFormat, typer.Option("--format", help="Of the output.")] = (
+    form: Annotated[ExportFormat, typer.Option("--format", help="Output format.")] = (
         ExportFormat.JSONL
     ),
     audit: AuditOption = None,
@@ -132,7 +130,7 @@ def export(
 
 @audit_app.command("head")
 def head(audit: AuditOption = None) -> None:
-    """Print the newest signed head: a line to keep elsewhere, for `verify --heads`."""
+    """Print the newest signed head, to keep elsewhere for `verify --heads`."""
     from ..audit.verification import newest_head, take_snapshot
 
     line, _ = newest_head(take_snapshot(_folder(audit)))
@@ -151,7 +149,7 @@ def _earliest(text: str) -> str:
         if span_s is not None:
             return time_text((datetime.now(UTC) - timedelta(seconds=span_s)).timestamp())
         found = datetime.fromisoformat(text)
-        # As entries are shown: in UTC.
+        # Entries are shown in UTC.
         return time_text((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp())
     except (ValueError, OverflowError):
         raise ConfigError(
@@ -166,8 +164,8 @@ def _actions(given: Iterable[str]) -> tuple[str, ...]:
     for word in wanted:
         if word not in known:
             raise ConfigError(
-                f"--action is {word!r}; allowed: {', '.join(sorted(known))}, where a word without "
-                "a dot stands for all that begin with it"
+                f"--action is {word!r}; allowed: {', '.join(sorted(known))}; a word without a dot "
+                "selects all actions of that group"
             )
     return wanted
 
@@ -202,13 +200,14 @@ def _tell(folder: Path, verdict: LogVerdict) -> None:
         part = (
             "no signed head can be trusted"
             if trusted is None
-            else f"entries 0 to {trusted.size - 1} are as the head of {trusted.time} signs them"
+            else f"entries 0 to {trusted.size - 1} match the head signed at {trusted.time}"
         )
         typer.echo(f"{folder}: {part}; {DAMAGE_REMEDY}")
         return
     kept = f", {verdict.witnessed} kept elsewhere" if verdict.witnessed else ""
-    typer.echo(f"{folder}: {verdict.entries} entries are as {verdict.heads} heads sign them{kept}")
+    typer.echo(f"{folder}: {verdict.entries} entries match {verdict.heads} signed heads{kept}")
     if verdict.unsigned:
         typer.echo(
-            f"the last {verdict.unsigned} are whole and not signed yet: the next append signs them"
+            f"the last {verdict.unsigned} are complete and not yet signed: the next append signs "
+            "them"
         )

@@ -1,6 +1,6 @@
-"""`triolet chat`: a conversation in the terminal, or one turn per line of a pipe.
+"""`triolet chat`: a chat in the terminal, or one answer per line of piped input.
 
-Answers are shown as they arrive, with their cost. chat_client.py sends the requests.
+Streams each answer and prints its timing. chat_client.py sends the requests.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 ACCENT: Final = "bright_magenta"
 PROMPT: Final = "› "
 THINKING: Final = "Thinking…"
-"""Stands for a model's reasoning, which is folded away here."""
-HELP: Final = "/new begins another conversation, /quit leaves. Ctrl-C stops an answer."
+"""Shown in place of the reasoning of a model."""
+HELP: Final = "/new starts a new conversation, /quit exits. Ctrl-C stops an answer."
 
 
 def run_chat(
@@ -37,16 +37,16 @@ def run_chat(
     max_tokens: int | None = None,
     temperature: float | None = None,
 ) -> None:
-    """Talk until the input ends. What is None is left to the server.
+    """Chat until the input ends. The server chooses parameters that are None.
 
     Args:
-      url: of the server.
-      model: its name.
-      max_tokens: longest answer.
-      temperature: of sampling.
+      url: base address of the server.
+      model: model name.
+      max_tokens: maximum length of an answer.
+      temperature: sampling temperature.
 
     Raises:
-      CommandFailed: no server answers, or, in a pipe, an answer failed.
+      CommandFailed: no server answers, or (in a pipe) an answer failed.
     """
     given = {"max_tokens": max_tokens, "temperature": temperature}
     parameters = {name: value for name, value in given.items() if value is not None}
@@ -57,7 +57,7 @@ def run_chat(
             _talk(conversation, url)
         else:
             if isinstance(sys.stdin, io.TextIOWrapper):
-                # A pipe may hold anything; what is no UTF-8 is asked as well as it can be.
+                # A pipe may hold any bytes: replace those that are not UTF-8.
                 sys.stdin.reconfigure(encoding="utf-8", errors="replace")
             _answer_lines(conversation)
     finally:
@@ -65,7 +65,7 @@ def run_chat(
 
 
 class Conversation:
-    """The turns so far. A turn that failed or was stopped before any text leaves no trace."""
+    """The turns so far. A turn that ended before any text arrived is not kept."""
 
     def __init__(self, client: ChatClient, model: str) -> None:
         self.model = model
@@ -74,13 +74,13 @@ class Conversation:
         self._messages: list[ChatMessage] = []
 
     def begin_anew(self) -> None:
-        """Forget everything."""
+        """Forget all turns."""
         self._messages.clear()
 
     def ask(self, question: str, times: AnswerTimes) -> Generator[str]:
-        """Yield the answer; what came stays in the conversation even if stopped.
+        """Yield the answer. A partial answer stays in the conversation.
 
-        When the conversation outgrows the model's context, the oldest turns are forgotten.
+        Drops the oldest turns when the conversation exceeds the context length.
         """
         self.num_forgotten = 0
         self._messages.append({"role": "user", "content": question})
@@ -133,7 +133,7 @@ def _talk(conversation: Conversation, url: str) -> None:
     console = Console(highlight=False)
     console.print(
         Text.assemble(
-            ("\nTriolet", f"bold {ACCENT}"), ("  talking to ", "dim"), conversation.model
+            ("\nTriolet", f"bold {ACCENT}"), ("  chatting with ", "dim"), conversation.model
         ),
         Text(f"{url}\n{HELP}\n", style="dim"),
         sep="\n",
@@ -151,11 +151,11 @@ def _talk(conversation: Conversation, url: str) -> None:
                 return
             case "/new":
                 conversation.begin_anew()
-                console.print(Text("A new conversation.\n", style="dim"))
+                console.print(Text("New conversation.\n", style="dim"))
             case "/help":
                 console.print(Text(f"{HELP}\n", style="dim"))
             case _ if question.startswith("/"):
-                console.print(Text(f"There is no {question}. {HELP}\n", style="dim"))
+                console.print(Text(f"Unknown command {question}. {HELP}\n", style="dim"))
             case _:
                 _show_answer(console, conversation, question)
 
@@ -182,7 +182,7 @@ def _show_answer(console: Console, conversation: Conversation, question: str) ->
     except CommandFailed as error:
         note = str(error)
     finally:
-        # Ends the request now, not when the generator happens to be collected.
+        # End the request now rather than when the generator is collected.
         pieces.close()
         write(wrap.finish())
     if times.first_at is not None:
@@ -191,7 +191,7 @@ def _show_answer(console: Console, conversation: Conversation, question: str) ->
 
 
 def summary(times: AnswerTimes, num_forgotten: int, note: str) -> str:
-    """Return one line on how the answer came."""
+    """Return one line with the timing and end of an answer."""
     parts = []
     if times.ttft_s is not None:
         parts.append(f"first token {times.ttft_s * 1000:.0f} ms")
@@ -200,9 +200,9 @@ def summary(times: AnswerTimes, num_forgotten: int, note: str) -> str:
     if times.tokens_per_s is not None:
         parts.append(f"{times.tokens_per_s:.0f} tokens/s")
     if times.finish_reason == "length":
-        parts.append("cut at its longest")
+        parts.append("cut at the maximum length")
     if num_forgotten:
-        parts.append(f"context full, oldest turns forgotten: {num_forgotten}")
+        parts.append(f"context full, oldest turns dropped: {num_forgotten}")
     if note:
         parts.append(note)
     return " · ".join(parts)

@@ -1,4 +1,4 @@
-"""HTTP client of `triolet chat`: yields events of an SSE answer as they arrive."""
+"""HTTP client of `triolet chat`: sends a conversation and yields the text of the SSE stream."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT_S: Final = 5.0
 SILENCE_TIMEOUT_S: Final = 60.0
-"""The server sends a comment every 10 s, even while a request waits; six missed are a dead link."""
+"""The server sends a comment every 10 s, even for a queued request. Six missed: a dead link."""
 DONE: Final = "[DONE]"
 UNKNOWN: Final = "unknown"
-"""The code of an answer that is no error of a server of this API."""
+"""Code of a response that is not an API error."""
 
 
 class ChatMessage(TypedDict):
@@ -38,16 +38,16 @@ class ChatMessage(TypedDict):
 
 
 class Thought(str):
-    """A piece of an answer that is reasoning, and comes before the answer itself."""
+    """A piece of reasoning, which precedes the answer."""
 
     __slots__ = ()
 
 
 class AnswerFailed(CommandFailed):
-    """The server ended an answer with an error; the conversation can go on.
+    """The server ended an answer with an error; the conversation can continue.
 
     Attributes:
-      code: the API's word for the cause.
+      code: error code of the API.
     """
 
     def __init__(self, message: str, code: str) -> None:
@@ -57,13 +57,14 @@ class AnswerFailed(CommandFailed):
 
 @dataclass(slots=True)
 class AnswerTimes:
-    """How fast an answer came, as its reader saw it.
+    """Timing of an answer, measured at the client.
 
     Attributes:
       asked_at: monotonic time of the question.
-      first_at: of the first text.
-      last_at: of the last text.
-      tokens: as the server counted them; None until it has, and if the answer was stopped.
+      first_at: monotonic time of the first text.
+      last_at: monotonic time of the last text.
+      tokens: number of tokens by the server's count; None until it arrives, and for a stopped
+        answer.
       finish_reason: `stop` or `length`; None if there was none.
     """
 
@@ -80,27 +81,27 @@ class AnswerTimes:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Pace after the first token; None where there is nothing to measure."""
+        """Tokens per second after the first; None for fewer than two tokens."""
         if self.tokens is None or self.first_at is None or self.last_at is None:
             return None
         took_s = self.last_at - self.first_at
         return (self.tokens - 1) / took_s if self.tokens > 1 and took_s > 0 else None
 
     def saw_text(self, now: float) -> None:
-        """Note that text came."""
+        """Record that text arrived."""
         self.first_at = now if self.first_at is None else self.first_at
         self.last_at = now
 
 
 class ChatClient:
-    """A server's chat endpoint.
+    """A client of a server's chat endpoint.
 
     Args:
       url: base address of the server.
       parameters: sampling parameters sent with each question.
 
     Raises:
-      ConfigError: the address is none.
+      ConfigError: the address is not an HTTP URL.
     """
 
     def __init__(self, url: str, parameters: dict[str, float]) -> None:
@@ -124,10 +125,10 @@ class ChatClient:
         self._http.close()
 
     def model_name(self) -> str:
-        """Return the name of the first model that the server has.
+        """Return the name of the first model of the server.
 
         Raises:
-          CommandFailed: no server answers, or what answers is none.
+          CommandFailed: no Triolet server answers.
         """
         with self._explained():
             answer = self._http.get("/v1/models")
@@ -139,21 +140,22 @@ class ChatClient:
             return str(answer.raise_for_status().json()["data"][0]["id"])
         except (httpx2.HTTPStatusError, ValueError, LookupError, TypeError) as error:
             raise CommandFailed(
-                f"{self._url} answers, but not as a Triolet server does ({answer.status_code} for "
-                "/v1/models); name one with --url"
+                f"{self._url} is not a Triolet server ({answer.status_code} for /v1/models); give "
+                "the address of one with --url"
             ) from error
 
     def ask(self, model: str, messages: list[ChatMessage], times: AnswerTimes) -> Generator[str]:
-        """Yield the answer in pieces, its reasoning as Thoughts. Closing the iterator cancels it.
+        """Yield the answer in pieces, reasoning as Thought. Closing the iterator cancels the
+        request.
 
         Args:
-          model: its name.
+          model: model name.
           messages: the conversation, ending with the question.
-          times: filled in on the way.
+          times: updated while the answer arrives.
 
         Raises:
-          AnswerFailed: the server refused or failed.
-          CommandFailed: the link broke.
+          AnswerFailed: the server refused the request or failed.
+          CommandFailed: the connection broke.
         """
         body = {
             "model": model,
@@ -185,16 +187,16 @@ class ChatClient:
             yield
         except httpx2.ConnectError as error:
             raise CommandFailed(
-                f"no server answers at {self._url}; start one with `triolet serve`, or name one "
-                "with --url"
+                f"no server answers at {self._url}; start one with `triolet serve`, or give its "
+                "address with --url"
             ) from error
         except httpx2.TransportError as error:
             cause = one_line(said_by(error))
-            raise CommandFailed(f"lost the server at {self._url}: {cause}") from error
+            raise CommandFailed(f"lost the connection to {self._url}: {cause}") from error
 
 
 def _take_chunk(data: str, times: AnswerTimes, url: str) -> list[str]:
-    """Return the pieces in one chunk and note what else it says."""
+    """Return the pieces of one chunk; store its token count and finish reason in `times`."""
     try:
         chunk = json.loads(data)
         if "error" in chunk:
@@ -209,7 +211,7 @@ def _take_chunk(data: str, times: AnswerTimes, url: str) -> list[str]:
                     pieces.append(kind(text))
             times.finish_reason = choice.get("finish_reason") or times.finish_reason
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise CommandFailed(f"{url} sent something that is no chunk of an answer") from error
+        raise CommandFailed(f"{url} sent an invalid chunk of an answer") from error
     return pieces
 
 

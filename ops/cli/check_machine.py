@@ -1,4 +1,4 @@
-"""What `triolet doctor` asks of the machine: Python, packages, CPU, memory, torch, GPU, limits."""
+"""`triolet doctor`'s checks of the machine: Python, packages, CPU, memory, torch, GPU, limits."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 MIN_PYTHON: Final = (3, 11)
 MIN_FILES: Final = 4096 + 256
-"""ServerConfig.max_connections, and what the process itself has open."""
+"""ServerConfig.max_connections, plus the files that the process itself opens."""
 _REQUIREMENT: Final = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*(==|>=)\s*([0-9][0-9.]*)")
 _NUMBER: Final = re.compile(r"\d+")
 
 
 def check_python() -> Finding:
-    """Look at the interpreter."""
+    """Check the version of the interpreter."""
     detail = f"{platform.python_version()} at {sys.executable}"
     if sys.version_info < MIN_PYTHON:
         return Finding("Python", FindingStatus.FAIL, detail, "install Python 3.11 or newer")
@@ -38,7 +38,7 @@ def check_python() -> Finding:
 
 
 def check_packages() -> Finding:
-    """Compare what is installed with what the package asks for, exact pins included."""
+    """Compare installed packages with Triolet's requirements, exact pins included."""
     remedy = "install Triolet again: pip install --force-reinstall triolet, or make install"
     try:
         wanted = [line for line in requires("triolet") or [] if "extra ==" not in line]
@@ -54,7 +54,7 @@ def package_problem(requirement: str, installed_version: Callable[[str], str]) -
     """Return what is wrong with one requirement (`name==1.2` or `name>=1.2`), or None."""
     match = _REQUIREMENT.match(requirement)
     if match is None:
-        return f"requirement {requirement!r} is not understood"
+        return f"requirement {requirement!r} has an unknown form"
     name, relation, wanted = match.groups()
     try:
         found = installed_version(name)
@@ -67,21 +67,21 @@ def package_problem(requirement: str, installed_version: Callable[[str], str]) -
 
 
 def check_cpu() -> Finding:
-    """Count cores and look for the vector instructions that the kernels live on."""
+    """Check the number of cores and the vector instructions that the kernels use."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     flags = _cpu_flags()
     known = [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in flags]
     detail = f"{cores} cores, {platform.machine()}" + (f", {' '.join(known)}" if known else "")
     if platform.machine() in {"x86_64", "AMD64"} and flags and "avx2" not in flags:
         return Finding(
-            "CPU", FindingStatus.WARN, detail, "without AVX2 answers come many times slower"
+            "CPU", FindingStatus.WARN, detail, "without AVX2, generation is many times slower"
         )
     if cores < 2:
         return Finding(
             "CPU",
             FindingStatus.WARN,
             detail,
-            "with one core prefill and decode slow each other down",
+            "on one core, prefill and decode slow each other down",
         )
     return Finding("CPU", FindingStatus.OK, detail)
 
@@ -95,23 +95,23 @@ def _cpu_flags() -> frozenset[str]:
 
 
 def check_memory(wanted_bytes: int | None) -> Finding:
-    """Compare free memory with what one prefill and one decode worker take, None if not known."""
+    """Compare free memory with the memory that the fleet needs (None: unknown)."""
     available = available_memory_bytes()
     if available is None:
-        return Finding("Memory", FindingStatus.OK, "this system does not say how much is free")
-    known = "what a fleet takes shows once its model can be read"
+        return Finding("Memory", FindingStatus.OK, "this system does not report free memory")
+    known = "the need of the fleet is unknown until its model can be read"
     if wanted_bytes is not None:
-        known = f"one fleet takes about {show_size(wanted_bytes)}"
+        known = f"the fleet needs about {show_size(wanted_bytes)}"
     detail = f"{show_size(available)} free; {known}"
     if wanted_bytes is not None and available < wanted_bytes:
         return Finding(
-            "Memory", FindingStatus.WARN, detail, "give smaller pools, such as --kv-pool 128MiB"
+            "Memory", FindingStatus.WARN, detail, "use smaller KV pools, such as --kv-pool 128MiB"
         )
     return Finding("Memory", FindingStatus.OK, detail)
 
 
 def check_torch() -> list[Finding]:
-    """Load torch and see whether its build fits the machine."""
+    """Load torch and check that its build fits the machine."""
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -129,7 +129,7 @@ def check_torch() -> list[Finding]:
                 Finding(
                     "GPU",
                     FindingStatus.WARN,
-                    "there is a driver, but torch is the CPU build",
+                    "a driver is installed, but torch is the CPU build",
                     "install torch for CUDA: pip install 'torch>=2.11' without constraints.txt",
                 ),
             ]
@@ -140,7 +140,7 @@ def check_torch() -> list[Finding]:
                 Finding("GPU", FindingStatus.WARN, f"torch (CUDA {cuda}) cannot use it", remedy),
                 check_driver(driver, cuda),
             ]
-        return [torch_row, Finding("GPU", FindingStatus.OK, "none; the CPU computes")]
+        return [torch_row, Finding("GPU", FindingStatus.OK, "none; the model runs on the CPU")]
     names = ", ".join(
         torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())
     )
@@ -154,9 +154,9 @@ def check_torch() -> list[Finding]:
 
 
 def torch_unloaded() -> Finding:
-    """Name the torch that is installed, without loading it."""
+    """Report the installed version of torch without loading it."""
     try:
-        detail = f"{version('torch')}; not loaded while something else is to be mended"
+        detail = f"{version('torch')}; not loaded because another check failed"
     except PackageNotFoundError:
         remedy = "install Triolet again; on a machine without GPU with --constraint constraints.txt"
         return Finding("torch", FindingStatus.FAIL, "is missing", remedy)
@@ -164,7 +164,7 @@ def torch_unloaded() -> Finding:
 
 
 def _header_directory() -> Path:
-    """Return where Triton looks for Python.h: as it does, not below /usr/local on Debian."""
+    """Return where Triton looks for Python.h; on Debian that is not below /usr/local."""
     scheme = sysconfig.get_default_scheme()
     return Path(sysconfig.get_path("include", scheme.replace("posix_local", "posix_prefix")))
 
@@ -172,14 +172,14 @@ def _header_directory() -> Path:
 _DRIVER_FILE: Final = Path("/proc/driver/nvidia/version")
 _DRIVER_VERSION: Final = re.compile(r"\b(\d{3,})\.\d+(?:\.\d+)?\b")
 OLDEST_DRIVERS: Final = {12: 525, 13: 580}
-"""Major version of CUDA to that of the oldest driver that runs it, by NVIDIA's release notes."""
+"""CUDA major version to the oldest driver major version that runs it (NVIDIA's release notes)."""
 TRITON_REQUIREMENT: Final = "triton>=3.6"
 FLASH_VERSION: Final = "2.8.3"
-"""Later ones wait for the GPU in each decode call."""
+"""Later versions synchronize with the GPU in each decode call."""
 
 
 def driver_version(file: Path = _DRIVER_FILE) -> str | None:
-    """Return the version of the NVIDIA driver that is loaded, None if none is."""
+    """Return the version of the loaded NVIDIA driver, or None."""
     if not file.exists():
         return None
     match = _DRIVER_VERSION.search(file.read_text(encoding="utf-8", errors="replace"))
@@ -190,7 +190,7 @@ def check_driver(driver: str | None, cuda: str | None) -> Finding:
     """Compare the driver with the CUDA version that torch was built for."""
     subject = "NVIDIA driver"
     if driver is None:
-        return Finding(subject, FindingStatus.OK, "its version is not told here")
+        return Finding(subject, FindingStatus.OK, "its version cannot be read here")
     oldest = OLDEST_DRIVERS.get(int((cuda or "0").partition(".")[0]), 0)
     if int(driver.partition(".")[0]) < oldest:
         remedy = f"install driver {oldest} or newer, or torch for an older CUDA"
@@ -199,10 +199,10 @@ def check_driver(driver: str | None, cuda: str | None) -> Finding:
 
 
 def check_triton(include: Path) -> list[Finding]:
-    """Look at the package and at what it needs to build the launcher of each kernel.
+    """Check Triton, and the compiler and headers that it builds kernel launchers with.
 
     Args:
-      include: where this Python keeps its headers.
+      include: directory of this Python's headers.
     """
     findings = [_check_triton_package()]
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
@@ -227,7 +227,7 @@ def check_triton(include: Path) -> list[Finding]:
 
 
 def check_flash() -> list[Finding]:
-    """Look at flash-attn where it is installed: beside Triton it is not needed."""
+    """Check the version of flash-attn if it is installed. It is optional."""
     try:
         found = version("flash-attn")
     except PackageNotFoundError:
@@ -235,7 +235,7 @@ def check_flash() -> list[Finding]:
     if found.startswith(FLASH_VERSION):
         use = "--backend flash --set worker.engine.block_size=256"
         return [Finding("flash-attn", FindingStatus.OK, f"{found}: {use}")]
-    detail = f"{found}, wanted {FLASH_VERSION}: the backend was written against it"
+    detail = f"{found}, wanted {FLASH_VERSION}, which the backend was written for"
     return [Finding("flash-attn", FindingStatus.WARN, detail, "pip install 'triolet[flash]'")]
 
 
@@ -243,7 +243,7 @@ def _check_triton_package() -> Finding:
     problem = package_problem(TRITON_REQUIREMENT, version)
     if problem is not None:
         remedy = "pip install 'triolet[gpu]', then --device cuda --backend triton"
-        return Finding("Triton", FindingStatus.WARN, f"{problem}; sdpa computes attention", remedy)
+        return Finding("Triton", FindingStatus.WARN, f"{problem}; attention uses sdpa", remedy)
     return Finding("Triton", FindingStatus.OK, f"{version('triton')}: serve with --backend triton")
 
 
@@ -252,28 +252,28 @@ KERNELS: Final = {
     "avx512": ("avx512f", "avx512bw", "avx512vl"),
     "avx2": ("avx2", "fma"),
 }
-"""The builds of the engine's kernels, best first, and what a CPU needs for them."""
+"""Builds of the engine's kernels, best first, and the CPU flags that each needs."""
 
 
 def check_kernels(flags: frozenset[str] | None = None) -> Finding:
-    """See whether the compiled kernels are installed that this CPU can run."""
+    """Check that compiled kernels for this CPU are installed."""
     present = _cpu_flags() if flags is None else flags
     fitting = [build for build, needed in KERNELS.items() if present.issuperset(needed)]
     if not fitting:
-        return Finding("Kernels", FindingStatus.OK, "none for this CPU; torch computes")
+        return Finding("Kernels", FindingStatus.OK, "none for this CPU; torch is used")
     for build in fitting:
         if importlib.util.find_spec(f"engine.native._{build}") is not None:
             return Finding("Kernels", FindingStatus.OK, build)
     return Finding(
         "Kernels",
         FindingStatus.WARN,
-        "not built; torch computes, at half the speed or less",
+        "not built; torch is used, at half the speed or less",
         "install a C compiler (gcc or clang), then install Triolet again",
     )
 
 
 def check_open_files() -> Finding:
-    """Look at how many files, and so connections, a process may have open."""
+    """Check the limit of open files, which also limits connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     detail = f"{soft:,} per process"
     if soft < MIN_FILES:

@@ -1,4 +1,4 @@
-"""What `triolet doctor` asks of the model, the port, the sockets' place and a running server."""
+"""`triolet doctor`'s checks of the model, the port, a running server and the socket directory."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 ROUND_TRIP_TIMEOUT_S: Final = 5.0
 MAX_COMPLAINT: Final = 1000
-"""Characters of what keeps a server from being ready: a sentence for each of several workers."""
+"""Maximum characters of a server's readiness error, which has a sentence per missing worker."""
 
 
 @within_check_time()
 def check_model(
     model: str | Path | None, engine: EngineConfig
 ) -> tuple[list[Finding], CheckedModel | None]:
-    """Look at a model, its settings and the device as `triolet serve` does before it starts, and
-    return all that keeps it from being served."""
+    """Check a model, its settings and the device as `triolet serve` does. Return the findings, and
+    the checked model unless it cannot be served."""
     try:
         path, found = check_start(model, engine)
         check_text(path)
@@ -51,13 +51,13 @@ def check_model(
 
 
 def failed_model(fault: str) -> Finding:
-    """Return what is said of a model that cannot be served."""
+    """Return the finding about a model that cannot be served."""
     cause, _, remedy = as_typed(one_line(fault)).partition("; ")
     return Finding("Model", FindingStatus.FAIL, cause, remedy)
 
 
 def check_port(host: str, port: int) -> tuple[Finding, int]:
-    """See whether a server could listen there, or who does already; return a port that is free."""
+    """Check that a server can listen on a port. Return the finding and a free port."""
     subject = f"Port {port}"
     try:
         claim_port(host, port)
@@ -66,9 +66,9 @@ def check_port(host: str, port: int) -> tuple[Finding, int]:
         if taken.holder is None:
             return Finding(subject, FindingStatus.FAIL, cause, remedy), taken.free
         complaint = taken.holder.complaint[:MAX_COMPLAINT]
-        remedy = f"port {taken.free} is free for another one beside it"
+        remedy = f"port {taken.free} is free for a second server"
         if complaint:
-            remedy += "; see its log: it waits for a worker, or it starts or shuts down"
+            remedy += "; the log of the first one says why it is not ready"
         state = f" and is not ready: {complaint}" if complaint else " and is ready"
         return Finding(subject, FindingStatus.WARN, f"{cause}{state}", remedy), taken.free
     except ConfigError as error:
@@ -78,7 +78,7 @@ def check_port(host: str, port: int) -> tuple[Finding, int]:
 
 
 def check_links(parent: Path) -> list[Finding]:
-    """Make a directory for sockets in `parent` and send a frame through it and back."""
+    """Create a socket directory in `parent` and send a frame there and back."""
     try:
         with private_directory(parent) as directory:
             mode = directory.stat().st_mode & 0o777
@@ -90,7 +90,7 @@ def check_links(parent: Path) -> list[Finding]:
         cause, _, remedy = str(error).rpartition("; ")
         return [Finding("Sockets", FindingStatus.FAIL, cause, remedy)]
     except (TrioletError, trio.TooSlowError) as error:
-        remedy = "see whether the directory allows Unix sockets; set TMPDIR to another one"
+        remedy = "check that the directory allows Unix sockets, or set TMPDIR to another one"
         cause = one_line(str(error)) or "no answer"
         return [place, Finding("ZeroMQ", FindingStatus.FAIL, f"no round trip: {cause}", remedy)]
     return [
@@ -100,7 +100,7 @@ def check_links(parent: Path) -> list[Finding]:
 
 
 async def _round_trip(address: str) -> float:
-    """Return how long a frame takes there and back, once connected."""
+    """Return the round-trip time of a frame in seconds, connecting not included."""
     link = LinkConfig()
     network = ZmqNetwork(link)
     bounds = {"hwm": link.control_hwm, "max_frame_bytes": link.max_control_frame_bytes}
@@ -109,7 +109,7 @@ async def _round_trip(address: str) -> float:
             listener = network.listen(address, **bounds)
             connection = network.connect(address, b"doctor", **bounds)
             for _ in range(2):
-                # The first round waits for the connection too; the second is the one that counts.
+                # The first round includes connecting; only the second one is measured.
                 began = time.perf_counter()
                 await connection.send(Goodbye("ping"))
                 message = (await listener.receive_many())[0]

@@ -1,8 +1,8 @@
-"""The command line: `triolet serve`, single roles, and what operates and describes them.
+"""The `triolet` command line: parses options and calls the code behind each command.
 
-Only parses and hands over. What a command needs is imported when it runs, so that `triolet --help`
-and `triolet server` never load torch. Every error ends here: one line on stderr that names cause
-and remedy, and an exit code; no traceback for anything that the user can mend.
+Commands import what they need when they run, so that `triolet --help` and `triolet server` never
+load torch. `main` turns every error that a user can fix into one line on stderr, with cause and
+remedy, and an exit code.
 """
 
 from __future__ import annotations
@@ -60,18 +60,21 @@ RestartedArgument: TypeAlias = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[MODEL]...",
-        help="Workers of these models alone, by their names.",
+        help="Restart only the workers of these models.",
         show_default="every process",
     ),
 ]
 RolesOption: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option(help="server, control, prefill or decode; repeatable.", show_default="all"),
+    typer.Option(
+        help="Restart only this role: server, control, prefill or decode; repeatable.",
+        show_default="all",
+    ),
 ]
 DrainDeadlineOption: TypeAlias = Annotated[
     float,
     typer.Option(
-        min=0.0, max=DAY_S, help="Seconds until what still runs there moves to other workers."
+        min=0.0, max=DAY_S, help="Seconds until unfinished requests move to other workers."
     ),
 ]
 CurveOption: TypeAlias = Annotated[
@@ -80,13 +83,13 @@ CurveOption: TypeAlias = Annotated[
 
 
 EXIT_INTERRUPTED = 130
-"""128 + SIGINT, as shells count."""
+"""128 + SIGINT, as shells report it."""
 COMPLETION_VARIABLE: Final = "_TRIOLET_COMPLETE"
-"""Set by the scripts of `triolet completion`: a shell asks what could come next."""
+"""Set by the scripts of `triolet completion` when a shell asks for suggestions."""
 
 
 class Shell(StrEnum):
-    """Shells that there is a completion script for."""
+    """Shells with a completion script."""
 
     BASH = "bash"
     ZSH = "zsh"
@@ -100,7 +103,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-keys_app = typer.Typer(help="Keys for tcp links between processes.", no_args_is_help=True)
+keys_app = typer.Typer(help="Keys for TCP links between processes.", no_args_is_help=True)
 config_app = typer.Typer(help="Settings of every process.", no_args_is_help=True)
 app.add_typer(adapter_app(), name="adapter")
 app.add_typer(audit_app, name="audit")
@@ -127,7 +130,7 @@ def common(
     ] = False,
 ) -> None:
     """Serve language models: prefill and decode in separate processes."""
-    del version  # its callback has done everything
+    del version  # handled by its callback
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -135,16 +138,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if COMPLETION_VARIABLE in os.environ:
         from typer.completion import get_completion_inspect_parameters
 
-        get_completion_inspect_parameters()  # registers what answers the shells
+        get_completion_inspect_parameters()  # registers the completion classes
     arguments = sys.argv[1:] if arguments is None else arguments
-    # Stdout is for what commands print: a key, JSON. A fleet's processes configure more.
+    # Logs go to stderr: stdout carries a command's output, such as a key or JSON.
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     try:
         result = _run(arguments)
     except (typer.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has left; what Python still holds for it must not complain either.
+        # The reader of stdout has exited. Without this, Python's flush at exit fails again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     except typer.TyperException as error:
@@ -163,7 +166,7 @@ def _run(arguments: Sequence[str]) -> object:
     if options != ["--config", STDIN] or role not in set(Role) - {Role.OPERATOR}:
         chosen = narrowed(app, arguments)
         return chosen(args=arguments, prog_name="triolet", standalone_mode=False)
-    # The form in which the supervisor starts processes. Typer takes 0.1 s of a core for its parser.
+    # The supervisor starts processes in this form. Skip Typer: its parser takes 0.1 s of a core.
     sources = gather(STDIN, (), {})
     try:
         match Role(role):
@@ -179,16 +182,16 @@ def _run(arguments: Sequence[str]) -> object:
 
 
 def _complain_of_usage(error: typer.TyperException) -> int:
-    # Called without arguments, a command has printed its help, and has nothing to add.
+    # A command that was called without arguments has already printed its help.
     message = error.format_message().rstrip(".")
     if not message:
         return EXIT_BAD_INPUT
     context = getattr(error, "ctx", None)
     command = "triolet" if context is None else context.command_path
     options = () if context is None else context.command.params
-    # Typer exports no class of unknown options.
+    # Typer does not export the class of this error (an unknown option).
     if hasattr(error, "possibilities") and any("--set" in one.opts for one in options):
-        message += "; what has no option is set by `--set FIELD=VALUE`"
+        message += "; use `--set FIELD=VALUE` for a setting without an option"
     return _complain(f"{message}; see `{command} --help`", EXIT_BAD_INPUT)
 
 
@@ -200,7 +203,7 @@ def _complain(message: str, exit_code: int) -> int:
 @app.command()
 @with_settings(*NAMED)
 def serve(sources: SettingSources, models: ModelsArgument = None) -> None:
-    """Serve a model, or several by name, on this machine: a server, prefill and decode workers."""
+    """Serve one or more models on this machine, with a server, prefill and decode workers."""
     from ..logs import configure_logs, default_level
     from ..supervisor.starter import available_gpus, fork_templates, roles_of_templates
 
@@ -234,7 +237,7 @@ def _serve(settings: Settings, gpus: tuple[str, ...], templates: Mapping[Role, T
 
 @app.command(hidden=True)
 def template(modules: list[str]) -> None:
-    """Fork processes that have imported modules; the supervisor starts and asks it."""
+    """Fork role processes that have their modules imported (started by the supervisor)."""
     from socket import socket
 
     from ..template import run_template
@@ -246,7 +249,7 @@ def template(modules: list[str]) -> None:
 @app.command()
 @with_settings()
 def server(sources: SettingSources, model: ModelArgument = None) -> None:
-    """Run one server for workers that run elsewhere."""
+    """Run one server for workers that are started separately."""
     _run_server(sources, model)
 
 
@@ -309,7 +312,7 @@ def decode(sources: SettingSources, model: ModelArgument = None) -> None:
 @app.command(hidden=True)
 @with_settings()
 def control(sources: SettingSources) -> None:
-    """Decide which models of a fleet are resident; the supervisor starts it."""
+    """Decide which models of a fleet stay in memory (started by the supervisor)."""
     _run_control(sources)
 
 
@@ -321,8 +324,8 @@ def _run_control(sources: SettingSources) -> None:
     own = settings.control
     if not own.directory:
         raise ConfigError(
-            "control.directory is missing: `triolet serve` starts this role where it serves models "
-            "by names"
+            "control.directory is missing; do not start this role by hand: "
+            "`triolet serve NAME=MODEL …` starts it"
         )
 
     def run() -> None:
@@ -359,7 +362,7 @@ def _run_worker(role: Role, sources: SettingSources, model: str | None) -> None:
 
         with with_stored_model(settings) as named, with_adapters(named) as stored:
             one = stored.worker(role)
-            # Before torch is loaded.
+            # Check before loading torch, which takes seconds.
             path, found = check_start(stored.fleet.model, one.engine)
             ready = replace(config, model_dir=str(path), engine=found.engine)
             ready = replace(ready, model_digest=one.model_digest, model_store=one.model_store)
@@ -381,7 +384,7 @@ def _run_worker(role: Role, sources: SettingSources, model: str | None) -> None:
 
 
 def with_model(settings: Settings, model: str | None) -> Settings:
-    """Return the settings with the model that a command names, if it names one."""
+    """Return the settings with this model, or unchanged if it is None."""
     if model is None:
         return settings
     return replace(settings, fleet=replace(settings.fleet, model=model))
@@ -390,14 +393,14 @@ def with_model(settings: Settings, model: str | None) -> Settings:
 @app.command()
 def drain(
     target: Annotated[
-        str, typer.Argument(help="Name of a worker of `triolet serve`, or a control address.")
+        str, typer.Argument(help="Name of a local worker, or the control address of any worker.")
     ],
     deadline: DrainDeadlineOption = DRAIN_S,
     port: FleetPortOption = None,
     curve: CurveOption = None,
     audit: AuditOption = None,
 ) -> None:
-    """Let a worker finish or move what it runs, and leave; wait until it has."""
+    """Let a worker finish or hand over its requests and exit. Wait until it has exited."""
     from .fleet_commands import run_drain
 
     run_drain(target, deadline, curve, port, audit)
@@ -410,7 +413,7 @@ def restart(
     port: FleetPortOption = None,
     audit: AuditOption = None,
 ) -> None:
-    """Restart the processes of `triolet serve` one after another, while it serves."""
+    """Restart the processes of a running `triolet serve` one at a time, while it serves."""
     from .fleet_commands import run_restart
 
     run_restart(models or (), role or (), port, audit)
@@ -425,7 +428,7 @@ def scale(
     port: FleetPortOption = None,
     audit: AuditOption = None,
 ) -> None:
-    """Change how many workers `triolet serve` has, while it serves."""
+    """Change the number of workers of a running `triolet serve`."""
     from .fleet_commands import run_scale
 
     run_scale(targets, port, audit)
@@ -433,15 +436,17 @@ def scale(
 
 @app.command()
 def chat(
-    url: Annotated[str, typer.Option(help="A running server.")] = "http://127.0.0.1:8000",
+    url: Annotated[str, typer.Option(help="Address of a running server.")] = (
+        "http://127.0.0.1:8000"
+    ),
     model: Annotated[
         str | None, typer.Option(help="Model name.", show_default="the server's")
     ] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum answer length.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0.0, max=2.0)] = None,
 ) -> None:
-    """Talk to a running server; piped, it answers each line of stdin. Where the server asks for an
-    API key, set the environment variable TRIOLET_API_KEY to it."""
+    """Chat with a running server; in a pipe, answer each line of stdin. If the server requires an
+    API key, set the environment variable TRIOLET_API_KEY."""
     from .chat import run_chat
 
     run_chat(url, model, max_tokens=max_tokens, temperature=temperature)
@@ -456,12 +461,12 @@ def doctor(
         str | None,
         typer.Option(
             metavar="URL",
-            help="Look into the fleet of this running server instead: blocks, leases, requests.",
+            help="Check the fleet of this running server instead: blocks, leases, requests.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check this machine, the model and the port as `serve` does, and say what to do."""
+    """Check this machine, the model and the port as `serve` does, and report what to fix."""
     if ledger is not None:
         from .ledger import run_ledger
 
@@ -479,10 +484,10 @@ def doctor(
 def usage(
     sources: SettingSources,
     by: Annotated[
-        str, typer.Option(help="tenant, model, version, class, day, outcome, with commas")
+        str, typer.Option(help="Comma-separated: tenant, model, version, class, day, outcome.")
     ] = "tenant,model",
-    since: Annotated[str, typer.Option(help="Not older: 24h, 7d.")] = "30d",
-    as_csv: Annotated[bool, typer.Option("--csv", help="For programs.")] = False,
+    since: Annotated[str, typer.Option(help="How far back, such as 24h or 7d.")] = "30d",
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
 ) -> None:
     """Sum up the usage ledger: requests, tokens and prices."""
     from .usage_command import run_usage
@@ -498,10 +503,9 @@ def show_config(
     changed: Annotated[
         bool, typer.Option("--changed", help="Show only settings that differ from their defaults.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show every setting with its value, where it comes from, and why it is so. Takes what `serve`
-    takes."""
+    """Show every setting with its value, origin and reason. Takes the arguments of `serve`."""
     from .show_config import run_show_config
 
     add_models(sources, models or ())
@@ -510,9 +514,9 @@ def show_config(
 
 @app.command()
 def completion(
-    shell: Annotated[Shell, typer.Argument(help="The shell that is to run the script.")],
+    shell: Annotated[Shell, typer.Argument(help="Shell that will run the script.")],
 ) -> None:
-    """Print a script with which a shell completes commands, options and choices."""
+    """Print a script that makes a shell complete commands, options and choices."""
     from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
     typer.echo(
@@ -534,7 +538,7 @@ def version() -> None:
 def make_keys(
     directory: Annotated[Path, typer.Argument(metavar="DIR")], audit: AuditOption = None
 ) -> None:
-    """Write a new key pair, and folders for the keys of other processes."""
+    """Create a key pair, and directories for the keys of other processes."""
     from transport.zmq_curve import make_keys as make
 
     from ..audit.events import Action
@@ -542,5 +546,5 @@ def make_keys(
 
     with recorded(Action.KEYS_MAKE, str(directory.resolve()), folder=audit):
         public = make(directory)
-    typer.echo(f"{directory}: new keys; others let this process in by its public key:")
+    typer.echo(f"{directory}: new keys. Other processes admit this one by its public key:")
     typer.echo(public.decode())

@@ -1,4 +1,4 @@
-"""`triolet doctor`: runs every check and shows what was found, as a table or as JSON."""
+"""`triolet doctor`: runs every check and prints the findings as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ MARKS: Final = {
     FindingStatus.FAIL: Text("✗", style="bold red"),
 }
 WORKER_OVERHEAD_BYTES: Final = 400 * 1024 * 1024
-"""What a worker's process takes beside weights and pool; measured with the CPU build of torch."""
+"""Memory of a worker process beyond weights and KV pool; measured with the CPU build of torch."""
 
 
 class WantedFleet(NamedTuple):
-    """What is to be served, and where.
+    """The fleet to check.
 
     Attributes:
-      settings: of the fleet.
-      words: of the command line that mean them, arguments first.
+      settings: settings of the fleet.
+      words: the command-line words that stand for these settings, arguments first.
     """
 
     settings: Settings
@@ -60,7 +60,7 @@ class WantedFleet(NamedTuple):
 
 
 def run_doctor(wanted: WantedFleet, *, as_json: bool) -> bool:
-    """Check and show; return whether nothing failed."""
+    """Run the checks and print the findings. Return whether none failed."""
     findings, port = examine(wanted)
     is_well = all(finding.status is not FindingStatus.FAIL for finding in findings)
     if as_json:
@@ -72,8 +72,8 @@ def run_doctor(wanted: WantedFleet, *, as_json: bool) -> bool:
 
 
 def examine(wanted: WantedFleet) -> tuple[list[Finding], int]:
-    """Return what every check found, and the port on which a server can listen. torch, which takes
-    seconds to load, is loaded only where nothing else keeps Triolet from serving."""
+    """Return all findings, and a port on which a server can listen. Torch takes seconds to load, so
+    it is loaded only if no other check failed."""
     server = wanted.settings.server
     each = each_model(wanted.settings)
     num_workers = sum(own.fleet.prefill + own.fleet.decode for own in each)
@@ -100,7 +100,7 @@ def examine(wanted: WantedFleet) -> tuple[list[Finding], int]:
 
 
 def check_auto(settings: Settings) -> list[Finding]:
-    """Look at the ladders of `model: auto`; nothing is said where it is off and no tenants are."""
+    """Check the ladder of `model: auto`. Return nothing if it is off and no tenants are set."""
     ladder = settings.server.auto.ladder
     if ladder is None and settings.server.tenants.file is None:
         return []
@@ -109,17 +109,17 @@ def check_auto(settings: Settings) -> list[Finding]:
     except ConfigError as error:
         cause, _, remedy = str(error).partition("; ")
         return [Finding("Tenants, auto", FindingStatus.FAIL, cause, remedy)]
-    chosen = "model `auto` is off" if ladder is None else f"`auto` is one of {', '.join(ladder)}"
+    chosen = "model `auto` is off" if ladder is None else f"`auto` selects from {', '.join(ladder)}"
     return [Finding("Tenants, auto", FindingStatus.OK, chosen)]
 
 
 def check_stored(settings: Settings, num_workers: int) -> tuple[list[Finding], int]:
-    """Look at one model, a version of the store too, for both kinds of worker; return what was
-    found with the memory that they need together, 0 if it cannot be served.
+    """Check one model for prefill and decode workers. Return the findings, and the bytes of memory
+    that one worker of each kind needs together (0 if the model cannot be served).
 
     Args:
-      settings: for this model.
-      num_workers: of all models, whose pools share the memory.
+      settings: settings of this model.
+      num_workers: number of workers of all models, which share the memory for KV pools.
     """
     wanted_bytes, num_gpus = 0, len(available_gpus())
     try:
@@ -143,11 +143,11 @@ def check_stored(settings: Settings, num_workers: int) -> tuple[list[Finding], i
 
 
 def serve_command(wanted: WantedFleet, port: int) -> str:
-    """Return the command that serves what was looked at.
+    """Return the command that serves the checked fleet.
 
     Args:
-      wanted: what that is.
-      port: on which a server can listen; another one than is wanted where that is in use.
+      wanted: the checked fleet.
+      port: a free port; differs from the wanted one if that is in use.
     """
     words = list(wanted.words)
     if port != wanted.settings.server.port:
@@ -159,7 +159,7 @@ def serve_command(wanted: WantedFleet, port: int) -> str:
 
 
 def show(findings: list[Finding], command: str, console: Console) -> None:
-    """Print the table and one line that sums it up, with the command that serves."""
+    """Print the findings as a table, a summary, and the command that serves."""
     table = Table(
         Column(),
         Column(style="bold", no_wrap=True),
@@ -179,11 +179,11 @@ def show(findings: list[Finding], command: str, console: Console) -> None:
     warned = sum(finding.status is FindingStatus.WARN for finding in findings)
     console.print()
     if failed:
-        console.print(f"[bold red]{failed} to mend[/] before Triolet can serve.")
+        console.print(f"[bold red]{failed} to fix[/] before Triolet can serve.")
     elif warned:
-        console.print(f"[bold yellow]Triolet can serve[/]; {warned} could be better. Serve with:")
+        console.print(f"[bold yellow]Triolet can serve[/], with {warned} warnings. Serve with:")
     else:
-        console.print("[bold green]All well.[/] Serve with:")
+        console.print("[bold green]All checks passed.[/] Serve with:")
     if not failed:
         console.print(Text(f"  {command}"), soft_wrap=True)
     console.print()

@@ -1,4 +1,4 @@
-"""What a check of `triolet doctor` found. Pure."""
+"""Result type of the checks of `triolet doctor`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class FindingStatus(StrEnum):
-    """How serious a finding is; only `fail` keeps Triolet from working."""
+    """Severity of a finding. Only `fail` keeps Triolet from working."""
 
     OK = "ok"
     WARN = "warn"
@@ -18,9 +18,9 @@ class Finding(NamedTuple):
     """One row of the report.
 
     Attributes:
-      subject: what was looked at.
-      status: how it is.
-      detail: what was seen.
+      subject: what was checked.
+      status: severity.
+      detail: what was found.
       remedy: what to do; empty if nothing.
     """
 

@@ -1,4 +1,7 @@
-"""`triolet drain`, `restart` and `scale`: what is asked of a fleet that runs."""
+"""`triolet drain`, `restart` and `scale`: commands to a running fleet.
+
+`drain` speaks the worker protocol; `restart` and `scale` ask the supervisor through its socket.
+"""
 
 from __future__ import annotations
 
@@ -37,28 +40,28 @@ if TYPE_CHECKING:
 
 
 LEAVE_MARGIN_S = 10.0
-"""Beyond the deadline: for the running step, last words, and a machine that is busy."""
+"""Wait beyond the deadline: for the running step, the last frames, and a busy machine."""
 SILENCE_S = 5.0
-"""Ten heartbeats. Longer than servers wait, which lose nothing by it: whoever gives up here would
-leave a worker that drains to itself, because a busy machine let it stand still for a moment."""
+"""Ten heartbeats, longer than servers wait: a busy machine may pause a worker for a moment, and
+giving up here would leave it draining unattended."""
 
 
 def run_drain(
     target: str, deadline_s: float, keys: Path | None, port: int | None, audit: Path | None
 ) -> None:
-    """Drain a worker and show how far it is.
+    """Drain a worker and print its progress.
 
     Args:
-      target: control address of a worker, or the name of one of a local fleet.
-      deadline_s: after which what still runs there moves to other workers.
+      target: control address of a worker, or name of a worker of a local fleet.
+      deadline_s: seconds after which unfinished requests move to other workers.
       keys: key directory, for tcp addresses.
-      port: of the local fleet that is meant, if several run.
-      audit: folder of the audit log; None for this user's.
+      port: port of the local fleet, if several run.
+      audit: directory of the audit log; None for this user's.
 
     Raises:
-      ConfigError: the target cannot be what is meant.
-      CommandFailed: it was not drained.
-      AuditLogError: it could not be recorded, and was not begun.
+      ConfigError: no such worker, or it is not clear in which fleet.
+      CommandFailed: the worker was not drained.
+      AuditLogError: the command could not be recorded and was not started.
     """
     is_address = "://" in target
     address = target if is_address else address_of(target, port)
@@ -69,16 +72,16 @@ def run_drain(
     ):
         name = trio.run(drain_worker, network, address, deadline_s, typer.echo)
     if is_address:
-        typer.echo(f"{name} has left; start it again where it ran, or leave it out")
+        typer.echo(f"{name} has exited; start it again where it ran, if it is still needed")
     else:
-        typer.echo(f"{name} has left; its supervisor starts a fresh one")
+        typer.echo(f"{name} has exited; its supervisor starts a new one")
 
 
 def address_of(name: str, port: int | None) -> str:
     """Return the control address of a worker of a local fleet.
 
     Raises:
-      ConfigError: there is no worker of this name, or it is not clear in which fleet.
+      ConfigError: no worker has this name, or it is not clear in which fleet.
       CommandFailed: no fleet runs.
     """
     note = fleet_to_change(port).note
@@ -86,8 +89,8 @@ def address_of(name: str, port: int | None) -> str:
         return note.workers[name]
     if name.startswith(SERVER_NAME):
         raise ConfigError(
-            "a server is drained by SIGTERM; `triolet restart --role server` replaces it while it "
-            "serves"
+            "SIGTERM drains a server; use `triolet restart --role server` to replace servers while "
+            "the fleet serves"
         )
     raise ConfigError(
         f"the fleet on port {note.port} has no worker {name!r}; allowed: "
@@ -98,17 +101,17 @@ def address_of(name: str, port: int | None) -> str:
 async def drain_worker(
     network: Network, address: str, deadline_s: float, show: Callable[[str], object]
 ) -> str:
-    """Drain a worker; return its name once it has left.
+    """Drain a worker. Return its name once it has exited.
 
     Args:
-      network: makes the link.
-      address: the worker's control address.
-      deadline_s: after which what still runs there moves to other workers.
-      show: called with each change, in words.
+      network: network for the connection.
+      address: control address of the worker.
+      deadline_s: seconds after which unfinished requests move to other workers.
+      show: called with a sentence at each change.
 
     Raises:
-      ConfigError: the address cannot be used.
-      CommandFailed: it does not answer, does not let us, or is gone without having said so.
+      ConfigError: the address is invalid.
+      CommandFailed: the worker does not answer, refuses, or exits before it was drained.
     """
     link = LinkConfig()
     me = PeerId(Role.OPERATOR, "operator", new_epoch())
@@ -120,21 +123,21 @@ async def drain_worker(
         with trio.move_on_after(deadline_s + LEAVE_MARGIN_S):
             while True:
                 left_s = max(0.0, until - trio.current_time())
-                # Said again with each heartbeat, which also keeps the worker listening to us.
+                # Repeat with each heartbeat; this also keeps the connection alive.
                 _say(connection, Drain(left_s), worker)
                 for frame in await _hear(connection, worker):
                     if isinstance(frame, Goodbye):
-                        # It waits for us to have heard it.
+                        # The worker waits for this acknowledgement.
                         _say(connection, goodbye("heard"), worker)
                         return worker
                     if isinstance(frame, WorkerHeartbeat) and frame.is_draining:
                         words = f"{worker}: {what_is_left(frame.load)}"
                         if words != shown:
-                            show(f"{words}; what remains in {left_s:.0f} s moves elsewhere")
+                            show(f"{words}; the rest moves to other workers in {left_s:.0f} s")
                         shown = words
         raise CommandFailed(
-            f"{worker} has not left {LEAVE_MARGIN_S:.0f} s after the deadline; its log says why, "
-            "and SIGKILL does no harm: what runs there goes on elsewhere"
+            f"{worker} has not exited {LEAVE_MARGIN_S:.0f} s after the deadline; its log says why. "
+            "SIGKILL is safe: its requests continue on other workers"
         )
 
 
@@ -164,7 +167,7 @@ async def _hear(connection: Connection, worker: str) -> list[AnyFrame]:
     with trio.move_on_after(SILENCE_S):
         return [message.frame for message in await connection.receive_many()]
     raise CommandFailed(
-        f"{worker} fell silent before it was drained; what ran there goes on elsewhere"
+        f"{worker} stopped answering before it was drained; its requests continue elsewhere"
     )
 
 
@@ -173,12 +176,12 @@ def _say(connection: Connection, frame: AnyFrame, worker: str) -> None:
         connection.send_nowait(frame)
     except (PeerGone, PeerBusy) as error:
         raise CommandFailed(
-            f"{worker} is gone before it was drained; what ran there goes on elsewhere"
+            f"{worker} exited before it was drained; its requests continue elsewhere"
         ) from error
 
 
 def what_is_left(load: Load) -> str:
-    """Return the work of a worker in words."""
+    """Return how many sequences a worker still has, as text."""
     left = load.running + load.paused + load.waiting
     return f"{left} sequence{'' if left == 1 else 's'} left"
 
@@ -186,52 +189,52 @@ def what_is_left(load: Load) -> str:
 def run_restart(
     models: Sequence[str], roles: Sequence[str], port: int | None, audit: Path | None
 ) -> None:
-    """Restart every process of some roles and show each step.
+    """Restart every process of some roles and print each step.
 
     Args:
-      models: of which the workers are restarted, and nothing else; none for all processes.
-      roles: none for all of them.
-      port: of the local fleet that is meant, if several run.
-      audit: folder of the audit log; None for this user's.
+      models: models whose workers are restarted, and nothing else; empty for all processes.
+      roles: roles to restart; empty for all.
+      port: port of the local fleet, if several run.
+      audit: directory of the audit log; None for this user's.
 
     Raises:
-      ConfigError: there is no such role, models have none such, or several fleets run and no port
-        says which is meant.
-      CommandFailed: none runs, or the restart was not done to its end.
-      AuditLogError: it could not be recorded, and was not begun.
+      ConfigError: a role is unknown or is not a worker of a model, or several fleets run and no
+        port is given.
+      CommandFailed: no fleet runs, or the restart did not complete.
+      AuditLogError: the command could not be recorded and was not started.
     """
     for role in roles:
         if role not in ORDER:
             raise ConfigError(f"--role is {role!r}; allowed: {', '.join(sorted(ORDER))}")
         if models and role not in (Role.PREFILL, Role.DECODE):
             raise ConfigError(
-                f"--role is {role!r} beside a model; allowed: prefill, decode: one {role} is "
-                "there for all models"
+                f"--role is {role!r} together with a model; allowed: prefill, decode: all models "
+                f"share one {role}"
             )
     fleet = fleet_to_change(port)
     request = RestartRequest(tuple(Role(role) for role in roles), tuple(models))
     of_models = f" of {', '.join(models)}" if models else ""
     subject = f"port {fleet.note.port}: {', '.join(sorted(set(roles))) or 'all roles'}{of_models}"
     with recorded(Action.FLEET_RESTART, subject, folder=audit):
-        trio.run(_show, fleet.supervisor_socket, request, f"every process{of_models} is a new one")
+        trio.run(_show, fleet.supervisor_socket, request, f"every process{of_models} is replaced")
 
 
 SCALE: Final = re.compile(r"(?:(?P<model>[^=]+)\.)?(?P<role>prefill|decode)=(?P<count>\d{1,4})")
 
 
 def run_scale(targets: Sequence[str], port: int | None, audit: Path | None) -> None:
-    """Change how many workers models have, and show each step.
+    """Change the number of workers of models, and print each step.
 
     Args:
       targets: `decode=3`, or `chat.decode=3` for one of several models.
-      port: of the local fleet that is meant, if several run.
-      audit: folder of the audit log; None for this user's.
+      port: port of the local fleet, if several run.
+      audit: directory of the audit log; None for this user's.
 
     Raises:
-      ConfigError: a target says something else, or several fleets run and no port says which is
-        meant; nothing was done.
+      ConfigError: a target is invalid, or several fleets run and no port is given. Nothing was
+        changed.
       CommandFailed: no fleet runs, or a target was not reached.
-      AuditLogError: it could not be recorded, and was not begun.
+      AuditLogError: the command could not be recorded and was not started.
     """
     requests = [_scale_request(target) for target in targets]
     fleet = fleet_to_change(port)
@@ -245,7 +248,7 @@ def _scale_request(target: str) -> ScaleRequest:
     found = SCALE.fullmatch(target)
     if found is None:
         raise ConfigError(
-            f"{target!r} is no number of workers; allowed: [MODEL.]ROLE=NUMBER, such as decode=2"
+            f"{target!r} is not a target; allowed: [MODEL.]ROLE=NUMBER, such as decode=2"
         )
     return ScaleRequest(found["model"] or "", Role(found["role"]), int(found["count"]))
 

@@ -1,7 +1,7 @@
-"""`triolet doctor --ledger URL`: who holds which block in a running fleet, and what is wrong.
+"""`triolet doctor --ledger URL`: checks the KV blocks, leases and requests of a running fleet.
 
-Asks the server for an audit and judges it here. Findings that are wrong only if they last are
-checked twice. Each finding is printed with its remedy.
+Fetches an audit from the server and checks its invariants here. States that are wrong only if they
+last are checked twice. Each violation is printed with its remedy.
 """
 
 from __future__ import annotations
@@ -35,29 +35,27 @@ if TYPE_CHECKING:
 
 PATH: Final = "/fleet/audit"
 TIMEOUT_S: Final = 10.0
-"""A server answers within a second and its own pauses, whatever its workers do."""
+"""A server answers within a second plus its own pauses, even if workers do not answer."""
 MARGIN_S: Final = 0.5
 SILENCE_S: Final = 2.0
-"""Before a worker that gave no account is asked again: on a busy machine it may just have been late
-for the server, which waits a second."""
+"""Wait before asking a silent worker again. The server waits for one second, which a worker on a
+busy machine may exceed."""
 ATTEMPT_CHARACTERS: Final = 34
-"""Of a request id, a slash and a number: never cut, because logs are searched for it."""
+"""Width of `REQUEST_ID/NUMBER`. It is never cut, because operators search logs for it."""
 SHOWN_LEASES: Final = 20
-"""Per worker, the oldest first: a leak is old."""
+"""Leases shown per worker, oldest first: a leaked lease is old."""
 
 
 def run_ledger(url: str, *, as_json: bool, sleep: Callable[[float], None] = time.sleep) -> int:
-    """Ask, judge and show; return the exit code: 0 if all is well, 1 if something is not.
+    """Fetch, check and print the audit. Return the exit code: 0 if nothing is wrong, else 1.
 
     Raises:
-      CommandFailed: the server could not be asked; its exit code is 2.
+      CommandFailed: the server did not return an audit; the exit code is 2.
     """
     audit = fetch_audit(url)
     patience_s = doubtful_for_s(audit)
     if patience_s > 0:
-        sys.stderr.write(
-            f"a worker may be late, or a frame under way; looking again in {patience_s:.1f} s\n"
-        )
+        sys.stderr.write(f"a worker or a frame may be late; checking again in {patience_s:.1f} s\n")
         sleep(patience_s)
         audit = fetch_audit(url)
     violations = check_invariants(audit)
@@ -76,10 +74,10 @@ def run_ledger(url: str, *, as_json: bool, sleep: Callable[[float], None] = time
 
 
 def fetch_audit(url: str) -> FleetAudit:
-    """Return what the server at a base address says of its fleet.
+    """Fetch the audit of a fleet from a server's base address.
 
     Raises:
-      CommandFailed: nobody answers there, or not with an audit.
+      CommandFailed: no server answers, or the response is not an audit.
     """
     url = url.rstrip("/")
     try:
@@ -97,9 +95,9 @@ def fetch_audit(url: str) -> FleetAudit:
         )
     except httpx2.TransportError as error:
         raise CommandFailed(
-            f"{url} does not answer ({one_line(said_by(error))}); is the "
-            "server's process alive, and is this its port? `/health/live` says whether its loop "
-            "turns",
+            f"{url} does not answer ({one_line(said_by(error))}); check that the server process "
+            "is running and that this is its port. `/health/live` reports whether its event loop "
+            "responds",
             EXIT_BAD_INPUT,
         ) from error
     if answer.status_code != httpx2.codes.OK:
@@ -111,12 +109,15 @@ def fetch_audit(url: str) -> FleetAudit:
     try:
         return FleetAudit.from_json(answer.content)
     except ValueError as error:
-        message = f"{url}{PATH} is no audit ({one_line(str(error))}); another release of Triolet?"
+        message = (
+            f"{url}{PATH} is not an audit ({one_line(str(error))}); check that the server has the "
+            "same release of Triolet"
+        )
         raise CommandFailed(message, EXIT_BAD_INPUT) from error
 
 
 def doubtful_for_s(audit: FleetAudit) -> float:
-    """Return how long to wait until what is in doubt is either gone or wrong."""
+    """Return the seconds after which a doubtful state, if it persists, is a violation."""
     views = [view for each in (audit, *audit.siblings) for view in each.workers]
     return max(
         (
@@ -129,7 +130,7 @@ def doubtful_for_s(audit: FleetAudit) -> float:
 
 
 def show_ledger(audit: FleetAudit, violations: Sequence[Violation], console: Console) -> None:
-    """Print the accounts of the server, of each worker, every lease, and what is wrong."""
+    """Print the state of the servers, of each worker and its leases, and the violations."""
     console.print()
     for each in (audit, *audit.siblings):
         console.print(_server_line(each.server))
@@ -149,7 +150,7 @@ def show_ledger(audit: FleetAudit, violations: Sequence[Violation], console: Con
                 console.print(_leases_table([one for one in shown if one.server == server]))
             more = view.audit.num_leases - min(SHOWN_LEASES, len(view.audit.leases))
             if more:
-                console.print(f"… and {more} younger ones; --json lists more")
+                console.print(f"… and {more} newer ones; --json lists more")
     console.print()
     for violation in violations:
         console.print(_violation(violation))
@@ -162,19 +163,19 @@ def _sum_up(audit: FleetAudit, violations: Sequence[Violation], console: Console
     for view in silent:
         words = Text("! ", style="bold yellow")
         words.append(one_line(view.name), style="bold")
-        words.append(f" gives no account: {one_line(view.silence)}", style="default")
+        words.append(f" did not answer the audit: {one_line(view.silence)}", style="default")
         words.append(
-            "\n→ if it does not come back by itself within seconds, restart it; what ran there "
-            "continues elsewhere",
+            "\n→ restart it if it does not recover within seconds; its requests continue on other "
+            "workers",
             style="cyan",
         )
         console.print(words)
     if violations:
-        console.print(f"[bold red]{len(violations)} wrong.[/] Do what stands beside each.")
+        console.print(f"[bold red]Violations: {len(violations)}.[/] Follow the remedy of each.")
     elif silent:
-        console.print("[bold yellow]Nothing wrong in what could be seen.[/]")
+        console.print("[bold yellow]No violations, but some workers did not answer.[/]")
     else:
-        console.print("[bold green]All blocks, leases and requests add up.[/]")
+        console.print("[bold green]All blocks, leases and requests are consistent.[/]")
 
 
 def _server_line(server: ServerAudit) -> Text:
@@ -182,7 +183,7 @@ def _server_line(server: ServerAudit) -> Text:
     line.append(
         f"  {server.received} requests received, {server.accepted} accepted, "
         f"{sum(server.rejected.values())} rejected, {sum(server.ended.values())} ended; "
-        f"{server.waiting} wait, {server.running} run; {server.connections} connections"
+        f"{server.waiting} queued, {server.running} running; {server.connections} connections"
         f"{', draining' if server.is_draining else ''}; {_process(server.process)}",
         style="default",
     )
@@ -213,11 +214,11 @@ def _workers_table(views: Sequence[WorkerView]) -> Table:
 
 
 def _beside(name: str, audit: WorkerAudit) -> Text:
-    """Return what is told of a worker beside its blocks."""
+    """Return the line about a worker's process, KV transfers and dropped frames."""
     dropped = ", ".join(f"{count} {reason}" for reason, count in audit.dropped.items())
     line = Text(one_line(name), style="bold")
     line.append(
-        f"  {_process(audit.process)}; KV under way: "
+        f"  {_process(audit.process)}; KV in transfer: "
         f"{show_size(audit.windows.kv_under_way_bytes)}; "
         f"frames dropped: {one_line(dropped) or 'none'}",
         style="default",
@@ -268,12 +269,12 @@ def _process(process: ProcessFacts) -> str:
         f"{process.tasks} tasks" if process.tasks is not None else "",
         show_size(process.rss_bytes) if process.rss_bytes is not None else "",
     ]
-    return ", ".join(fact for fact in known if fact) or "not known"
+    return ", ".join(fact for fact in known if fact) or "unknown"
 
 
 def _complaint(answer: httpx2.Response) -> str:
     try:
         message = str(answer.json()["error"]["message"])
     except (ValueError, LookupError, TypeError):
-        message = "not as a Triolet server does"
+        message = "the response is not from a Triolet server"
     return one_line(message)[:300]

@@ -1,6 +1,6 @@
-"""`triolet model`: the versions of models in the store of this machine, and running models.
+"""`triolet model import|list|show|verify|tag|alias|rm|gc|ps`: the model store of this machine.
 
-What a program may want (a digest, a manifest) goes to stdout alone; all other text to stderr.
+Digests, manifests and JSON go to stdout, for programs; all other text goes to stderr.
 """
 
 from __future__ import annotations
@@ -29,49 +29,51 @@ if TYPE_CHECKING:
     from store.sources import Source
 
 model_app = typer.Typer(
-    help="Models: versions in the store, and those of a running fleet.", no_args_is_help=True
+    help="Model versions in the store, and models of a running fleet.", no_args_is_help=True
 )
 
 StoreOption: TypeAlias = Annotated[
     Path | None,
-    typer.Option("--store", metavar="DIR", help="Model store.", show_default="yours"),
+    typer.Option(
+        "--store", metavar="DIR", help="Directory of the model store.", show_default="yours"
+    ),
 ]
 RefArgument: TypeAlias = Annotated[
     str, typer.Argument(metavar="REF", help="chat, chat@stable, chat:v1 or chat@sha256:…")
 ]
 ExpectOption: TypeAlias = Annotated[
     str | None,
-    typer.Option(metavar="DIGEST", help="Move it only if it is this version now."),
+    typer.Option(metavar="DIGEST", help="Move it only if it points to this version now."),
 ]
 LimitOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
         metavar="SIZE",
-        help="Evict versions that a registry has, the longest unused first, beyond so much: 50GiB.",
+        help="Size limit, such as 50GiB: evict least recently used versions that a registry has.",
     ),
 ]
-JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="For programs.")]
+JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @model_app.command("import")
 def import_(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Directory or GGUF file, or demo.")],
-    name: Annotated[str, typer.Option(help="Of the model in the store.")],
-    tag: Annotated[str | None, typer.Option(help="For this version, such as v1.")] = None,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Directory, GGUF file or demo.")],
+    name: Annotated[str, typer.Option(help="Name of the model in the store.")],
+    tag: Annotated[str | None, typer.Option(help="Tag of this version, such as v1.")] = None,
     sampling: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="JSON: defaults that replace the model's own."),
+        typer.Option(metavar="FILE", help="JSON with sampling defaults that replace the model's."),
     ] = None,
     weights: Annotated[
-        WeightFormat, typer.Option(help="What workers keep its weights in.")
+        WeightFormat, typer.Option(help="Format in which workers keep the weights in memory.")
     ] = WeightFormat.AUTO,
     link: Annotated[
-        bool, typer.Option("--link", help="Share files with MODEL where they cannot be cloned.")
+        bool, typer.Option("--link", help="Hard-link files of MODEL that cannot be cloned.")
     ] = False,
     store: StoreOption = None,
     audit: AuditOption = None,
 ) -> None:
-    """Check a model, keep it as a version, and print the version's digest."""
+    """Check a model, store it as a version, and print the version's digest."""
     from triolet.units import show_size
 
     from ..audit.recording import recorded
@@ -95,7 +97,7 @@ def import_(
 
 @model_app.command("list")
 def list_all(store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Show all versions with their tags and aliases, and what was evicted."""
+    """Show all versions with their tags and aliases, and evicted versions."""
     from store.aliases import Aliases
     from store.sources import Sources as Places
     from triolet.units import show_size
@@ -123,7 +125,7 @@ def list_all(store: StoreOption = None, as_json: JsonOption = False) -> None:
         return
     for row in rows:
         shown, names = show_size(row["size_bytes"]), ", ".join(row["named"]) or "-"
-        # Whole digests, however narrow the terminal: they are there to be copied.
+        # Never shorten digests to the terminal's width: users copy them.
         typer.echo(f"{row['name']}@{row['digest']}  {shown:>9}  {names}")
     for one in evicted:
         typer.echo(f"{one.name}@{one.digest}    evicted  {one.location}")
@@ -131,7 +133,7 @@ def list_all(store: StoreOption = None, as_json: JsonOption = False) -> None:
 
 @model_app.command("show")
 def show(ref: RefArgument, store: StoreOption = None) -> None:
-    """Print the whole manifest of a version as JSON; what is known about it goes to stderr."""
+    """Print the manifest of a version as JSON; signers and measurements go to stderr."""
     from store.aliases import Aliases
     from store.manifest import MAX_MANIFEST_BYTES
     from store.reference import parse_reference
@@ -158,7 +160,7 @@ def verify_(
     ] = None,
     store: StoreOption = None,
 ) -> None:
-    """Read every byte of one version or all, compare digests, and check signatures."""
+    """Read every byte of one version or of all, check digests and signatures."""
     from store.aliases import Aliases
     from store.reference import parse_reference
     from store.verify import verify
@@ -170,8 +172,8 @@ def verify_(
     if ref is None:
         known = {(entry.name, entry.digest) for entry in entries}
         faults = [
-            f"{pointer} is {digest}, which is no version of {pointer.name}; `triolet model rm "
-            f"{pointer}`, or import the model again"
+            f"{pointer} points to {digest}, which is not a version of {pointer.name}; run `triolet "
+            f"model rm {pointer}`, or import the model again"
             for pointer, digest in aliases.all().items()
             if (pointer.name, digest) not in known
         ]
@@ -189,8 +191,8 @@ def verify_(
         f"{found.num_versions} versions, {found.num_blobs} blobs, {show_size(found.num_bytes)}"
     )
     if num_faults := len(faults) + len(found.faults):
-        raise CommandFailed(f"{num_faults} faults in {counted}; each is named above")
-    say(f"{counted}: all as their digests say")
+        raise CommandFailed(f"{num_faults} faults in {counted}; each is listed above")
+    say(f"{counted}: all match their digests")
 
 
 @model_app.command("tag")
@@ -201,7 +203,7 @@ def tag(
     store: StoreOption = None,
     audit: AuditOption = None,
 ) -> None:
-    """Give a version a tag. One that is there already moves only with --expect."""
+    """Tag a version. An existing tag moves only with --expect."""
     from store.aliases import ABSENT, Aliases
     from store.reference import PointerKind, parse_reference, tag_of
 
@@ -210,12 +212,14 @@ def tag(
     reference, aliases = parse_reference(ref), Aliases(opened_store(store))
     pointer = parse_reference(name).pointer if ":" in name else tag_of(reference.name, name)
     if pointer is None or pointer.kind is not PointerKind.TAG or pointer.name != reference.name:
-        raise StoreError(f"{name!r} is no tag of {reference.name}; allowed: {reference.name}:TAG")
+        raise StoreError(
+            f"{name!r} is not a tag of {reference.name}; allowed: {reference.name}:TAG"
+        )
     digest = aliases.resolve(reference)
     now = aliases.all().get(pointer, ABSENT)
     if expect is None and now not in (ABSENT, digest):
         raise StoreError(
-            f"{pointer} is {now} and stays; give another tag, or move it with --expect {now}"
+            f"{pointer} is already {now}; choose another tag, or move this one with --expect {now}"
         )
     before = None if now == ABSENT else now
     with recorded(Action.MODEL_TAG, str(pointer), folder=audit, before=before, after=digest):
@@ -227,13 +231,14 @@ def tag(
 def alias(
     name: Annotated[str, typer.Argument(metavar="ALIAS", help="chat@stable.")],
     ref: Annotated[
-        str | None, typer.Argument(metavar="REF", help="Where to.", show_default="show its moves")
+        str | None,
+        typer.Argument(metavar="REF", help="Version to point to.", show_default="show its history"),
     ] = None,
     expect: ExpectOption = None,
     store: StoreOption = None,
     audit: AuditOption = None,
 ) -> None:
-    """Point an alias to a version, or show where it has pointed."""
+    """Point an alias to a version, or show its history."""
     from store.aliases import Aliases
     from store.reference import PointerKind, parse_reference
 
@@ -241,13 +246,13 @@ def alias(
 
     pointer, aliases = parse_reference(name).pointer, Aliases(opened_store(store))
     if pointer is None or pointer.kind is not PointerKind.ALIAS:
-        raise StoreError(f"{name!r} is no alias; allowed: NAME@ALIAS, such as chat@stable")
+        raise StoreError(f"{name!r} is not an alias; allowed: NAME@ALIAS, such as chat@stable")
     if ref is None:
         if expect is not None:
             raise ConfigError("--expect is given without REF; name the version to move to")
         moves = aliases.moves(pointer)
         if not moves:
-            raise StoreError(f"there is no {pointer}, and never was; name a REF to make it")
+            raise StoreError(f"{pointer} has never existed; give a REF to create it")
         for move in moves:
             at = datetime.fromtimestamp(move.at, UTC).isoformat(timespec="seconds")
             typer.echo(f"{at}  {move.old or '-'} -> {move.new or '-'}")
@@ -255,19 +260,19 @@ def alias(
     reference = parse_reference(ref)
     if reference.name != pointer.name:
         raise StoreError(
-            f"{ref} is a version of {reference.name}, {pointer} an alias of {pointer.name}; import "
-            f"the model as {pointer.name} too, which keeps its blobs once"
+            f"{ref} is a version of {reference.name}, but {pointer} is an alias of {pointer.name}; "
+            f"import the model as {pointer.name} too (its blobs are stored once)"
         )
     digest = aliases.resolve(reference)
     with recorded(Action.MODEL_ALIAS, str(pointer), folder=audit, after=digest) as running:
         old = aliases.move(pointer, digest, expect)
         running.before = old or None
-    say(f"{pointer} is {digest}, it was {old or 'not there'}")
+    say(f"{pointer} is {digest} (before: {old or 'none'})")
 
 
 @model_app.command("rm")
 def remove_(ref: RefArgument, store: StoreOption = None, audit: AuditOption = None) -> None:
-    """Remove a tag or alias, and the version unless another one names it. `gc` frees the disk."""
+    """Remove a tag or alias, and its version unless another one names it. `gc` frees the disk."""
     from store.aliases import Aliases
     from store.collect import remove
     from store.reference import parse_reference
@@ -284,7 +289,7 @@ def remove_(ref: RefArgument, store: StoreOption = None, audit: AuditOption = No
     if gone.pointer is not None:
         say(f"{gone.pointer} is removed")
     if gone.digest is None:
-        say("its version has another tag or alias, and stays")
+        say("its version is kept: another tag or alias names it")
     else:
         say(f"{reference.name}@{gone.digest} is removed; `triolet model gc` frees its disk space")
 
@@ -297,7 +302,7 @@ def collect_(
     store: StoreOption = None,
     audit: AuditOption = None,
 ) -> None:
-    """Remove blobs that no version names and, without --store, packed weights; not what is used."""
+    """Remove unused blobs and, without --store, unused packed weights."""
     from store.aliases import Aliases
     from store.collect import collect
     from store.evict import make_room
@@ -308,7 +313,7 @@ def collect_(
     from ..models.stored import store_of
 
     folder, limit = limited_store(sources, "model gc", store, store_limit)
-    # --store names one folder: what is elsewhere stays then.
+    # --store selects one directory, so packed weights elsewhere stay.
     has_packed = store is None and remove_packed(sources)
     if has_packed and folder is None and not store_of(None).is_there:
         return
@@ -326,15 +331,15 @@ def collect_(
         running.counts = counts
     say(f"{found.num_blobs} blobs removed, {show_size(found.num_bytes)}")
     for digest in found.in_use:
-        say(f"{digest} has been removed and stays while it is served")
+        say(f"{digest} is removed, but its blobs stay on disk while it is served")
     if limit is None:
         return
     say(f"{show_size(evicted.freed_bytes)} evicted, {show_size(evicted.left_bytes)} left")
     if evicted.left_bytes > limit:
         raise CommandFailed(
             f"{opened.root} takes {show_size(evicted.left_bytes)}, more than the limit of "
-            f"{show_size(limit)}, and no more can go: {evicted.reasons}; raise the limit, or "
-            "remove versions with `triolet model rm`"
+            f"{show_size(limit)}, and nothing else can be evicted: {evicted.reasons}; raise the "
+            "limit, or remove versions with `triolet model rm`"
         )
 
 
@@ -348,7 +353,7 @@ def show_processes(port: FleetPortOption = None, as_json: JsonOption = False) ->
 
 @contextmanager
 def byte_bar(words: str) -> Iterator[Callable[[int, int], None]]:
-    """Give what is told of each some bytes more, and of how many; show them on a terminal."""
+    """Show a progress bar on a terminal. Yields a callback for (new bytes, total bytes)."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
@@ -360,10 +365,10 @@ def byte_bar(words: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def remove_packed(sources: SettingSources) -> bool:
-    """Remove the packed weights that no worker uses, and return whether there were any at all.
+    """Remove packed weights that no worker uses. Return whether any packed weights existed.
 
     Raises:
-      CommandFailed: one cannot be removed.
+      CommandFailed: a file cannot be removed.
     """
     from store.packed_weights import collect_packed, packed_folder
     from triolet.units import show_size
@@ -382,17 +387,17 @@ def remove_packed(sources: SettingSources) -> bool:
             has_any = True
             say(
                 f"packed weights: {found.num_files} removed, {show_size(found.num_bytes)}; "
-                f"{found.num_in_use} in use, which stay"
+                f"{found.num_in_use} kept (in use)"
             )
     return has_any
 
 
 def note_evicted(versions: Sequence[Source], audit: Path | None) -> None:
-    """Write which versions went, to the audit log too, and how they come back."""
+    """Print evicted versions with the command that restores each; record them in the audit log."""
     from ..audit.recording import record
 
     for one in versions:
-        say(f"{one.name}@{one.digest} is evicted; `{one.command}` brings it back")
+        say(f"{one.name}@{one.digest} is evicted; `{one.command}` restores it")
     for one in versions:
         version = f"{one.name}@{one.digest}"
         record(Action.MODEL_REMOVE, version, folder=audit, before=one.digest)
@@ -401,16 +406,16 @@ def note_evicted(versions: Sequence[Source], audit: Path | None) -> None:
 def limited_store(
     sources: SettingSources, command: str, store: Path | None, store_limit: str | None
 ) -> tuple[Path | None, int | None]:
-    """Return the folder of the store and its limit in bytes, of options or else of settings.
+    """Return the directory of the store and its limit in bytes, from options or else settings.
 
     Args:
-      sources: of the settings.
-      command: that reads them, for errors.
-      store: of `--store`.
-      store_limit: of `--store-limit`.
+      sources: the settings.
+      command: name of the command, for errors.
+      store: value of `--store`.
+      store_limit: value of `--store-limit`.
 
     Raises:
-      ConfigError: one of them cannot be, or is of no use for the command.
+      ConfigError: a value is invalid, or the command does not use the setting.
     """
     from triolet.units import parse_size
 
@@ -422,10 +427,10 @@ def limited_store(
 
 
 def opened_store(store: Path | None) -> ModelStore:
-    """Return the store that an option names, or this user's.
+    """Return the store given by `--store`, or this user's.
 
     Raises:
-      StoreError: it is not there.
+      StoreError: it does not exist.
     """
     from ..models.stored import store_of
 
@@ -433,7 +438,7 @@ def opened_store(store: Path | None) -> ModelStore:
 
 
 def _measured_lines(store: ModelStore, digest: str) -> list[str]:
-    """Return a line for each measurement of a version that a store has, or that is damaged."""
+    """Return a line for each stored measurement of a version, damaged ones included."""
     from store.measured import Golden, measured_of
     from store.referrers import CAPACITY_TYPE, GOLDEN_TYPE
 
@@ -450,26 +455,26 @@ def _measured_lines(store: ModelStore, digest: str) -> list[str]:
 
 
 def golden_line(one: Golden) -> str:
-    """Return what is shown of golden tokens."""
+    """Return golden tokens as a line of text."""
     tokens = ", ".join(str(list(prompt.golden_ids)) for prompt in one.prompts)
     return f"golden tokens for {one.key}: {tokens}"
 
 
 def capacity_line(one: MeasuredCapacity) -> str:
-    """Return what is shown of a capacity."""
+    """Return a measured capacity as a line of text."""
     return (
         f"capacity for {one.key}: {one.prefill_tokens_per_s:.0f} prompt tokens/s; a decode step "
         f"takes {one.step_s * 1e3:.2f} ms, {one.row_s * 1e3:.3f} ms for each row and "
-        f"{one.kv_token_s * 1e6:.3f} µs for each token that a row attends to; loaded in "
+        f"{one.kv_token_s * 1e6:.3f} µs for each KV token that a row attends to; loaded in "
         f"{one.load_s:.2f} s"
     )
 
 
 def say_signers(keys: Sequence[str]) -> None:
-    """Write by which keys a version is signed."""
+    """Print the keys that signed a version."""
     say(f"signed by {', '.join(keys)}" if keys else "not signed")
 
 
 def say(words: str) -> None:
-    """Write a line for people."""
+    """Print a line to stderr."""
     typer.echo(words, err=True)

@@ -1,5 +1,7 @@
-"""`triolet model load|sleep|wake|unload|add|drop|switch` and `triolet adapter load|unload`: ask the
-control of a fleet that runs."""
+"""`triolet model load|sleep|wake|unload|add|drop|switch` and `triolet adapter load|unload`.
+
+Each starts an operation of a running fleet through its control process and waits for its end.
+"""
 
 from __future__ import annotations
 
@@ -23,29 +25,29 @@ if TYPE_CHECKING:
     import httpx2
 
 POLL_S: Final = 0.2
-"""Between two looks at an operation; a load takes from some tenths of a second to minutes."""
+"""Interval of polling an operation; a load takes from tenths of a second to minutes."""
 ANSWER_TIMEOUT_S: Final = 30.0
-"""For one answer of control, which writes to the audit log first."""
+"""Timeout of one response of control, which writes to the audit log first."""
 AWAY_S: Final = 30.0
-"""For control to answer again during an operation: it is started again within seconds of its end,
-and goes on with the operation."""
+"""Longest outage of control during an operation. The supervisor restarts it within seconds, and it
+continues the operation."""
 WAIT_S: Final = 1800.0
-"""For the end of an operation: control gives a start 15 minutes, and a wait for room five."""
+"""Timeout of an operation. Control allows 15 minutes for a start and five for free memory."""
 LOCAL_URL: Final = "http://localhost"
-"""For the names of a request that goes to a Unix socket."""
+"""Host name of requests that go to a Unix socket."""
 HELP: Final = {
-    "load": "Start the workers of a model, and wait until they are ready.",
-    "wake": "The same, for a model that sleeps.",
-    "sleep": "End the workers of a model; its files stay in memory, and the next request wakes it.",
-    "unload": "End the workers of a model, and give up the memory of its files too.",
+    "load": "Start the workers of a model and wait until they are ready.",
+    "wake": "Start the workers of a sleeping model and wait until they are ready.",
+    "sleep": "Stop the workers of a model but keep its files in memory; the next request wakes it.",
+    "unload": "Stop the workers of a model and release the memory of its files.",
 }
 ELSEWHERE: Final = (
-    "Where servers and workers are started one by one, as in pods, the models are those of their "
-    "settings: change `server.models`, start the workers, and restart the servers in turn"
+    "If you start servers and workers yourself, as in pods, their settings define the models: "
+    "change `server.models`, start the workers, and restart the servers one at a time"
 )
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="As `triolet serve` was told.")]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Public name of the model.")]
 PortOption = Annotated[
-    int | None, typer.Option(min=1, max=65_535, help="Of the fleet, if several run here.")
+    int | None, typer.Option(min=1, max=65_535, help="Port of the fleet, if several run here.")
 ]
 
 
@@ -54,7 +56,7 @@ class ControlAway(CommandFailed):
 
 
 def add_orders(app: typer.Typer) -> None:
-    """Add a command for each order."""
+    """Add the commands for models of a running fleet."""
     for action, text in HELP.items():
         app.command(action, help=text)(_command(action))
     app.command("add")(add_model)
@@ -64,7 +66,7 @@ def add_orders(app: typer.Typer) -> None:
 
 def adapter_app() -> typer.Typer:
     """Return the commands for LoRA adapters."""
-    app = typer.Typer(help="LoRA adapters of a fleet that runs.", no_args_is_help=True)
+    app = typer.Typer(help="LoRA adapters of a running fleet.", no_args_is_help=True)
     app.command("load")(load_adapter)
     app.command("unload")(unload_adapter)
     return app
@@ -79,16 +81,20 @@ def _command(action: str) -> Callable[..., None]:
 
 def add_model(
     model: Annotated[str, typer.Argument(metavar="NAME=MODEL", help="As for `triolet serve`.")],
-    alias: Annotated[list[str] | None, typer.Option(help="Another name for it.")] = None,
+    alias: Annotated[
+        list[str] | None, typer.Option(help="Additional name for the model; repeatable.")
+    ] = None,
     prefill: Annotated[int | None, typer.Option(metavar="N", help="Prefill workers.")] = None,
     decode: Annotated[int | None, typer.Option(metavar="N", help="Decode workers.")] = None,
-    asleep: Annotated[bool, typer.Option("--asleep", help="The first request wakes it.")] = False,
+    asleep: Annotated[
+        bool, typer.Option("--asleep", help="Start the workers at the first request.")
+    ] = False,
     port: PortOption = None,
 ) -> None:
-    """Add a model to the fleet that runs, and wait until requests may name it."""
+    """Add a model to a running fleet and wait until it accepts requests."""
     name, is_named, ref = model.partition("=")
     if not (is_named and name and ref):
-        raise ConfigError(f"{model!r} names no model; give NAME=MODEL, such as code=code@stable")
+        raise ConfigError(f"{model!r} is not NAME=MODEL; give both, such as code=code@stable")
     counts = {"prefill": prefill, "decode": decode}
     settings = {
         "name": name,
@@ -101,7 +107,8 @@ def add_model(
 
 
 def drop_model(name: NameArgument, port: PortOption = None) -> None:
-    """End the requests and workers of a model in order, and have it no more; its files stay."""
+    """Remove a model from a running fleet: its requests finish, then its workers stop. Its files
+    stay on disk."""
     run(_admin(port), f"drop {name}", "DELETE", f"/admin/models/{name}")
 
 
@@ -110,60 +117,61 @@ def switch_model(
     to: Annotated[str, typer.Option(metavar="REF", help="Version, directory or GGUF file.")],
     port: PortOption = None,
 ) -> None:
-    """Serve another version under the name of a model; streams that run finish on the old one."""
+    """Serve another version under the same model name; running streams finish on the old one."""
     route = f"/admin/models/{name}/switch"
     run(_admin(port), f"switch {name}", "POST", route, {"ref": _as_meant(to)})
 
 
 def load_adapter(
     adapter: Annotated[
-        str, typer.Argument(metavar="MODEL:NAME=REF", help="REF is a directory or a version.")
+        str,
+        typer.Argument(metavar="MODEL:NAME=REF", help="REF is a directory or a stored version."),
     ],
     port: PortOption = None,
 ) -> None:
-    """Load an adapter into the workers of a model, and wait until requests may name it."""
+    """Load an adapter into the workers of a model and wait until it accepts requests."""
     full, is_named, ref = adapter.partition("=")
     model, name = _adapter_named(full)
     if not (is_named and ref):
         raise ConfigError(
-            f"{adapter!r} names no adapter; give MODEL:NAME=REF, such as chat:sql=chat-sql:v1"
+            f"{adapter!r} is not MODEL:NAME=REF; give all three, such as chat:sql=chat-sql:v1"
         )
     settings = {"name": name, "ref": _as_meant(ref)}
     run(_admin(port), f"load {full}", "POST", f"/admin/models/{model}/adapters", settings)
 
 
 def unload_adapter(
-    adapter: Annotated[str, typer.Argument(metavar="MODEL:NAME", help="As requests name it.")],
+    adapter: Annotated[
+        str, typer.Argument(metavar="MODEL:NAME", help="Name of the adapter in requests.")
+    ],
     port: PortOption = None,
 ) -> None:
-    """Let the requests of an adapter end, and have it in the workers no more; its files stay."""
+    """Remove an adapter from the workers of a model once its requests finish. Its files stay."""
     model, name = _adapter_named(adapter)
     run(_admin(port), f"unload {adapter}", "DELETE", f"/admin/models/{model}/adapters/{name}")
 
 
 def _adapter_named(full: str) -> tuple[str, str]:
-    """Return the model and the adapter that a name says.
+    """Split MODEL:NAME into the model and the adapter.
 
     Raises:
-      ConfigError: it does not say both.
+      ConfigError: one of them is missing.
     """
     model, _, name = full.rpartition(SEPARATOR)
     if not (model and name) or "/" in full:
-        raise ConfigError(
-            f"{full!r} names no adapter of a model; give MODEL:NAME, such as chat:sql"
-        )
+        raise ConfigError(f"{full!r} is not MODEL:NAME; give both, such as chat:sql")
     return model, name
 
 
 def _as_meant(ref: str) -> str:
-    """Return a reference as the fleet understands it: what exists on disk under the name is meant
-    first, and the fleet has another directory."""
+    """Return a reference with an existing path made absolute: the fleet has another working
+    directory, and a path takes precedence over a stored version."""
     path = expanded(Path(ref))
     return str(path.absolute()) if path.exists() else ref
 
 
 def _admin(port: int | None) -> Path:
-    """Return where control of a fleet is asked.
+    """Return the path of control's Unix socket.
 
     Raises:
       CommandFailed: no fleet runs here.
@@ -175,33 +183,33 @@ def _admin(port: int | None) -> Path:
 
 
 def run_order(path: Path, name: str, action: str) -> None:
-    """Give an order and show how far it is, until it is over.
+    """Start an operation on a model and print its progress until it ends.
 
     Args:
-      path: of control's Unix socket.
-      name: of the model.
+      path: path of control's Unix socket.
+      name: name of the model.
       action: load, wake, sleep or unload.
 
     Raises:
-      CommandFailed: it was refused, has failed or does not end, or control does not answer.
+      CommandFailed: the operation was refused, failed or timed out, or control does not answer.
     """
     run(path, f"{action} {name}", "POST", f"/admin/models/{name}/{action}")
 
 
 def run(path: Path, what: str, method: str, route: str, body: dict[str, Any] | None = None) -> None:
-    """Begin an operation and show how far it is, until it is over.
+    """Start an operation and print its progress until it ends.
 
     Args:
-      path: of control's Unix socket.
-      what: is asked for, in words.
-      method: of HTTP.
-      route: that begins it.
-      body: of the request.
+      path: path of control's Unix socket.
+      what: name of the operation, for errors.
+      method: HTTP method.
+      route: HTTP path that starts it.
+      body: JSON body.
 
     Raises:
-      CommandFailed: it was refused, has failed or does not end, or control does not answer.
+      CommandFailed: the operation was refused, failed or timed out, or control does not answer.
     """
-    # Here: every command of `triolet` imports this file, and its workers need neither.
+    # Not at the top: every `triolet` command imports this file, and its workers need neither.
     import httpx2
 
     from ..http_trust import verify_for
@@ -221,8 +229,8 @@ def run(path: Path, what: str, method: str, route: str, body: dict[str, Any] | N
                     raise CommandFailed(f"{what}: {shown}")
             if time.monotonic() - began >= WAIT_S:
                 raise CommandFailed(
-                    f"{what} is not over after {WAIT_S:.0f} s ({shown}); it goes on, and "
-                    "`triolet model ps` shows how far it is"
+                    f"{what} has not ended after {WAIT_S:.0f} s ({shown}); it continues, and "
+                    "`triolet model ps` shows its state"
                 )
             time.sleep(POLL_S)
             try:
@@ -242,10 +250,10 @@ def _ask(
         answer = client.request(method, path, json=body)
     except HTTPError as error:
         raise ControlAway(
-            f"control does not answer {method} {path}: {error}; only a fleet that serves models "
-            "by names (`triolet serve NAME=MODEL …`) has it. There it is started again when it "
-            "ends, and what it had begun goes on: try again in a minute; the fleet's log says why "
-            "it ended"
+            f"control does not answer {method} {path}: {error}; only a fleet with named models "
+            "(`triolet serve NAME=MODEL …`) has a control process. If yours has one, it is "
+            "restarted after a failure and continues its operations: try again in a minute. The "
+            "fleet's log says why it ended"
         ) from error
     body = answer.json()
     if answer.is_error:

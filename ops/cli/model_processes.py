@@ -1,4 +1,7 @@
-"""`triolet model ps`: the models of a fleet that runs here."""
+"""`triolet model ps`: shows the models and workers of a fleet on this machine.
+
+Combines what the supervisor reports (processes) with what the server reports (public names).
+"""
 
 from __future__ import annotations
 
@@ -29,19 +32,19 @@ if TYPE_CHECKING:
     from ..supervisor.model_status import ModelStatus, RunningWorker
 
 SERVER_TIMEOUT_S: Final = 2.0
-"""For the list of models, which a server answers from memory."""
-NEEDS_KEY: Final = "it tells versions with a key only; set TRIOLET_API_KEY to one"
+"""Timeout of the list of models, which a server answers from memory."""
+NEEDS_KEY: Final = "it reports versions only to requests with a key; set TRIOLET_API_KEY"
 _PROC: Final = Path("/proc")
 _PSS: Final = re.compile(r"^Pss:\s*(\d+) kB", re.MULTILINE)
 
 
 class Served(msgspec.Struct, frozen=True):
-    """What a server says of a model; fields that it does not have are left out.
+    """A model as a server reports it.
 
     Attributes:
-      id: what requests call it.
-      digest: of its version in the store; None for a directory.
-      state: whether it answers.
+      id: public name.
+      digest: digest of its version in the store; None for a directory.
+      state: state of the model, such as serving.
     """
 
     id: str
@@ -59,7 +62,7 @@ class _Named(msgspec.Struct, frozen=True):
 
 
 class _Ready(msgspec.Struct, frozen=True):
-    """What a server says of its models without a key; of the only one that it is ready."""
+    """A readiness response, which needs no key. `models` is empty for a single model."""
 
     model: str
     models: list[_Named] = []
@@ -74,12 +77,12 @@ class WorkerRow(msgspec.Struct, frozen=True):
     """One worker of a model.
 
     Attributes:
-      name: in logs and metrics.
+      name: name in logs and metrics.
       role: prefill or decode.
-      pid: of its process; None where there is none.
+      pid: process id; None if no process runs.
       is_ready: whether it serves.
-      memory_bytes: of its process, pages that others have too by its share; None where the system
-        does not say.
+      memory_bytes: memory of the process with its share of shared pages (PSS); None if the system
+        does not report it.
     """
 
     name: str
@@ -93,12 +96,12 @@ class ModelRow(msgspec.Struct, frozen=True):
     """One model of a fleet.
 
     Attributes:
-      name: what requests call it.
-      digest: of its version in the store; None for a directory, or where no server says it.
-      state: as the server says it; None where that does not answer.
-      workers_state: as the supervisor says it.
+      name: public name.
+      digest: digest of its version in the store; None for a directory, or if no server answers.
+      state: state reported by the server; None if no server answers.
+      workers_state: state reported by the supervisor.
       failure: why the workers failed.
-      workers: each of them.
+      workers: workers of the model.
     """
 
     name: str
@@ -110,11 +113,11 @@ class ModelRow(msgspec.Struct, frozen=True):
 
 
 def run_ps(port: int | None, *, as_json: bool) -> None:
-    """Show the models of a fleet with their workers.
+    """Print the models of a fleet with their workers.
 
     Args:
-      port: of the local fleet that is meant, if several run.
-      as_json: for programs.
+      port: port of the local fleet, if several run.
+      as_json: print JSON.
 
     Raises:
       CommandFailed: no fleet runs.
@@ -123,7 +126,7 @@ def run_ps(port: int | None, *, as_json: bool) -> None:
     told = trio.run(ask_models, fleet.supervisor_socket)
     served, objection = served_models(fleet.note.url)
     if objection:
-        typer.echo(f"{fleet.note.url} does not say all that it serves: {objection}", err=True)
+        typer.echo(f"{fleet.note.url} did not report all its models: {objection}", err=True)
     found = rows(told.models, served, fleet.note.models, told.routes)
     if as_json:
         typer.echo(msgspec.json.encode(found).decode())
@@ -141,7 +144,7 @@ def run_ps(port: int | None, *, as_json: bool) -> None:
 
 
 def served_models(url: str) -> tuple[list[Served], str]:
-    """Return what a server says of its models, or nothing and why it does not say it.
+    """Return the models that a server reports, and an empty string or why some are missing.
 
     Args:
       url: base address of the server.
@@ -156,7 +159,7 @@ def served_models(url: str) -> tuple[list[Served], str]:
         ) as client:
             answer = client.get("/v1/models")
             if answer.status_code == httpx2.codes.UNAUTHORIZED:
-                ready = client.get("/health/ready")  # which needs none
+                ready = client.get("/health/ready")  # needs no key
                 known = (
                     msgspec.json.decode(ready.content, type=_Ready) if ready.is_success else None
                 )
@@ -173,20 +176,20 @@ def rows(
     routes: Mapping[str, Route] = MappingProxyType({}),
     proc: Path = _PROC,
 ) -> list[ModelRow]:
-    """Return each model with what is known of it.
+    """Merge the reports of the supervisor and of a server into one row per model.
 
     Args:
-      running: as the supervisor says.
-      served: as a server says; empty where none answers.
-      names: of the models, as the supervisor noted them for a server that is silent.
-      routes: by public name; servers say of that what its stable version is.
-      proc: Linux's folder of processes.
+      running: models reported by the supervisor.
+      served: models reported by a server; empty if none answers.
+      names: model names noted by the supervisor, for when no server answers.
+      routes: routes by public name. Servers report the stable version of each.
+      proc: directory of processes in Linux.
     """
     by_name: Mapping[str, Served] = {one.id: one for one in served}
     public = {route.stable: name for name, route in routes.items()}
     found = []
     for model in running:
-        # The only model has a name for clients alone.
+        # A single model has an empty name here; only clients see a name.
         name = public.get(model.name, model.name)
         known = by_name.get(name) if name else next(iter(served), None)
         found.append(
@@ -208,12 +211,12 @@ def _row(worker: RunningWorker, proc: Path) -> WorkerRow:
 
 
 def memory_bytes(pid: int, proc: Path = _PROC) -> int | None:
-    """Return the memory of a process, pages that others have too by its share (PSS); None where
-    the system does not say.
+    """Return the memory of a process with its share of shared pages (PSS), or None if the system
+    does not report it.
 
     Args:
-      pid: of the process.
-      proc: Linux's folder of processes.
+      pid: process id.
+      proc: directory of processes in Linux.
     """
     try:
         found = _PSS.search((proc / str(pid) / "smaps_rollup").read_text(encoding="ascii"))

@@ -1,6 +1,6 @@
-"""The options of `triolet serve`: names for the settings that operators use daily.
+"""Command-line options for settings: `--config`, `--set`, and named options such as `--port`.
 
-Everything else is set by `--set` or by a file. An option's type and default are those of its field.
+NAMED lists the settings that have an option. Its type and default are those of the config field.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ MODEL_NAME: Final = "model_name"
 
 
 class Named(NamedTuple):
-    """An option of its own.
+    """A setting with a named option.
 
     Attributes:
-      path: of the field that it sets.
-      panel: of the help.
-      help: of the option.
-      default: as shown, where the field's own says little.
+      path: path of the field that the option sets.
+      panel: heading in the help.
+      help: help text.
+      default: default to show in the help, if the field's default explains little.
     """
 
     path: Path
@@ -65,44 +65,46 @@ class Named(NamedTuple):
 
 
 NAMED: Final = {
-    "store": Named(("fleet", "store"), _MODEL, "Model store, where MODEL is a version", "yours"),
-    "device": Named(("worker", "engine", "device"), _MODEL, "cpu, cuda, cuda:N, or a GPU if any"),
+    "store": Named(("fleet", "store"), _MODEL, "Directory of the model store", "yours"),
+    "device": Named(
+        ("worker", "engine", "device"), _MODEL, "cpu, cuda, cuda:N; auto: a GPU if any"
+    ),
     "dtype": Named(("worker", "engine", "dtype"), _MODEL, "float32, bfloat16, or the checkpoint's"),
     "backend": Named(("worker", "engine", "backend"), _MODEL, "native, sdpa, triton or flash"),
     "kv_pool": Named(
-        ("worker", "engine", "kv_pool_bytes"), _MODEL, "KV pool of a worker, such as 2GiB", "auto"
+        ("worker", "engine", "kv_pool_bytes"), _MODEL, "KV cache per worker, such as 2GiB", "auto"
     ),
     "max_model_len": Named(
         ("worker", "engine", "max_model_len"), _MODEL, "Context length", "the model's"
     ),
-    "max_num_seqs": Named(("worker", "engine", "max_num_seqs"), _MODEL, "Rows of a decode step"),
+    "max_num_seqs": Named(
+        ("worker", "engine", "max_num_seqs"), _MODEL, "Sequences per decode step"
+    ),
     "threads": Named(
-        ("worker", "engine", "threads"), _MODEL, "CPU threads of a worker", "its share"
+        ("worker", "engine", "threads"), _MODEL, "CPU threads per worker", "its share"
     ),
     "host": Named(("server", "host"), _SERVER, "Address to listen on"),
-    "port": Named(("server", "port"), _SERVER, "Port, or 0 for any free one"),
-    MODEL_NAME: Named(("server", MODEL_NAME), _SERVER, "Repeated: aliases", "folder's"),
-    "tenants": Named(("server", "tenants", "file"), _SERVER, "File of tenants", "none"),
+    "port": Named(("server", "port"), _SERVER, "Port; 0: any free one"),
+    MODEL_NAME: Named(("server", MODEL_NAME), _SERVER, "Public name; repeat: aliases", "folder's"),
+    "tenants": Named(("server", "tenants", "file"), _SERVER, "Tenants file", "none"),
     "limits": Named(
-        ("server", "tenants", "quotas", "limits"), _SERVER, "memory, redis://HOST, @FILE"
+        ("server", "tenants", "quotas", "limits"), _SERVER, "Quotas: redis://HOST, @FILE"
     ),
     "allow_remote_clients": Named(
-        ("server", "allow_remote_clients"), _SERVER, "Listen beyond this machine"
+        ("server", "allow_remote_clients"), _SERVER, "Allow clients on other machines"
     ),
     "trusted_proxies": Named(
-        ("server", "trusted_proxies"), _SERVER, "Networks (CIDR) of proxies", "none"
+        ("server", "trusted_proxies"), _SERVER, "Proxies' networks (CIDR)", "none"
     ),
-    "allow_origin": Named(
-        ("server", "allow_origins"), _SERVER, "Origin of pages that may ask", "none"
-    ),
+    "allow_origin": Named(("server", "allow_origins"), _SERVER, "Allowed CORS origin", "none"),
     "no_generic_tools": Named(
-        ("server", "generic_tools"), _SERVER, "No tools where the template shows none"
+        ("server", "generic_tools"), _SERVER, "No tools unless the template has them"
     ),
     "batch_dir": Named(
-        ("server", "batches", "directory"), _SERVER, "Folder of files and batches", "none"
+        ("server", "batches", "directory"), _SERVER, "Directory of files and batches", "none"
     ),
     "usage_dir": Named(
-        ("server", "usage", "directory"), _SERVER, "Folder of the usage ledger", "none"
+        ("server", "usage", "directory"), _SERVER, "Directory of the usage ledger", "none"
     ),
     "responses_ttl": Named(
         ("server", "responses", "ttl_s"), _SERVER, "Seconds to keep responses", "0: off"
@@ -111,7 +113,7 @@ NAMED: Final = {
     "prefill": Named(("fleet", "prefill"), _FLEET, "Prefill workers, or 0"),
     "decode": Named(("fleet", "decode"), _FLEET, "Decode workers"),
     "memory": Named(
-        ("control", "memory_bytes"), _FLEET, "Of all models with names, such as 24GiB", "auto"
+        ("control", "memory_bytes"), _FLEET, "Limit for all named models, such as 24GiB", "auto"
     ),
     "log_level": Named(("process", "log_level"), _FLEET, "debug, info, warning, error", "info"),
 }
@@ -136,24 +138,27 @@ ModelsArgument: TypeAlias = Annotated[
 ]
 AuditOption: TypeAlias = Annotated[
     FilePath | None,
-    typer.Option(metavar="DIR", help="The audit log.", show_default="this user's"),
+    typer.Option(metavar="DIR", help="Directory of the audit log.", show_default="this user's"),
 ]
 FleetPortOption: TypeAlias = Annotated[
-    int | None, typer.Option(min=1, max=65_535, help="Of the fleet, if several run here.")
+    int | None, typer.Option(min=1, max=65_535, help="Port of the fleet, if several run here.")
 ]
 ConfigOption: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Settings (triolet.toml); - is stdin")
+    str | None, typer.Option(metavar="FILE", help="Settings file (triolet.toml); - is stdin")
 ]
 SetOption: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="FIELD=VALUE", help="Any other: `triolet config show`"),
+    typer.Option("--set", metavar="FIELD=VALUE", help="Any field (`triolet config show`)"),
 ]
 
 
 def with_settings(
     *names: str,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command `--config`, `--set` and options of NAMED, and their Sources as `sources`."""
+    """Add `--config`, `--set` and the given options of NAMED to a command.
+
+    The command receives them merged, as the keyword argument `sources`.
+    """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         named = [_parameter(name, NAMED[name]) for name in names]
@@ -189,10 +194,10 @@ def with_settings(
 def gather(
     config: str | None, assignments: Iterable[str] | None, named: Mapping[str, Value]
 ) -> SettingSources:
-    """Return what a command line says: a file, then `--set`, then options of their own.
+    """Merge the settings of a command line: a file, then `--set`, then named options.
 
     Raises:
-      ConfigError: something of it cannot be.
+      ConfigError: a setting is invalid.
     """
     sources = read_settings(config, assignments or ())
     for name, value in named.items():
@@ -201,10 +206,10 @@ def gather(
 
 
 def add_models(sources: SettingSources, given: Sequence[str]) -> None:
-    """Set the models that the arguments of a command name: one, or several as NAME=MODEL.
+    """Set the models given as arguments: one MODEL, or several as NAME=MODEL.
 
     Raises:
-      ConfigError: they cannot be together.
+      ConfigError: a name is missing, invalid or used twice.
     """
     named: dict[str, str] = {}
     for text in given:
@@ -212,8 +217,8 @@ def add_models(sources: SettingSources, given: Sequence[str]) -> None:
         if not is_named or FilePath(text).exists():
             if len(given) > 1:
                 raise ConfigError(
-                    f"{len(given)} models are named, and {text!r} has no name for requests; give "
-                    "each one as NAME=MODEL, such as chat=demo"
+                    f"{len(given)} models are given, and {text!r} has no public name; give each "
+                    "one as NAME=MODEL, such as chat=demo"
                 )
             sources.add(("fleet", "model"), text, f"the argument {text}")
             return
@@ -229,7 +234,7 @@ def add_models(sources: SettingSources, given: Sequence[str]) -> None:
 
 
 def option_name(name: str) -> str:
-    """Return a parameter's option."""
+    """Return the option of a parameter, such as `--kv-pool` for `kv_pool`."""
     return f"--{name.replace('_', '-')}"
 
 
@@ -248,7 +253,7 @@ def _parameter(name: str, option: Named) -> inspect.Parameter:
     shown = option.default or shown_default(option.path)
     annotation = Annotated[
         kind,
-        # One line each, so that the help fits on a screen.
+        # Each option takes one line, so that the help fits on a screen.
         typer.Option(
             *declarations,
             help=option.help if kind is bool else f"{option.help} ({shown})",
@@ -263,7 +268,7 @@ def _parameter(name: str, option: Named) -> inspect.Parameter:
 
 
 def shown_default(path: Path) -> str:
-    """Return the default of a field as an operator writes it."""
+    """Return a field's default as an operator would type it."""
     return show(value_at(Settings(), path))
 
 
@@ -289,16 +294,17 @@ def _add(sources: SettingSources, name: str, value: Value) -> None:
 
 
 def _whole(paths: Collection[Path]) -> Iterator[Path]:
-    """Yield paths without the sections of one kind of worker, which repeat those of both."""
+    """Yield paths outside the sections `prefill` and `decode`, which repeat those of `worker`."""
     return (path for path in paths if path[0] not in ("prefill", "decode"))
 
 
 @cache
 def _written() -> dict[str, str]:
-    """Return how each field whose name is its alone is set, by this name."""
+    """Map each unique field name to its option, or to its dotted path."""
     found: dict[str, str | None] = {}
     for path in _whole(leaves()):
-        is_other = path[-1] in found or path[-1] == MODELS  # which is the section of that name
+        # A field named `models` would be mistaken for the section.
+        is_other = path[-1] in found or path[-1] == MODELS
         found[path[-1]] = None if is_other else dotted(path)
     written = {name: text for name, text in found.items() if text is not None}
     return written | {one.path[-1]: option_name(name) for name, one in NAMED.items()}
@@ -315,5 +321,5 @@ def _setting() -> re.Pattern[str]:
 
 
 def as_typed(message: str) -> str:
-    """Return a message about settings with the options or paths by which they are set."""
+    """Replace field names in a message with the options or dotted paths that set them."""
     return _setting().sub(lambda match: _written()[match[0]], message)

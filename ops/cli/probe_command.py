@@ -1,5 +1,5 @@
-"""`triolet model probe`: a version is loaded as a worker loads it; what it computes, and how fast,
-is kept beside it."""
+"""`triolet model probe`: loads a version as a worker does, and stores its golden tokens and its
+measured speed with it."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ PROMPTS: Final = (
     "The capital of France is the city of Paris",
 )
 PROMPT_TOKENS: Final = 8
-"""Of each that are used: together as many as the first step of a worker without golden tokens has,
-so that a start takes no longer with them."""
+"""Tokens used of each prompt. Together they fill the first step of a worker without golden tokens,
+so that checking them does not make a start slower."""
 
 probe_app = typer.Typer()
 
@@ -43,11 +43,11 @@ def probe(
     sources: SettingSources,
     ref: RefArgument,
     replace_: Annotated[
-        bool, typer.Option("--replace", help="Also where other golden tokens are there.")
+        bool, typer.Option("--replace", help="Replace different golden tokens.")
     ] = False,
     audit: AuditOption = None,
 ) -> None:
-    """Compute the golden tokens of a version, measure how fast it is here, and keep both."""
+    """Compute the golden tokens of a version, measure its speed here, and store both."""
     from store.layout import ModelStore
     from store.measured import keep_measured
 
@@ -55,16 +55,15 @@ def probe(
     from ..models.stored import with_stored_model
 
     settings = sources.settings()
-    # Of a configuration that fleets read too: what it says of other models and of their clients
-    # is not about this version.
+    # The configuration may be shared with a fleet: drop its other models and its server settings.
     fleet = replace(settings.fleet, model=ref, adapters={})
     settings = replace(settings, models={}, fleet=fleet, server=ServerConfig())
     with with_stored_model(settings, is_served=False) as stored:
         digest = stored.decode.model_digest
         if not digest:
             raise ConfigError(
-                f"{ref} is no version of the store; `triolet model import` makes one of a "
-                "directory, and `triolet model list` shows what there is"
+                f"{ref} is not a version in the store; `triolet model import` makes one from a "
+                "directory, and `triolet model list` shows all versions"
             )
         store = ModelStore(Path(stored.decode.model_store))
         with recorded(Action.MODEL_PROBE, ref, folder=audit, after=digest):
@@ -80,7 +79,7 @@ def probe(
 
 
 def _decode_worker(stored: Settings) -> WorkerConfig:
-    """Return what `triolet serve` would tell a decode worker, as far as its engine goes."""
+    """Return the config of a decode worker with the engine settings that `triolet serve` uses."""
     from ..supervisor.plan import worker_threads
     from ..supervisor.prepare import prepare
     from ..supervisor.serve import available_cores
@@ -106,7 +105,7 @@ def _probed(config: WorkerConfig) -> tuple[Golden, MeasuredCapacity]:
         raise ModelError(f"{path} cannot be read: {error}; import the model again") from error
     prompts = [tokenizer.encode(text).ids[:PROMPT_TOKENS] for text in PROMPTS]
     if not all(prompts):
-        raise ModelError(f"{path} makes no tokens of {PROMPTS[0]!r}; import the model again")
+        raise ModelError(f"{path} returns no tokens for {PROMPTS[0]!r}; import the model again")
     spin_briefly()  # before torch is loaded
     from worker.probe import main as run_probe
 
@@ -114,10 +113,10 @@ def _probed(config: WorkerConfig) -> tuple[Golden, MeasuredCapacity]:
 
 
 def _require_same(store: ModelStore, digest: str, golden: Golden) -> None:
-    """Refuse to replace golden tokens by others.
+    """Check that no different golden tokens are stored for the same key.
 
     Raises:
-      ModelError: there are others for the same key.
+      ModelError: the stored tokens differ.
     """
     from store.measured import Golden, KeptMeasurement, measured_of
     from store.referrers import GOLDEN_TYPE
@@ -130,7 +129,7 @@ def _require_same(store: ModelStore, digest: str, golden: Golden) -> None:
                 [list(prompt.golden_ids) for prompt in said.prompts] for said in (one.said, golden)
             )
             raise ModelError(
-                f"{digest} has golden tokens for {golden.key}, {there} in {one.path}, and computes "
-                f"{here} here; those stay: find out which machine computes wrongly, and give "
-                "--replace if this one is right"
+                f"{digest} has golden tokens for {golden.key}, {there} in {one.path}, but this "
+                f"machine computes {here}; the stored ones are kept: find out which machine "
+                "computes wrongly, and give --replace if this one is right"
             )

@@ -1,4 +1,4 @@
-"""`triolet model push` and `pull`: versions to and from OCI registries."""
+"""`triolet model push` and `pull`: copies versions to and from OCI registries."""
 
 from __future__ import annotations
 
@@ -38,10 +38,12 @@ LocationArgument: TypeAlias = Annotated[
 ]
 UsernameOption: TypeAlias = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="Of the registry; its password comes on standard input."),
+    typer.Option(
+        metavar="NAME", help="User name at the registry; the password is read from stdin."
+    ),
 ]
 InsecureOption: TypeAlias = Annotated[
-    bool, typer.Option("--insecure", help="HTTP without TLS also beyond this machine.")
+    bool, typer.Option("--insecure", help="Allow HTTP without TLS to other machines.")
 ]
 
 
@@ -51,14 +53,16 @@ def push_(
     location: LocationArgument,
     expect: Annotated[
         str | None,
-        typer.Option(metavar="DIGEST", help="Move the tag there if it is this version now."),
+        typer.Option(
+            metavar="DIGEST", help="Move the registry's tag only if it points to this version now."
+        ),
     ] = None,
     username: UsernameOption = None,
     insecure: InsecureOption = False,
     store: StoreOption = None,
     audit: AuditOption = None,
 ) -> None:
-    """Send a version to a registry, and print its digest; what is there is not sent again."""
+    """Upload a version to a registry and print its digest. Skips blobs that are there."""
     from store.aliases import Aliases
     from store.reference import parse_reference
     from store.registry.location import parse_location
@@ -77,9 +81,9 @@ def push_(
         found = push(opened, registry, reference, digest, expect, on_bytes)
         running.counts = {"blobs": found.num_sent, "bytes": found.sent_bytes}
     say(
-        f"{place}: {show_size(found.sent_bytes)} sent in {found.num_sent} blobs, "
+        f"{place}: {show_size(found.sent_bytes)} uploaded in {found.num_sent} blobs, "
         f"{show_size(found.total_bytes - found.sent_bytes)} already there, "
-        f"{found.num_referrers} signatures and measurements sent"
+        f"{found.num_referrers} signatures and measurements uploaded"
     )
     typer.echo(digest)
 
@@ -91,10 +95,12 @@ def pull_(
     location: LocationArgument,
     name: Annotated[
         str | None,
-        typer.Option(help="Of the model in the store.", show_default="the repository's last part"),
+        typer.Option(
+            help="Name of the model in the store.", show_default="the repository's last part"
+        ),
     ] = None,
     tag: Annotated[
-        str | None, typer.Option(help="For this version.", show_default="as there")
+        str | None, typer.Option(help="Tag of this version.", show_default="the registry's")
     ] = None,
     store_limit: LimitOption = None,
     username: UsernameOption = None,
@@ -102,7 +108,7 @@ def pull_(
     store: StoreOption = None,
     audit: AuditOption = None,
 ) -> None:
-    """Bring a version from a registry, and print its digest; one that broke off goes on."""
+    """Download a version from a registry and print its digest. Resumes an interrupted download."""
     from store.reference import require_name, tag_of
     from store.registry.location import parse_location
     from store.registry.pull import WantedVersion, pull
@@ -135,7 +141,7 @@ def _say_pulled(found: Pulled, wanted: WantedVersion) -> None:
     from triolet.units import show_size
 
     say(
-        f"{wanted.name}@{found.digest}: {show_size(found.fetched_bytes)} fetched, "
+        f"{wanted.name}@{found.digest}: {show_size(found.fetched_bytes)} downloaded, "
         f"{show_size(found.total_bytes - found.fetched_bytes)} already here"
     )
     say_signers(found.signers)
@@ -158,7 +164,7 @@ def _registry(place: Location, username: str | None, *, is_insecure: bool) -> It
 
 
 def _password(username: str, host: str) -> bytes:
-    """Read a line of standard input; a terminal does not show it."""
+    """Read a password from stdin, without echo on a terminal."""
     from getpass import getpass
 
     from store.registry.credentials import MAX_PASSWORD_BYTES

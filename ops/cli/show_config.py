@@ -1,4 +1,4 @@
-"""`triolet config show`: every field with its value, where that comes from, and its reason."""
+"""`triolet config show`: prints every setting with its value, its origin and its reason."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _reasons(kind: type[Any]) -> dict[str, str]:
 
 
 def reason(path: tuple[str, ...]) -> str:
-    """Return why a field has its default, or what it is."""
+    """Return the documentation of a field: the reason for its default, or its meaning."""
     if path[0] == MODELS:
         return _reasons(FleetModelConfig).get(path[-1], "")
     kind: Any = SECTIONS[path[0]]
@@ -71,17 +71,17 @@ class ConfigRow(NamedTuple):
 
     @property
     def is_changed(self) -> bool:
-        """Whether it has another value than its default."""
+        """Whether the value differs from the default."""
         return bool(self.value != self.default)
 
 
 def run_show_config(sources: SettingSources, *, only_changed: bool, as_json: bool) -> None:
-    """Print settings: a row each for people, a list of objects for programs.
+    """Print settings as text, or as a JSON list.
 
     Args:
-      sources: of their values.
-      only_changed: leave out those that have their defaults.
-      as_json: for programs.
+      sources: the settings and their origins.
+      only_changed: leave out settings that have their defaults.
+      as_json: print JSON.
     """
     found = [row for row in rows(sources) if row.is_changed or not only_changed]
     if as_json:
@@ -100,11 +100,11 @@ def run_show_config(sources: SettingSources, *, only_changed: bool, as_json: boo
 
 
 def rows(sources: SettingSources) -> Iterator[ConfigRow]:
-    """Yield every setting in the order of the sections. One of both kinds of worker is a row of
-    `worker` where they agree, and a row of each where they differ.
+    """Yield every setting in the order of the sections. A worker setting is one row of `worker` if
+    prefill and decode agree, else a row of each.
 
     Raises:
-      ConfigError: the settings cannot be.
+      ConfigError: the settings are invalid.
     """
     settings, plain = sources.settings(), Settings()
     for path in leaves():

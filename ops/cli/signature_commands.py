@@ -1,4 +1,4 @@
-"""`triolet model key`, `sign` and `require`: signatures of versions, and where they are needed."""
+"""`triolet model key`, `sign` and `require`: signs versions and sets which names require it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ signature_app = typer.Typer()
 def key(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Private key (Ed25519, PEM).")],
 ) -> None:
-    """Print the id of a key for signatures, which is the public key; make the file if there is
-    none."""
+    """Print the id (the public key) of a signing key. Create the file if it does not exist."""
     from store.signatures import key_id, make_key, read_key
 
     if not file.exists():
         make_key(file)
-        say(f"{file} is a new private key; keep it, and keep it from others")
+        say(f"{file} is a new private key; keep it safe and secret")
     typer.echo(key_id(read_key(file)))
 
 
@@ -48,7 +47,7 @@ def sign_(
     reference, opened, private = parse_reference(ref), opened_store(store), read_key(key)
     digest = Aliases(opened).resolve(reference)
     meant = [one for one in opened.entries() if one[:2] == (reference.name, digest)]
-    # A signature says that this is the model: a damaged one is not signed.
+    # A signature vouches for the content, so never sign a damaged version.
     faults = verify(opened, meant).faults
     if faults:
         raise StoreError(f"{ref} is not signed: {'; '.join(faults)}")
@@ -67,18 +66,18 @@ def require(
         str,
         typer.Argument(
             metavar="NAME",
-            help="chat@stable, chat:v1, or chat for every tag and alias and for serving.",
+            help="chat@stable, chat:v1, or chat for all its tags and aliases and for serving.",
         ),
     ],
     key: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY", help="Ids of keys, one of which must have signed."),
+        typer.Argument(metavar="KEY", help="Key ids; one of these keys must have signed."),
     ] = None,
-    none: Annotated[bool, typer.Option("--none", help="Require no signature any more.")] = False,
+    none: Annotated[bool, typer.Option("--none", help="Stop requiring signatures.")] = False,
     store: StoreOption = None,
     audit: AuditOption = None,
 ) -> None:
-    """Require signatures of what a name points to; without KEY, print what is required."""
+    """Require signatures for a name; without KEY, print the required keys."""
     from store.aliases import Aliases
     from store.reference import parse_reference
     from store.signatures import require_key_id
@@ -109,5 +108,5 @@ def require(
     say(
         f"{reference} requires a signature by {' or '.join(keys)}"
         if keys
-        else f"{reference} requires no signature any more"
+        else f"{reference} no longer requires a signature"
     )

@@ -1,7 +1,7 @@
-"""`triolet tenant`: tenants and keys in the file that a server reads (`--tenants`).
+"""`triolet tenant`: manages the tenants and API keys in the file that servers read (`--tenants`).
 
-A key is printed once, alone on stdout, so that a script can keep it; all other text goes to
-stderr. tenant_edit.py changes the file.
+A new key is printed once, alone on stdout, for scripts; all other text goes to stderr.
+tenant_edit.py changes the file.
 """
 
 from __future__ import annotations
@@ -26,38 +26,40 @@ from ..audit.events import Action
 from .options import AuditOption  # noqa: TC001 (typer reads annotations)
 from .tenant_edit import Change, add_tenant, edited, rotate_keys, set_disabled
 
-tenant_app = typer.Typer(help="Who may use a server: tenants and their keys.", no_args_is_help=True)
+tenant_app = typer.Typer(help="Tenants of a server and their API keys.", no_args_is_help=True)
 
 DEFAULT_FILE: Final = Path("tenants.toml")
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 SHOWN_DIGITS: Final = 12
-"""Of a digest: enough to tell keys apart."""
+"""Digits shown of a digest, enough to tell keys apart."""
 MAX_GRACE_S: Final = 366 * 86_400
-TAKEN: Final = "servers that were started with it notice within 2 s"
+TAKEN: Final = "servers started with this file reload it within 2 s"
 
 FileOption: TypeAlias = Annotated[
-    Path, typer.Option("--tenants", metavar="FILE", help="The file of tenants.")
+    Path, typer.Option("--tenants", metavar="FILE", help="Tenants file.")
 ]
 NameArgument: TypeAlias = Annotated[str, typer.Argument(metavar="NAME")]
-JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="For programs.")]
+JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @tenant_app.command("add")
 def add(
     name: NameArgument,
     file: FileOption = DEFAULT_FILE,
-    plan: Annotated[str, typer.Option(help="Its limits, by a plan of the file.")] = DEFAULT_PLAN,
+    plan: Annotated[
+        str, typer.Option(help="Plan in the file that sets its limits.")
+    ] = DEFAULT_PLAN,
     role: Annotated[
-        TenantRole, typer.Option(help="An operator's keys also open metrics and /fleet.")
+        TenantRole, typer.Option(help="Keys of an operator also give access to metrics and /fleet.")
     ] = TenantRole.USER,
     audit: AuditOption = None,
 ) -> None:
-    """Add a tenant and show its key, once. Makes the file if there is none."""
+    """Add a tenant and print its key, once. Creates the file if it does not exist."""
     key = new_key()
     change = Change(Action.TENANT_ADD, name, audit)
     with edited(file, change, may_make=True) as document:
         add_tenant(document, name, key, plan, role)
-    _say(f"{name} is in {file}; {TAKEN}. Its key, which is stored nowhere:")
+    _say(f"{name} is added to {file}; {TAKEN}. Its key, which is not stored anywhere:")
     typer.echo(key)
 
 
@@ -77,10 +79,10 @@ def list_all(file: FileOption = DEFAULT_FILE, as_json: JsonOption = False) -> No
 
 @tenant_app.command("show")
 def show(name: NameArgument, file: FileOption = DEFAULT_FILE, as_json: JsonOption = False) -> None:
-    """Show one tenant, its keys by the beginning of their digests, and its plan."""
+    """Show one tenant with its plan and the beginnings of its key digests."""
     tenant = next((one for one in _read(file) if one.name == name), None)
     if tenant is None:
-        raise ConfigError(f"there is no tenant {name!r}; `triolet tenant list` shows them")
+        raise ConfigError(f"no tenant is called {name!r}; `triolet tenant list` shows all tenants")
     limits = asdict(tenant.plan)
     limits["classes"] = [one.name.lower() for one in tenant.plan.classes]
     shown = _row(tenant) | {"plan": limits}
@@ -100,10 +102,10 @@ def show(name: NameArgument, file: FileOption = DEFAULT_FILE, as_json: JsonOptio
 
 @tenant_app.command("usage")
 def usage(
-    url: Annotated[str, typer.Option(help="A running server.")] = DEFAULT_URL,
+    url: Annotated[str, typer.Option(help="Address of a running server.")] = DEFAULT_URL,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what tenants have used: all with an operator's key in TRIOLET_API_KEY, or its own."""
+    """Show the usage of all tenants, or of one: depends on the key in TRIOLET_API_KEY."""
     from .tenant_usage import show_usage
 
     show_usage(url, as_json=as_json)
@@ -115,24 +117,24 @@ def rotate(
     file: FileOption = DEFAULT_FILE,
     grace: Annotated[
         str,
-        typer.Option(metavar="TIME", help="The old keys stay good for this long: 30m, 24h, 7d."),
+        typer.Option(metavar="TIME", help="How long the old keys stay valid: 30m, 24h, 7d."),
     ] = "24h",
-    now: Annotated[bool, typer.Option("--now", help="The old keys end at once.")] = False,
+    now: Annotated[bool, typer.Option("--now", help="Revoke the old keys at once.")] = False,
     audit: AuditOption = None,
 ) -> None:
-    """Give a tenant another key and show it, once."""
+    """Give a tenant a new key and print it, once."""
     key = new_key()
     grace_s = 0 if now else _seconds(grace)
     with edited(file, Change(Action.TENANT_ROTATE, name, audit)) as document:
         rotate_keys(document, name, key, grace_s, datetime.now(UTC))
-    old = "its old keys end now" if now else f"its old keys end in {grace}"
-    _say(f"{name} has a new key, {old}; {TAKEN}. The new key, which is stored nowhere:")
+    old = "its old keys are revoked" if now else f"its old keys expire in {grace}"
+    _say(f"{name} has a new key, {old}; {TAKEN}. The new key, which is not stored anywhere:")
     typer.echo(key)
 
 
 @tenant_app.command("disable")
 def disable(name: NameArgument, file: FileOption = DEFAULT_FILE, audit: AuditOption = None) -> None:
-    """Shut a tenant out: its keys get 403, and what runs for it ends."""
+    """Disable a tenant: its keys get 403, and its running requests are cancelled."""
     with edited(file, Change(Action.TENANT_DISABLE, name, audit)) as document:
         set_disabled(document, name, is_disabled=True)
     _say(f"{name} is disabled; {TAKEN}")
@@ -140,7 +142,7 @@ def disable(name: NameArgument, file: FileOption = DEFAULT_FILE, audit: AuditOpt
 
 @tenant_app.command("enable")
 def enable(name: NameArgument, file: FileOption = DEFAULT_FILE, audit: AuditOption = None) -> None:
-    """Let a tenant in again, by the keys that it had."""
+    """Enable a disabled tenant with the keys that it had."""
     with edited(file, Change(Action.TENANT_ENABLE, name, audit)) as document:
         set_disabled(document, name, is_disabled=False)
     _say(f"{name} is enabled; {TAKEN}")
@@ -150,7 +152,7 @@ def _read(file: Path) -> list[Tenant]:
     try:
         content = file.read_bytes()
     except OSError as error:
-        raise ConfigError(f"the file of tenants cannot be read: {error}") from None
+        raise ConfigError(f"the tenants file cannot be read: {error}") from None
     return sorted(read_tenants(content, str(file)).by_name.values(), key=lambda one: one.name)
 
 

@@ -1,7 +1,7 @@
-"""Changes of the operator's file of tenants; text written by hand stays as it is.
+"""Edits the tenants file and keeps comments and formatting written by hand.
 
-A change is made to the whole text, checked as a server checks it, and replaces the file
-atomically: readers see the old file or the new one. Keys are given as digests only.
+Each change is validated as a server validates the file, recorded in the audit log, and written
+atomically: readers see the old file or the new one. Only digests of keys are stored.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 MODE: Final = 0o600
 LOCK_TIMEOUT_S: Final = 10.0
-"""Longest wait for another command that changes files of the folder; it takes milliseconds."""
+"""Longest wait for another command that edits files in the directory; each takes milliseconds."""
 LOCK_POLL_S: Final = 0.02
 HEADER: Final = """\
 # Tenants of a Triolet server: `triolet tenant` adds them; plans and prices are written by hand.
-# Servers notice a change by themselves. docs/TENANTS.md says what may stand here.
+# Servers reload it when it changes. docs/TENANTS.md describes the format.
 
-# Keeps apart what tenants have cached. Whoever changes it empties their caches.
+# Keeps the cached prompts of tenants apart. Changing it empties their caches.
 cache_secret = "{secret}"
 
 [plans.default]
@@ -53,12 +53,12 @@ cache_secret = "{secret}"
 
 
 class Change(NamedTuple):
-    """What a command does, for the audit log.
+    """A change to record in the audit log.
 
     Attributes:
-      action: what is done.
-      tenant: to which tenant.
-      folder: of the log; None for this user's.
+      action: kind of change.
+      tenant: name of the changed tenant.
+      folder: directory of the log; None for this user's.
     """
 
     action: Action
@@ -68,18 +68,18 @@ class Change(NamedTuple):
 
 @contextmanager
 def edited(path: Path, change: Change, *, may_make: bool = False) -> Iterator[TOMLDocument]:
-    """Give out the file's document; record its change and write it back if nothing went wrong.
+    """Yield the file's document for editing. On success, record the change and write the file.
 
     Args:
-      path: of the file.
-      change: what is done, with digests of the file before and afterwards.
-      may_make: whether one that does not exist is begun.
+      path: path of the file.
+      change: entry for the audit log; digests of the file before and after are added.
+      may_make: create the file if it does not exist.
 
     Raises:
-      ConfigError: it cannot be read or written, or would be refused by a server.
-      AuditLogError: the change could not be recorded, and was not made.
+      ConfigError: the file cannot be read or written, or a server would refuse it.
+      AuditLogError: the change could not be recorded and was not made.
     """
-    path = path.resolve()  # a link stays one
+    path = path.resolve()  # so that replacing the file keeps a symbolic link
     try:
         with _only_one(path.parent):
             before = digest(path.read_bytes()) if path.exists() else None
@@ -88,7 +88,7 @@ def edited(path: Path, change: Change, *, may_make: bool = False) -> Iterator[TO
             yield document
             content = tomlkit.dumps(document).encode()
             read_tenants(content, str(path))
-            from ..audit.recording import recorded  # with its library of signatures
+            from ..audit.recording import recorded  # slow: loads a signature library
 
             with recorded(
                 change.action,
@@ -99,24 +99,26 @@ def edited(path: Path, change: Change, *, may_make: bool = False) -> Iterator[TO
             ):
                 _replace(path, content)
     except OSError as error:
-        raise ConfigError(f"the file of tenants cannot be changed: {error}") from error
+        raise ConfigError(f"the tenants file cannot be changed: {error}") from error
     except TOMLKitError as error:
-        raise ConfigError(f"{path} is no TOML: {error}") from None
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
 
 def add_tenant(document: TOMLDocument, name: str, key: str, plan: str, role: TenantRole) -> None:
     """Add a tenant with its first key.
 
     Raises:
-      ConfigError: there is one of the name, or it is no name.
+      ConfigError: the name is taken or invalid.
     """
     if not is_name(name):
         raise ConfigError(
-            f"{name!r} is no name of a tenant: up to 64 letters, digits, dots, - and _"
+            f"{name!r} is not a tenant name; allowed: up to 64 letters, digits, dots, - and _"
         )
     tenants = document.setdefault("tenants", tomlkit.table(is_super_table=True))
     if name in tenants:
-        raise ConfigError(f"there is a tenant {name}; `triolet tenant rotate` gives it another key")
+        raise ConfigError(
+            f"tenant {name} already exists; `triolet tenant rotate` gives it a new key"
+        )
     table = tomlkit.table()
     if plan != DEFAULT_PLAN:
         table["plan"] = plan
@@ -127,17 +129,17 @@ def add_tenant(document: TOMLDocument, name: str, key: str, plan: str, role: Ten
 
 
 def rotate_keys(document: TOMLDocument, name: str, key: str, grace_s: float, now: datetime) -> None:
-    """Give a tenant another key.
+    """Give a tenant a new key and let its old keys expire.
 
     Args:
-      document: of the file.
-      name: of the tenant.
-      key: the new one.
-      grace_s: how long those that it has stay good, if they would; 0 for no more.
-      now: with its time zone.
+      document: the tenants file.
+      name: name of the tenant.
+      key: the new key.
+      grace_s: seconds until the old keys expire, unless they expire earlier; 0 removes them.
+      now: current time with a time zone.
 
     Raises:
-      ConfigError: there is no such tenant.
+      ConfigError: the tenant does not exist.
     """
     table = _tenant(document, name)
     end = (now + timedelta(seconds=grace_s)).astimezone(UTC).replace(microsecond=0)
@@ -152,10 +154,10 @@ def rotate_keys(document: TOMLDocument, name: str, key: str, grace_s: float, now
 
 
 def set_disabled(document: TOMLDocument, name: str, *, is_disabled: bool) -> None:
-    """Shut a tenant out, or let it in again.
+    """Disable or enable a tenant.
 
     Raises:
-      ConfigError: there is no such tenant.
+      ConfigError: the tenant does not exist.
     """
     table = _tenant(document, name)
     if is_disabled:
@@ -167,7 +169,7 @@ def set_disabled(document: TOMLDocument, name: str, *, is_disabled: bool) -> Non
 def _tenant(document: TOMLDocument, name: str) -> Any:  # noqa: ANN401 (tomlkit's tables)
     table = document.get("tenants", {}).get(name)
     if not isinstance(table, dict):
-        raise ConfigError(f"there is no tenant {name!r}; `triolet tenant list` shows them")
+        raise ConfigError(f"no tenant is called {name!r}; `triolet tenant list` shows all tenants")
     return table
 
 
@@ -176,7 +178,7 @@ def _dated(entry: Any, name: str) -> tuple[object, datetime]:  # noqa: ANN401 (t
     if not isinstance(until, datetime) or until.tzinfo is None:
         raise ConfigError(
             f'a key of the tenant {name!r} is neither "sha256:..." nor '
-            "{ digest, until }; correct it in the file of tenants"
+            "{ digest, until }; correct it in the tenants file"
         )
     return entry["digest"], until
 
@@ -199,8 +201,8 @@ def _lock(descriptor: int, directory: Path) -> None:
         except BlockingIOError:
             if time.monotonic() >= give_up:
                 raise ConfigError(
-                    f"another command has been changing files in {directory} for "
-                    f"{LOCK_TIMEOUT_S:g} s; wait for it, or end it, and try again"
+                    f"another command has locked {directory} for {LOCK_TIMEOUT_S:g} s; wait for "
+                    "it to end, or end it, and try again"
                 ) from None
             time.sleep(LOCK_POLL_S)
         else:
@@ -209,10 +211,10 @@ def _lock(descriptor: int, directory: Path) -> None:
 
 @contextmanager
 def _only_one(directory: Path) -> Iterator[None]:
-    """Let no other command change a file here meanwhile: its change would be lost.
+    """Lock the directory, so that concurrent commands do not overwrite each other's changes.
 
     Raises:
-      ConfigError: another command does not end.
+      ConfigError: another command holds the lock too long.
     """
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -226,20 +228,20 @@ def _text(path: Path, *, may_make: bool) -> str:
     try:
         return path.read_text("utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is no TOML: {error}") from None
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
     except FileNotFoundError:
         if may_make:
             return HEADER.format(secret=secrets.token_hex(32))
-        raise ConfigError(f"{path} does not exist; `triolet tenant add NAME` makes it") from None
+        raise ConfigError(f"{path} does not exist; `triolet tenant add NAME` creates it") from None
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Let a file have other content, at once and for good."""
+    """Replace the content of a file atomically and durably."""
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # of mode 0600
     try:
         with os.fdopen(descriptor, "wb") as file:
             if os.geteuid() == 0 and path.exists():
-                # A server that runs as somebody else must go on reading it.
+                # Keep the owner: a server that runs as another user must be able to read it.
                 status = path.stat()
                 os.fchown(file.fileno(), status.st_uid, status.st_gid)
             os.fchmod(file.fileno(), MODE)

@@ -1,4 +1,4 @@
-"""`triolet tenant usage`: what tenants may use and have used, asked of a running server."""
+"""`triolet tenant usage`: fetches the limits and usage of tenants from a running server."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 OWN: Final = "/v1/usage"
 EVERYBODYS: Final = "/fleet/usage"
 TIMEOUT_S: Final = 30.0
-"""Ten thousand tenants in Redis take some seconds."""
+"""Reading ten thousand tenants from Redis takes some seconds."""
 
 
 def show_usage(url: str, *, as_json: bool) -> None:
-    """Print everybody's usage with an operator's key, or its own with a tenant's.
+    """Print the usage of all tenants with an operator's key, or of one tenant with its key.
 
     Raises:
-      CommandFailed: the server could not be asked, or does not answer that.
+      CommandFailed: the server did not return usage.
     """
     answer = _get(url, EVERYBODYS)
     if answer.status_code == httpx2.codes.FORBIDDEN:
@@ -64,12 +64,12 @@ def show_usage(url: str, *, as_json: bool) -> None:
 
 
 def words_for_missing(rows: Sequence[dict[str, Any]]) -> str:
-    """Return what to say of servers whose parts are not in the rows; nothing if there are none."""
+    """Return a sentence about servers missing from the rows, or an empty string."""
     counted = min((row["servers"]["counted"] for row in rows), default=0)
     servers = max((row["servers"]["all"] for row in rows), default=0)
     if counted >= servers:
         return ""
-    return f"The parts of {counted} of {servers} servers: the others could not be asked."
+    return f"Counts {counted} of {servers} servers: the others did not answer."
 
 
 def _of(value: float | None, limit: float | None) -> str:
@@ -87,4 +87,7 @@ def _get(url: str, path: str) -> httpx2.Response:
             verify=verify_for(url),
         )
     except (httpx2.TransportError, httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
-        raise CommandFailed(f"{url} cannot be asked: {error}", EXIT_FAILED) from None
+        raise CommandFailed(
+            f"{url} does not answer: {error}; give the address of a running server with --url",
+            EXIT_FAILED,
+        ) from None

@@ -1,4 +1,4 @@
-"""`triolet usage`: sums of the usage ledger."""
+"""`triolet usage`: prints totals of the usage ledger, grouped by the fields of `--by`."""
 
 from __future__ import annotations
 
@@ -18,31 +18,32 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SUMS: Final = ("requests", "prompt", "cached", "completion", "reasoning", "price")
-"""Columns behind those of `--by`: requests, tokens by kind, price in the operator's currency."""
+"""Columns after those of `--by`: requests, tokens by kind, price in the operator's currency."""
 
 
 def run_usage(directory: str | None, by: str, since: str, *, as_csv: bool) -> None:
-    """Print the sums of a ledger.
+    """Print the totals of a ledger.
 
     Args:
-      directory: of the ledger; None where the settings name none.
-      by: fields with commas between them.
+      directory: directory of the ledger; None if the settings name none.
+      by: comma-separated fields.
       since: a number of s, m, h or d.
-      as_csv: for programs.
+      as_csv: print CSV.
 
     Raises:
-      ConfigError: a field or the time is not understood, or there is no ledger.
+      ConfigError: a field or the time is invalid, or no ledger exists.
     """
     fields = [field.strip() for field in by.split(",")]
     if any(field not in FIELDS for field in fields) or len({*fields}) < len(fields):
-        raise ConfigError(f"--by is {by!r}; allowed: {', '.join(FIELDS)}, each once, with commas")
+        raise ConfigError(
+            f"--by is {by!r}; allowed: {', '.join(FIELDS)}, each once, comma-separated"
+        )
     span_s = parse_span(since)
     if span_s is None:
         raise ConfigError(f"--since is {since!r}; allowed: a number of s, m, h or d such as 7d")
     if directory is None:
         raise ConfigError(
-            "no usage ledger is named; give the --usage-dir, or the --config, that servers were "
-            "started with"
+            "no usage ledger is named; give the --usage-dir or the --config of the servers"
         )
     rows = [
         (*row[:-1], f"{row[-1] / NANOS:.9f}".rstrip("0").rstrip("."))

@@ -1,6 +1,6 @@
-"""Breaks text between words while it is still coming. Pure.
+"""Word wrapping for text that arrives in pieces, used by `triolet chat`.
 
-A word is held back until it is known where it ends, so that it never has to be taken back.
+A word is printed once its end is known, so that printed text never has to move.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ _PIECES: Final = re.compile(r"\n|[^\S\n]+|\S+")
 
 
 class WordWrap:
-    """One text on a screen.
+    """Wraps one text.
 
     Args:
-      width: columns; a single word that is wider is left to the terminal.
+      width: columns; the terminal breaks longer words.
     """
 
     def __init__(self, width: int) -> None:
@@ -25,9 +25,9 @@ class WordWrap:
         self._is_inside_word = False
 
     def feed(self, text: str) -> str:
-        """Take what came and return what can be shown now."""
+        """Add text and return what can be printed now."""
         *whole, last = _PIECES.findall(self._held + text) or [""]
-        # More of the last word may follow; white space and overlong words need not wait.
+        # The last word may continue. White space and overlong words need not wait.
         is_too_long = len(last) > self._width or (not whole and self._is_inside_word)
         if last.isspace() or is_too_long:
             whole.append(last)
@@ -38,7 +38,7 @@ class WordWrap:
         return shown
 
     def finish(self) -> str:
-        """Return what was held back."""
+        """Return the text that was held back."""
         last, self._held = self._held, ""
         return self._placed(last)
 
@@ -48,7 +48,7 @@ class WordWrap:
             if piece == "\n":
                 self._column = 0
                 return piece
-            # White space at the end of a line is as good as a line break.
+            # Drop white space beyond the end of a line.
             shown = piece[: max(0, self._width - self._column)]
             self._column += len(shown)
             return shown

@@ -1,1 +1,1 @@
-"""`triolet control`: which models of a fleet are resident."""
+"""The role `control`: loads, unloads, adds and switches the models of a running fleet."""

@@ -1,6 +1,6 @@
-"""LoRA adapters that are loaded into a model while its fleet runs, and unloaded.
+"""Loads LoRA adapters into a model of a running fleet, and unloads them.
 
-Each step may be done again, as those of models that are added and dropped.
+All steps are idempotent, so that an interrupted operation can start again.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 
 
 class AdapterChanges:
-    """The changes of one fleet's adapters.
+    """Runs the adapter operations of one fleet.
 
     Args:
-      config: bounds.
-      controller: knows the models, and what servers say of them.
-      supervisor: socket of what has the workers, and tells servers.
-      tell: notes how far an operation is.
-      persist: asks the supervisor until it does something.
-      are_met: whether every server that runs has said which adapters it has.
+      config: timeouts.
+      controller: the fleet's models and what servers report about them.
+      supervisor: socket of the supervisor.
+      tell: sets the progress of an operation.
+      persist: repeats a request to the supervisor until it succeeds or times out.
+      are_met: returns whether every running server has reported its adapters.
     """
 
     def __init__(
@@ -61,18 +61,18 @@ class AdapterChanges:
         self._are_met = are_met
 
     async def load(self, operation: Operation) -> None:
-        """Load an adapter, or leave nothing of it.
+        """Load an adapter. On failure, remove it everywhere.
 
         Raises:
-          Failed: it was not loaded.
-          CommandFailed: the same.
+          OperationFailed: it was not loaded.
+          CommandFailed: it was not loaded.
         """
         order, name = _order(operation), operation.model
         was_there = order.name in self._model(name).config.adapters
         timeout_s = self._config.operation_timeout_s
         try:
             with trio.fail_after(timeout_s):
-                # What is on disk may change after the admin routes have looked at it.
+                # The supervisor checks the path again: it may have changed since the admin check.
                 request = LoadAdapterRequest(name, order.name, order.ref, is_of_port(operation))
                 config = await ask_config(self._supervisor, request, partial(self._tell, operation))
             self.note(config)
@@ -90,21 +90,21 @@ class AdapterChanges:
         raise failure
 
     async def unload(self, operation: Operation) -> None:
-        """Unload an adapter: its requests end first, then the workers start without it.
+        """Unload an adapter: let its requests finish, then restart the workers without it.
 
         Raises:
-          Failed: servers do not let it go.
-          CommandFailed: workers do not start without it; requests may name it again.
+          OperationFailed: the model was dropped.
+          CommandFailed: workers do not start without it; requests may use it again.
         """
         order = _order(operation)
         self._tell(operation, f"{operation.subject}: its requests finish")
         await self._end(operation, order.name)
 
     def note(self, config: ControlledModelConfig) -> None:
-        """Take in which adapters a model has.
+        """Record the adapters of a model.
 
         Raises:
-          Failed: it was dropped.
+          OperationFailed: the model was dropped.
         """
         model = self._model(config.name)
         more_bytes = config.adapter_bytes - model.config.adapter_bytes
@@ -112,21 +112,21 @@ class AdapterChanges:
         model.config = config
 
     async def _take_back(self, operation: Operation, adapter: str) -> None:
-        """Leave nothing of an adapter that could not be loaded.
+        """Remove an adapter that could not be loaded.
 
         Raises:
-          CommandFailed: something of it is left.
+          CommandFailed: parts of it are left.
         """
-        self._tell(operation, f"{operation.subject}: taken back")
-        # Each time from the beginning: what workers did not let go may be named again.
+        self._tell(operation, f"{operation.subject}: removing it again")
+        # Repeat both steps: after a failed removal, requests may use the adapter again.
         await self._persist(partial(self._end, operation, adapter))
 
     async def _end(self, operation: Operation, adapter: str) -> None:
-        """Let requests name an adapter no more, then end it in the workers.
+        """Stop accepting requests for an adapter, then remove it from the workers.
 
         Raises:
-          Failed: the model was dropped.
-          CommandFailed: it was not done; requests may name it again.
+          OperationFailed: the model was dropped.
+          CommandFailed: it was not removed; requests may use it again.
         """
         name, tell = operation.model, partial(self._tell, operation)
         await ask(self._supervisor, WithdrawAdapterRequest(name, adapter))
@@ -135,12 +135,12 @@ class AdapterChanges:
         self.note(await ask_config(self._supervisor, request, tell))
 
     async def _wait_named(self, operation: Operation, digest: str) -> None:
-        """Wait until every server lets requests name an adapter.
+        """Wait until every server accepts requests for an adapter.
 
         Raises:
-          Failed: they do not say so in time.
+          OperationFailed: a server does not report it in time.
         """
-        self._tell(operation, f"{operation.subject}: servers take its name")
+        self._tell(operation, f"{operation.subject}: waiting for the servers")
         with trio.move_on_after(self._config.servers_s):
             while True:
                 servers = self._controller.heard_at.keys()
@@ -151,13 +151,12 @@ class AdapterChanges:
                     return
                 await trio.sleep(self._config.tick_s)
         raise OperationFailed(
-            f"servers did not take the name {operation.subject} within "
+            f"servers did not accept {operation.subject} within "
             f"{self._config.servers_s:g} s (control.servers_s); their log says why"
         )
 
     async def _wait_let_go(self, name: str, adapter: str) -> None:
-        """Wait until no server has an adapter that was withdrawn; at most until they have cut off
-        its requests."""
+        """Wait until no server has a withdrawn adapter or servers have cut off its requests."""
         model = self._model(name)
         left = {digest for one, digest in model.config.adapters.items() if one != adapter}
         with trio.move_on_after(self._config.server_drain_s + self._config.servers_s):
@@ -170,24 +169,24 @@ class AdapterChanges:
         """Return a model.
 
         Raises:
-          Failed: it was dropped.
+          OperationFailed: it was dropped.
         """
         model = self._controller.models.get(name)
         if model is None:
-            raise OperationFailed(f"this fleet does not have the model {name} any more")
+            raise OperationFailed(f"the model {name} was dropped from this fleet")
         return model
 
 
 def _have_only(model: Model, digests: Collection[str]) -> bool:
-    """Return whether no server has other adapters of a model."""
+    """Return whether servers have no adapters of a model except these."""
     return all(digest in digests for said in model.activity.values() for digest in said.adapters)
 
 
 def _order(operation: Operation) -> AdapterOrder:
-    """Return which adapter an operation is of.
+    """Decode the adapter of an operation.
 
     Raises:
-      Failed: it does not say.
+      OperationFailed: the settings are invalid.
     """
     try:
         return msgspec.json.decode(operation.settings, type=AdapterOrder)

@@ -1,5 +1,7 @@
-"""The admin routes of control: load and end models, and look at them. A listener of its own, never
-the port of clients; no route takes an address.
+"""HTTP admin API of the control process: list, load, unload, add, drop and switch models.
+
+Listens on a Unix socket and optionally on a loopback port, never on the clients' port. No route
+accepts an address.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 MAX_BODY_BYTES: Final = 64 * 1024
-"""The only bodies are names and settings of models."""
+"""Bodies contain only names and settings of models."""
 ACTIONS: Final = {
     "load": WantedState.LOAD,
     "wake": WantedState.LOAD,
@@ -61,8 +63,8 @@ ACTIONS: Final = {
     "unload": WantedState.UNLOAD,
 }
 LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
-"""Names under which this machine is asked. A page of another site may send requests to a port of
-the machine that shows it, but not under these names, and not without saying where it is from."""
+"""Accepted Host headers. A web page may send requests to a local port (DNS rebinding), but not with
+these hosts, and browsers mark its requests with Origin or Sec-Fetch-Site."""
 LLAMA_STATUS: Final = {
     ModelState.ABSENT: "unloaded",
     ModelState.STAGED: "unloaded",
@@ -72,15 +74,15 @@ LLAMA_STATUS: Final = {
     ModelState.SLEEPING: "sleeping",
     ModelState.DRAINING: "unloaded",
 }
-"""Words of llama.cpp's router."""
+"""State names of llama.cpp's router."""
 
 
 class AdminRefusal(Exception):
-    """An answer that says why not.
+    """A refused request; becomes an error response with the reason.
 
     Attributes:
-      status: of HTTP.
-      code: for programs.
+      status: HTTP status.
+      code: error code for programs.
     """
 
     def __init__(self, status: int, code: str, message: str) -> None:
@@ -96,16 +98,16 @@ async def serve_admin(
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Answer until cancelled.
+    """Serve the admin API until cancelled.
 
     Args:
-      control: what is asked.
-      path: of the Unix socket.
-      port: on 127.0.0.1; None for none.
+      control: the control to operate.
+      path: path of the Unix socket.
+      port: port on 127.0.0.1, or None.
       task_status: started once it listens.
 
     Raises:
-      ConfigError: the socket or the port cannot be had.
+      ConfigError: cannot listen on the socket or the port.
     """
     listening = [(bind_private(path), os_user())]
     if port is not None:
@@ -119,7 +121,7 @@ async def serve_admin(
 async def _serve(app: QuartTrio, bound: socket.socket, task_status: trio.TaskStatus[Any]) -> None:
     config = Config()
     config.bind = [f"fd://{bound.detach()}"]
-    config.errorlog = None  # the application logs what fails
+    config.errorlog = None  # the application logs errors
     await serve(app, config, task_status=task_status)
 
 
@@ -127,8 +129,8 @@ def build_app(control: Control, actor: str) -> QuartTrio:
     """Return the application of one listener.
 
     Args:
-      control: what is asked.
-      actor: as operations and the audit log name what asks there.
+      control: the control to operate.
+      actor: actor of its requests in operations and the audit log.
     """
     app = QuartTrio("triolet_admin", static_folder=None, template_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES
@@ -159,17 +161,17 @@ def build_app(control: Control, actor: str) -> QuartTrio:
 
 
 async def _refuse_pages() -> None:
-    """Refuse what a page in a browser may have sent.
+    """Refuse requests that a web page may have sent.
 
     Raises:
-      Refusal: 403.
+      AdminRefusal: 403.
     """
     name = request.host.rsplit(":", 1)[0] if request.host[-1:] != "]" else request.host
-    # A browser may hide the Origin of a page; that it is one it still says.
+    # A browser may omit Origin, but then it still sends Sec-Fetch-Site.
     is_browser = "origin" in request.headers or "sec-fetch-site" in request.headers
     if is_browser or name not in LOCAL_NAMES:
         raise AdminRefusal(
-            403, "not_local", "web pages may not ask the admin routes; use curl or `triolet model`"
+            403, "not_local", "web pages must not use the admin API; use curl or `triolet model`"
         )
 
 
@@ -230,13 +232,13 @@ async def _order(control: Control, actor: str, name: str, action: str) -> Respon
 
 
 async def order(control: Control, actor: str, name: str, wanted: WantedState) -> Operation:
-    """Record an order, give it, and return the operation that it leads to.
+    """Record and start an operation on a model, and return it.
 
     Raises:
-      Refusal: it was not given; the text says why.
+      AdminRefusal: it was not started.
     """
     name = control.changes.switches.version_of(name)
-    # A name that is none does not go to the audit log: it could be anything.
+    # Keep unknown names out of the audit log: they may contain anything.
     if name not in control.controller.models:
         raise AdminRefusal(
             404, "model_not_found", str(UnknownModel(name, control.controller.models))
@@ -250,10 +252,10 @@ async def order(control: Control, actor: str, name: str, wanted: WantedState) ->
         except NoRoom as error:
             await noted(AuditOutcome.FAILED, reason="no room")
             raise AdminRefusal(409, "no_room", str(error)) from None
-        except (Conflict, UnknownModel) as error:  # it was added or dropped meanwhile
+        except (Conflict, UnknownModel) as error:  # the model was added or dropped concurrently
             await noted(AuditOutcome.FAILED, reason="conflict")
             raise AdminRefusal(409, "conflict", str(error)) from None
-        if operation.id != operation_id:  # the entry of another order tells its end
+        if operation.id != operation_id:  # joined a running operation, which records its own end
             await noted(AuditOutcome.DONE)
     except AuditLogError as error:
         raise AdminRefusal(503, "not_recorded", str(error)) from error
@@ -261,7 +263,7 @@ async def order(control: Control, actor: str, name: str, wanted: WantedState) ->
 
 
 async def _add(control: Control, actor: str) -> Response:
-    """Add the model that the body describes: its name, and what `[models.NAME]` has."""
+    """Add the model in the body: its name, and the fields of `[models.NAME]`."""
     asked = await _body()
     name = asked.pop("name", None)
     if not isinstance(name, str):
@@ -285,14 +287,14 @@ async def _add(control: Control, actor: str) -> Response:
 
 
 def _require_references(refs: Iterable[str]) -> None:
-    """Refuse paths from the port, which every user of the machine reaches: this user's workers
-    would read what that user may not, and what that user wrote."""
+    """Refuse paths in requests to the port, which all local users can reach: workers would read
+    files that the requesting user cannot read, or files that this user wrote."""
     for ref in refs:
         if "/" in ref or not is_reference(ref) or Path(ref).exists():
             raise AdminRefusal(
                 403,
                 "not_a_version",
-                f"{ref!r} is no version of the store; a path is taken on the Unix socket only",
+                f"{ref!r} is not a version in the store; use the Unix socket to give a path",
             )
 
 
@@ -302,7 +304,7 @@ async def _drop(control: Control, actor: str, name: str) -> Response:
 
 
 async def _switch(control: Control, actor: str, name: str) -> Response:
-    """Serve the version that the body names under the public name of a model."""
+    """Switch a public model name to the version in the body."""
     (ref,) = _words(await _body(), "ref")
     if actor != os_user():
         _require_references([ref])
@@ -315,7 +317,7 @@ async def _switch(control: Control, actor: str, name: str) -> Response:
 
 
 async def _load_adapter(control: Control, actor: str, name: str) -> Response:
-    """Load the adapter that the body describes."""
+    """Load the adapter in the body."""
     asked = await _body()
     adapter, ref = _words(asked, "name", "ref")
     return _json((await _begin_load(control, actor, name, adapter, ref)).shown, 202)
@@ -326,15 +328,15 @@ async def _unload_adapter(control: Control, actor: str, name: str, adapter: str)
 
 
 async def _load_as_vllm(control: Control, actor: str) -> Response:
-    """Do what vLLM does, and answer at the end as it does."""
+    """Load an adapter with vLLM's API, which answers when the adapter is loaded."""
     asked = await _body()
     full, ref = _words(asked, "lora_name", "lora_path", known=("lora_int_id", "load_inplace"))
     if asked.get("load_inplace"):
         raise AdminRefusal(
             400,
             "bad_request",
-            "load_inplace is not done: requests that run would go on with other numbers; unload "
-            f"{full[:80]!r} first, or load the other one under another name",
+            "load_inplace is not supported, because it would change the weights of running "
+            f"requests; unload {full[:80]!r} first, or load the new adapter under another name",
         )
     operation = await _begin_load(control, actor, *_split(control, full), ref)
     await _wait_over(control, operation)
@@ -349,15 +351,15 @@ async def _unload_as_vllm(control: Control, actor: str) -> Response:
 
 
 def _words(asked: dict[str, Any], *names: str, known: tuple[str, ...] = ()) -> list[str]:
-    """Return the fields of a body, which are texts.
+    """Return string fields of a body.
 
     Args:
       asked: the body.
-      names: of the fields.
-      known: of others that are not heeded.
+      names: required fields.
+      known: fields that are accepted and ignored.
 
     Raises:
-      Refusal: 400, one is missing, is no text, or another one is there.
+      AdminRefusal: 400, a field is missing, unknown or not a string.
     """
     for unknown in asked.keys() - {*names, *known}:
         raise AdminRefusal(
@@ -371,11 +373,10 @@ def _words(asked: dict[str, Any], *names: str, known: tuple[str, ...] = ()) -> l
 
 
 def _split(control: Control, full: str) -> tuple[str, str]:
-    """Return the model and the adapter of a name in vLLM's form, where the only model may be left
-    out.
+    """Split MODEL:ADAPTER. The model may be omitted if the fleet has only one.
 
     Raises:
-      Refusal: 400, several models could be meant.
+      AdminRefusal: 400, the model is missing and the fleet has several.
     """
     models = list(control.controller.models)
     name, _, adapter = full.rpartition(SEPARATOR)
@@ -383,7 +384,7 @@ def _split(control: Control, full: str) -> tuple[str, str]:
         raise AdminRefusal(
             400,
             "bad_request",
-            f"lora_name {full[:80]!r} says no model; give MODEL:NAME, with one of "
+            f"lora_name {full[:80]!r} does not name a model; give MODEL:NAME, with one of "
             f"{', '.join(models)}",
         )
     return name or models[0], adapter
@@ -413,12 +414,12 @@ def _require_adapter_name(name: str) -> None:
 
 
 async def _wait_over(control: Control, operation: Operation) -> None:
-    """Wait for the end of an operation, which has bounds of its own.
+    """Wait until an operation ends. The operation has its own timeouts.
 
     Raises:
-      Refusal: 400, it has failed.
+      AdminRefusal: 400, it failed.
     """
-    while not operation.is_over:  # noqa: ASYNC110 (a task of control notes it)
+    while not operation.is_over:  # noqa: ASYNC110 (another task ends the operation)
         await trio.sleep(control.config.tick_s)
     if operation.status is OperationStatus.FAILED:
         raise AdminRefusal(400, "not_done", operation.progress)
@@ -435,10 +436,10 @@ async def _change(
     wanted: WantedState,
     settings: FleetModelConfig | AdapterOrder | SwitchOrder | None = None,
 ) -> Operation:
-    """Record that a model or its adapters are to change, begin it, and return the operation.
+    """Record and start an operation that changes models or adapters, and return it.
 
     Raises:
-      Refusal: it was not begun; the text says why.
+      AdminRefusal: it was not started.
     """
     try:
         told = "" if settings is None else msgspec.json.encode(settings).decode()
@@ -447,7 +448,7 @@ async def _change(
         await noted(AuditOutcome.BEGUN)
         try:
             control.begin(operation)
-        except (Conflict, UnknownModel):  # it came in between
+        except (Conflict, UnknownModel):  # the model changed while the entry was written
             await noted(AuditOutcome.FAILED, reason="conflict")
             raise
         return operation
@@ -463,20 +464,20 @@ async def _body() -> dict[str, Any]:
     try:
         return msgspec.json.decode(await request.get_data(), type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise AdminRefusal(400, "bad_request", f"the body is no object of JSON: {error}") from None
+        raise AdminRefusal(400, "bad_request", f"the body is not a JSON object: {error}") from None
 
 
 async def _show_operation(control: Control, operation_id: str) -> Response:
     operation = control.operation(operation_id)
     if operation is None:
         raise AdminRefusal(
-            404, "not_found", f"there is no operation {operation_id!r}, or none any more"
+            404, "not_found", f"operation {operation_id!r} does not exist, or ended long ago"
         )
     return _json(operation.shown)
 
 
 async def _list_as_llama(control: Control) -> Response:
-    """Answer as llama.cpp's router."""
+    """List models in the format of llama.cpp's router."""
     models = [
         {
             "id": name,
@@ -491,7 +492,7 @@ async def _list_as_llama(control: Control) -> Response:
 
 
 async def _order_as_llama(control: Control, actor: str, action: str) -> Response:
-    """Do what llama.cpp's router does for `{"model": NAME}`."""
+    """Load or unload the model in the body, with the API of llama.cpp's router."""
     if action not in ("load", "unload"):
         raise AdminRefusal(404, "not_found", f"no action {action!r}; allowed: load, unload")
     name = (await _body()).get("model")
@@ -508,7 +509,7 @@ async def _on_error(error: Exception) -> Response:
         case HTTPException(code=int(status)):
             return _error(status, "bad_request", f"{error.name}; the routes are below /admin")
     log.error("admin_request_failed", path=request.path, exc_info=error)
-    return _error(500, "server_error", "control failed on this request; its log says why")
+    return _error(500, "server_error", "control failed on this request; see its log")
 
 
 def _error(status: int, code: str, message: str) -> Response:

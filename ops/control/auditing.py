@@ -1,4 +1,4 @@
-"""Entries of the audit log for what is asked by the admin routes."""
+"""Audit log entries for operations that were requested on the admin routes."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ AUDITED: Final = {
 
 
 def is_ordered(operation: Operation) -> bool:
-    """Return whether an operation was asked for by the admin routes."""
+    """Return whether an operation was requested on the admin routes."""
     return operation.actor.startswith("user:") or is_of_port(operation)
 
 
 def is_of_port(operation: Operation) -> bool:
-    """Return whether it was asked for on the port, which every user of the machine reaches."""
+    """Return whether it was requested on the TCP port, which all local users can reach."""
     return operation.actor.startswith("port:")
 
 
@@ -47,17 +47,16 @@ async def audit(
     reason: str = "",
     after: str = "",
 ) -> None:
-    """Record what was asked for by the admin routes.
+    """Record an operation that was requested on the admin routes.
 
     Args:
-      wanted: by the order.
+      wanted: kind of operation.
       subject: the model or adapter.
-      actor: gave the order.
-      operation_id: ties the entries together.
-      outcome: how far it came.
+      actor: who requested it.
+      operation_id: id shared by all entries of the operation.
+      outcome: begun, done or failed.
       reason: why it failed.
-      after: digest of the version that an added model has, or of a loaded adapter; empty where
-        there is none.
+      after: digest of an added version or loaded adapter; empty for other operations.
 
     Raises:
       AuditLogError: it was not recorded.

@@ -1,8 +1,7 @@
-"""Models that are added to a fleet while it runs, dropped, and switched to another version; their
-adapters too.
+"""Operations that change which models, versions and adapters a running fleet has.
 
-Each step may be done again: control that was killed is followed by one that begins an unfinished
-operation anew. What cannot be added to its end is taken back.
+All steps are idempotent: after a crash, the next control process restarts unfinished operations
+from the beginning. An addition that fails is rolled back.
 """
 
 from __future__ import annotations
@@ -51,26 +50,25 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 BY_RECONCILING: Final = "supervisor"
-UNDER_WAY: Final = "{wanted} of {name} is under way (operation {id}); ask again after its end"
+UNDER_WAY: Final = "{wanted} of {name} is running (operation {id}); try again after its end"
 
 
 class Changes:
-    """The changes of one fleet's models.
+    """Runs the operations that change one fleet's models.
 
     Args:
-      config: bounds.
-      controller: knows the models, and decides about their workers.
-      supervisor: socket of what has their processes.
-      settle: decides, writes down and tells, after each change.
-      forget: lets the journal forget a model.
+      config: timeouts.
+      controller: the fleet's models and the decisions about their workers.
+      supervisor: socket of the supervisor.
+      settle: called after each change, to decide, write the journal and notify servers.
+      forget: removes a model from the journal.
       wall: returns the seconds since the epoch.
-      nursery: for what operations do.
+      nursery: runs the operations.
 
     Attributes:
-      under_way: operation of each model that is added, dropped or switched, or whose adapters
-        change, by its name. A switch is that of both versions.
-      steps: that operations are made of.
-      switches: of models to other versions.
+      under_way: running operation of each model, by name. A switch is listed under both versions.
+      steps: steps shared by operations.
+      switches: switches of models to other versions.
     """
 
     def __init__(
@@ -102,7 +100,7 @@ class Changes:
         )
 
     def require_free(self, name: str) -> None:
-        """Look whether other orders for a model may be given.
+        """Check that no running operation changes a model.
 
         Raises:
           Conflict: it is being added, dropped or switched.
@@ -112,11 +110,11 @@ class Changes:
             raise Conflict(UNDER_WAY.format(wanted=live.wanted, name=live.subject, id=live.id))
 
     def require(self, operation: Operation) -> None:
-        """Look whether a model may be added, dropped or switched, or its adapters changed.
+        """Check that an operation may begin.
 
         Raises:
-          Conflict: that is under way, there is one of this name, or there are too many.
-          UnknownModel: there is none of this name.
+          Conflict: the model is being changed, its name is taken, or there are too many models.
+          UnknownModel: no model has this name.
         """
         for name in operation.names:
             self.require_free(name)
@@ -124,8 +122,8 @@ class Changes:
         if operation.wanted is WantedState.ADD or switch is not None:
             if name in known:
                 raise Conflict(
-                    f"there is a model {name} already; `triolet model drop {name}` comes first, or "
-                    "another name"
+                    f"a model {name} exists already; run `triolet model drop {name}` first, or "
+                    "choose another name"
                 )
             if len({*known, *self.under_way}) >= MAX_MODELS:
                 raise Conflict(f"this fleet has {len(known)} models; allowed: {MAX_MODELS}")
@@ -134,18 +132,18 @@ class Changes:
             raise UnknownModel(needed, known)
 
     def begin(self, operation: Operation) -> None:
-        """Do an operation from its beginning; the journal has it already, or gets it now."""
+        """Start an operation from its beginning. The journal contains it or receives it now."""
         self.under_way |= dict.fromkeys(operation.names, operation)
         self._controller.changed[operation.id] = operation
         operation.status = OperationStatus.RUNNING
         self._nursery.start_soon(self._run, operation)
 
     def note_listed(self, listed: ModelsAnswer, asked_at: float) -> None:
-        """Take in which models the supervisor has: it is right about those that do not change.
+        """Reconcile with the supervisor's models, except those that are being changed.
 
         Args:
-          listed: what it said.
-          asked_at: when it was asked.
+          listed: answer of the supervisor.
+          asked_at: time of the request.
         """
         if not listed.configs or asked_at <= self.steps.changed_at:
             return
@@ -158,7 +156,7 @@ class Changes:
             if name in self.under_way:
                 continue
             if name not in listed.served:
-                # Nothing half-done stays: what was to be done with it is not known any more.
+                # Remove a half-added model: the operation that added it is lost.
                 operation = Operation(
                     f"{listed.run}-{name}",
                     name,
@@ -171,7 +169,7 @@ class Changes:
             elif name not in self._controller.models:
                 self.steps.add(config, expected_bytes(config))
             elif _what_it_is(self._controller.models[name].config) != _what_it_is(config):
-                self._adapters.note(config)  # control was not told how a change ended
+                self._adapters.note(config)  # the end of a change was missed
 
     async def _run(self, operation: Operation) -> None:
         work = {
@@ -185,7 +183,7 @@ class Changes:
             listed = await ask_models(self._supervisor)
             if listed.run != operation.run:
                 raise OperationFailed(
-                    f"the fleet that {operation.subject} was asked of has ended before it was done"
+                    f"the fleet ended before the operation on {operation.subject} was done"
                 )
             self.switches.routes = listed.routes
             await work(operation)
@@ -201,19 +199,19 @@ class Changes:
         self._settle()
 
     async def _add_all(self, operation: Operation) -> None:
-        """Add a model, or leave nothing of it.
+        """Add a model. On failure, remove it again.
 
         Raises:
-          Failed: it was not added.
-          CommandFailed: the same.
-          NoRoom: the same.
+          OperationFailed: it was not added.
+          CommandFailed: it was not added.
+          NoRoom: it was not added: there is no memory for it.
         """
         name = operation.model
         try:
             model = msgspec.json.decode(operation.settings, type=FleetModelConfig)
         except (msgspec.DecodeError, ConfigError) as error:
             raise OperationFailed(f"the settings of {name} cannot be read: {error}") from error
-        # What is on disk may change after the admin routes have looked at it.
+        # The supervisor checks the path again: it may have changed since the admin check.
         request = AddModelRequest(name, model, is_of_port(operation))
         config = await self.steps.ask_added(operation, request)
         self.steps.add(config, await trio.to_thread.run_sync(expected_bytes, config))
@@ -227,10 +225,10 @@ class Changes:
             raise
 
     async def _drop_all(self, operation: Operation) -> None:
-        """Drop a model: its requests end first, then its workers.
+        """Drop a model: let its requests finish, then stop its workers.
 
         Raises:
-          CommandFailed: it is needed, or its workers could not be ended; servers have it again.
+          CommandFailed: the model is needed, or its workers did not stop; servers use it again.
         """
         name = operation.model
         self.steps.tell(operation, f"{name}: its requests finish")

@@ -1,7 +1,7 @@
-"""One fleet's control: moves what the controller decides between supervisor, servers and journal.
+"""The I/O around the Controller: connects it to the supervisor, the servers and the journal.
 
-Decisions are written down before they are acted upon. Everything that is asked of the supervisor
-may be asked again, so that a process that was killed at any moment is followed by one that goes on.
+Decisions are written to the journal before they are carried out, and all requests to the supervisor
+are idempotent. A new process can therefore continue after a crash at any point.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ ID_BYTES: Final = 6
 SUPERVISOR: Final = "supervisor"
 JOURNAL: Final = "journal"
 ACCOUNT_S: Final = 10.0
-"""How often worker-seconds are written down. A process that is killed loses none of them: the
-supervisor tells the next one."""
+"""Interval of writing worker-seconds to the journal. A crash loses none of them: the supervisor
+reports them to the next process."""
 
 
 def wall() -> float:
@@ -64,22 +64,22 @@ def wall() -> float:
 
 
 class Control:
-    """One fleet's control.
+    """The control of one fleet.
 
     Args:
-      config: of the fleet.
-      journal: open.
-      controller: decides.
-      supervisor: socket of what starts and ends workers.
-      nursery: for what operations do.
+      config: config of the fleet.
+      journal: open journal.
+      controller: makes the decisions.
+      supervisor: socket of the supervisor, which starts and stops workers.
+      nursery: runs the steps of operations.
 
     Attributes:
       config: as given.
       controller: as given.
       account: worker-seconds.
-      channel: to servers.
-      run_id: of the fleet, as the supervisor last said; empty before it did.
-      changes: models that are added and dropped.
+      channel: connections of servers.
+      run_id: id of the supervisor's run; empty before its first answer.
+      changes: operations that change the fleet's models.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Control:
         )
 
     def news(self) -> tuple[ModelNews, ...]:
-        """Return what servers are told."""
+        """Return the model states to publish to servers."""
         seconds = self.account.by_model()
         return tuple(
             msgspec.structs.replace(one, worker_seconds=seconds.get(one.name, {}))
@@ -114,11 +114,11 @@ class Control:
         )
 
     def order(self, name: str, wanted: WantedState, actor: str, operation_id: str) -> Operation:
-        """Take an order, and begin what follows from it.
+        """Start an operation that loads, sleeps or unloads a model.
 
         Raises:
-          UnknownModel: there is no such model.
-          NoRoom: it cannot be loaded, however long it waits.
+          UnknownModel: no model has this name.
+          NoRoom: it can never be loaded.
           Conflict: the model is being added or dropped.
         """
         self.changes.require_free(name)
@@ -128,17 +128,17 @@ class Control:
         return operation
 
     def change(self, name: str, wanted: WantedState, actor: str, settings: str = "") -> Operation:
-        """Return an operation that adds, drops or switches a model, or changes its adapters.
+        """Return a new operation that adds, drops or switches a model, or changes its adapters.
 
         Args:
-          name: of the model.
-          wanted: which of these.
-          actor: gives the order.
-          settings: of the operation.
+          name: name of the model.
+          wanted: kind of operation.
+          actor: who requested it.
+          settings: settings of the operation, as JSON.
 
         Raises:
-          Conflict: it cannot be now.
-          UnknownModel: there is none of this name.
+          Conflict: it cannot start now.
+          UnknownModel: no model has this name.
         """
         operation = Operation(
             new_id(), name, wanted, actor, wall(), settings=settings, run=self.run_id
@@ -147,11 +147,11 @@ class Control:
         return operation
 
     def begin(self, operation: Operation) -> None:
-        """Begin what `change` returned, once that is written down.
+        """Write an operation from `change` to the journal and start it.
 
         Raises:
-          Conflict: it cannot be now, or could not be written down.
-          UnknownModel: its model was dropped meanwhile.
+          Conflict: it cannot start now, or the journal cannot be written.
+          UnknownModel: its model was dropped in the meantime.
         """
         self.changes.require(operation)
         if not operation.run:
@@ -161,8 +161,8 @@ class Control:
         if operation.id in self.controller.changed:
             del self.controller.changed[operation.id]
             raise Conflict(
-                f"the journal cannot be written: {self._troubles[JOURNAL]}; make room, and try "
-                "again"
+                f"the journal cannot be written: {self._troubles[JOURNAL]}; free disk space, and "
+                "try again"
             )
         self.changes.begin(operation)
 
@@ -174,11 +174,11 @@ class Control:
             self._note_trouble(JOURNAL, str(error))
 
     def operation(self, operation_id: str) -> Operation | None:
-        """Return an operation, or None if there is none or it was long ago."""
+        """Return an operation, or None if it does not exist or ended long ago."""
         return self.controller.changed.get(operation_id) or self._journal.operation(operation_id)
 
     async def look(self) -> None:
-        """Ask the supervisor for its workers, and look for the files of models without any."""
+        """Fetch the workers from the supervisor, and check the files of models without workers."""
         asked_at = trio.current_time()
         try:
             listed = await ask_models(self._supervisor)
@@ -198,7 +198,7 @@ class Control:
         await self._measure(lambda model: not model.is_measured)
 
     async def measure(self) -> None:
-        """Measure the memory of every model with workers that are ready."""
+        """Measure the memory of every model whose workers are ready."""
         await self._measure(lambda model: True)
 
     async def _measure(self, is_wanted: Callable[[Model], bool]) -> None:
@@ -211,7 +211,7 @@ class Control:
                 self.controller.note_size(name, size_bytes)
 
     async def run(self) -> None:
-        """Look, measure and let time pass until cancelled."""
+        """Poll, measure and decide until cancelled."""
         self._nursery.start_soon(_repeat, self.look, self.config.poll_s)
         self._nursery.start_soon(_repeat, self.measure, self.config.measure_s)
         while True:
@@ -224,21 +224,21 @@ class Control:
             case Activity():
                 self.controller.note_activity(said, now)
             case Wake(model):
-                # Requests may wait for a version that is being replaced, but not for a new one.
+                # Requests may wake a version that is being replaced, but not a new one.
                 live = self.changes.under_way.get(model)
                 if live is None or (live.switch is not None and live.model != model):
                     self.controller.wake(model, now, wall())
         self._settle()
 
     def _settle(self) -> None:
-        """Decide, write down, tell, and begin the steps."""
+        """Decide, write the journal, notify servers, and start the steps."""
         steps = self.controller.tick(trio.current_time(), wall())
         self._write()
         for step in steps:
             self._nursery.start_soon(self._do, step)
 
     def _write(self) -> None:
-        """Write down what has changed, and tell servers."""
+        """Notify servers and write changes to the journal."""
         control = self.controller
         changed = list(control.changed.values())
         models = tuple((m.config.name, m.state, m.size_bytes) for m in control.models.values())
@@ -248,7 +248,7 @@ class Control:
         try:
             self._journal.write(changed, control.models.values(), control.load_times.seconds)
         except sqlite3.Error as error:
-            # Requests wait for these models. The journal matters to the next process only.
+            # Continue without the journal: requests wait, and only the next process reads it.
             self._note_trouble(JOURNAL, str(error))
             return
         self._note_trouble(JOURNAL, "")
@@ -261,11 +261,11 @@ class Control:
                     self._nursery.start_soon(self._audit_end, operation)
 
     async def _do(self, step: ControlStep) -> None:
-        """Let the supervisor do a step."""
+        """Have the supervisor carry out a step."""
         operation, failure = step.operation, None
         model = self.controller.models.get(operation.model)
         if model is None:
-            return  # it was dropped meanwhile, and the operation has its end
+            return  # the model was dropped, which ended the operation
         request = StartModelRequest if step.is_start else StopModelRequest
         try:
             with trio.fail_after(self.config.operation_timeout_s):
@@ -298,7 +298,7 @@ class Control:
             log.error("audit_end_not_recorded", request_id=operation.id, error=str(error))
 
     def _digest(self, operation: Operation) -> str:
-        """Return the digest of what an operation has added; empty where it has none."""
+        """Return the digest of the model or adapter that an operation added, or an empty string."""
         model = self.controller.models.get(operation.model)
         if model is None:
             return ""
@@ -309,7 +309,7 @@ class Control:
         return model.config.digest if is_new else ""
 
     def _meter(self, listed: ModelsAnswer) -> None:
-        """Take in worker-seconds."""
+        """Update the worker-seconds."""
         models = self.controller.models
         told = {
             Version(one.name, models[one.name].config.digest): one.worker_seconds
@@ -324,14 +324,14 @@ class Control:
             self.write_account()
 
     def write_account(self) -> None:
-        """Write worker-seconds down."""
+        """Write worker-seconds to the journal."""
         try:
             self._journal.write_account(self.account)
         except sqlite3.Error as error:
             self._note_trouble(JOURNAL, str(error))
 
     def _note_trouble(self, what: str, reason: str) -> None:
-        """Log a trouble when it begins; without a reason it is over."""
+        """Log a problem when it begins or changes. An empty reason means that it is over."""
         if reason and reason != self._troubles.get(what):
             log.warning("control_in_trouble", part=what, reason=reason)
         self._troubles[what] = reason
@@ -344,5 +344,5 @@ async def _repeat(work: Callable[[], Awaitable[None]], every_s: float) -> None:
 
 
 def new_id() -> str:
-    """Return an id for an operation."""
+    """Return a new operation id."""
     return secrets.token_hex(ID_BYTES)

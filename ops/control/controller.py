@@ -1,7 +1,6 @@
-"""What control knows of the models, and what it decides. Pure: time comes in, steps go out.
+"""Control's decisions: which model to start or stop next, given requests, memory and operations.
 
-What an operation needs of the supervisor is a step; `tick` returns each step once, and its end
-comes back by `step_done`.
+No I/O. `tick` returns each step for the supervisor once; `step_done` reports its result.
 """
 
 from __future__ import annotations
@@ -46,15 +45,15 @@ GOAL: Final[dict[WantedState, frozenset[ModelState]]] = {
     WantedState.SLEEP: RESTING | {ModelState.ABSENT},
     WantedState.UNLOAD: frozenset({ModelState.STAGED, ModelState.ABSENT}),
 }
-"""States in which there is nothing to do."""
+"""States in which an operation has nothing to do."""
 
 
 class ControlStep(NamedTuple):
-    """What the supervisor has to do for an operation.
+    """A step of an operation for the supervisor.
 
     Attributes:
-      operation: which.
-      is_start: whether the model's workers start, or end.
+      operation: the operation.
+      is_start: whether to start the model's workers or stop them.
     """
 
     operation: Operation
@@ -62,13 +61,13 @@ class ControlStep(NamedTuple):
 
 
 class Past(NamedTuple):
-    """What an earlier process of control left.
+    """The state left by an earlier control process.
 
     Attributes:
-      states: last known, by model.
-      sizes: measured bytes, by model.
-      load_times: mean seconds, by model and state.
-      unfinished: operations, in their order.
+      states: last known state by model.
+      sizes: measured bytes by model.
+      load_times: mean seconds of a load by model and origin state.
+      unfinished: unfinished operations, oldest first.
     """
 
     states: Mapping[str, ModelState]
@@ -81,22 +80,22 @@ class Controller:
     """The models of one fleet on this machine.
 
     Args:
-      config: models and bounds.
-      budget_bytes: for the workers of all models on this machine.
-      guesses: expected memory of each model, for those that were never measured.
-      past: of an earlier process.
-      draw_id: makes ids of operations.
-      now: the time.
+      config: models and timeouts.
+      budget_bytes: memory for the workers of all models on this machine.
+      guesses: expected memory of each model, used until it is measured.
+      past: state left by an earlier process.
+      draw_id: returns a new operation id.
+      now: current time.
 
     Attributes:
-      models: by name.
-      budgets: bytes for the workers of all models, by place: this machine, and each GPU that a
-        worker has told of.
-      load_times: measured ones.
-      outlook: what the models take, and when they could serve.
-      refusals: why models could not be added, by server and name.
-      heard_at: when each server last spoke.
-      changed: operations that were not written down since they changed, by id.
+      models: models by name.
+      budgets: bytes for the workers of all models by place: this machine, and each GPU that a
+        worker reported.
+      load_times: measured load times.
+      outlook: memory of the models, and predictions of when they can serve.
+      refusals: reasons why servers could not add models, by server and name.
+      heard_at: time of each server's last message.
+      changed: operations that changed since they were last written to the journal, by id.
     """
 
     def __init__(
@@ -118,7 +117,7 @@ class Controller:
         self.models: dict[str, Model] = {}
         self.outlook = Outlook(config, self.budgets, self.models, self.load_times, now)
         for one in config.models:
-            # What drained then has ended meanwhile, or will be told to end once more.
+            # A draining model has ended since, or will be stopped again.
             asleep = past.states.get(one.name) in (ModelState.SLEEPING, ModelState.DRAINING)
             rest = ModelState.SLEEPING if asleep else ModelState.STAGED
             size_bytes = past.sizes.get(one.name, guesses[one.name])
@@ -133,7 +132,7 @@ class Controller:
         """Return a model.
 
         Raises:
-          UnknownModel: there is none of this name.
+          UnknownModel: no model has this name.
         """
         if name not in self.models:
             raise UnknownModel(name, self.models)
@@ -148,20 +147,20 @@ class Controller:
         wall: float,
         operation_id: str | None = None,
     ) -> Operation:
-        """Return the operation that leads there: the one under way, a new one, or one that is done
-        because there is nothing to do.
+        """Return the operation that leads to a state: the running one, a new one, or a finished one
+        if the model is already in that state.
 
         Args:
-          name: of the model.
-          wanted: what it leads to.
-          actor: gives the order.
-          now: the time.
-          wall: the same since the epoch.
-          operation_id: of a new operation; None to draw one.
+          name: name of the model.
+          wanted: the state.
+          actor: who requested it.
+          now: current time.
+          wall: current time since the epoch.
+          operation_id: id for a new operation; None to draw one.
 
         Raises:
-          UnknownModel: there is no such model.
-          NoRoom: it cannot be loaded, however long it waits.
+          UnknownModel: no model has this name.
+          NoRoom: it can never be loaded.
         """
         model = self.model(name)
         live = model.live
@@ -172,27 +171,27 @@ class Controller:
         operation = Operation(operation_id or self._draw_id(), name, wanted, actor, wall)
         self.changed[operation.id] = operation
         if live is None and model.state in GOAL[wanted]:
-            _end(operation, OperationStatus.DONE, f"{name} is {model.state} already")
+            _end(operation, OperationStatus.DONE, f"{name} is already {model.state}")
             return operation
         if model.waiting is not None:
             self._finish(
-                model, model.waiting, OperationStatus.FAILED, f"{wanted} was asked for after it"
+                model, model.waiting, OperationStatus.FAILED, f"replaced by a later {wanted}"
             )
         model.waiting, model.waits_since = operation, now
         return operation
 
     def wake(self, name: str, now: float, wall: float) -> None:
-        """Load a model that a request waits for, unless that failed a moment ago or cannot be."""
+        """Load a model that a request waits for, unless a load failed recently or is impossible."""
         model = self.models.get(name)
         if model is None or self.outlook.is_failing(model, now) or model.state is ModelState.ABSENT:
             return
         try:
             self.order(name, WantedState.LOAD, BY_REQUEST, now, wall)
         except NoRoom:
-            return  # the news say that it cannot be predicted when it is ready
+            return  # servers learn it from the news: there is no predicted time
 
     def tick(self, now: float, wall: float) -> list[ControlStep]:
-        """Decide what follows from everything known, and return new steps for the supervisor."""
+        """Make all pending decisions and return new steps for the supervisor."""
         self._forget_silent(now)
         for resident in self.outlook.residents(now):
             if is_expired(resident, now):
@@ -208,7 +207,7 @@ class Controller:
         self.outlook.turns.choose(self._waiting(), now)
         steps: list[ControlStep] = []
         while True:
-            # An eviction is an operation of its own, which may begin in this very tick.
+            # Evictions are operations too, and may begin in the same tick.
             before = len(self._waiting())
             for model in self._waiting():
                 steps += self._begin(model, now, wall)
@@ -216,17 +215,17 @@ class Controller:
                 return steps
 
     def step_done(self, operation: Operation, failure: str | None, now: float, wall: float) -> None:
-        """Take in how the supervisor did a step.
+        """Record the result of a step.
 
         Args:
-          operation: that the step was of.
-          failure: why it was not done; None if it was.
-          now: the time.
-          wall: the same since the epoch.
+          operation: operation of the step.
+          failure: why the step failed; None if it succeeded.
+          now: current time.
+          wall: current time since the epoch.
         """
         model = self.models.get(operation.model)
         if model is None or model.running is not operation:
-            return  # the model was dropped meanwhile
+            return  # the model was dropped
         if failure is not None:
             self._finish(model, operation, OperationStatus.FAILED, failure)
             if operation.wanted is not WantedState.LOAD:
@@ -234,7 +233,7 @@ class Controller:
                 return
             model.failed_at, model.load_began_at = now, None
             if model.state is ModelState.LOADING and model.waiting is None:
-                # Nothing half-started stays: some of its workers may run.
+                # Some of its workers may run: stop them.
                 self.order(model.config.name, WantedState.SLEEP, BY_FAILURE, now, wall)
             return
         if operation.wanted is WantedState.LOAD:
@@ -247,15 +246,15 @@ class Controller:
         self._finish(model, operation, OperationStatus.DONE, f"{operation.model} is {model.state}")
 
     def note_progress(self, operation: Operation, text: str) -> None:
-        """Take in what the supervisor does for an operation now."""
+        """Set the progress text of an operation."""
         operation.progress = text
         self.changed[operation.id] = operation
 
     def note_files(self, name: str, *, are_there: bool, now: float) -> None:
-        """Take in whether a model's files are there."""
+        """Record whether a model's files exist."""
         model = self.models.get(name)
         if model is None:
-            return  # it was dropped meanwhile
+            return  # the model was dropped
         if are_there and model.state is ModelState.ABSENT:
             self._move(model, ModelEvent.FOUND, now)
         elif not are_there and model.state in RESTING:
@@ -264,13 +263,13 @@ class Controller:
     def note_workers(
         self, listed: Iterable[ModelStatus], asked_at: float, now: float, wall: float
     ) -> None:
-        """Take in what the supervisor says of the workers.
+        """Record the supervisor's report about workers.
 
         Args:
-          listed: every model, as it says.
-          asked_at: when it was asked; a model that has changed since is left as it is.
-          now: the time.
-          wall: the same since the epoch.
+          listed: report of every model.
+          asked_at: time of the request; models that changed since are skipped.
+          now: current time.
+          wall: current time since the epoch.
         """
         for its in listed:
             model = self.models.get(its.name)
@@ -282,10 +281,10 @@ class Controller:
             if model.state is ModelState.DRAINING:
                 continue
             if model.state in RESTING and its.is_there:
-                self._move(model, ModelEvent.LOAD, now)  # with the fleet, or by other hands
+                self._move(model, ModelEvent.LOAD, now)  # started with the fleet, or externally
                 model.is_measured = not model.is_guess
             if model.state in HOLDING and not its.is_there and model.live is None:
-                # Of themselves or by other hands; to end them once more does no harm.
+                # The workers ended without an operation. Stopping them again is harmless.
                 model.failed_at = None if its.failure is None else now
                 self.order(its.name, WantedState.SLEEP, BY_SUPERVISOR, now, wall)
             elif model.state is ModelState.LOADING and model.is_ready and model.running is None:
@@ -294,25 +293,24 @@ class Controller:
                 self._move(model, ModelEvent.UNREADY, now)
 
     def note_size(self, name: str, size_bytes: int) -> None:
-        """Take in how much memory a model's workers were measured to hold; 0 where the system does
-        not say.
+        """Record the measured memory of a model's workers; 0 if the system does not report it.
 
-        Blocks of a KV pool become memory when they are first used: at the first measurement after
-        a load hardly any have been, and all may be.
+        The first measurement after a load adds the whole KV pool, because blocks become memory only
+        when they are first used.
         """
         model = self.models.get(name)
         if model is None:
-            return  # it was dropped meanwhile
+            return  # the model was dropped
         if size_bytes:
             is_first, model.is_guess = not model.is_measured, False
-            # That of a GPU is not in this machine's memory.
+            # The pool of a GPU is not in this machine's memory.
             pool_bytes = 0 if model.gpu_bytes else model.config.pool_bytes
             held = size_bytes + pool_bytes if is_first else model.size_bytes
             model.size_bytes = max(held, size_bytes)
         model.is_measured = True
 
     def note_activity(self, said: Activity, now: float) -> None:
-        """Take in what a server does with its models."""
+        """Record a server's report about its models."""
         self.heard_at[said.server] = now
         self.refusals[said.server] = said.refused
         for name in self.models.keys() - {one.name for one in said.models}:
@@ -331,29 +329,29 @@ class Controller:
                 self._move(model, ModelEvent.MET, now)
 
     def _take_up(self, operation: Operation, now: float) -> None:
-        """Go on with an operation of an earlier process: its steps may be done twice."""
+        """Continue an operation of an earlier process. Its steps may run twice."""
         model = self.models.get(operation.model)
         self.changed[operation.id] = operation
         if model is None:
-            _end(operation, OperationStatus.FAILED, "this fleet does not have the model any more")
+            _end(operation, OperationStatus.FAILED, "the model was dropped from this fleet")
             return
         if model.waiting is not None:
             self._finish(
                 model,
                 model.waiting,
                 OperationStatus.FAILED,
-                f"{operation.wanted} was asked for after it",
+                f"replaced by a later {operation.wanted}",
             )
-        operation.status, operation.progress = OperationStatus.WAITING, "taken up again"
+        operation.status, operation.progress = OperationStatus.WAITING, "resumed"
         model.waiting, model.waits_since = operation, now
 
     def _waiting(self) -> list[Model]:
-        """Return the models with an operation that may begin, the oldest first."""
+        """Return the models with an operation that may begin, oldest operation first."""
         found = [m for m in self.models.values() if m.waiting is not None and m.running is None]
         return sorted(found, key=lambda model: model.waits_since)
 
     def _begin(self, model: Model, now: float, wall: float) -> Iterator[ControlStep]:
-        """Begin the waiting operation of a model if it can."""
+        """Begin the waiting operation of a model if possible."""
         operation = model.waiting
         assert operation is not None
         if model.state in GOAL[operation.wanted]:
@@ -401,14 +399,14 @@ class Controller:
         return ControlStep(operation, is_start=operation.wanted is WantedState.LOAD)
 
     def _wait(self, model: Model, operation: Operation, names: Sequence[str], now: float) -> None:
-        """Say what an operation waits for, or give it up."""
-        progress = f"waits for memory of {', '.join(names)}"
+        """Set what an operation waits for, or fail it after `room_timeout_s`."""
+        progress = f"waiting for memory of {', '.join(names)}"
         waited_s = now - model.waits_since
         if waited_s >= self._config.room_timeout_s:
             shown = show_size(model.size_bytes)
             why = (
                 f"no room for {shown} after {waited_s:.0f} s: {', '.join(names)} are busy or were "
-                f"loaded a moment ago; `triolet model sleep {names[0]}`, or raise "
+                f"loaded recently; run `triolet model sleep {names[0]}`, or raise "
                 "control.memory_bytes"
             )
             model.failed_at = now
@@ -422,7 +420,7 @@ class Controller:
             self.load_times.add(model.config.name, model.origin, now - model.load_began_at)
         model.load_began_at = model.failed_at = None
         model.last_used_at = max(model.last_used_at, model.since)
-        # Servers say anew that they have met these workers.
+        # Servers report again when they have connected to the new workers.
         model.activity = {
             server: msgspec.structs.replace(one, is_ready=False)
             for server, one in model.activity.items()
@@ -448,7 +446,7 @@ class Controller:
             raise LocalProtocolError(f"operation {operation.id} has ended twice")
 
     def _forget_silent(self, now: float) -> None:
-        """Take servers that say nothing any more for gone, and their requests with them."""
+        """Forget servers that have been silent for `silence_s`, and their requests."""
         for server, heard_at in list(self.heard_at.items()):
             if now - heard_at < self._config.silence_s:
                 continue

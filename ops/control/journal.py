@@ -1,7 +1,6 @@
-"""What control writes down: operations, states as last known, measured loads, worker-seconds.
+"""Control's journal, an SQLite file: operations, model states, measured load times, worker-seconds.
 
-SQLite in one file, written before a step is begun: a process that is killed at any moment leaves a
-journal from which the next one goes on.
+It is written before a step starts, so that a new process can continue after a crash at any point.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 FILE_NAME: Final = "control.sqlite3"
 SCHEMA_VERSION: Final = 3
-"""Of version 3 are journals with operations on adapters, which earlier releases do not know."""
+"""Version 3 added operations on adapters, which earlier releases cannot read."""
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS operations (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -40,8 +39,8 @@ CREATE TABLE IF NOT EXISTS operations (
     created_at REAL NOT NULL,
     status TEXT NOT NULL,
     progress TEXT NOT NULL,
-    settings TEXT NOT NULL DEFAULT '',  -- of a model that is added, or which adapter
-    run TEXT NOT NULL DEFAULT ''        -- of the fleet whose models change
+    settings TEXT NOT NULL DEFAULT '',  -- JSON: an added model, an adapter or a switch
+    run TEXT NOT NULL DEFAULT ''        -- id of the supervisor's run
 ) STRICT;
 CREATE TABLE IF NOT EXISTS models (
     name TEXT PRIMARY KEY,
@@ -56,7 +55,7 @@ CREATE TABLE IF NOT EXISTS load_times (
     PRIMARY KEY (model, state)
 ) STRICT;
 CREATE TABLE IF NOT EXISTS worker_seconds (
-    run TEXT NOT NULL,                  -- of the supervisor; empty for all but the last
+    run TEXT NOT NULL,                  -- id of the supervisor's run; empty for earlier runs
     model TEXT NOT NULL,
     digest TEXT NOT NULL,
     seconds REAL NOT NULL,
@@ -67,29 +66,29 @@ SINCE_1: Final = (
     "ALTER TABLE operations ADD COLUMN settings TEXT NOT NULL DEFAULT ''",
     "ALTER TABLE operations ADD COLUMN run TEXT NOT NULL DEFAULT ''",
 )
-"""What version 1 lacks."""
+"""Migration from version 1."""
 BUSY_S: Final = 10.0
-"""For the last transaction of a process that was killed and is not gone yet."""
+"""Wait for the last transaction of a killed process that has not exited yet."""
 KEPT_OPERATIONS: Final = 1000
-"""Operations that have ended: days of a fleet that loads a model every few minutes."""
+"""Ended operations to keep: days of a fleet that loads a model every few minutes."""
 _OPERATION: Final = "id, model, wanted, actor, created_at, status, progress, settings, run"
 
 
 class Journal:
-    """One open journal.
+    """An open journal.
 
     Args:
-      connection: to the database.
+      connection: connection to the database.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
     def past(self, digests: Mapping[str, str]) -> Past:
-        """Return what an earlier process left.
+        """Return the state that an earlier process left.
 
         Args:
-          digests: of the present version of each model; sizes of other versions do not count.
+          digests: digest of the current version of each model; other versions are ignored.
         """
         rows = self._connection.execute("SELECT name, digest, state, size_bytes FROM models")
         known = {name: (digest, state, size) for name, digest, state, size in rows}
@@ -107,7 +106,7 @@ class Journal:
         )
 
     def operation(self, operation_id: str) -> Operation | None:
-        """Return an operation, or None if there is none or it was long ago."""
+        """Return an operation, or None if it does not exist or ended long ago."""
         row = self._connection.execute(
             f"SELECT {_OPERATION} FROM operations WHERE id = ?", (operation_id,)
         ).fetchone()
@@ -119,10 +118,10 @@ class Journal:
         models: Iterable[Model],
         load_times: Mapping[tuple[str, ModelState], float],
     ) -> None:
-        """Write down operations that have changed, and all models as they are.
+        """Write changed operations, all models and load times in one transaction.
 
         Raises:
-          sqlite3.Error: nothing of it was written.
+          sqlite3.Error: nothing was written.
         """
         with transaction(self._connection):
             self._connection.executemany(
@@ -149,28 +148,28 @@ class Journal:
             )
 
     def forget(self, name: str) -> None:
-        """Remove what is known of a model that was dropped: another one may get its name.
+        """Remove a dropped model, whose name may be used again.
 
         Raises:
-          sqlite3.Error: it is still there.
+          sqlite3.Error: it was not removed.
         """
         with transaction(self._connection):
             self._connection.execute("DELETE FROM models WHERE name = ?", (name,))
             self._connection.execute("DELETE FROM load_times WHERE model = ?", (name,))
 
     def account(self) -> SecondsAccount:
-        """Return the worker-seconds as they were written down last."""
-        # In the order in which they were first seen.
+        """Return the worker-seconds that were last written."""
+        # rowid: the order in which versions were first seen.
         rows = self._connection.execute(
             "SELECT run, model, digest, seconds FROM worker_seconds ORDER BY rowid"
         )
         return SecondsAccount({(run, Version(model, digest)): s for run, model, digest, s in rows})
 
     def write_account(self, account: SecondsAccount) -> None:
-        """Write down the worker-seconds.
+        """Write the worker-seconds.
 
         Raises:
-          sqlite3.Error: nothing of it was written.
+          sqlite3.Error: nothing was written.
         """
         with transaction(self._connection):
             self._connection.execute("DELETE FROM worker_seconds")
@@ -197,7 +196,7 @@ def _operation(row: tuple[str, str, str, str, float, str, str, str, str]) -> Ope
 
 @contextmanager
 def opened_journal(folder: Path) -> Iterator[Journal]:
-    """Open the journal in a folder, which is made if it is not there.
+    """Open the journal in a directory, which is created if needed.
 
     Raises:
       ConfigError: it cannot be used.
@@ -211,7 +210,7 @@ def opened_journal(folder: Path) -> Iterator[Journal]:
         raise _unusable(path, error) from error
     try:
         try:
-            # For as long as it is open: two fleets would take up one another's operations.
+            # Lock it while it is open: two fleets would continue each other's operations.
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")  # a killed process loses nothing
@@ -219,8 +218,8 @@ def opened_journal(folder: Path) -> Iterator[Journal]:
                 (version,) = connection.execute("PRAGMA user_version").fetchone()
                 if not 0 <= version <= SCHEMA_VERSION:
                     raise ConfigError(
-                        f"{path} is of version {version}; this release knows {SCHEMA_VERSION}: "
-                        "give another control.state_dir"
+                        f"{path} has version {version}, but this release supports up to "
+                        f"{SCHEMA_VERSION}; set another control.state_dir"
                     )
                 for statement in (*SCHEMA.split(";\n"), *(SINCE_1 if version == 1 else ())):
                     connection.execute(statement)
@@ -234,6 +233,6 @@ def opened_journal(folder: Path) -> Iterator[Journal]:
 
 def _unusable(path: Path, error: Exception) -> ConfigError:
     return ConfigError(
-        f"the journal {path} cannot be used: {error}; make room there, end the fleet that has it "
-        "open, or give another control.state_dir"
+        f"the journal {path} cannot be used: {error}; free disk space, stop the fleet that has it "
+        "open, or set another control.state_dir"
     )

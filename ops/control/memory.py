@@ -1,4 +1,5 @@
-"""Memory of worker processes and of this machine, and the page cache of a model's files."""
+"""Measures the memory of worker processes and the budget of this machine, and drops a model's files
+from the page cache."""
 
 from __future__ import annotations
 
@@ -19,49 +20,47 @@ if TYPE_CHECKING:
 WEIGHTS: Final = (".safetensors", ".gguf", ".bin", ".pt")
 """Suffixes of files that hold nearly all of a model's bytes."""
 OVERHEAD_BYTES: Final = 50 * MIB
-"""Of one worker process beside weights and KV, before any was measured: what a worker that was
-forked from a template holds of its own, half as much again as one of the demo model. A guess that
-is too high would refuse a model that fits; one that is too low is put right when the model has run
-once."""
+"""Guess for a worker process beyond weights and KV, before any was measured: 1.5 times the private
+memory of a forked worker of the demo model. A guess that is too high refuses a model that fits; one
+that is too low is corrected when the model has run once."""
 PROC: Final = Path("/proc")
 MAPPING: Final = re.compile(r"[0-9a-f]+-[0-9a-f]+ (\S+) [0-9a-f]+ (\S+) (\d+)")
-"""Addresses, permissions, offset, device and inode: the first line of each mapping in smaps."""
+"""First line of each mapping in smaps: addresses, permissions, offset, device and inode."""
 CLEAN: Final = "Private_Clean"
 PRIVATE: Final = frozenset({CLEAN, "Private_Dirty"})
 SHARED: Final = frozenset({"Shared_Clean", "Shared_Dirty"})
 
 
 def budget_bytes(config: ControlConfig, pids: Iterable[int]) -> int:
-    """Return the memory for the workers of all models.
+    """Return the memory budget of the workers of all models.
 
     Args:
-      config: may name it.
-      pids: of workers that run; what they hold is theirs already.
+      config: its memory_bytes, if set, is the budget.
+      pids: running workers, whose memory belongs to the budget.
 
     Raises:
-      ConfigError: it is not named, and this system does not say what there is.
+      ConfigError: memory_bytes is auto, and this system does not report free memory.
     """
     if config.memory_bytes is not None:
         return config.memory_bytes
     available = available_memory_bytes()
     if available is None:
         raise ConfigError(
-            "control.memory_bytes is auto, and this system does not say how much memory is left; "
-            "give it, such as control.memory_bytes=16GiB"
+            "control.memory_bytes is auto, and this system does not report free memory; set it, "
+            "such as control.memory_bytes=16GiB"
         )
-    # What is mapped of files counts as available already: it is on disk, and dropped at need.
+    # Mapped file pages already count as available: the kernel can drop them.
     own_bytes = sum(_pages(pid).alone_bytes for pid in pids)
     return int((available + own_bytes) * config.memory_share)
 
 
 def held_bytes(pids: Iterable[int]) -> int:
-    """Return the memory that is free once these processes have ended: the pages that each has
-    alone, and those of the files that they map, once, such as weights.
+    """Return the memory that becomes free when these processes end: the private pages of each, and
+    the pages of files that they map, such as weights, counted once.
 
-    What all forked processes share with their template, and the pages of programs, stay, also where
-    only one process was spawned that maps them. To count them, or parts, would make a model smaller
-    the more others run beside it, and larger as these end.
-    Processes that are gone, or of a system without /proc, hold nothing.
+    Pages shared with the template and pages of programs are not counted, even if only one process
+    maps them. Otherwise the size of a model would depend on how many others run beside it.
+    Processes that have ended, and processes on a system without /proc, count as 0.
     """
     alone_bytes = 0
     of_file: dict[str, int] = {}
@@ -77,9 +76,9 @@ class _Pages(NamedTuple):
     """Memory of one process.
 
     Attributes:
-      alone_bytes: that no other process maps and no file has.
-      on_disk_bytes: that no other process maps, of files; without programs and libraries.
-      of_file: that others may map too, by device and inode; without programs and libraries.
+      alone_bytes: private anonymous memory.
+      on_disk_bytes: private clean file pages, without programs and libraries.
+      of_file: shared file pages by device and inode, without programs and libraries.
     """
 
     alone_bytes: int
@@ -88,7 +87,7 @@ class _Pages(NamedTuple):
 
 
 def _pages(pid: int) -> _Pages:
-    """Read what the kernel says of a process (proc_pid_smaps(5))."""
+    """Read the memory of a process from smaps (proc_pid_smaps(5))."""
     try:
         lines = (PROC / str(pid) / "smaps").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -97,7 +96,7 @@ def _pages(pid: int) -> _Pages:
     clean: dict[str, int] = {}
     of_file: dict[str, int] = {}
     programs: set[str] = set()
-    for line in lines.split("\n"):  # a path may have any other sign that ends a line
+    for line in lines.split("\n"):  # not splitlines(): a path may contain other line separators
         if begins := MAPPING.match(line):
             permissions, device, inode = begins.groups()
             file = "" if inode == "0" else f"{device} {inode}"
@@ -117,22 +116,22 @@ def _pages(pid: int) -> _Pages:
 
 
 def expected_bytes(model: ControlledModelConfig) -> int:
-    """Return what a model's workers will hold together, before that was measured: the weights,
-    which they map in common, the pools, the adapters, and what each process takes."""
+    """Return the expected memory of a model's workers before it was measured: shared weights, KV
+    pools, adapters, and the overhead of each process."""
     weights = sum(size for path, size in _files(model).items() if path.suffix in WEIGHTS)
     own = model.pool_bytes + model.adapter_bytes
     return weights + OVERHEAD_BYTES * model.num_workers + own
 
 
 def forget_pages(model: ControlledModelConfig) -> None:
-    """Let the page cache give up a model's files; what other processes have mapped stays."""
+    """Drop a model's files from the page cache. Pages that other processes have mapped stay."""
     if not hasattr(os, "posix_fadvise"):
         return
     for path in _files(model):
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
-            continue  # gone meanwhile, and its pages with it
+            continue  # the file was deleted, and its pages with it
         try:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
@@ -140,8 +139,7 @@ def forget_pages(model: ControlledModelConfig) -> None:
 
 
 def _files(model: ControlledModelConfig) -> dict[Path, int]:
-    """Return the files of a model with their sizes; none where its directory is gone or its file
-    system does not answer."""
+    """Return the files of a model with their sizes; empty if they cannot be read."""
     root = Path(model.model_dir)
     try:
         paths = [root] if root.is_file() else sorted(root.glob("*"))
@@ -151,7 +149,7 @@ def _files(model: ControlledModelConfig) -> dict[Path, int]:
 
 
 def has_files(model: ControlledModelConfig) -> bool:
-    """Return whether a model's directory or file is there, and its file system answers."""
+    """Return whether a model's directory or file exists and can be reached."""
     try:
         return Path(model.model_dir).exists()
     except OSError:

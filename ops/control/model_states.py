@@ -1,7 +1,7 @@
-"""The states of a model on this machine, and the only steps between them. Pure.
+"""State machine of a model on this machine: its states, events and transitions. No I/O.
 
-A model of a fleet is fetched before the fleet starts, so there is no state in between ABSENT and
-STAGED. To wake and to load are one step: both start its workers, from the page cache or from disk.
+Models are fetched before the fleet starts, so no state lies between ABSENT and STAGED. Waking and
+loading are one transition: both start the workers, from the page cache or from disk.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from triolet.errors import LocalProtocolError
 
 
 class ModelEvent(Enum):
-    """What happens to a model."""
+    """An event in the life of a model."""
 
     FOUND = auto()
-    """Its files are there."""
+    """Its files exist."""
     LOST = auto()
     """Its files are gone."""
     LOAD = auto()
-    """Its workers are told to start."""
+    """Its workers are being started."""
     READY = auto()
-    """Each of its workers is ready: it has computed its golden tokens and listens."""
+    """Each worker is ready: it has checked its golden tokens and listens."""
     MET = auto()
-    """Every server has met them."""
+    """Every server has connected to the workers."""
     UNREADY = auto()
-    """No worker of one of its roles is ready any more; the supervisor starts them again."""
+    """No worker of one of its roles is ready; the supervisor restarts them."""
     END = auto()
-    """Its workers are told to end."""
+    """Its workers are being stopped."""
     SLEPT = auto()
-    """They have ended, and its files stay in the page cache."""
+    """Its workers have ended; its files stay in the page cache."""
     UNLOADED = auto()
-    """They have ended, and the page cache was told to forget its files."""
+    """Its workers have ended; its files were dropped from the page cache."""
     STAYED = auto()
-    """The supervisor could not end them."""
+    """The supervisor could not stop the workers."""
 
 
 TRANSITIONS: Final[dict[S, dict[ModelEvent, S]]] = {
@@ -61,12 +61,12 @@ RESTING: Final = frozenset({S.STAGED, S.SLEEPING})
 
 
 def after(state: S, event: ModelEvent) -> S:
-    """Return the state that an event leads to.
+    """Return the state after an event.
 
     Raises:
-      LocalProtocolError: there is no such step.
+      LocalProtocolError: the table has no such transition.
     """
     try:
         return TRANSITIONS[state][event]
     except KeyError:
-        raise LocalProtocolError(f"a model that is {state} cannot meet {event.name}") from None
+        raise LocalProtocolError(f"a model in state {state} got event {event.name}") from None

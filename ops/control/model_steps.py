@@ -1,5 +1,5 @@
-"""What additions, drops and switches of models are made of: what is asked of the supervisor, and
-what is waited for at the servers. Each step may be done again.
+"""Idempotent steps shared by the operations that add, drop and switch models: requests to the
+supervisor, and waits for the servers.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ if TYPE_CHECKING:
 
 BY_ADD: Final = "add"
 RETRY_S: Final = 1.0 * SECONDS
-"""Before the supervisor is asked again for what it refuses during a restart of workers."""
+"""Wait before repeating a request that the supervisor refused, for example during a restart."""
 MEET_S: Final = 2.0 * SECONDS
-"""From the moment control listens until every server that runs has dialled it: they try at least
-every second."""
+"""Time in which every running server connects once control listens; they try every second."""
 
 
 class ModelSteps:
     """The steps of operations that change which models a fleet has.
 
     Args:
-      config: bounds.
-      controller: knows the models, and decides about their workers.
-      supervisor: socket of what has their processes.
-      settle: decides, writes down and tells, after each change.
-      forget: lets the journal forget a model.
+      config: timeouts.
+      controller: the fleet's models and the decisions about their workers.
+      supervisor: socket of the supervisor.
+      settle: called after each change, to decide, write the journal and notify servers.
+      forget: removes a model from the journal.
 
     Attributes:
-      met_at: when every server that runs has said which models it has; inf before control listens.
-      changed_at: when a model was last dropped, or an operation ended.
+      met_at: time by which every running server has reported its models; inf before control
+        listens.
+      changed_at: time when a model was last dropped or an operation last ended.
     """
 
     def __init__(
@@ -74,30 +74,30 @@ class ModelSteps:
         self._forget = forget
 
     def note_listening(self) -> None:
-        """Take in that servers reach control from now on."""
+        """Record that control listens for servers from now on."""
         self.met_at = trio.current_time() + MEET_S
 
     async def ask_added(
         self, operation: Operation, request: AddModelRequest | AddVersionRequest
     ) -> ControlledModelConfig:
-        """Let the supervisor have a model more.
+        """Add a model or a version at the supervisor.
 
         Raises:
-          Failed: it took too long; nothing of it stays.
-          CommandFailed: it cannot be had.
+          OperationFailed: it took too long and was rolled back.
+          CommandFailed: the supervisor refused it.
         """
         limit_s = self._config.operation_timeout_s
         with trio.move_on_after(limit_s):
             return await ask_config(self._supervisor, request, partial(self.tell, operation))
         await self.take_back(operation)
-        raise OperationFailed(_late("looking at it", limit_s))
+        raise OperationFailed(_late("checking the model", limit_s))
 
     async def load(self, operation: Operation) -> None:
-        """Start the workers of a model that is being added, as an order would.
+        """Load a model that is being added, and wait for it.
 
         Raises:
-          Failed: they do not run.
-          NoRoom: there is no memory for them.
+          OperationFailed: the load failed.
+          NoRoom: there is no memory for it.
         """
         now = trio.current_time()
         load = self._controller.order(
@@ -111,26 +111,26 @@ class ModelSteps:
             raise OperationFailed(load.progress)
 
     async def wait_served(self, operation: Operation, name: str, *, is_ready: bool = False) -> None:
-        """Wait until every server gives a model requests.
+        """Wait until every server accepts requests for a model.
 
         Args:
-          operation: that waits.
-          name: of the model.
-          is_ready: whether its workers must be there for each of them.
+          operation: operation that waits.
+          name: name of the model.
+          is_ready: also wait until each server has connected to its workers.
 
         Raises:
-          Failed: one refuses it, or they do not say so in time.
+          OperationFailed: a server refuses the model or does not report it in time.
         """
         controller = self._controller
-        self.tell(operation, f"{name}: servers read its tokenizer")
+        self.tell(operation, f"{name}: servers load its tokenizer")
         with trio.move_on_after(self._config.servers_s):
             while True:
                 for server, refused in controller.refusals.items():
                     if name in refused:
                         raise OperationFailed(f"{server.partition('/')[0]}: {refused[name]}")
                 config, said = controller.models[name].config, controller.models[name].activity
-                # No drop waits for a server that was silent for `silence_s`: it may still have an
-                # earlier model of this name.
+                # Compare versions: a drop does not wait for silent servers, so a server may still
+                # have an earlier model of this name.
                 version = config.digest or config.model_dir
                 has_it = {
                     server
@@ -145,7 +145,7 @@ class ModelSteps:
         raise OperationFailed(_late("the servers", self._config.servers_s) + "; their log says why")
 
     async def wait_let_go(self, name: str) -> None:
-        """Wait until no server has a model; at most until they have cut off its requests."""
+        """Wait until no server has a model, or until servers have cut off its requests."""
         with trio.move_on_after(self._config.server_drain_s + self._config.servers_s):
             while True:
                 if not self._is_known_to_servers(name):
@@ -153,8 +153,7 @@ class ModelSteps:
                 await trio.sleep(self._config.tick_s)
 
     def _is_known_to_servers(self, name: str) -> bool:
-        """Whether a server has requests of a model, may have some, or says why it does not take
-        the model."""
+        """Return whether a server has the model, may have it, or refuses it."""
         if trio.current_time() < self.met_at:
             return True
         model = self._controller.models.get(name)
@@ -162,32 +161,32 @@ class ModelSteps:
         return is_refused or (model is not None and bool(model.activity))
 
     async def take_back(self, operation: Operation) -> None:
-        """Leave nothing of a model that could not be added.
+        """Remove a model that could not be added.
 
         Raises:
-          CommandFailed: something of it is left.
+          CommandFailed: parts of it are left.
         """
         name = operation.model
-        self.tell(operation, f"{name}: taken back")
+        self.tell(operation, f"{name}: removing it again")
         await self.persist(partial(ask, self._supervisor, ServeModelRequest(name, is_served=False)))
         await self.wait_let_go(name)
         await self.end(operation, name)
         self.drop(name)
 
     async def end(self, operation: Operation, name: str) -> None:
-        """End the workers of a model.
+        """Stop the workers of a model.
 
         Raises:
-          CommandFailed: some are left.
+          CommandFailed: some still run.
         """
         request, tell = DropModelRequest(name), partial(self.tell, operation)
         await self.persist(partial(ask, self._supervisor, request, tell))
 
     async def persist(self, work: Callable[[], Awaitable[object]]) -> None:
-        """Ask the supervisor until it does something, or the time of an operation is over.
+        """Repeat a request to the supervisor until it succeeds.
 
         Raises:
-          CommandFailed: it does not.
+          CommandFailed: it still fails after `operation_timeout_s`.
         """
         give_up_at = trio.current_time() + self._config.operation_timeout_s
         while True:
@@ -200,14 +199,14 @@ class ModelSteps:
             await trio.sleep(RETRY_S)
 
     def add(self, config: ControlledModelConfig, size_bytes: int) -> None:
-        """Take in a model that the supervisor has."""
+        """Add a model that the supervisor has."""
         if config.name not in self._controller.models:
             now = trio.current_time()
             model = Model(config, ModelState.STAGED, size_bytes, now, now, now)
             self._controller.models[config.name] = model
 
     def drop(self, name: str) -> None:
-        """Forget a model that the supervisor does not have any more."""
+        """Forget a model that the supervisor has dropped."""
         self.changed_at = trio.current_time()
         model = self._controller.models.pop(name, None)
         if model is None:
@@ -219,7 +218,7 @@ class ModelSteps:
         self._forget(name)
 
     def tell(self, operation: Operation, text: str) -> None:
-        """Note how far an operation is."""
+        """Set the progress text of an operation."""
         if text != operation.progress:
             self._controller.note_progress(operation, text)
 

@@ -1,4 +1,4 @@
-"""What control knows of one model. Pure."""
+"""The state that control keeps of one model: workers, memory, server activity and operations."""
 
 from __future__ import annotations
 
@@ -19,27 +19,26 @@ class Model:
     """One model.
 
     Attributes:
-      config: what is fixed.
-      state: now.
-      size_bytes: measured memory of its workers, or what is expected.
-      is_guess: whether that was never measured.
-      is_measured: whether it is of the workers that run now.
-      since: when it was last told to load.
-      load_began_at: the same while it loads from disk or page cache; None otherwise.
-      last_used_at: when a request last came or ended; the start of control if none did.
-      was_used: whether any request came.
+      config: fixed configuration.
+      state: current state.
+      size_bytes: measured or expected memory of its workers.
+      is_guess: whether `size_bytes` was never measured.
+      is_measured: whether `size_bytes` was measured on the current workers.
+      since: time of the last load.
+      load_began_at: start of the current load from disk or page cache, else None.
+      last_used_at: when a request last arrived or ended; initially the start of control.
+      was_used: whether any request arrived.
       changed_at: when its state last changed.
-      origin: state that it is or was loaded from.
-      workers: as the supervisor last said.
-      gpu_bytes: of GPUs' memory, by UUID, that its workers held when they last were all ready.
-      activity: what each server last said.
-      busy_since: since when servers have told of requests without a pause; None while there are
-        none.
-      running: operation under way.
-      waiting: operation that comes next.
-      waits_since: of the latter.
-      is_kept: whether a switch needs it in memory, whatever other models want.
-      failed_at: end of the last load that failed, unless one succeeded since.
+      origin: state from which it was last loaded.
+      workers: last report of the supervisor.
+      gpu_bytes: GPU memory by UUID that its workers held when they were last all ready.
+      activity: last report of each server.
+      busy_since: start of the current period with requests, or None.
+      running: current operation.
+      waiting: next operation.
+      waits_since: since when `waiting` waits.
+      is_kept: whether a switch needs it in memory.
+      failed_at: end of the last failed load, unless one succeeded since.
     """
 
     config: ControlledModelConfig
@@ -64,8 +63,8 @@ class Model:
     failed_at: float | None = None
 
     def note_gpus(self) -> dict[str, int]:
-        """Take in what its workers hold of GPUs once all of them are ready; return the memory that
-        each of these GPUs has."""
+        """Record the GPU memory of its workers once all are ready. Return the total memory of each
+        of these GPUs."""
         told = [worker.gpu_memory for worker in self.workers if worker.gpu_memory is not None]
         if self.workers and all(worker.is_ready for worker in self.workers):
             self.gpu_bytes = {}
@@ -74,32 +73,32 @@ class Model:
         return {one.gpu: one.total_bytes for one in told}
 
     def note_requests(self, now: float) -> None:
-        """Take in that what servers say of its requests has changed."""
+        """Update `busy_since` after a server's report has changed."""
         since = now if self.busy_since is None else self.busy_since
         self.busy_since = since if self.num_requests else None
 
     @property
     def is_pinned(self) -> bool:
-        """Whether it keeps its memory, whatever other models want."""
+        """Whether it is never evicted."""
         return self.config.pinned or self.is_kept
 
     @property
     def live(self) -> Operation | None:
-        """The operation that counts last."""
+        """The latest unfinished operation."""
         return self.waiting or self.running
 
     @property
     def num_requests(self) -> int:
-        """Requests that run or wait for it at all servers."""
+        """Running and waiting requests at all servers."""
         return sum(one.in_flight for one in self.activity.values())
 
     @property
     def is_ready(self) -> bool:
-        """Whether each role that it has workers of has one that is ready."""
+        """Whether each of its roles has a ready worker."""
         roles = {worker.role for worker in self.workers}
         return bool(roles) and roles == {w.role for w in self.workers if w.is_ready}
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Its worker processes that run."""
+        """Process ids of its running workers."""
         return tuple(worker.pid for worker in self.workers if worker.pid is not None)

@@ -1,4 +1,4 @@
-"""What is asked of a model, and how far it is."""
+"""Operations on models (load, sleep, add, switch, …): their kinds, status and errors."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ if TYPE_CHECKING:
 
 
 class WantedState(StrEnum):
-    """The state that an operation leads to."""
+    """The kind of an operation."""
 
     LOAD = "load"
-    """Its workers run."""
+    """Start the workers."""
     SLEEP = "sleep"
-    """They have ended; the files stay in the page cache, so that it wakes quickly."""
+    """Stop the workers; keep the files in the page cache, so that the model wakes quickly."""
     UNLOAD = "unload"
-    """They have ended, and the page cache is free for others."""
+    """Stop the workers and drop the files from the page cache."""
     ADD = "add"
-    """The fleet has the model, and servers give it requests."""
+    """Add the model to the fleet; servers accept requests for it."""
     DROP = "drop"
-    """The fleet has the model no more."""
+    """Remove the model from the fleet."""
     SWITCH = "switch"
-    """Another version has its public name, and the fleet has it no more."""
+    """Give the public name to another version and remove the old one."""
     LOAD_ADAPTER = "load_adapter"
-    """Requests may name an adapter of it."""
+    """Load an adapter; servers accept requests for it."""
     UNLOAD_ADAPTER = "unload_adapter"
-    """It has the adapter no more."""
+    """Remove an adapter."""
 
 
 class OperationStatus(StrEnum):
-    """How far an operation is."""
+    """The status of an operation."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -47,7 +47,7 @@ class OperationStatus(StrEnum):
 
 OF_ADAPTERS: Final = frozenset({WantedState.LOAD_ADAPTER, WantedState.UNLOAD_ADAPTER})
 CHANGES: Final = frozenset({WantedState.ADD, WantedState.DROP, WantedState.SWITCH}) | OF_ADAPTERS
-"""What changes which models and adapters a fleet has."""
+"""Operations that change which models and adapters a fleet has."""
 DONE_WORDS: Final = {
     WantedState.ADD: "added",
     WantedState.DROP: "dropped",
@@ -59,11 +59,11 @@ ENDED: Final = frozenset({OperationStatus.DONE, OperationStatus.FAILED})
 
 
 class AdapterOrder(msgspec.Struct, frozen=True):
-    """Which adapter an operation is of.
+    """Settings of an operation on an adapter.
 
     Attributes:
-      name: of it, without that of its model.
-      ref: its directory or version; empty to unload it.
+      name: name of the adapter, without the model's name.
+      ref: directory or version of the adapter; empty to unload it.
     """
 
     name: str
@@ -71,12 +71,12 @@ class AdapterOrder(msgspec.Struct, frozen=True):
 
 
 class SwitchOrder(msgspec.Struct, frozen=True):
-    """Which version is to replace another one.
+    """Settings of a switch.
 
     Attributes:
-      public_name: under which clients ask for both.
-      replaced: name of the version that answers now.
-      ref: directory, file or version of the one that comes.
+      public_name: model name that clients use.
+      replaced: name of the current version.
+      ref: directory, file or version of the new one.
     """
 
     public_name: str
@@ -88,17 +88,17 @@ class Operation(msgspec.Struct):
     """One operation on one model.
 
     Attributes:
-      id: random.
-      model: its name; of a switch, that of the version that comes.
-      wanted: what it leads to.
-      actor: `user:NAME` or `port:NUMBER` for the admin routes, `request` for a request that waits,
-        `keep-alive`, `memory` for another model's, `failed load`, or `supervisor` where
-        workers ended without an operation.
+      id: random id.
+      model: name of the model; for a switch, of the new version.
+      wanted: kind of operation.
+      actor: `user:NAME` or `port:NUMBER` for the admin routes, `request` for a waiting request,
+        `keep-alive`, `memory` for an eviction, `failed load`, or `supervisor` if workers ended
+        without an operation.
       created_at: seconds since the epoch.
-      status: how far it is.
-      progress: what is done now, or the outcome, in words.
-      settings: of a model that is added, an `AdapterOrder`, or a `SwitchOrder`, as JSON.
-      run: of the fleet whose models change, by its supervisor's id; empty for the other operations.
+      status: current status.
+      progress: current activity or outcome, as text.
+      settings: JSON of an added model, an `AdapterOrder` or a `SwitchOrder`.
+      run: id of the supervisor's run, for operations in CHANGES; else empty.
     """
 
     id: str
@@ -113,13 +113,13 @@ class Operation(msgspec.Struct):
 
     @property
     def shown(self) -> dict[str, Any]:
-        """What answers and the log tell of it: not the settings, which have paths and are up to
+        """Fields for responses and the log: all but the settings, which contain paths and may have
         64 KiB."""
         return {name: value for name, value in asdict(self).items() if name != "settings"}
 
     @property
     def subject(self) -> str:
-        """What changes: the model, as clients call it, or an adapter of it."""
+        """The public name of the model or adapter that changes."""
         if self.switch is not None:
             return self.switch.public_name
         if self.wanted not in OF_ADAPTERS:
@@ -129,19 +129,19 @@ class Operation(msgspec.Struct):
 
     @property
     def switch(self) -> SwitchOrder | None:
-        """Which version it replaces; None for another operation."""
+        """The settings of a switch; None for other operations."""
         if self.wanted is not WantedState.SWITCH:
             return None
         return msgspec.json.decode(self.settings, type=SwitchOrder)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The models of which no other change may begin before its end."""
+        """Models that no other operation may change before its end."""
         return (self.model,) if self.switch is None else (self.model, self.switch.replaced)
 
     @property
     def is_over(self) -> bool:
-        """Whether it is done or has failed."""
+        """Whether it is done or failed."""
         return self.status in ENDED
 
 
@@ -149,7 +149,7 @@ class UnknownModel(TrioletError):
     """A model that the fleet does not have."""
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
-        super().__init__(f"there is no model {name!r}; this fleet has {', '.join(known)}")
+        super().__init__(f"no model is called {name!r}; this fleet has {', '.join(known)}")
 
 
 class UnknownAdapter(TrioletError):
@@ -161,12 +161,12 @@ class UnknownAdapter(TrioletError):
 
 
 class OperationFailed(Exception):
-    """A model or adapter cannot be had; the text says why."""
+    """An operation failed; the text says why."""
 
 
 class Conflict(TrioletError):
-    """An order that cannot be given now, or not for this model; the text says why."""
+    """An operation that cannot start now, or not on this model; the text says why."""
 
 
 class NoRoom(TrioletError):
-    """A load that cannot be; the text has the figures and the remedy."""
+    """A load that can never get enough memory; the text has the figures and the remedy."""

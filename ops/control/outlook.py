@@ -1,4 +1,5 @@
-"""What the models of a fleet take, will take, and when each could serve. Pure."""
+"""Predicts memory use and load times of a fleet's models: whether a model fits, and when it can
+serve. No I/O."""
 
 from __future__ import annotations
 
@@ -29,22 +30,22 @@ if TYPE_CHECKING:
     from .models import Model
 
 RETRY_S: Final = 10.0
-"""After a load that failed, requests alone do not start another one for so long: each would take
-the memory and the cores of other models for nothing."""
+"""Time after a failed load in which requests do not start another one, because each attempt takes
+memory and cores from other models."""
 
 
 class Outlook:
-    """Looks at the models of one fleet; changes nothing.
+    """A read-only view of the models of one fleet.
 
     Args:
-      config: bounds.
+      config: timeouts.
       budgets: bytes for the workers of all models, by place.
-      models: by name.
-      load_times: measured ones.
+      models: models by name.
+      load_times: measured load times.
       began_at: when control started.
 
     Attributes:
-      turns: which of the loads that wait comes first.
+      turns: chooses which waiting load comes first.
     """
 
     def __init__(
@@ -63,11 +64,11 @@ class Outlook:
         self.turns = OperationTurns(config)
 
     def residents(self, now: float) -> list[Resident]:
-        """Return the models as residency sees them."""
+        """Return the models as input for residency decisions."""
         return [self._resident(model, now) for model in self._models.values()]
 
     def news(self, now: float) -> tuple[ModelNews, ...]:
-        """Return what servers are told of the models."""
+        """Return the model states to publish to servers."""
         return tuple(
             ModelNews(
                 name,
@@ -80,7 +81,7 @@ class Outlook:
         )
 
     def room(self, model: Model, now: float) -> Fits | Later | Never:
-        """Return how a model without memory gets it; a load that comes first is waited for."""
+        """Return how a model gets its memory. It waits for the load that has its turn."""
         min_s, first = self._config.min_residency_s, self.turns.first
         wanted, models = self._resident(model, now), self.residents(now)
         # A model that was busy for a whole turn will not be idle within one.
@@ -88,22 +89,22 @@ class Outlook:
         room = make_room(wanted, models, self._budgets, now, min_s, turn_s)
         if first is None or first is model or isinstance(room, Never):
             return room
-        if first.state not in RESTING:  # it has just begun, and holds its memory
+        if first.state not in RESTING:  # it has begun and holds its memory
             return room
         lacking = excess_bytes(models, self._budgets, self._resident(first, now))
-        # A load that needs none of what the first one lacks takes nothing from it.
+        # A load in other places than the first one lacks does not delay it.
         return Later((first.config.name,)) if any(map(wanted.bytes_at, lacking)) else room
 
     def load_s(self, model: Model) -> float:
-        """Return the predicted time of a load from its state, or after sleep [s]."""
+        """Return the predicted time of a load from its current state, or from sleep [s]."""
         origin = model.state if model.state in RESTING else ModelState.SLEEPING
         return self._load_times.predict(model.config.name, origin, model.size_bytes)
 
     def refuse_hopeless(self, model: Model, now: float) -> None:
-        """Raise for a load that cannot be, however long it waits.
+        """Check that a model can be loaded at some time.
 
         Raises:
-          NoRoom: with the figures and the remedy.
+          NoRoom: it never can; the text has the figures and the remedy.
         """
         if model.state is ModelState.ABSENT:
             raise NoRoom(absent(model))
@@ -113,7 +114,7 @@ class Outlook:
                 raise NoRoom(self.too_large(model, room))
 
     def too_large(self, model: Model, room: Never) -> str:
-        """Return why a model does not fit, and what to do."""
+        """Return an error text: why a model does not fit, and what to do."""
         others = [one for one in self._models.values() if one is not model]
         pinned = [one.config.name for one in others if one.is_pinned]
         beside = f", of which {', '.join(pinned)} (pinned, or replaced only once it is ready) hold "
@@ -122,16 +123,16 @@ class Outlook:
         field = "control.memory_bytes" if room.place == HOST else "control.gpu_memory_share"
         return (
             f"{model.config.name} takes {show_size(room.size_bytes)}{where} and does not fit: the "
-            f"budget is {show_size(room.budget_bytes)}{beside}; raise {field}, take "
-            "`pinned` from a model, or give it fewer workers or a smaller KV pool"
+            f"budget is {show_size(room.budget_bytes)}{beside}; raise {field}, unset `pinned` of a "
+            "model, or give this one fewer workers or a smaller KV pool"
         )
 
     def is_failing(self, model: Model, now: float) -> bool:
-        """Return whether a load has failed a moment ago."""
+        """Return whether a load failed recently."""
         return model.failed_at is not None and now - model.failed_at < RETRY_S
 
     def _resident(self, model: Model, now: float) -> Resident:
-        # An operation, and a server that may not have spoken yet, keep a model as requests do.
+        # Count an operation, and a server that may not have reported yet, as a request.
         is_unknown = now - self._began_at < self._config.silence_s
         num_requests = model.num_requests + (model.live is not None) + is_unknown
         return Resident(
@@ -149,7 +150,7 @@ class Outlook:
         )
 
     def _predict(self, model: Model, now: float) -> float | None:
-        """Return when a model serves if it is woken now [s]; None where that cannot be said."""
+        """Return the seconds until a model serves if it is loaded now, or None if unknown."""
         if model.state in RUNNING:
             return 0.0
         load_s = self.load_s(model)
@@ -168,17 +169,17 @@ class Outlook:
         return load_s
 
     def _room_in_s(self, names: Iterable[str], now: float) -> float:
-        """Return when the last of some models is old enough to be evicted [s]."""
+        """Return the seconds until all these models are old enough to be evicted."""
         min_s, first = self._config.min_residency_s, self.turns.first
         models = [self._models[name] for name in names]
-        # The load that comes first is to begin yet.
+        # The load that has its turn has not begun.
         ages_s = [0.0 if one is first else now - one.since for one in models]
         return max(0.0, *(min_s - age_s for age_s in ages_s)) if ages_s else 0.0
 
 
 def absent(model: Model) -> str:
-    """Return why a model without files cannot be loaded."""
+    """Return an error text for a model without files."""
     return (
-        f"the files of {model.config.name} are gone from {model.config.model_dir}; bring them back "
-        "there, and it can be loaded"
+        f"the files of {model.config.name} are missing from {model.config.model_dir}; restore them "
+        "and load it again"
     )

@@ -1,4 +1,4 @@
-"""The role `control` as a process: opens journal and sockets, and runs until a signal."""
+"""Entry point of the control process: opens the journal and sockets, and runs until a signal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ log = structlog.get_logger(__name__)
 
 
 async def _first_listed(supervisor: Path) -> ModelsAnswer | None:
-    """Return what the supervisor has when control starts; None where it does not say."""
+    """Return the supervisor's models at the start of control, or None if it does not answer."""
     try:
         return await ask_models(supervisor)
     except CommandFailed as error:
@@ -46,18 +46,18 @@ async def run_control(
     """Run control until cancelled.
 
     Args:
-      config: of the fleet.
-      task_status: started once servers and commands reach it.
+      config: config of the fleet.
+      task_status: started once it listens for servers and commands.
 
     Raises:
-      ConfigError: the journal, a socket or the budget cannot be had.
+      ConfigError: the journal or a socket cannot be opened, or the budget is unknown.
     """
     folder = Path(config.directory)
     supervisor = folder / SUPERVISOR_SOCKET
     with opened_journal(Path(config.state_dir or folder)) as journal:
         listed = await _first_listed(supervisor)
         known = [] if listed is None else listed.models
-        if listed is not None and listed.configs:  # some may have been added, others dropped
+        if listed is not None and listed.configs:  # models may have been added or dropped since
             config = replace(config, models=tuple(listed.configs))
         past = journal.past({one.name: one.digest for one in config.models})
         changes = [one for one in past.unfinished if one.wanted in CHANGES]
@@ -87,7 +87,7 @@ def main(config: ControlConfig) -> None:
     """Run the process until SIGTERM or SIGINT.
 
     Raises:
-      ConfigError: as `run_control`.
+      ConfigError: see `run_control`.
     """
     trio.run(_run_until_signal, config)
 

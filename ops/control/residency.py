@@ -1,8 +1,7 @@
-"""Which models hold memory, and which give theirs up for another one. Pure: no I/O, no clock.
+"""Eviction policy: decides which models stop to make memory for another one. No I/O, no clock.
 
-Memory is what a model's workers take while they run, of this machine and of each GPU, which have
-budgets of their own. A model that is pinned, busy or young keeps
-it; of the others that one goes first for which idle_time × size / reload_time is largest.
+This machine and each GPU have their own budget. Pinned, busy and recently loaded models stay; of
+the others, the model with the largest idle_time × size / reload_time is evicted first.
 """
 
 from __future__ import annotations
@@ -18,34 +17,33 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 HOST: Final = "host"
-"""The place of this machine's memory; those of GPUs are their UUIDs."""
+"""Place name of this machine's memory. The place name of a GPU is its UUID."""
 LEAST_RELOAD_S: Final = 0.1
-"""A shorter measured reload would make a score of almost any size."""
+"""Lower bound of the reload time in the score, against division by almost zero."""
 EWMA_WEIGHT: Final = 0.3
-"""Of the last measurement: three loads under another load of the machine move the prediction by
-two thirds."""
+"""Weight of the newest load time: three loads move the prediction by two thirds."""
 FIRST_LOAD_S: Final = 2.0
-"""Start of a process, before any load was measured."""
+"""Assumed start of a process until a load was measured."""
 FIRST_BYTES_PER_S: Final = 400e6
-"""From a common disk, before any load was measured."""
+"""Assumed speed of the disk until a load was measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """A model as residency sees it.
+    """A model as input of the eviction policy.
 
     Attributes:
-      name: of the model.
-      state: now.
-      size_bytes: of its workers, while they run.
-      is_pinned: keeps its memory whatever others want.
-      num_requests: that run or wait for it.
-      since: when it was last told to load.
-      last_used_at: when the last request came or ended, or `since` if that is later.
-      reload_s: predicted time to load it again.
-      keep_alive_s: for which it stays without a request; None for ever.
-      gpu_bytes: of GPUs' memory, while they run, by UUID.
-      busy_s: for which it has had requests without a pause.
+      name: name of the model.
+      state: current state.
+      size_bytes: memory of its workers while they run.
+      is_pinned: whether it is never evicted.
+      num_requests: running and waiting requests.
+      since: time of the last load.
+      last_used_at: when the last request arrived or ended, or `since` if that is later.
+      reload_s: predicted time of a reload.
+      keep_alive_s: idle time after which it sleeps; None for never.
+      gpu_bytes: GPU memory of its workers while they run, by UUID.
+      busy_s: how long it has had requests without a pause.
     """
 
     name: str
@@ -61,21 +59,21 @@ class Resident:
     busy_s: float = 0.0
 
     def bytes_at(self, place: str) -> int:
-        """Return the memory of a place that it takes while it runs."""
+        """Return its memory in a place while it runs."""
         return self.size_bytes if place == HOST else self.gpu_bytes.get(place, 0)
 
     @property
     def is_holding(self) -> bool:
-        """Whether it holds memory now."""
+        """Whether its workers hold memory now."""
         return self.state in HOLDING
 
 
 @dataclass(frozen=True, slots=True)
 class Fits:
-    """There is room.
+    """The model fits.
 
     Attributes:
-      evict: names of models that have to end first; empty where the model can load now.
+      evict: models to evict first; empty if the model can load now.
     """
 
     evict: tuple[str, ...] = ()
@@ -83,7 +81,7 @@ class Fits:
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """There will be room once others are idle, old enough, or have ended.
+    """The model fits once others are idle, old enough, or have ended.
 
     Attributes:
       because: names of these models.
@@ -94,13 +92,13 @@ class Later:
 
 @dataclass(frozen=True, slots=True)
 class Never:
-    """It does not fit beside what is pinned.
+    """The model does not fit beside the pinned models.
 
     Attributes:
-      size_bytes: that it takes.
-      pinned_bytes: that pinned models hold.
-      budget_bytes: of all models.
-      place: of this memory.
+      size_bytes: memory of the model.
+      pinned_bytes: memory of the pinned models.
+      budget_bytes: budget of all models.
+      place: place of this memory.
     """
 
     size_bytes: int
@@ -110,19 +108,19 @@ class Never:
 
 
 def held_bytes(models: Iterable[Resident], place: str = HOST) -> int:
-    """Return the memory of a place that models hold together."""
+    """Return the memory that models hold in a place."""
     return sum(model.bytes_at(place) for model in models if model.is_holding)
 
 
 def excess_bytes(
     models: Sequence[Resident], budgets: Mapping[str, int], wanted: Resident | None = None
 ) -> dict[str, int]:
-    """Return by how much models exceed the budgets, by place; places that they do not are left out.
+    """Return the bytes by which models exceed the budgets, for each place where they do.
 
     Args:
-      models: that may hold memory.
-      budgets: by place.
-      wanted: holds none, and is to beside them: places of which it needs nothing do not count.
+      models: models that may hold memory.
+      budgets: bytes by place.
+      wanted: a model to load beside them; only the places that it needs are checked.
     """
     excess = {}
     for place, budget_bytes in budgets.items():
@@ -133,15 +131,14 @@ def excess_bytes(
 
 
 def score(model: Resident, now: float) -> float:
-    """Return idle_time × size / reload_time [s × bytes / s]: the model with the largest is evicted
-    first."""
+    """Return idle_time × size / reload_time [bytes]. The largest score is evicted first."""
     idle_s = max(0.0, now - model.last_used_at)
     size_bytes = model.size_bytes + sum(model.gpu_bytes.values())
     return idle_s * size_bytes / max(model.reload_s, LEAST_RELOAD_S)
 
 
 def may_evict(model: Resident, now: float, min_residency_s: float) -> bool:
-    """Return whether a model's memory may be taken for another one."""
+    """Return whether a model may be evicted for another one."""
     is_idle = model.state in RUNNING and not model.num_requests
     return is_idle and not model.is_pinned and now - model.since >= min_residency_s
 
@@ -157,14 +154,14 @@ def make_room(
     """Return how a model gets its memory.
 
     Args:
-      wanted: holds no memory now.
-      models: all of them; `wanted` may be among them.
-      budgets: of all models, by place.
-      now: the time.
-      min_residency_s: for which a model keeps its memory.
-      turn_s: of a load that comes first; None of any other. Idle models end for it also where that
-        is not enough yet: no other load takes what they leave. None ends where models that were
-        busy for so long keep too much.
+      wanted: model to load, which holds no memory.
+      models: all models; may include `wanted`.
+      budgets: bytes by place.
+      now: current time.
+      min_residency_s: time for which a loaded model cannot be evicted.
+      turn_s: length of the turn if this load has its turn, else None. Idle models are then evicted
+        even if that is not enough yet, because no other load takes their memory. Nothing is
+        evicted if models that were busy for the whole turn keep too much.
     """
     others = [model for model in models if model.name != wanted.name]
     pinned = [model for model in others if model.is_pinned]
@@ -192,11 +189,10 @@ def make_room(
 def choose_evicted(
     models: Iterable[Resident], missing_bytes: Mapping[str, int], now: float, min_residency_s: float
 ) -> tuple[str, ...]:
-    """Return which models end so that `missing_bytes` are free at each place; none if they cannot
-    be.
+    """Return the models to evict to free `missing_bytes` in each place; empty if impossible.
 
-    The highest scores go first; what is not needed in the end, because a later one is large,
-    stays.
+    Takes the highest scores first, then spares models that turn out not to be needed because a
+    later one is large.
     """
 
     def lacking(models: Sequence[Resident]) -> list[str]:
@@ -218,7 +214,7 @@ def choose_evicted(
 
 
 def is_expired(model: Resident, now: float) -> bool:
-    """Return whether a model's keep-alive is over."""
+    """Return whether a model has been idle for its keep-alive time."""
     is_idle = model.state in RUNNING and not model.num_requests and not model.is_pinned
     return (
         is_idle
@@ -228,18 +224,18 @@ def is_expired(model: Resident, now: float) -> bool:
 
 
 class LoadTimes:
-    """Predicted load times: an exponentially weighted mean of measured ones, by model and by the
-    state that it was loaded from.
+    """Predicts load times: the exponentially weighted mean of measured ones by model and origin
+    state.
 
     Args:
-      known: seconds by (model, state), as of an earlier process.
+      known: seconds by (model, state) of an earlier process.
     """
 
     def __init__(self, known: dict[tuple[str, ModelState], float] | None = None) -> None:
         self.seconds = dict(known or {})
 
     def add(self, name: str, origin: ModelState, took_s: float) -> float:
-        """Take in a measured load and return the new mean [s]."""
+        """Add a measured load time and return the new mean [s]."""
         before = self.seconds.get((name, origin), took_s)
         mean_s = before + EWMA_WEIGHT * (took_s - before)
         self.seconds[name, origin] = mean_s
@@ -250,8 +246,8 @@ class LoadTimes:
         self.seconds = {key: s for key, s in self.seconds.items() if key[0] != name}
 
     def predict(self, name: str, origin: ModelState, size_bytes: int) -> float:
-        """Return how long a load will take [s]; without a measurement of this state that of
-        another one, and without any a guess from the size."""
+        """Return the expected time of a load [s]. Falls back to another origin state, then to a
+        guess from the size."""
         measured = self.seconds.get((name, origin))
         if measured is None:
             others = [s for (one, _), s in self.seconds.items() if one == name]

@@ -1,4 +1,7 @@
-"""Where the servers of a fleet reach control: one Unix socket, lines of JSON both ways."""
+"""The Unix socket between control and the servers of a fleet, with JSON lines in both directions.
+
+Servers report activity and wake requests; control publishes model states.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +27,16 @@ log = structlog.get_logger(__name__)
 
 READ_BYTES: Final = 64 * 1024
 SEND_TIMEOUT_S: Final = 5.0
-"""A server that takes nothing for so long is cut off; it connects again."""
+"""A server that reads nothing for this time is disconnected; it connects again."""
 AGAIN_S: Final = 1.0
-"""How often predictions, which change as time passes, are told anew."""
+"""Interval of publishing predictions, which change as time passes."""
 
 
 class ServerChannel:
     """The connections of servers.
 
     Args:
-      hear: called with what a server says.
+      hear: called with each message of a server.
       news: returns the states of all models.
     """
 
@@ -47,7 +50,7 @@ class ServerChannel:
         self._numbers = count()
 
     def publish(self) -> None:
-        """Tell every server what has changed."""
+        """Send the current states to every server."""
         self._num_changes += 1
         self._changed.unpark_all()
 
@@ -57,7 +60,7 @@ class ServerChannel:
         """Listen until cancelled.
 
         Raises:
-          ConfigError: the socket cannot be had.
+          ConfigError: the socket cannot be opened.
         """
         listening = bind_private(path)
         task_status.started()
@@ -81,7 +84,7 @@ class ServerChannel:
             for line in lines.feed(data):
                 said = decode_said(line)
                 if isinstance(said, Activity):
-                    # A server that hands over and its successor have one name.
+                    # During a handover, a server and its successor have the same name.
                     said = msgspec.structs.replace(said, server=f"{said.server}/{number}")
                 self._hear(said)
 
@@ -100,6 +103,6 @@ class ServerChannel:
                     connection.cancel()
                     return
                 told = news
-            if num_changes == self._num_changes:  # else it has changed while this was sent
+            if num_changes == self._num_changes:  # otherwise it changed during the send
                 with trio.move_on_after(AGAIN_S):
                     await self._changed.park()

@@ -1,4 +1,4 @@
-"""Sockets of control: Unix sockets that only this user can reach, and a port of this machine."""
+"""Opens control's listening sockets: Unix sockets private to this user, and a loopback port."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MASK: Final = 0o177
-"""Leaves mode 0600."""
+"""Umask for mode 0600."""
 BACKLOG: Final = 64
-"""Servers and commands of one fleet that connect at once."""
+"""Servers and commands of one fleet that connect at the same time."""
 LOOPBACK: Final = "127.0.0.1"
 
 
 def bind_private(path: Path) -> socket.socket:
-    """Bind and listen; a socket that a killed process left there is replaced.
+    """Listen on a private Unix socket. Replaces a socket that a killed process left.
 
     Raises:
-      ConfigError: it cannot be had.
+      ConfigError: cannot listen there.
     """
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(MASK)
@@ -40,10 +40,10 @@ def bind_private(path: Path) -> socket.socket:
 
 
 def bind_port(port: int) -> socket.socket:
-    """Bind and listen on a port that this machine alone reaches.
+    """Listen on a loopback port.
 
     Raises:
-      ConfigError: it cannot be had.
+      ConfigError: cannot listen there.
     """
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
@@ -53,8 +53,8 @@ def bind_port(port: int) -> socket.socket:
     except OSError as error:
         listening.close()
         raise ConfigError(
-            f"control.admin_port {port} cannot be had: {error.strerror}; stop what listens there, "
-            "or choose another port"
+            f"cannot listen on control.admin_port {port}: {error.strerror}; stop the process that "
+            "listens there, or choose another port"
         ) from error
     listening.setblocking(False)
     return listening

@@ -1,5 +1,5 @@
-"""Models that are switched to another version while a fleet runs: the version that comes is loaded
-beside the other one, gets all new requests at once, and then the other one goes.
+"""Switches a model of a running fleet to another version: loads the new version beside the old one,
+routes all new requests to it, then lets the old one finish and removes it.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Switches:
     """The switches of one fleet's models.
 
     Args:
-      controller: knows the models.
-      supervisor: socket of what has their processes.
-      steps: that a switch is made of.
+      controller: the fleet's models.
+      supervisor: socket of the supervisor.
+      steps: steps of operations.
 
     Attributes:
-      routes: of which servers are told, by public name, as the supervisor last said.
+      routes: current routes by public name, as last reported by the supervisor.
     """
 
     def __init__(self, controller: Controller, supervisor: Path, steps: ModelSteps) -> None:
@@ -48,27 +48,27 @@ class Switches:
         self._steps = steps
 
     def version_of(self, name: str) -> str:
-        """Return the version that a public name stands for; the name itself where it has none."""
+        """Return the current version of a public name, or the name itself if it has no route."""
         route = self.routes.get(name)
         known = self._controller.models
         # Until the next look the route of a model that was dropped is still known.
         return name if route is None or name in known or route.stable not in known else route.stable
 
     def public_name_of(self, version: str) -> str:
-        """Return what clients call a version."""
+        """Return the public name of a version."""
         names = (one for one, route in self.routes.items() if version in route.shares)
         return next(names, version)
 
     def plan(self, name: str, ref: str, under_way: Iterable[str]) -> tuple[str, SwitchOrder]:
-        """Return a name for the version that is to come, and what is to be done.
+        """Return a name for the new version, and the settings of the switch.
 
         Args:
-          name: of the version that answers now, or its public name.
-          ref: of the version that comes.
-          under_way: names of models that change.
+          name: name of the current version, or its public name.
+          ref: directory, file or version of the new one.
+          under_way: names of models that are being changed.
 
         Raises:
-          UnknownModel: there is none of this name.
+          UnknownModel: no model has this name.
         """
         known, replaced = self._controller.models, self.version_of(name)
         if replaced not in known:
@@ -81,23 +81,24 @@ class Switches:
         return new, SwitchOrder(public, replaced, ref)
 
     async def run(self, operation: Operation) -> None:
-        """Give a public name to another version, or leave all as it was: the version that comes is
-        loaded beside the other one, gets all new requests at once, and then the other one goes.
+        """Switch a public name to the new version. On failure the old version keeps serving.
 
         Raises:
-          Failed: the version that comes cannot serve.
-          CommandFailed: the same, or the workers of the other one could not be ended.
+          OperationFailed: the new version cannot serve.
+          CommandFailed: the new version cannot serve, or workers of the old one did not stop.
           NoRoom: there is no memory for both.
         """
         order = operation.switch
         assert order is not None, "a switch has its order"
         route = self.routes.get(order.public_name)
-        if route is None or route.stable != operation.model:  # else it was moved already
+        if (
+            route is None or route.stable != operation.model
+        ):  # otherwise the route was moved already
             request = AddVersionRequest(
                 operation.model, order.replaced, order.ref, is_of_port(operation)
             )
             config = await self._steps.ask_added(operation, request)
-            if config.name == order.replaced:  # it computes alike, and is there already
+            if config.name == order.replaced:  # same compute digest: the workers serve both
                 await self._use_alike(operation, config)
                 return
             await self._move(operation, config, order, route)
@@ -128,17 +129,17 @@ class Switches:
         order: SwitchOrder,
         route: Route | None,
     ) -> None:
-        """Load a version beside the one that it replaces, and give it all new requests.
+        """Load the new version beside the old one, and route all new requests to it.
 
         Args:
           operation: the switch.
-          config: of the version that comes.
-          order: that is done.
-          route: of their public name, as it is now; None where it has none.
+          config: config of the new version.
+          order: settings of the switch.
+          route: current route of the public name, or None.
 
         Raises:
-          Failed: it cannot serve; it is taken back.
-          CommandFailed: the same.
+          OperationFailed: the new version cannot serve and was removed again.
+          CommandFailed: the new version cannot serve and was removed again.
           NoRoom: there is no memory for both.
         """
         new, replaced = config.name, order.replaced

@@ -1,9 +1,8 @@
-"""Which load comes first when several wait for memory. Pure: no I/O, no clock.
+"""Prevents starvation of loads that wait for memory. No I/O, no clock.
 
-Without turns a load waits for as long as smaller ones find room before it: each of them takes
-memory that it needs. One that has waited for `turn_after_s` gets a turn: younger loads wait for it,
-and idle models give their memory up for it one by one. A turn ends after `turn_s`, because a model
-that is never idle may be in the way, and others shall not stand still for it.
+Without turns, smaller loads could take the memory that a large one needs again and again. A load
+that has waited for `turn_after_s` gets a turn: other loads wait for it, and idle models are evicted
+for it one by one. A turn ends after `turn_s`, in case a model that is never idle blocks it.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ class OperationTurns:
     """The turns of one fleet's loads.
 
     Args:
-      config: bounds.
+      config: timeouts.
 
     Attributes:
-      first: model of which the load has its turn now; None while no load has.
+      first: model whose load has its turn now, or None.
     """
 
     def __init__(self, config: ControlConfig) -> None:
@@ -37,11 +36,11 @@ class OperationTurns:
         self._began_at: dict[str, float] = {}
 
     def choose(self, waiting: Sequence[Model], now: float) -> None:
-        """Decide which load comes first.
+        """Choose the load that has its turn.
 
         Args:
-          waiting: models with an operation that may begin, the oldest first.
-          now: the time.
+          waiting: models with an operation that may begin, oldest operation first.
+          now: current time.
         """
         loads = {
             model.waiting.id: model

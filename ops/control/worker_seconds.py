@@ -1,7 +1,7 @@
-"""Worker-seconds of each model and version: how long its worker processes have run, together. Pure.
+"""Adds up worker-seconds: the total run time of the worker processes of each model version.
 
-The supervisor counts them, because it sees every process begin and end; what it tells is the sum
-since the fleet began, or since the model was added. Here the sums of earlier ones are added.
+The supervisor reports the sum since the fleet started or the model was added. This account adds the
+sums of earlier runs, which it loads from the journal. No I/O.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 EARLIER: Final = ""
-"""Stands for all fleets but the last, and for models that this one had and dropped."""
+"""Run id for all earlier runs, and for models that the current fleet has dropped."""
 
 VERSIONS_TOLD: Final = 5
-"""Of each model, to servers: their number rises for ever, and a line has MAX_LINE_BYTES."""
+"""Versions per model to publish to servers: their number grows without bound, and a line is limited
+to MAX_LINE_BYTES."""
 OTHERS: Final = "other"
-"""Stands for all versions of a model but those, so that the sum is that of its processes."""
+"""Key for the sum of all other versions of a model."""
 
 
 class Version(NamedTuple):
-    """What seconds are counted for.
+    """A version of a model.
 
     Attributes:
-      model: its name.
-      digest: of the version; empty where it is not in the store.
+      model: name of the model.
+      digest: digest of the version; empty if it is not in the store.
     """
 
     model: str
@@ -36,17 +37,17 @@ class SecondsAccount:
     """Worker-seconds of all versions.
 
     Args:
-      known: by the run of a supervisor and version, as they were written down.
+      known: seconds by supervisor run and version, from the journal.
 
     Attributes:
-      known: the same, with what was told since.
+      known: the current seconds by supervisor run and version.
     """
 
     def __init__(self, known: Mapping[tuple[str, Version], float] | None = None) -> None:
         self.known = dict(known or {})
 
     def note(self, run: str, told: Mapping[Version, float]) -> None:
-        """Take in what the supervisor has counted in its present run."""
+        """Record the supervisor's counts of its current run."""
         self._close([key for key in self.known if key[0] != run])
         for version, seconds in told.items():
             # One version may have taken the place of another one, whose workers went on.
@@ -58,10 +59,10 @@ class SecondsAccount:
             self.known[run, version] = max(0.0, seconds - sum(before))
 
     def note_dropped(self, is_there: Callable[[str], bool]) -> None:
-        """Take in that models were dropped: the supervisor counts anew for one that is added again.
+        """Close the counts of dropped models: the supervisor starts at 0 if one is added again.
 
         Args:
-          is_there: whether the supervisor still has the model of this name.
+          is_there: returns whether the supervisor still has a model.
         """
         self._close([key for key in self.known if not is_there(key[1].model)])
 
@@ -80,10 +81,10 @@ class SecondsAccount:
 
     def by_model(self) -> dict[str, dict[str, float]]:
         """Return the worker-seconds of the last VERSIONS_TOLD versions of each model by digest, and
-        those of its earlier ones together as OTHERS."""
+        the sum of its earlier ones as OTHERS."""
         present = {version for run, version in self.known if run != EARLIER}
         found: dict[str, dict[str, float]] = {}
-        # Those of the present run come last, whenever they were first seen.
+        # Versions of the current run come last, whenever they were first seen.
         for version, seconds in sorted(self.seconds().items(), key=lambda one: one[0] in present):
             found.setdefault(version.model, {})[version.digest] = seconds
         for of_model in found.values():

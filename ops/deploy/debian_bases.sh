@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The two base images of the Containerfile from Debian's packages, where no image can be pulled.
-# Needs root, mmdebstrap and buildah: ops/deploy/debian_bases.sh bookworm
+# Builds the two base images of the Containerfile from Debian packages, if no image can be pulled.
+# Requires root, mmdebstrap and buildah. Usage: ops/deploy/debian_bases.sh bookworm
 set -euo pipefail
-release=${1:?name a release of Debian, such as bookworm}
+release=${1:?give a release of Debian, such as bookworm}
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 

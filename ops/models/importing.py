@@ -1,4 +1,4 @@
-"""`triolet model import`: a model or a LoRA adapter is checked, then becomes a version."""
+"""`triolet model import`: checks a model or a LoRA adapter and stores it as a version."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ if TYPE_CHECKING:
 MODEL_CONFIG: Final = "config.json"
 _OF_ADAPTERS: Final = (CONFIG_FILE, WEIGHTS_FILE)
 MAX_SAMPLING_BYTES: Final = 64 << 10
-"""Six numbers."""
+"""Limit of a file of sampling defaults, which has six numbers."""
 
 
 class WantedImport(NamedTuple):
-    """What is to be imported.
+    """Arguments of an import.
 
     Attributes:
-      model: a directory, a GGUF file, that of a LoRA adapter, or the demo model.
-      name: of the model in the store.
-      tag: for the version; None for none.
-      sampling: file with defaults that replace the model's own; None for these.
-      weights: what workers keep the version's weights in.
-      may_link: share files with their directory where the disk cannot clone them.
+      model: directory of a model or LoRA adapter, GGUF file, or demo.
+      name: name of the model in the store.
+      tag: tag of the version, or None.
+      sampling: file with sampling defaults that replace the model's, or None.
+      weights: format in which workers keep the weights in memory.
+      may_link: hard-link files that the file system cannot clone.
     """
 
     model: str
@@ -56,12 +56,12 @@ class WantedImport(NamedTuple):
 
 
 class Imported(NamedTuple):
-    """A version that is in the store.
+    """An imported version.
 
     Attributes:
-      digest: of the version.
-      num_bytes: of its files, by the way they came.
-      others: names in the directory that are no part of it.
+      digest: digest of the version.
+      num_bytes: bytes of its files by the way they were added (cloned, linked, copied, …).
+      others: files in the directory that are not part of the version.
     """
 
     digest: str
@@ -72,16 +72,16 @@ class Imported(NamedTuple):
 def import_model(
     store: ModelStore, wanted: WantedImport, on_bytes: Callable[[int, int], None] | None = None
 ) -> Imported:
-    """Check a model and make it a version.
+    """Check a model and store it as a version.
 
     Args:
-      store: that it becomes a version in.
-      wanted: what and how.
-      on_bytes: told in some thread of each number of bytes that have been read, and of how many.
+      store: the model store.
+      wanted: arguments of the import.
+      on_bytes: called from any thread with the newly read and the total bytes.
 
     Raises:
-      ConfigError: the model is broken, incomplete or of an unsupported kind, an argument cannot
-        work, or the store cannot be written.
+      ConfigError: the model is broken, incomplete or unsupported, an argument is invalid, or the
+        store cannot be written.
     """
     require_name(wanted.name)
     tag = None if wanted.tag is None else tag_of(wanted.name, wanted.tag)
@@ -105,13 +105,13 @@ def import_model(
 
 
 class _Parts(NamedTuple):
-    """What a version is made of.
+    """The parts of a version.
 
     Attributes:
-      files: that become layers.
-      others: names in the directory that do not.
-      facts: for its config.
-      sampling: what its sampling file is to say; None leaves the model's own.
+      files: files that become layers.
+      others: files in the directory that do not.
+      facts: facts for its config.
+      sampling: sampling defaults; None for the model's own.
     """
 
     files: list[SourceFile]
@@ -122,18 +122,18 @@ class _Parts(NamedTuple):
 
 @within_check_time()
 def _of_adapter(path: Path, wanted: WantedImport) -> _Parts:
-    """Look at a LoRA adapter, which is served beside a base."""
+    """Check a LoRA adapter and return its parts."""
     if (path / MODEL_CONFIG).exists():
         raise ModelError(
-            f"{path} has {CONFIG_FILE} and {MODEL_CONFIG}, so that it is an adapter and a model; "
-            "import a copy without the file of the one that is not meant"
+            f"{path} has both {CONFIG_FILE} (of an adapter) and {MODEL_CONFIG} (of a model); "
+            "import a copy without one of them"
         )
     if wanted.sampling is not None or wanted.weights is not WeightFormat.AUTO:
         raise ModelError(
-            f"{path} is a LoRA adapter, which has no sampling defaults and no weight format of its "
-            "own: those of its base hold; leave out --sampling and --weights"
+            f"{path} is a LoRA adapter, which uses the sampling defaults and the weight format of "
+            "its base; leave out --sampling and --weights"
         )
-    # The state of every file is taken before it is checked, as of models.
+    # Record the state of every file before checking it, to detect concurrent changes.
     files, others = directory_files(path, {WEIGHTS_FILE: ""})
     others += [one.name for one in files if one.name not in _OF_ADAPTERS]
     kept = [one for one in files if one.name in _OF_ADAPTERS]
@@ -146,22 +146,23 @@ def _of_adapter(path: Path, wanted: WantedImport) -> _Parts:
 
 @within_check_time()
 def _of_model(wanted: WantedImport) -> _Parts:
-    """Look at a model."""
+    """Check a model and return its parts."""
     own_fields = None if wanted.sampling is None else read_sampling(wanted.sampling)
     found = find_model(wanted.model)
     gguf = gguf_source(found)
     if gguf is not None and Path(wanted.model).is_dir():
-        # Its other files would not be part of the version, which is read from the GGUF file alone.
+        # Only the GGUF file becomes part of the version, not the directory's other files.
         raise ModelError(
-            f"{wanted.model} holds weights in a GGUF file; name the file itself: {gguf.path}"
+            f"{wanted.model} has its weights in a GGUF file; give the file itself: {gguf.path}"
         )
-    # The state of every file is taken before it is checked, and again when it has been read.
+    # Record the state of every file before checking it and again after reading it, to detect
+    # concurrent changes.
     files: list[SourceFile]
     others: list[str] = []
     if gguf is None:
         files, others = directory_files(found, dict.fromkeys(weight_names(found), ""))
     else:
-        # Under one name: the version is its content, however the file is called.
+        # Use a fixed name: the version depends on the content, not on the file's name.
         files = [source_file(gguf.path, GGUF_WEIGHTS, WEIGHT_TYPE, gguf.path.parent.resolve())]
     checked = check_files(found)
     check_text(found)
@@ -171,7 +172,7 @@ def _of_model(wanted: WantedImport) -> _Parts:
     facts = Facts(checked.architecture, form, checked.precision, checked.num_parameters)
     sampling = None
     if gguf is not None:
-        # Its own defaults are in the file; these complete them, as a known model's do.
+        # The defaults in the GGUF file stay; these are added to them.
         sampling = {**gguf.sampling, **(own_fields or {})} or None
     elif own_fields is not None:
         sampling = {**_own_document(found), **own_fields}
@@ -179,27 +180,27 @@ def _of_model(wanted: WantedImport) -> _Parts:
 
 
 def read_sampling(path: Path) -> dict[str, Any]:
-    """Return the fields of a file of sampling defaults.
+    """Read a file of sampling defaults.
 
     Raises:
-      ModelError: it is broken, or has a field or value that cannot work.
+      ModelError: it is malformed, or a field is unknown or invalid.
     """
     known = [one.name for one in fields(SamplingDefaults)]
     remedy = f"allowed: a JSON object of {', '.join(known)}"
     content = read_bytes(path, MAX_SAMPLING_BYTES, remedy)
     values = parse_json(path, content, MAX_SAMPLING_BYTES, remedy)
     if not isinstance(values, dict):
-        raise ModelError(f"{path} holds no small object; {remedy}")
+        raise ModelError(f"{path} is not a JSON object; {remedy}")
     unknown = sorted(values.keys() - set(known))
     if unknown:
-        raise ModelError(f"{path} has a field {unknown[0]!r}; {remedy}")
+        raise ModelError(f"{path} has an unknown field {unknown[0]!r}; {remedy}")
     sampling_defaults(path, values)
     return values
 
 
 def _own_document(model_dir: Path) -> dict[str, Any]:
-    """Return the model's own sampling file, which has been checked."""
+    """Read the model's own sampling file, which was checked before."""
     path = model_dir / SAMPLING_FILE
     if path.exists() and path.stat().st_size > MAX_DOCUMENT_BYTES:
-        raise ModelError(f"{path} has more than {MAX_DOCUMENT_BYTES} bytes; correct it")
+        raise ModelError(f"{path} has more than {MAX_DOCUMENT_BYTES} bytes; shorten it")
     return read_json(path, is_optional=True)

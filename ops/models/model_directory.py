@@ -1,4 +1,4 @@
-"""Which directory MODEL means, and whether it can be served, before anything is started for it."""
+"""Finds the directory of a MODEL argument and checks that it can be served."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class CheckedDirectory(NamedTuple):
     """A model that can be served.
 
     Attributes:
-      path: absolute.
-      model: what the check found.
+      path: absolute path.
+      model: result of the check.
     """
 
     path: Path
@@ -57,16 +57,16 @@ class CheckedDirectory(NamedTuple):
 def check_start(
     model: str | Path | None, engine: EngineConfig, speculation: SpeculationConfig | None = None
 ) -> CheckedDirectory:
-    """Find a model and check it against the settings of the workers: what `triolet serve` does
-    before it starts anything, and `triolet doctor` to say whether it would.
+    """Find a model and check it against the settings of the workers. Used by `triolet serve` and
+    `triolet doctor`.
 
     Args:
-      model: as given; None is the demo model.
-      engine: what the workers are to compute with.
-      speculation: whose draft model, if there is one, is checked too.
+      model: MODEL argument; None for the demo model.
+      engine: engine settings of the workers.
+      speculation: settings whose draft model, if any, is checked too.
 
     Raises:
-      ConfigError: it cannot be served so; the text says why and what to do.
+      ConfigError: it cannot be served with these settings; the text says why and what to do.
     """
     with _readable():
         path = find_model(model)
@@ -83,12 +83,12 @@ def _readable() -> Iterator[None]:
     except OSError as error:
         raise ModelError(
             f"{error.filename or 'the model'} cannot be read: {error.strerror}; let this user read "
-            "it, and its files"
+            "it and its files"
         ) from error
 
 
 def check_text(model_dir: Path) -> None:
-    """Check what a server reads of a model, as it does itself.
+    """Check the files of a model that a server reads.
 
     Raises:
       ModelError: a file is missing or broken.
@@ -123,11 +123,11 @@ def _check_templates(model_dir: Path) -> None:
 
 
 def model_faults(model: str | Path | None, first: ConfigError) -> list[str]:
-    """Return everything that keeps a model from being served, each once.
+    """Return all reasons why a model cannot be served, without duplicates.
 
     Args:
-      model: as given; None is the demo model.
-      first: what a check has found.
+      model: MODEL argument; None for the demo model.
+      first: the error found by a check.
     """
     found = {str(first): None}
     for check in (load_model_config, *_checks_of_text(), _check_headers):
@@ -145,19 +145,19 @@ def _check_headers(model_dir: Path) -> None:
 
 
 def check_adapter(model: Path, files: AdapterFiles) -> None:
-    """Check an adapter against its base as a worker does that loads it.
+    """Check an adapter against its base, as a worker does when it loads it.
 
     Raises:
-      ModelError: it is of a base of another shape, or has numbers that are not finite.
+      ModelError: its shapes do not match the base, or it has non-finite numbers.
     """
     require_shapes(files, load_model_config(model))
     require_finite(files)
 
 
 def with_pool_share(engine: EngineConfig, num_workers: int, num_gpus: int) -> EngineConfig:
-    """Return the settings of a worker with its part of the memory that pools may take: the share
-    is meant for each of two workers on one device."""
-    is_spread = num_gpus > 0 and chosen_device(engine) == "cuda"  # `cuda:1` has all workers
+    """Return the settings of a worker with its share of the memory for KV pools. The configured
+    share is that of each of two workers on one device."""
+    is_spread = num_gpus > 0 and chosen_device(engine) == "cuda"  # with `cuda:1`, all share one GPU
     on_one_device = -(-num_workers // num_gpus) if is_spread else num_workers
     share = engine.kv_pool_memory_share * 2 / max(2, on_one_device)
     return replace(engine, kv_pool_memory_share=share)
@@ -180,12 +180,12 @@ def _check_draft(speculation: SpeculationConfig, engine: EngineConfig) -> None:
 
 
 def demo_model_path() -> Path:
-    """Return where the model that ships in the package is."""
+    """Return the directory of the model that ships in the package."""
     return Path(str(files("triolet") / "demo"))
 
 
 def find_model(model: str | Path | None) -> Path:
-    """Return the directory of a model; None is the demo model, and so is its name.
+    """Return the directory of a model; None or "demo" is the demo model.
 
     Raises:
       ModelError: it is missing or has no weights; the text says what to do.
@@ -194,7 +194,7 @@ def find_model(model: str | Path | None) -> Path:
     if not _weights(path):
         remedy = REMEDY
         if names := sorted(path.glob(f"*{GGUF_SUFFIX}")):
-            remedy = f"name the GGUF file itself: {names[0]}"
+            remedy = f"give the GGUF file itself: {names[0]}"
         raise ModelError(
             f"{path} has no .safetensors file (weights in other formats are not loaded); {remedy}"
         )
@@ -205,13 +205,13 @@ def _directory(model: str | Path | None) -> Path:
     model = None if model is None else Path(model)
     if model is None or (str(model) == DEMO and not model.exists()):
         path = demo_model_path()
-        remedy = "install Triolet again, or name a model directory"
+        remedy = "install Triolet again, or give a model directory"
     else:
         path = _written_down(expanded(model).absolute(), str(model))
         remedy = REMEDY
         if not path.exists() and _HUB_ID.fullmatch(str(model)):
             remedy = f"if it is a name on a hub, download it first: hf download {model} --local-dir"
-            remedy += f" {path.name}, then name that directory"
+            remedy += f" {path.name}, then give that directory"
     if not path.is_dir():
         raise ModelError(f"model directory {path} does not exist; {remedy}")
     refuse_adapter(path, str(path))
@@ -223,36 +223,35 @@ def _weights(path: Path) -> list[Path]:
 
 
 def refuse_adapter(path: Path, named: str) -> None:
-    """Refuse a directory that is a LoRA adapter and no model.
+    """Check that a directory is not a LoRA adapter.
 
     Args:
-      path: of the directory.
-      named: what it is called.
+      path: the directory.
+      named: its name for the message.
 
     Raises:
-      ModelError: it is one.
+      ModelError: it is a LoRA adapter.
     """
     if (path / "config.json").exists():
         return
-    from store.adapter_files import CONFIG_FILE  # its library loads for this alone
+    from store.adapter_files import CONFIG_FILE  # slow import, needed only here
 
     if (path / CONFIG_FILE).is_file():
         raise ModelError(
-            f"{named} is a LoRA adapter, which computes nothing without its base; name the base "
-            "here, and to serve it give the adapter as one of fleet.adapters or "
-            "[models.NAME.adapters]"
+            f"{named} is a LoRA adapter, which needs its base model; give the base here, and the "
+            "adapter in fleet.adapters or [models.NAME.adapters]"
         )
 
 
 def shown_path(model_dir: Path) -> Path:
-    """Return what a person calls a model's directory: of a GGUF file, the file."""
+    """Return the path to show for a model directory: the GGUF file if it is made from one."""
     link = model_dir / GGUF_WEIGHTS
     return link.resolve() if link.is_symlink() else model_dir
 
 
 def with_model_name(server: ServerConfig, model_dir: Path) -> ServerConfig:
-    """Return the settings with the name that requests call the model by, unless one is given: a
-    known model's, with its file's as an alias, or the directory's."""
+    """Return the settings with the public name of the model, unless one is set: the name of a known
+    model (with its file's name as an alias), or of the directory."""
     if server.model_name:
         return server
     for known in KNOWN.values():
@@ -263,7 +262,7 @@ def with_model_name(server: ServerConfig, model_dir: Path) -> ServerConfig:
 
 
 def _written_down(path: Path, name: str) -> Path:
-    """Return the directory of a GGUF file or of a known model; any other path as it is.
+    """Return the directory made from a GGUF file or a known model; any other path unchanged.
 
     Raises:
       ModelError: the file is missing or broken.
@@ -272,9 +271,7 @@ def _written_down(path: Path, name: str) -> Path:
         path = kept_file(SMOLLM2) if is_kept(SMOLLM2) else demo_model_path()
     elif not path.exists() and (known := KNOWN.get(name)) is not None:
         if not is_kept(known):
-            raise ModelError(
-                f"{name} has not been fetched to this machine; `triolet serve {name}` fetches it"
-            )
+            raise ModelError(f"{name} is not on this machine; `triolet serve {name}` downloads it")
         path = kept_file(known)
     if path.suffix != GGUF_SUFFIX or path.is_dir():
         return path
@@ -284,19 +281,19 @@ def _written_down(path: Path, name: str) -> Path:
 
 
 def _known_extra(path: Path) -> Mapping[str, Mapping[str, Any]]:
-    """Return what a known model's file does not say itself."""
+    """Return the settings that a known model's file lacks."""
     path = path.resolve()
     return next((one.extra for one in KNOWN.values() if kept_file(one).resolve() == path), {})
 
 
 class CheckedFiles(NamedTuple):
-    """A model with sound files, whatever machine is to compute it.
+    """A model with valid files, independent of the machine.
 
     Attributes:
-      architecture: as config.json names it.
-      precision: what most numbers are stored in.
+      architecture: architecture in config.json.
+      precision: dtype of most numbers.
       num_parameters: numbers in all tensors.
-      dtypes: what most tensors of each file of weights are stored in, by its name.
+      dtypes: dtype of most tensors in each weights file, by file name.
     """
 
     architecture: str
@@ -309,8 +306,8 @@ class GgufSource(NamedTuple):
     """The GGUF file behind a model directory.
 
     Attributes:
-      path: of the file.
-      sampling: defaults that Triolet adds to those in the file.
+      path: path of the file.
+      sampling: sampling defaults that Triolet adds to those in the file.
     """
 
     path: Path
@@ -318,7 +315,7 @@ class GgufSource(NamedTuple):
 
 
 def gguf_source(model_dir: Path) -> GgufSource | None:
-    """Return the GGUF file that a directory was written for; None for any other directory."""
+    """Return the GGUF file that a directory was made from, or None."""
     path = gguf_weights(model_dir)
     if path is None:
         return None
@@ -329,16 +326,16 @@ def weight_names(model_dir: Path) -> list[str]:
     """Return the names of a directory's safetensors files.
 
     Raises:
-      ModelError: one is missing, or the index names one elsewhere.
+      ModelError: a file is missing, or the index names a file elsewhere.
     """
     return [path.name for path in weight_files(model_dir)]
 
 
 def check_files(model_dir: Path) -> CheckedFiles:
-    """Check a model as `check_start` does, but for what depends on the machine.
+    """Check a model as `check_start` does, except for what depends on the machine.
 
     Raises:
-      ModelError: the model is broken, incomplete or of an unsupported kind.
+      ModelError: the model is broken, incomplete or unsupported.
     """
     with _readable():
         config = load_model_config(model_dir)

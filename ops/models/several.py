@@ -1,4 +1,5 @@
-"""The models of a fleet one by one: each as if it were the only one."""
+"""Splits the settings of a fleet into settings per model, and holds the models in the store while
+they are served."""
 
 from __future__ import annotations
 
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
 
 
 def each_model(settings: Settings) -> list[Settings]:
-    """Return the settings of a fleet as they are for each of its models, in order.
+    """Return the settings of each model of a fleet, in order.
 
-    Where models have names each result has its own one alone in `models`.
+    Each result contains only its own model in `models`, which is empty for an unnamed model.
     """
     if not settings.models:
         return [settings]
@@ -51,15 +52,15 @@ def each_model(settings: Settings) -> list[Settings]:
 
 
 def name_of(settings: Settings) -> str:
-    """Return the name of the model of settings that are one model's; empty where it has none."""
+    """Return the name of the model in the settings of one model; empty if it is unnamed."""
     return next(iter(settings.models), "")
 
 
 class StoredModels:
-    """The models of a fleet, each of which stays in the store until it is released.
+    """The models of a fleet, each protected in the store until it is released.
 
     Attributes:
-      settings: for each model that is held, with a directory as the model, by its name.
+      settings: settings of each held model by name, with the model resolved to a directory.
     """
 
     def __init__(self) -> None:
@@ -71,15 +72,15 @@ class StoredModels:
         return iter(self.settings.values())
 
     def hold(self, own: Settings, *, is_reference_only: bool = False) -> Settings:
-        """Return the settings of a model with a directory as the model, also where a version of
-        the store is named; that version is held from now on.
+        """Return the settings of a model with a version in the store resolved to a directory. Holds
+        that version.
 
         Args:
-          own: settings that are one model's.
-          is_reference_only: the model and its adapters are versions of the store, no paths.
+          own: settings of one model.
+          is_reference_only: accept only versions in the store, not paths.
 
         Raises:
-          ConfigError: as `with_stored_model`; the text names the model.
+          ConfigError: see `with_stored_model`; the text names the model.
         """
         name = name_of(own)
         with ExitStack() as held, naming(name):
@@ -105,18 +106,17 @@ class StoredModels:
         *,
         is_reference_only: bool,
     ) -> AdapterConfig:
-        """Return an adapter that is read, and whose version is held from now on. An earlier one of
-        its name is held until then.
+        """Check an adapter and hold its version in place of an earlier one of the same name.
 
         Args:
-          model: that is held.
-          name: of the adapter.
+          model: name of a held model.
+          name: name of the adapter.
           ref: its directory or version.
-          check: raises ModelError where what was read is not to be served.
-          is_reference_only: it is a version of the store, no path.
+          check: raises ModelError if the adapter must not be served.
+          is_reference_only: accept only a version in the store, not a path.
 
         Raises:
-          ConfigError: it cannot be had, or asks for what is not served; the text names both.
+          ConfigError: the adapter is missing, damaged or unsupported; the text names both.
         """
         own = self.settings[model]
         with ExitStack() as held, naming(model):
@@ -128,18 +128,18 @@ class StoredModels:
         return adapter
 
     def release_adapter(self, model: str, name: str) -> None:
-        """Hold an adapter no more, if it is held."""
+        """Release an adapter, if it is held."""
         if (model, name) in self._adapters:
             self._adapters.pop((model, name)).close()
 
     def replace(self, name: str, other: str, settings: Settings) -> None:
-        """Let a model have the version that another name holds. Its earlier version is held too:
-        requests that run may read its files.
+        """Give a model the version that is held under another name. Its earlier version stays held,
+        because running requests may read its files.
 
         Args:
-          name: of the model.
-          other: the name under which the version was held.
-          settings: of the model from now on.
+          name: name of the model.
+          other: name under which the version was held.
+          settings: new settings of the model.
         """
         for model, adapter in list(self._adapters):
             if model == other:
@@ -149,7 +149,7 @@ class StoredModels:
         self.settings[name] = settings
 
     def release(self, name: str) -> None:
-        """Hold a model no more, if it is held."""
+        """Release a model, if it is held."""
         self.settings.pop(name, None)
         for model, adapter in list(self._adapters):
             if model == name:
@@ -160,13 +160,13 @@ class StoredModels:
 
 @contextmanager
 def with_stored_models(settings: Settings) -> Iterator[StoredModels]:
-    """Hold each model of a fleet until the end.
+    """Hold each model of a fleet until the context ends.
 
     Args:
-      settings: of a fleet.
+      settings: settings of a fleet.
 
     Raises:
-      ConfigError: as `with_stored_model`; the text names the model.
+      ConfigError: see `with_stored_model`; the text names the model.
     """
     stored = StoredModels()
     try:
@@ -180,10 +180,10 @@ def with_stored_models(settings: Settings) -> Iterator[StoredModels]:
 
 @contextmanager
 def naming(name: str) -> Iterator[None]:
-    """Let errors about a model say which one it is.
+    """Prefix errors with the name of the model.
 
     Args:
-      name: of the model; empty where it is the only one and has none.
+      name: name of the model; empty for an unnamed model.
     """
     try:
         yield

@@ -1,4 +1,5 @@
-"""A version of the store in place of a directory: found, checked, and held while it is served."""
+"""Resolves a MODEL argument that names a version in the store: checks the version, holds it while
+it is served, and applies the settings that it was imported with."""
 
 from __future__ import annotations
 
@@ -39,19 +40,19 @@ log = structlog.get_logger(__name__)
 
 _OWN_NAMES: Final = frozenset({AUTO, DEMO, *KNOWN})
 NO_VERSION: Final = (
-    "{given!r} is no version of the store; import it there with `triolet model import`, or add the "
-    "model with `triolet model add`, which takes paths"
+    "{given!r} is not a version in the store; import it with `triolet model import`, or add the "
+    "model with `triolet model add`, which accepts paths"
 )
 
 
 class _Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a version's engine layer says."""
+    """Content of a version's engine layer."""
 
     weights: WeightFormat
 
 
 def store_of(given: str | Path | None) -> ModelStore:
-    """Return the store that `--store` or `fleet.store` names, or this user's."""
+    """Return the store given by `--store` or `fleet.store`, or this user's."""
     return ModelStore(default_store() if given is None else expanded(Path(given)))
 
 
@@ -59,19 +60,19 @@ def store_of(given: str | Path | None) -> ModelStore:
 def with_stored_model(
     settings: Settings, *, is_served: bool = True, is_reference_only: bool = False
 ) -> Iterator[Settings]:
-    """Give settings with a directory as the model, also where a version of the store was named;
-    that version stays in the store until the end.
+    """Yield settings with a version in the store resolved to a directory. Protects the version from
+    garbage collection until the context ends.
 
-    What exists on disk under the name is meant first, then the models with names of their own.
+    An existing path takes precedence, then the names of known models.
 
     Args:
-      settings: of a process or fleet.
-      is_served: the log says which version it is; else it is only looked at.
-      is_reference_only: the name is of a version of the store, whatever exists on disk under it.
+      settings: settings of a process or fleet.
+      is_served: log the version and mark it as used; otherwise only check it.
+      is_reference_only: accept only a version in the store, even if a path of that name exists.
 
     Raises:
-      ConfigError: there is no such version, it is damaged, lacks a signature that is required, or a
-        setting is not what it was imported with.
+      ConfigError: the version does not exist, is damaged or lacks a required signature, or a
+        setting conflicts with the import.
     """
     named, store = settings.fleet.model, store_of(settings.fleet.store)
     is_meant = (
@@ -90,7 +91,7 @@ def with_stored_model(
         aliases = Aliases(store)
         digest = aliases.resolve(reference)
     except StoreError as error:
-        raise StoreError(f"{named} is no directory and no file here, and {error}") from None
+        raise StoreError(f"{named} is not a directory or file here, and {error}") from None
     aliases.require_signed(reference, digest)
     version = f"{reference.name}@{digest}"
     with opened(store, digest) as (view, manifest):
@@ -115,7 +116,7 @@ def with_stored_model(
 def _gguf_extra(
     store: ModelStore, manifest: Manifest, version: str
 ) -> dict[str, dict[str, object]]:
-    """Return what the version says beside the GGUF file."""
+    """Return the settings that a version adds to its GGUF file."""
     layer = manifest.layer(SAMPLING_TYPE)
     if layer is None:
         return {}
@@ -124,15 +125,15 @@ def _gguf_extra(
         return {SAMPLING_FILE: msgspec.json.decode(content, type=dict[str, object])}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise StoreError(
-            f"{version} has sampling defaults that cannot be read: {error}; import the model "
-            "again, or get another version from where it was made"
+            f"{version} has invalid sampling defaults: {error}; import the model again, or pull "
+            "another version"
         ) from error
 
 
 def _as_imported(
     settings: Settings, store: ModelStore, manifest: Manifest, version: str
 ) -> Settings:
-    """Return settings with those that the version pins."""
+    """Return the settings with those that the version was imported with."""
     layer = manifest.layer(ENGINE_TYPE)
     if layer is None:
         raise StoreError(f"{version} has no layer {ENGINE_TYPE}; import the model again")
@@ -141,16 +142,16 @@ def _as_imported(
         pinned = msgspec.json.decode(content, type=_Engine)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise StoreError(
-            f"{version} has settings that this Triolet does not know: {error}; use the one that "
-            "imported it, or import the model again"
+            f"{version} has settings unknown to this release of Triolet: {error}; use the release "
+            "that imported it, or import the model again"
         ) from error
     for role in (Role.PREFILL, Role.DECODE):
         engine = settings.worker(role).engine
         if engine.weights not in (WeightFormat.AUTO, pinned.weights):
             raise ConfigError(
-                f"worker.engine.weights is '{engine.weights}', and {version} was imported with "
+                f"worker.engine.weights is '{engine.weights}', but {version} was imported with "
                 f"weights '{pinned.weights}'; remove the setting, or import the model with "
-                f"--weights {engine.weights}, which makes another version"
+                f"--weights {engine.weights} as another version"
             )
         settings = of_role(settings, role, engine=replace(engine, weights=pinned.weights))
     return settings

@@ -1,1 +1,1 @@
-"""Settings of every role: read from files, arguments and pipes, checked, shown and handed on."""
+"""Settings of all processes: reading files, options and pipes, validation, and conversion."""

@@ -1,5 +1,5 @@
-"""Values as people write them become config objects: `msgspec.convert` checks them, and its errors
-become lines that name field, value and what is allowed. Pure.
+"""Converts settings from text, TOML and JSON to config objects with `msgspec.convert`, and its
+errors to messages that name the field, the value and the allowed values. No I/O.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 NOTHING: Final = frozenset({"auto", "none"})
-"""Words for the absence of a value, which TOML has no other word for."""
+"""Words that stand for no value, because TOML has no null."""
 GIVE_REF: Final = "give its ref: a directory, a GGUF file, demo, or a version such as chat@stable"
 _SIZE: Final = "_bytes"
 _OF_NAMED: Final = {"model": "its name: NAME=MODEL", "adapters": f"{MODELS}.NAME.adapters"}
 _PLACE: Final = re.compile(r" - at `\$(.*)`$")
 _STEP: Final = re.compile(r"\w+")
 _SECRET: Final = ("quotas", "limits")
-"""The end of the path of the value that may hold a password."""
+"""End of the path of the value that may contain a password."""
 _WORDS: Final[dict[type[inspect.Type], str]] = {
     inspect.BoolType: "true or false",
     inspect.IntType: "a whole number",
@@ -56,10 +56,10 @@ class Misfit(ConfigError):
     """A config type refused its values.
 
     Attributes:
-      path: of what is wrong: a value, a part of one, or an object.
-      said: about it; the message without the path.
-      section: the path of the object that refused it.
-      given: paths of the values at fault; empty where `said` names them.
+      path: path of the invalid value, part of a value, or object.
+      said: the message without the path.
+      section: path of the object that refused it.
+      given: paths of the invalid values; empty if `said` names them.
     """
 
     def __init__(
@@ -73,10 +73,10 @@ class Misfit(ConfigError):
 
 
 def as_value(kind: Kind, value: object, path: Path) -> Value:
-    """Return a value as msgspec takes it: sizes in bytes, None for a word that means no value.
+    """Convert a value for msgspec: sizes to bytes, and words in NOTHING to None.
 
     Raises:
-      ConfigError: it is no size, or a table with a name that is unknown.
+      ConfigError: a size is invalid, or a table has an unknown name.
     """
     inner = without_none(kind)
     if isinstance(value, dict) and is_section(inner):
@@ -102,10 +102,10 @@ def as_value(kind: Kind, value: object, path: Path) -> Value:
 
 
 def from_text(kind: Kind, text: str, path: Path) -> Value:
-    """Return the value that an argument means: JSON, or the text itself.
+    """Return the value of an argument: parsed as JSON, or the text itself.
 
     Raises:
-      ConfigError: the path is of a section.
+      ConfigError: the path is that of a section.
     """
     if is_section(kind):
         raise ConfigError(
@@ -132,15 +132,15 @@ def build(values: Mapping[Path, Any]) -> Settings:
     """Return the settings with values in place of defaults.
 
     Args:
-      values: by the paths of the objects' own fields.
+      values: values by the paths of the objects' fields.
 
     Raises:
-      Misfit: they cannot be.
+      Misfit: a value or a combination is invalid.
     """
     tables = nested(values)
     of_models = tables.pop(MODELS, {})
     settings = converted(tables, Settings)
-    # In the order in which they were named, whatever else was set before.
+    # Keep the order in which the models were named, whatever fields were set first.
     names = sorted(of_models, key=lambda name: "ref" not in of_models[name])
     models = {name: converted(of_models[name], FleetModelConfig, (MODELS, name)) for name in names}
     settings = replace(settings, models=models)
@@ -152,12 +152,12 @@ def converted(value: Value, kind: type[T], at: Path = ()) -> T:
     """Return an object of a config type, or a value of one of its fields.
 
     Args:
-      value: of it; a table of its fields for an object.
+      value: the value; for an object, a table of its fields.
       kind: the type.
       at: path of the object.
 
     Raises:
-      Misfit: the values cannot be.
+      Misfit: a value is invalid.
     """
     try:
         return msgspec.convert(value, kind)
@@ -166,7 +166,7 @@ def converted(value: Value, kind: type[T], at: Path = ()) -> T:
 
 
 def _misfit(error: msgspec.ValidationError, table: object, kind: type[Any], at: Path) -> Misfit:
-    """Return an error of msgspec as one that says which value is at fault, and what is allowed."""
+    """Convert an error of msgspec to one that names the invalid value and the allowed ones."""
     place = _PLACE.search(str(error))
     steps = _STEP.findall(place[1]) if place else []
     value: Any = table
@@ -181,7 +181,7 @@ def _misfit(error: msgspec.ValidationError, table: object, kind: type[Any], at: 
                 value = value[step]
                 allowed = next(one.type for one in fields if one.name == step)
     path = (*at, *steps)
-    if error.__cause__ is not None:  # what a config type says of fields that do not fit together
+    if error.__cause__ is not None:  # a config type's own error about its fields
         name, _, rest = str(error.__cause__).partition(" ")
         is_field = any(one.name == name for one in getattr(_present(allowed), "fields", ()))
         if is_field:
@@ -192,14 +192,14 @@ def _misfit(error: msgspec.ValidationError, table: object, kind: type[Any], at: 
 
 
 def _present(kind: inspect.Type) -> inspect.Type:
-    """Return the type of a value that may be absent, or any other type as it is."""
+    """Return a type without None."""
     if not isinstance(kind, inspect.UnionType):
         return kind
     return next(one for one in kind.types if not isinstance(one, inspect.NoneType))
 
 
 def _allowed(kind: inspect.Type, value: object, name: str) -> str:
-    """Return what a field of a type takes: its bounds for a value that exceeds them."""
+    """Describe the allowed values of a type; only the bounds if a number exceeds them."""
     match kind:
         case inspect.EnumType(cls=cls):
             return ", ".join(str(one.value) for one in cls)
@@ -232,10 +232,10 @@ def _bounds(kind: inspect.IntType | inspect.FloatType) -> str:
 
 
 def _require_models(settings: Settings, values: Mapping[Path, Any]) -> None:
-    """Look whether several models can be together.
+    """Check the settings of several models: each has a ref and unique names.
 
     Raises:
-      Misfit: they cannot.
+      Misfit: a setting is missing or in conflict.
     """
     taken: dict[str, Path] = {name: (MODELS, name, "ref") for name in settings.models}
     for name, model in settings.models.items():
@@ -246,8 +246,8 @@ def _require_models(settings: Settings, values: Mapping[Path, Any]) -> None:
             path: Path = (*own, "aliases")
             other = taken.setdefault(alias, path)
             if other != path:
-                said = f" has {alias!r}, which is a name of {dotted(other[:2])}; each name is of "
-                raise Misfit(path, f"{said}one model", own, (path, other))
+                said = f" has {alias!r}, which is already a name of {dotted(other[:2])}; choose "
+                raise Misfit(path, f"{said}another alias", own, (path, other))
     of_one: tuple[Path, ...] = (
         ("fleet", "model"),
         ("fleet", "adapters"),
@@ -258,6 +258,6 @@ def _require_models(settings: Settings, values: Mapping[Path, Any]) -> None:
         if values.get(path):
             names = ", ".join(settings.models)
             remedy = _OF_NAMED.get(path[-1], f"{MODELS}.NAME.aliases")
-            said = f" is {shown(values[path])}, beside models with names of their own ({names}); "
+            said = f" is {shown(values[path])}, but the fleet has named models ({names}); "
             given = (path, *taken.values())
             raise Misfit(path, f"{said}remove it, or give {remedy}", path, given)

@@ -1,6 +1,6 @@
-"""The form of the settings: sections of dataclasses, and paths into them.
+"""Structure of the settings: sections of config dataclasses, and paths to their fields. No I/O.
 
-A path is a tuple of names such as `("server", "queue", "fair")`. Pure.
+A path is a tuple of names such as `("server", "queue", "fair")`.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 
 Path: TypeAlias = tuple[str, ...]
 Kind: TypeAlias = Any
-"""A type, or a form of typing such as a union."""
+"""A type, or a typing construct such as a union."""
 Value: TypeAlias = Any
-"""Of a field of any type."""
+"""The value of a field of any type."""
 
 SECTIONS: Final[dict[str, type[Any]]] = {
     "fleet": FleetConfig,
@@ -63,30 +63,30 @@ SECTIONS: Final[dict[str, type[Any]]] = {
     "store": StoreConfig,
     "auto": AutoConfig,
 }
-"""`worker` holds for both kinds of worker, `link` for every process."""
+"""Config types of the sections. `worker` sets both kinds of worker, `link` every process."""
 MODELS: Final = "models"
-"""The section of several models, with a section for each by its name."""
+"""Section of named models, with one subsection per model."""
 _MODEL_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
-"""Part of the names of its workers in logs and metrics, and of paths of URLs, as it is."""
-_WHOLE_BLOCKS: Final = "KV leaves in whole blocks after each step; remove the setting"
+"""Pattern of model names, which appear in worker names, metrics and URL paths without escaping."""
+_WHOLE_BLOCKS: Final = "KV is sent in whole blocks after each step; remove the setting"
 GONE: Final[dict[Path, str]] = {
     ("link", "wire", "layer_groups"): _WHOLE_BLOCKS,
     ("link", "wire", "layer_group_min_tokens"): _WHOLE_BLOCKS,
-    ("worker", "engine", "kv_wire"): "KV travels in the type it is computed in; remove the setting",
+    ("worker", "engine", "kv_wire"): "KV is sent in the computing dtype; remove the setting",
 }
-"""Fields that there were, and what holds instead."""
+"""Removed fields, and what replaces them."""
 ELSEWHERE: Final = {
     "link": "section [link]",
     "auto": "section [auto]",
     "model_dir": "fleet.model",
 }
-"""Fields of server and workers that are set once for all of them, and where."""
+"""Fields of server and workers that are set once for all of them, with the place to set them."""
 SPREAD: Final[dict[str, tuple[Path, ...]]] = {
     "worker": (("prefill",), ("decode",)),
     "link": (("server", "link"), ("prefill", "link"), ("decode", "link")),
     "auto": (("server", "auto"),),
 }
-"""Sections that hold for several objects."""
+"""Sections that set fields of several objects, or of an object elsewhere."""
 ONE_ROLE: Final[dict[Path, Role]] = {
     ("kv_address",): Role.DECODE,
     ("advertised_kv_address",): Role.DECODE,
@@ -95,14 +95,14 @@ ONE_ROLE: Final[dict[Path, Role]] = {
     ("engine", "embedding"): Role.PREFILL,
     ("max_waiting_tokens",): Role.PREFILL,
 }
-"""Fields and sections of a worker that one kind alone reads. `worker` sets them for this kind."""
+"""Worker fields and sections that only one role reads. `worker` sets them for this role."""
 STDIN: Final = "-"
-"""In place of a path: settings come from standard input."""
+"""In place of a path: read settings from standard input."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything that the processes of a fleet are configured with."""
+    """All settings of the processes of a fleet."""
 
     fleet: FleetConfig = field(default_factory=FleetConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
@@ -113,28 +113,28 @@ class Settings:
     control: ControlConfig = field(default_factory=ControlConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
     models: Mapping[str, FleetModelConfig] = field(default_factory=dict)
-    """By name, where there are several or the only one has a name; else it is `fleet.model`."""
+    """Named models; empty for a single unnamed model, which is `fleet.model`."""
 
     def worker(self, role: Role) -> WorkerConfig:
-        """Return the settings of a kind of worker."""
+        """Return the settings of a worker role."""
         return self.prefill if role is Role.PREFILL else self.decode
 
 
 @cache
 def types_of(kind: Kind) -> dict[str, Any]:
-    """Return the types of a dataclass's fields with their bounds, by name."""
+    """Return the types of a dataclass's fields by name, with their bounds."""
     hints = get_type_hints(kind, include_extras=True)
     return {one.name: hints[one.name] for one in fields_of(kind)}
 
 
 def is_section(kind: object) -> bool:
-    """Return whether a type is a dataclass, whose fields are set one by one."""
+    """Return whether a type is a dataclass, whose fields are set individually."""
     return isinstance(kind, type) and is_dataclass(kind)
 
 
 @cache
 def leaves() -> dict[Path, Any]:
-    """Return every settable path with the type of its value, in the order of the sections."""
+    """Return every settable path with its type, in the order of the sections."""
     return {
         path: kind
         for name, one in SECTIONS.items()
@@ -144,7 +144,7 @@ def leaves() -> dict[Path, Any]:
 
 
 def reader(path: Path) -> Role | None:
-    """Return the only kind of worker that reads a field of workers, or None."""
+    """Return the only worker role that reads a field, or None."""
     if path[0] not in ("worker", *SPREAD["worker"][0], *SPREAD["worker"][1]):
         return None
     return next((role for own, role in ONE_ROLE.items() if path[1 : len(own) + 1] == own), None)
@@ -161,7 +161,7 @@ def _leaves(kind: Kind, prefix: Path) -> Iterator[tuple[Path, Any]]:
 
 
 def dotted(path: Path) -> str:
-    """Return a path as it is written."""
+    """Return a path as text, such as `server.queue.fair`."""
     return ".".join(path)
 
 
@@ -169,10 +169,10 @@ def find(path: Path) -> Kind:
     """Return the type of the value at a path; a dataclass for a section.
 
     Raises:
-      ConfigError: there is none; the text names the nearest.
+      ConfigError: the path is unknown; the text suggests a similar one.
     """
     if path in GONE:
-        raise ConfigError(f"{dotted(path)} is no setting any more: {GONE[path]}")
+        raise ConfigError(f"{dotted(path)} was removed: {GONE[path]}")
     kind: Any = None
     rest = list(enumerate(path))
     if path[0] == MODELS:
@@ -201,21 +201,21 @@ def find(path: Path) -> Kind:
 
 
 def require_model_name(name: str) -> None:
-    """Look whether a model of a fleet may have a name.
+    """Check that a name is a valid model name.
 
     Raises:
-      ConfigError: it may not.
+      ConfigError: it is not.
     """
     if not _MODEL_NAME.fullmatch(name):
         raise ConfigError(
-            f"{shown(name)} is no name of a model; allowed: 1 to 63 of the characters a-z, A-Z, "
-            "0-9, '.', '_' and '-', a letter or digit first and last. Other names that clients "
-            f"use may be its aliases ({MODELS}.NAME.aliases)"
+            f"{shown(name)} is not a model name; allowed: 1 to 63 of the characters a-z, A-Z, 0-9, "
+            "'.', '_' and '-', with a letter or digit first and last. Other names for clients can "
+            f"be aliases ({MODELS}.NAME.aliases)"
         )
 
 
 def path_of(text: str) -> Path:
-    """Return the path that is written as text. A model's name may have dots in it."""
+    """Parse a dotted path. A model's name may contain dots."""
     text = text.strip()
     section, _, rest = text.partition(".")
     if section != MODELS:
@@ -225,12 +225,12 @@ def path_of(text: str) -> Path:
 
 
 def unknown(path: Path, depth: int, known: Mapping[str, Any]) -> ConfigError:
-    """Return the error of a path with a name that is not known.
+    """Return an error about a path with an unknown name.
 
     Args:
-      path: with the name.
-      depth: of the name in the path.
-      known: names that may be in its place.
+      path: the path.
+      depth: index of the unknown name in the path.
+      known: names that are allowed in its place.
     """
     return ConfigError(f"{dotted(path[: depth + 1])} is unknown; {_advice(path, depth, known)}")
 
@@ -238,7 +238,7 @@ def unknown(path: Path, depth: int, known: Mapping[str, Any]) -> ConfigError:
 def _advice(path: Path, depth: int, known: Mapping[str, Any]) -> str:
     name = path[depth]
     if depth == 1 and name in ELSEWHERE:
-        return f"it is set by {ELSEWHERE[name]}"
+        return f"set it by {ELSEWHERE[name]}"
     near = difflib.get_close_matches(name, known, 1)
     if near:
         return f"did you mean {dotted((*path[:depth], near[0]))}?"
@@ -252,7 +252,7 @@ def _advice(path: Path, depth: int, known: Mapping[str, Any]) -> str:
 
 
 def without_none(kind: Kind) -> Kind:
-    """Return the type of a value where it is not absent, without bounds."""
+    """Return a type without None and without bounds."""
     origin: object = get_origin(kind)
     if origin is Annotated:
         return get_args(kind)[0]
@@ -262,7 +262,7 @@ def without_none(kind: Kind) -> Kind:
 
 
 def nested(values: Mapping[Path, Value]) -> dict[str, Any]:
-    """Return values by path as tables within tables."""
+    """Convert values by path to nested tables."""
     tables: dict[str, Any] = {}
     for path, value in values.items():
         table = tables
@@ -273,14 +273,14 @@ def nested(values: Mapping[Path, Value]) -> dict[str, Any]:
 
 
 def shown(value: object) -> str:
-    """Return a value in a message, cut where it is long."""
+    """Return the repr of a value for a message, truncated to 100 characters."""
     text = repr(value)
     return text if len(text) <= 100 else f"{text[:99]}…"
 
 
 def spread(path: Path) -> list[Path]:
-    """Return the paths of the objects' own fields that a path of a section stands for; none of a
-    field that the role does not read."""
+    """Return the paths of the objects' fields that a path of a section sets; only those of roles
+    that read the field."""
     role = reader(path)
     return [
         (*target, *path[1:])
@@ -290,7 +290,7 @@ def spread(path: Path) -> list[Path]:
 
 
 def show(value: Value) -> str:
-    """Return a value of a field as an operator writes it."""
+    """Return a value as an operator would type it."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -315,7 +315,7 @@ def value_at(settings: Settings, path: Path) -> Value:
 
 
 def document(settings: Settings, role: Role) -> bytes:
-    """Return the settings of one process as one line of JSON, which `--config -` reads."""
+    """Return the settings of one process as a line of JSON for `--config -`."""
     values: dict[Path, Any] = {("fleet", "model"): settings.fleet.model}
     for path in leaves():
         own = [one for one in spread(path) if one[0] in (role.value, "process")]
@@ -325,7 +325,7 @@ def document(settings: Settings, role: Role) -> bytes:
 
 
 def of_role(settings: Settings, role: Role, **fields: Value) -> Settings:
-    """Return the settings with fields of the server or of a kind of worker replaced."""
+    """Return the settings with fields of the server or of a worker role replaced."""
     own = settings.server if role is Role.SERVER else settings.worker(role)
     changed: dict[str, Any] = {role.value: replace(own, **fields)}
     return replace(settings, **changed)

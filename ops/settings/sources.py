@@ -1,6 +1,7 @@
-"""Where settings come from: a file or a pipe, `--set`, named options; the later one counts.
+"""Collects settings from a file or pipe, `--set` and named options; later sources override earlier
+ones.
 
-Each value has its origin beside it, which errors and `triolet config show` name.
+Each value keeps its origin, which error messages and `triolet config show` name.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ if TYPE_CHECKING:
     from .form import Value
 
 SET: Final = "--set "
-"""How the origin of an assignment begins."""
+"""Prefix of the origin of an assignment."""
 MAX_BYTES: Final = 1 * MIB
-"""Of one document: some hundred times what all fields together take."""
+"""Limit of a document: about a hundred times the size of all fields together."""
 _READ_BYTES: Final = 65_536
 _HEADER: Final = re.compile(r"\s*\[([^\[\]]+)\]")
 _KEY: Final = re.compile(r"\s*([\w.\"' -]+?)\s*=")
@@ -60,32 +61,32 @@ _PATHS: Final = (
     ("decode", "curve_dir"),
     ("control", "state_dir"),
 )
-"""Fields that hold a path. They are made absolute, so that every process means the same one."""
+"""Fields that hold a path; made absolute, because processes may have other working directories."""
 
 
 _OF_EVERY_ROLE: Final = frozenset({("fleet", "model"), ("fleet", "store"), ("fleet", "adapters")})
-"""Fields of the fleet that single roles read: what they serve, and where it is."""
+"""Fields of the fleet that roles started by themselves read too."""
 OF_LONE_ROLES: Final = frozenset(
     "prefill_addresses decode_addresses spare_addresses listen_fd peers curve_dir name "
     "control_address kv_address advertised_kv_address health_address lending supervisor_pid "
     "models model_digest compute_digest model_adapters unnamed_adapters model_store directory "
     "control_socket members_file".split()
 )
-"""Fields of a role that runs without `triolet serve`."""
+"""Fields for a role that is started without `triolet serve`."""
 WORKERS_ADAPTERS: Final = ("engine", "adapters")
-"""What a worker is told; `fleet.adapters` is what users set."""
+"""Internal field of a worker; users set `fleet.adapters`."""
 
 
 @dataclass(slots=True)
 class SettingSources:
-    """Values by the paths of the objects' own fields, each with its origin, such as `--port`.
+    """Values by the paths of the objects' fields, each with its origin, such as `--port`.
 
     Attributes:
-      given: each value that was given, with its path and origin, unchecked.
-      values: what is set.
-      origins: of each value.
-      written: the path that each value was given for.
-      words: of the command line that mean them.
+      given: all given values, unchecked, with path and origin.
+      values: effective values.
+      origins: origin of each value.
+      written: path that each value was given for.
+      words: the command-line words that stand for these settings.
     """
 
     given: list[tuple[FieldPath, Any, str]] = field(default_factory=list)
@@ -95,7 +96,7 @@ class SettingSources:
     words: list[str] = field(default_factory=list)
 
     def add(self, path: FieldPath, value: Value, origin: str) -> None:
-        """Set a field; what was set before gives way."""
+        """Set a field, overriding an earlier value."""
         self.given.append((path, value, origin))
         for own in spread(path):
             self.values[own] = value
@@ -103,21 +104,21 @@ class SettingSources:
             self.written[own] = path
 
     def add_document(self, content: bytes, name: str) -> None:
-        """Set what a document says, which is TOML or one object of JSON.
+        """Set the fields in a document, which is TOML or a JSON object.
 
         Raises:
-          ConfigError: it cannot be read, or says something that cannot be.
+          ConfigError: the document is malformed, or a field is invalid.
         """
         text = _text(content, name)
         table = _table(text, name)
-        # Sections for several objects first, so that one for a single object counts.
+        # Shared sections first, so that specific sections override them.
         for section in sorted(table, key=lambda one: one not in ("worker", "link")):
             self._add_table((section,), table[section], lambda path: f"{name}{_line(text, path)}")
 
     def _add_table(
         self, path: FieldPath, value: object, origin_of: Callable[[FieldPath], str]
     ) -> None:
-        """Set a field, or all fields that a table of a section has."""
+        """Set a field, or all fields in a table of a section."""
         origin = origin_of(path)
         try:
             kind = find(path)
@@ -128,17 +129,17 @@ class SettingSources:
                 raise ConfigError(f"{dotted(path)} is {shown(value)}; allowed: a table")
             if not value and (path == (AUTO,) or path[:-1] == (MODELS,)):
                 remedy = GIVE_LADDER if path == (AUTO,) else GIVE_REF
-                raise ConfigError(f"{dotted(path)} says nothing; {remedy}")
+                raise ConfigError(f"{dotted(path)} is empty; {remedy}")
         except ConfigError as error:
             raise ConfigError(f"{origin}: {error}") from None
         for name, inner in value.items():
             self._add_table((*path, name), inner, origin_of)
 
     def add_assignments(self, given: Iterable[str]) -> None:
-        """Set what `--set section.field=value` says.
+        """Set fields from `--set section.field=value`.
 
         Raises:
-          ConfigError: one of them is not of this form, or cannot be.
+          ConfigError: an assignment is malformed or invalid.
         """
         for text in given:
             self.words += ["--set", text]
@@ -146,7 +147,7 @@ class SettingSources:
             path = path_of(name)
             if not is_assigned or len(path) < 2:
                 raise ConfigError(
-                    f"--set {name} is no assignment; allowed: section.field=value, such as "
+                    f"--set {name} is not an assignment; allowed: section.field=value, such as "
                     "server.queue.fair=false"
                 )
             try:
@@ -155,43 +156,43 @@ class SettingSources:
                 raise ConfigError(f"{SET}{name.strip()}: {error}") from None
 
     def add_text(self, path: FieldPath, text: str, origin: str) -> None:
-        """Set a field to what an argument says.
+        """Set a field from the text of an argument.
 
         Raises:
-          ConfigError: there is no such field, or it cannot be that.
+          ConfigError: the field is unknown, or the value is invalid.
         """
         kind = find(path)
         value = as_value(kind, from_text(kind, text, path), path)
         if path[-1] == "limits" and has_password(text):
             raise ConfigError(
-                f"{dotted(path)} holds a password, which `ps` shows to every user; write the URL "
-                "to a file and give @FILE"
+                f"{dotted(path)} contains a password, which `ps` shows to every user; write the "
+                "URL to a file and give @FILE"
             )
         self.add(path, value, origin)
 
     def refuse_for_serve(self) -> None:
-        """Refuse what `triolet serve` decides itself, of its own processes.
+        """Check that no field is set that `triolet serve` sets itself.
 
         Raises:
-          ConfigError: the sources set it.
+          ConfigError: a source sets one.
         """
         for path, origin in self.origins.items():
             is_own = path[-1] in OF_LONE_ROLES and len(path) == 2
             if is_own or path[1:] == WORKERS_ADAPTERS:
                 raise ConfigError(
-                    f"{dotted(path)} ({origin}) is for a role that runs alone; `triolet serve` "
-                    "sets it itself: leave it out"
+                    f"{dotted(path)} ({origin}) is for a role that runs alone; leave it out: "
+                    "`triolet serve` sets it"
                 )
         self._refuse_unread("serve", lambda path: path[0] != "store")
 
     def refuse_for_store(self, command: str) -> None:
-        """Refuse what `--set` says of anything but the store. A file may serve fleets too.
+        """Check that `--set` sets only fields of the store. Files may contain other settings.
 
         Args:
-          command: of `triolet` that reads it.
+          command: command of `triolet` that reads the settings.
 
         Raises:
-          ConfigError: the command does not read it.
+          ConfigError: the command does not read a field.
         """
         is_collection = command == "model gc"
 
@@ -202,10 +203,10 @@ class SettingSources:
         self._refuse_unread(command, is_read)
 
     def refuse_for_role(self, role: Role) -> None:
-        """Refuse what `--set` says of other processes. A file may serve several roles.
+        """Check that `--set` sets only fields that a role reads. Files may contain other settings.
 
         Raises:
-          ConfigError: the role does not read it.
+          ConfigError: the role does not read a field.
         """
         own = (role.value, "process")
         self._refuse_unread(role.value, lambda path: path[0] in own or path in _OF_EVERY_ROLE)
@@ -220,10 +221,10 @@ class SettingSources:
                 )
 
     def settings(self) -> Settings:
-        """Return the settings.
+        """Validate the values and return the settings.
 
         Raises:
-          ConfigError: the values cannot be together; the text names where they come from.
+          ConfigError: a value or a combination is invalid; the text names its origin.
         """
         for path, value, origin in self.given:
             try:
@@ -244,7 +245,7 @@ class SettingSources:
             raise ConfigError(self._explained(error)) from None
 
     def _explained(self, error: Misfit) -> str:
-        """Return an error with the path as it was written, and with the origins of its values."""
+        """Return the text of an error with the path as the user wrote it and the origins."""
         path, depth = error.path, len(error.section)
         of_section = [one for one in self.values if one[:depth] == error.section]
         given = (
@@ -258,13 +259,13 @@ class SettingSources:
         own, written = given[0], self.written[given[0]]
         alike = takewhile(lambda pair: pair[0] == pair[1], zip(own, path, strict=False))
         shared = len(list(alike))
-        # A section for several objects has a shorter path than the objects' own fields.
+        # The path of a shared section is shorter than the paths of the objects' fields.
         shown_path = (*written[: shared + len(written) - len(own)], *path[shared:])
         origins = ", ".join(dict.fromkeys(self.origins[one] for one in given))
         return f"{dotted(shown_path)}{error.said} ({origins})"
 
     def origin(self, path: FieldPath) -> str:
-        """Return where the value of a field comes from."""
+        """Return the origin of a field's value."""
         return self.origins.get(spread(path)[0], "default")
 
 
@@ -272,7 +273,7 @@ def _resolve_draft(values: dict[FieldPath, Any], path: FieldPath) -> None:
     """Make the directory of a draft model absolute.
 
     Raises:
-      Misfit: it is none.
+      Misfit: it is not a model directory.
     """
     source = values.get(path)
     if source is None or source in (NO_GUESSES, LOOKUP):
@@ -284,14 +285,14 @@ def _resolve_draft(values: dict[FieldPath, Any], path: FieldPath) -> None:
 
 
 def read_settings(config: str | None, assignments: Iterable[str]) -> SettingSources:
-    """Return what a file and `--set` say.
+    """Read settings from a file and from `--set`.
 
     Args:
       config: path of the file, or `-` for standard input; None for no file.
-      assignments: of `--set`.
+      assignments: values of `--set`.
 
     Raises:
-      ConfigError: it cannot be read, or cannot be.
+      ConfigError: the file cannot be read, or a setting is invalid.
     """
     sources = SettingSources()
     sources.words += [] if config is None else ["--config", config]
@@ -309,9 +310,9 @@ def read_settings(config: str | None, assignments: Iterable[str]) -> SettingSour
 
 
 def read_stdin() -> bytes:
-    """Return a document from standard input: one line of JSON, or everything up to its end.
+    """Read a document from standard input: one line of JSON, or everything up to EOF.
 
-    After a line of JSON the pipe stays open: its end is the end of the supervisor.
+    After a line of JSON, the pipe stays open until the supervisor ends.
     """
     content = b""
     while len(content) <= MAX_BYTES:
@@ -332,11 +333,11 @@ def _is_json(content: bytes) -> bool:
 
 def _text(content: bytes, name: str) -> str:
     if len(content) > MAX_BYTES:
-        raise ConfigError(f"{name} is larger than {MAX_BYTES} bytes; allowed: settings alone")
+        raise ConfigError(f"{name} is larger than {MAX_BYTES} bytes; give a settings file")
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{name} is no text in UTF-8: {error}") from None
+        raise ConfigError(f"{name} is not UTF-8 text: {error}") from None
 
 
 def _table(text: str, name: str) -> dict[str, Any]:
@@ -346,19 +347,19 @@ def _table(text: str, name: str) -> dict[str, Any]:
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ConfigError(f"{name} is neither TOML nor JSON: {error}") from None
     if not isinstance(table, dict):
-        raise ConfigError(f"{name} holds no sections")
+        raise ConfigError(f"{name} has no sections")
     return table
 
 
 def _finite(text: str) -> float | str:
-    """Return a number; what is infinite or none stays text, which no field with numbers takes."""
+    """Parse a number. Infinity and NaN stay text, which numeric fields refuse."""
     number = float(text)
     return number if math.isfinite(number) else text
 
 
 def _line(text: str, path: FieldPath) -> str:
-    """Return `, line N` of the line of TOML that sets a field, or a field of what a path names;
-    nothing where it is not found."""
+    """Return `, line N` for the line of TOML that sets a path or a field below it, or an empty
+    string."""
     path = tuple(dotted(path).split("."))
     section: tuple[str, ...] = ()
     for number, line in enumerate(text.splitlines(), 1):
@@ -368,7 +369,8 @@ def _line(text: str, path: FieldPath) -> str:
                 return f", line {number}"
         elif (key := _KEY.match(line)) is not None:
             own = (*section, *(part.strip(" \"'") for part in key[1].split(".")))
-            # An unknown section is a part of its dotted key; an inline table sets the path's rest.
+            # The path may end within a dotted key (unknown section), or continue in an inline
+            # table.
             shared = min(len(own), len(path))
             if shared > len(section) and own[:shared] == path[:shared]:
                 return f", line {number}"

@@ -1,1 +1,1 @@
-"""The supervisor of a fleet on one machine: plan, processes, restarts, what is shown."""
+"""The supervisor of a fleet on one machine: planning, process management, restarts and output."""

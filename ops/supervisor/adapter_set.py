@@ -1,8 +1,8 @@
-"""LoRA adapters that come to a model while its fleet runs, and go: checked, held in the store,
-given to its workers one after the other, and told to the servers.
+"""Loads LoRA adapters into a running model and unloads them: checks the files, restarts the workers
+one at a time, and notifies the servers.
 
-Requests may name an adapter only while each worker has it. Servers are told beforehand of what some
-workers have besides, so that workers of both sets serve beside one another.
+Servers accept requests for an adapter only while every worker has it. During a change they know
+which adapters only some workers have, so that old and new workers can serve side by side.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 UNREADABLE = (ConfigError, OSError, ValueError, RecursionError)
-"""What files of one adapter may lead to; it must not end a fleet."""
+"""Errors that bad adapter files may raise; they must not stop the fleet."""
 
 
 class AdapterSet:
-    """The adapters of a fleet that runs.
+    """The adapters of a running fleet.
 
-    One change at a time, of adapters or models. Each may be asked for again, and goes on from where
-    it is.
+    Runs one change at a time, of adapters or models. Changes are idempotent: a repeated one
+    continues from the current state.
 
     Args:
-      supervisor: of the workers.
-      scaling: plans them, and tells servers.
-      stored: holds adapters in the store.
-      changing: held during each change.
+      supervisor: supervisor of the workers.
+      scaling: plans the workers and notifies servers.
+      stored: protects adapters in the store from garbage collection.
+      changing: lock held during each change.
     """
 
     def __init__(
@@ -80,27 +80,27 @@ class AdapterSet:
         *,
         is_reference_only: bool,
     ) -> ControlledModelConfig:
-        """Have an adapter that requests may name; wholly or not at all.
+        """Load an adapter into all workers and accept requests for it.
 
         Args:
-          model: of which.
-          name: of the adapter.
+          model: name of the model.
+          name: name of the adapter.
           ref: its directory or version.
-          tell: called before each step, with its words.
-          is_met: whether each server uses the worker of this name.
-          is_reference_only: it is a version of the store, no path.
+          tell: called with a description before each step.
+          is_met: returns whether each server uses a worker.
+          is_reference_only: accept only a version in the store, not a path.
 
         Raises:
-          RestartFailed: it cannot be had, or a worker did not start with it; nothing of it stays.
-            Or servers cannot be told at last; workers have it until `drop`.
+          RestartFailed: it cannot be used, or a worker did not start with it; it is removed again.
+            Or servers could not be notified; then workers keep it until `drop`.
         """
         async with self._changing:
             own = self._model(model)
             for other in set(_loaded(own)).difference(_named(own)):
-                if other.name != name:  # of a change that was not ended; servers know one such
+                if other.name != name:  # left by an interrupted change; servers know at most one
                     await self._drop(model, other.name, tell, is_met)
             own = self._model(model)
-            await tell(f"{model}{SEPARATOR}{name}: looking at its files")
+            await tell(f"{model}{SEPARATOR}{name}: checking its files")
             try:
                 look = partial(self._look, own, name, ref, is_reference_only=is_reference_only)
                 adapter = await trio.to_thread.run_sync(look, limiter=self._thread)
@@ -131,11 +131,11 @@ class AdapterSet:
             return controlled(self._model(model))
 
     async def withdraw(self, model: str, name: str) -> None:
-        """Let requests name an adapter no more, which workers still have.
+        """Stop accepting requests for an adapter; workers keep it.
 
         Raises:
-          RestartFailed: servers cannot be told, or a restart is under way: its requests would be
-            ended, and workers would not let it go.
+          RestartFailed: servers cannot be notified, or a restart is running, during which workers
+            could not drop the adapter.
         """
         async with self._changing:
             own = self._model(model)
@@ -152,18 +152,17 @@ class AdapterSet:
                 raise
 
     async def drop(self, model: str, name: str, tell: Tell, is_met: IsMet) -> ControlledModelConfig:
-        """Have an adapter no more, which no request names: end it in the workers, and release it in
-        the store.
+        """Remove a withdrawn adapter from the workers and release it in the store.
 
         Args:
-          model: of which.
-          name: of the adapter.
-          tell: called before each step, with its words.
-          is_met: whether each server uses the worker of this name.
+          model: name of the model.
+          name: name of the adapter.
+          tell: called with a description before each step.
+          is_met: returns whether each server uses a worker.
 
         Raises:
-          RestartFailed: requests may name it, or a worker did not start without it. In that case
-            they may name it again.
+          RestartFailed: it was not withdrawn, or a worker did not start without it. In the latter
+            case requests may use it again.
         """
         async with self._changing:
             return await self._drop(model, name, tell, is_met)
@@ -177,7 +176,7 @@ class AdapterSet:
         if not gone:
             return controlled(own)
         if gone[0] in named:
-            raise RestartFailed(f"requests may name {name}; servers are told to let it go first")
+            raise RestartFailed(f"servers still accept requests for {name}; withdraw it first")
         left = tuple(one for one in loaded if one not in gone)
         sizes = await self._sizes(own, left)
         try:
@@ -197,7 +196,7 @@ class AdapterSet:
         """Return a model of the fleet.
 
         Raises:
-          RestartFailed: there is none of this name.
+          RestartFailed: no model has this name.
         """
         known = {one.name: one for one in self._scaling.now.models}
         if not name or name not in known:
@@ -206,7 +205,7 @@ class AdapterSet:
         return known[name]
 
     async def _sizes(self, own: ModelPlan, adapters: Adapters) -> Mapping[Role, int]:
-        """Return what adapters take in one worker; of all that it has where files are gone."""
+        """Return the memory of adapters in one worker; the present value if files are gone."""
         try:
             return await trio.to_thread.run_sync(_bytes, own, adapters, limiter=self._thread)
         except UNREADABLE as error:
@@ -216,10 +215,10 @@ class AdapterSet:
     def _look(
         self, own: ModelPlan, name: str, ref: str, *, is_reference_only: bool
     ) -> AdapterConfig:
-        """Return an adapter that a model may have; a new one is held from now on.
+        """Check an adapter and return it. Holds a new one in the store.
 
         Raises:
-          ConfigError: it may not be, or its name means another one.
+          ConfigError: the adapter cannot be used, or its name is taken.
         """
         require_adapter_names((name,))
         known = {one.name: one for one in _loaded(own)}
@@ -229,9 +228,9 @@ class AdapterSet:
             ) as found:
                 if found.digest != known[name].digest:
                     raise ConfigError(
-                        f"{own.name}{SEPARATOR}{name} is {known[name].digest}, and {ref} is "
-                        f"{found.digest}; `triolet adapter unload {own.name}{SEPARATOR}{name}` "
-                        "comes first, or another name"
+                        f"{own.name}{SEPARATOR}{name} is {known[name].digest}, but {ref} is "
+                        f"{found.digest}; run `triolet adapter unload {own.name}{SEPARATOR}{name}` "
+                        "first, or choose another name"
                     )
             return known[name]
         require_number(own.settings, len(known) + 1)
@@ -248,14 +247,14 @@ class AdapterSet:
         return adapter
 
     def _require_free(self, own: ModelPlan, name: str) -> None:
-        """Look whether no model answers to a name that the adapter will have."""
+        """Check that no model uses a name that the adapter will have."""
         models = self._scaling.now.settings.models
         taken = {alias: one for one, it in models.items() for alias in (one, *it.aliases)}
         for alias in (own.name, *models[own.name].aliases):
             full = f"{alias}{SEPARATOR}{name}"
             if full in taken:
                 raise ConfigError(
-                    f"model {taken[full]} answers to {full!r} already; give the adapter another "
+                    f"model {taken[full]} already uses the name {full!r}; give the adapter another "
                     "name"
                 )
 
@@ -268,15 +267,15 @@ class AdapterSet:
         sizes: Mapping[Role, int] | None = None,
         refs: Mapping[str, str] | None = None,
     ) -> dict[str, ProcessSpec]:
-        """Plan the adapters of a model; return its workers and stand-ins, by name.
+        """Plan the adapters of a model. Return its workers and spares by name.
 
         Args:
-          model: of which.
-          named: that requests may name.
-          loaded: that workers have once they are started anew.
-          unnamed: that some workers have besides those that are named.
-          sizes: of those that workers have, in one worker; None where they stay.
-          refs: what settings say of an adapter that comes.
+          model: name of the model.
+          named: adapters that servers accept requests for.
+          loaded: adapters that workers load at their next start.
+          unnamed: adapters of some workers that servers accept no requests for.
+          sizes: memory of the loaded adapters in one worker; None if unchanged.
+          refs: directory or version of a new adapter, by name.
         """
 
         def changed(own: ModelPlan) -> ModelPlan:
@@ -305,7 +304,7 @@ def _loaded(own: ModelPlan) -> Adapters:
 
 
 def _bytes(own: ModelPlan, adapters: Adapters) -> dict[Role, int]:
-    """Return what adapters take in the memory of one worker of each kind."""
+    """Return the memory of adapters in one worker of each role."""
     found = {}
     for role, _ in own.counts:
         engine = replace(own.settings.worker(role).engine, adapters=adapters)
@@ -314,10 +313,10 @@ def _bytes(own: ModelPlan, adapters: Adapters) -> dict[Role, int]:
 
 
 def _require_room(own: ModelPlan, adapter: AdapterConfig) -> None:
-    """Look whether this machine has memory for one adapter more in each worker.
+    """Check that this machine has memory for one more adapter in each worker.
 
     Raises:
-      ConfigError: it has not.
+      ConfigError: it does not.
     """
     more = _bytes(own, (adapter,))
     on_cpu = {
@@ -330,5 +329,6 @@ def _require_room(own: ModelPlan, adapter: AdapterConfig) -> None:
     if free is not None and needed > free:
         raise ConfigError(
             f"adapter {adapter.name} takes {show_size(needed)} in {sum(on_cpu.values())} workers, "
-            f"and {show_size(free)} are free; unload others, or `triolet model sleep` a model"
+            f"but only {show_size(free)} are free; unload other adapters, or run `triolet model "
+            "sleep` for a model"
         )

@@ -1,7 +1,8 @@
-"""One supervised process: started, read from, signalled, and waited for to its end.
+"""Runs one supervised process: writes its settings, reads its reports and log lines, sends signals,
+and waits for its end.
 
-The process has a session of its own: Ctrl-C reaches the supervisor only, which ends the fleet in
-order.
+The process has its own session, so that Ctrl-C reaches only the supervisor, which then stops the
+fleet in order.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 @cache
 def stray_lines() -> LogStream | TextIO:
-    """Return where lines go that are no reports, when nobody shows them."""
+    """Return the stream for stdout lines that are not reports, if no view shows them."""
     return never_waiting(sys.stderr)
 
 
@@ -48,11 +49,11 @@ class Child:
     """A running process.
 
     Args:
-      process: just started.
-      settings: written to its standard input.
-      config: bounds on silence and output.
+      process: the started process.
+      settings: bytes to write to its standard input.
+      config: limits of silence and output.
       on_report: called with each report of the process.
-      on_log: called with each line on its stderr; None leaves stderr where the supervisor's goes.
+      on_log: called with each line on its stderr; None if it inherits the supervisor's stderr.
 
     Raises:
       OSError: the program cannot be started.
@@ -81,11 +82,11 @@ class Child:
         return self._process.pid
 
     def signal(self, number: int) -> None:
-        """Send a signal; nothing happens if the process has ended."""
+        """Send a signal. Does nothing if the process has ended."""
         self._process.send_signal(number)
 
     async def run(self) -> Ending:
-        """Listen until the process has ended and return how. Cancelled, it kills the process."""
+        """Read output until the process ends and return how it ended. Kills it when cancelled."""
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._read_lines, self._process.stdout, self._take_output)
@@ -108,10 +109,8 @@ class Child:
         return Ending(code, self._failure, self._was_silent)
 
     async def _write_settings(self) -> None:
-        """Write the settings. The pipe stays open: its end tells the process of the supervisor's.
-
-        A process that reads nothing is killed for its silence.
-        """
+        """Write the settings. The pipe stays open: its EOF tells the process that the supervisor
+        ended. A process that does not read is killed by `_expect_news`."""
         pipe = self._process.stdin
         assert pipe is not None
         with suppress(trio.BrokenResourceError):
@@ -119,7 +118,7 @@ class Child:
                 await stream.send_all(self._settings)
 
     async def _expect_news(self) -> None:
-        """Kill the process if it starts and says nothing for too long."""
+        """Kill the process if it reports nothing for too long while it starts."""
         while self._is_starting:
             with trio.move_on_after(self._config.start_silence_s) as scope:
                 await self._news.wait()
@@ -131,7 +130,7 @@ class Child:
     def _take_output(self, line: bytes) -> None:
         what = parse_report(line)
         if what is None:
-            # A library that prints: worth seeing, but not on our stdout, which is for reports.
+            # Output of a library. Show it, but not on our stdout, which is for reports.
             if self._on_log is not None:
                 self._on_log(line)
             else:
@@ -152,7 +151,7 @@ class Child:
         assert pipe is not None
         longest = self._config.max_line_bytes
         unfinished = b""
-        # A duplicate, because the stream closes what it is given, and so does `run` at its end.
+        # Duplicate the descriptor: both the stream and `run` close theirs.
         async with trio.lowlevel.FdStream(os.dup(pipe.fileno())) as stream:
             async for data in stream:
                 *lines, unfinished = (unfinished + data).split(b"\n")

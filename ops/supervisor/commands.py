@@ -1,4 +1,5 @@
-"""What commands ask of the supervisor of a fleet, done and told step by step."""
+"""Executes the requests on the supervisor's socket (restart, scale, add a model, …) and reports
+each step to the client."""
 
 from __future__ import annotations
 
@@ -51,13 +52,13 @@ log = structlog.get_logger(__name__)
 
 
 class Commands:
-    """Does what commands ask for.
+    """Executes requests.
 
     Args:
-      supervisor: of the fleet.
-      scaling: plans other numbers of workers.
-      models: come and go.
-      adapters: come and go.
+      supervisor: supervisor of the fleet.
+      scaling: plans the number of workers.
+      models: adds and removes models.
+      adapters: adds and removes adapters.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Commands:
         self._adapters = adapters
 
     async def obey(self, readiness: Callable[[], Readiness], request: Request, tell: Tell) -> None:
-        """Do what a command asked for, and tell it of each step."""
+        """Execute a request and report its steps and result through `tell`."""
         supervisor, models = self._supervisor, self._models
 
         async def begun(text: str) -> None:
@@ -167,14 +168,14 @@ async def _told(
     failed: str,
     **facts: str,
 ) -> None:
-    """Do something, and tell and log how it ended.
+    """Run an action, then report and log its result.
 
     Args:
-      tell: called with the end.
-      do: what is to be done.
-      done: the log's event of its success.
-      failed: the same of its failure.
-      facts: of either.
+      tell: called with the result.
+      do: the action.
+      done: log event for success.
+      failed: log event for failure.
+      facts: fields of the log event.
     """
     try:
         config = await do()

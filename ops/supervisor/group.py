@@ -1,4 +1,5 @@
-"""Processes that are started and stopped together: the workers of one model, or the servers."""
+"""A group of processes that start and stop together: the workers of one model, the servers, or
+control."""
 
 from __future__ import annotations
 
@@ -25,15 +26,15 @@ class GroupPhase(Enum):
     """Whether the processes of a group run."""
 
     STOPPED = auto()
-    """There is none."""
+    """No process exists."""
     RUNNING = auto()
-    """Each one is started again when it ends."""
+    """Each process is restarted when it ends."""
     STOPPING = auto()
-    """None is started any more; those that run are asked to leave."""
+    """No process is started; the running ones are asked to exit."""
 
 
 class GroupEvent(Enum):
-    """What happens to a group."""
+    """An event of a group."""
 
     START = auto()
     END = auto()
@@ -56,20 +57,20 @@ STATES: Final = {
 
 
 class Group:
-    """Processes that are started and stopped together.
+    """Processes that start and stop together.
 
     Args:
-      name: of the model; empty for servers, and for the only model where that has no name.
-      specs: what runs there.
-      spares: what stands in for the only process of its role while that is restarted.
-      new_slot: makes a slot with lives in the nursery.
+      name: name of the model; empty for servers, control, and a single unnamed model.
+      specs: the processes.
+      spares: replacements that run while the only process of a role restarts.
+      new_slot: makes a slot whose processes run in the nursery.
 
     Attributes:
       name: as given.
-      specs: as given.
-      spares: by role.
-      slots: of the last start, by name; those of `spares` too.
-      failure: why its processes could not be kept alive; None once it was started anew.
+      specs: current processes.
+      spares: replacements by role.
+      slots: slots of the last start by name, including those of `spares`.
+      failure: why the group failed; reset by the next start.
       phase: whether its processes run.
     """
 
@@ -96,12 +97,12 @@ class Group:
 
     @property
     def shown(self) -> str:
-        """What messages call it."""
+        """Name of the group in messages."""
         names = ", ".join(spec.name for spec in self.specs)
         return f"model {self.name}" if self.name else names or "a group without processes"
 
     def begin(self) -> None:
-        """Note that it runs from now on; `run` is to follow."""
+        """Mark the group as running. Call `run` next."""
         self._apply(GroupEvent.START)
         self.failure = None
         self._ended_s = self.worker_seconds
@@ -109,10 +110,10 @@ class Group:
         self.slots = {}
 
     async def run(self, gave_up: Callable[[Group, GiveUp], None]) -> None:
-        """Keep its processes alive until `end`, and return when all of them are gone.
+        """Keep the processes alive until `end`. Return when all of them are gone.
 
         Args:
-          gave_up: called when one of them cannot be kept alive; it is to end the group.
+          gave_up: called when a process cannot be kept alive; must end the group.
         """
 
         async def keep(slot: Slot) -> None:
@@ -134,7 +135,7 @@ class Group:
         self._gone.set()
 
     def end(self) -> None:
-        """Start none of its processes any more. Those that run are not signalled."""
+        """Stop restarting processes. Running processes get no signal."""
         if self.phase is not GroupPhase.RUNNING:
             return
         self._apply(GroupEvent.END)
@@ -145,10 +146,10 @@ class Group:
             slot.end()
 
     def use(self, specs: Mapping[str, ProcessSpec]) -> None:
-        """Have processes of other settings from their next start on.
+        """Use other settings from the next start of each process on.
 
         Args:
-          specs: by name; those that are not among them stay as they are.
+          specs: new settings by name; other processes keep theirs.
         """
         self.specs = [specs.get(one.name, one) for one in self.specs]
         self.spares = {role: specs.get(one.name, one) for role, one in self.spares.items()}
@@ -157,10 +158,10 @@ class Group:
                 slot.use(specs[name])
 
     async def add(self, spec: ProcessSpec) -> None:
-        """Have one process more. Where the group runs, start it and wait until it is ready.
+        """Add a process. If the group runs, start it and wait until it is ready.
 
         Raises:
-          RestartFailed: it cannot be started, or the group was ended before; it is not added.
+          RestartFailed: it did not become ready, or the group was stopped; it is not added.
         """
         self.specs.append(spec)
         if self._nursery is None or self.phase is not GroupPhase.RUNNING:
@@ -173,7 +174,7 @@ class Group:
             reason = await slot.keep()
             if reason is not None and was_ready and self._gave_up is not None:
                 self._gave_up(self, reason)
-            elif reason is not None:  # the others do without it
+            elif reason is not None:  # a new process that fails does not end the group
                 failures.append(reason)
                 slot.end()
 
@@ -182,7 +183,7 @@ class Group:
             await slot.wait_ready()
         except StartAbandoned as error:
             self.specs.remove(spec)
-            if not slot.lives:  # otherwise what ends the group sees them out
+            if not slot.lives:  # otherwise the shutdown of the group waits for them
                 self._ended_s += slot.worker_seconds
                 del self.slots[spec.name]
             message = failures[0].message if failures else str(error)
@@ -190,11 +191,11 @@ class Group:
         was_ready = True
 
     async def remove(self, spec: ProcessSpec, grace_s: float) -> None:
-        """Have one process less; where it runs let it leave in order.
+        """Remove a process. If it runs, let it drain and exit.
 
         Args:
-          spec: of the process.
-          grace_s: after which it is killed.
+          spec: the process.
+          grace_s: time after which it is killed.
         """
         self.specs.remove(spec)
         slot = self.slots.get(spec.name)
@@ -205,34 +206,33 @@ class Group:
             del self.slots[spec.name]
 
     async def leave(self, grace_s: float) -> None:
-        """Let its workers leave in order, those that compute prompts first, for these become
-        work of the others.
+        """Let the workers drain and exit, prefill first, because its output is work for decode.
 
         Args:
-          grace_s: after which the workers of a role are killed.
+          grace_s: time after which the workers of a role are killed.
         """
         for role in ORDER:
             await see_out(self.lives((role,)), grace_s)
 
     def lives(self, roles: Collection[Role] = tuple(Role)) -> list[Life]:
-        """Return the processes of some roles that run."""
+        """Return the running processes of some roles."""
         return [
             life for slot in self.slots.values() if slot.spec.role in roles for life in slot.lives
         ]
 
     async def wait_begun(self) -> None:
-        """Wait until a start that was begun has slots for its processes."""
+        """Wait until the current start has created its slots."""
         await self._has_slots.wait()
 
     async def wait_ready(self) -> None:
-        """Wait until each of its processes is ready.
+        """Wait until every process is ready.
 
         Raises:
-          StartAbandoned: it was ended before; `failure` says whether by itself.
+          StartAbandoned: the group was stopped; `failure` is set if it failed.
         """
         if self.phase is not GroupPhase.RUNNING:
             raise StartAbandoned(f"{self.shown} is being stopped")
-        slots = self.slots  # of this start, whatever follows
+        slots = self.slots  # keep those of this start: the next one replaces them
         await self._has_slots.wait()
         for spec in tuple(self.specs):
             try:
@@ -241,20 +241,20 @@ class Group:
             except StartAbandoned:
                 if spec in self.specs or self.phase is not GroupPhase.RUNNING:
                     raise
-                # It was removed meanwhile; the others are waited for.
+                # Only this process was removed: wait for the others.
 
     async def wait_gone(self) -> None:
-        """Wait until none of its processes is there."""
+        """Wait until all processes have ended."""
         await self._gone.wait()
 
     @property
     def worker_seconds(self) -> float:
-        """How long its processes have run together, all starts included [s]."""
+        """Total run time of its processes over all starts [s]."""
         return self._ended_s + sum(slot.worker_seconds for slot in self.slots.values())
 
     @property
     def status(self) -> ModelStatus:
-        """The model and its workers, as commands are told."""
+        """The status of the model and its workers, for commands."""
         workers = [_status_of(spec, self.slots.get(spec.name)) for spec in self.specs]
         state = STATES[self.phase]
         if state is RunState.RUNNING and not all(worker.is_ready for worker in workers):

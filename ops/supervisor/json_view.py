@@ -1,6 +1,5 @@
-"""What `triolet serve` says to pipes and log collectors.
-
-JSON logs on stderr, and one line on stdout when requests are taken."""
+"""Output of `triolet serve` when stdout is not a terminal: JSON logs on stderr, and one JSON line
+on stdout once the fleet accepts requests."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 
 class JsonView:
-    """For programs."""
+    """Shows a fleet as JSON lines, for programs."""
 
     def __init__(self, plan: FleetPlan) -> None:
         self._plan = plan
@@ -55,7 +54,7 @@ class JsonView:
     def reported(self, name: str, report: Report) -> None:
         match report:
             case Progress(stage):
-                # One line per stage: a large model reports thousands of steps.
+                # Log one line per stage: a large model reports thousands of steps.
                 if self._last_stage.get(name) != stage:
                     self._last_stage[name] = stage
                     log.info("process_progress", name=name, stage=stage)
@@ -82,7 +81,7 @@ class JsonView:
                     within_s=round(verdict.within_s, 3),
                 )
             case GiveUp():
-                # Why is the last line of all, or that of the model's failure.
+                # The reason follows as `model_failed` or as the last line of the fleet.
                 log.info("process_given_up", name=name, how=str(ending))
 
     def failed(self, model: str, reason: GiveUp) -> None:
@@ -104,14 +103,14 @@ class JsonView:
                 **{n: self._pids[n] for n in self._plan.process_names if n in self._pids},
             },
         }
-        out = never_waiting(sys.stdout)  # nobody may hold up the supervisor
+        out = never_waiting(sys.stdout)  # a reader that stops must not block the supervisor
         out.write(json.dumps(line) + "\n")
         out.flush()
 
     async def run(self) -> None:
-        """Nothing is held back."""
+        """Return at once: this view holds nothing back."""
 
     def _models(self) -> dict[str, object]:
-        """Return the path of the only model, or of each by its name."""
+        """Return the path of the single unnamed model, or the path of each model by name."""
         paths = {model.name: str(shown_path(model.model_dir)) for model in self._plan.models}
         return {"model": paths[""]} if "" in paths else {"models": paths}

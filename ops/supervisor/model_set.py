@@ -1,5 +1,5 @@
-"""Models that come to a fleet while it runs, and go: checked, held in the store, planned, and told
-to the servers. Their workers are started and stopped as those of the others are.
+"""Adds models and versions to a running fleet and removes them: checks files, plans the workers,
+and notifies the servers.
 """
 
 from __future__ import annotations
@@ -38,17 +38,18 @@ log = structlog.get_logger(__name__)
 
 
 class ModelSet:
-    """The models of a fleet that runs.
+    """The models of a running fleet.
 
-    One change at a time. Each may be asked for again, and goes on from where it is.
+    Runs one change at a time. Changes are idempotent: a repeated one continues from the current
+    state.
 
     Args:
-      supervisor: of their workers.
-      scaling: plans them.
-      stored: holds them in the store.
+      supervisor: supervisor of the workers.
+      scaling: plans the workers and notifies servers.
+      stored: protects models in the store from garbage collection.
 
     Attributes:
-      changing: held during each change.
+      changing: lock held during each change.
     """
 
     def __init__(self, supervisor: Supervisor, scaling: Scaling, stored: StoredModels) -> None:
@@ -56,19 +57,19 @@ class ModelSet:
         self._scaling = scaling
         self._stored = stored
         self.changing = trio.Lock()
-        # Until a switch is over, what the model was, by the name that was given to the version
-        # which took its place: servers may not be able to read that version.
+        # During a switch in place: the previous plan of the model, by the name drawn for the new
+        # version. It is put back if a server cannot read the new version.
         self._before: dict[str, ModelPlan] = {}
-        # Each looks at files, and one change is under way at a time.
+        # Checks of files run in this thread, one change at a time.
         self._thread = trio.CapacityLimiter(1)
 
     def configs(self) -> list[ControlledModelConfig]:
-        """Return what control is told of each model that has a name."""
+        """Return control's config of each named model."""
         models = self._scaling.now.models
         return [controlled(model) for model in models if model.name]
 
     def is_served(self, name: str) -> bool:
-        """Whether servers are told to have a model."""
+        """Return whether servers are configured to serve a model."""
         return self._scaling.is_served(name)
 
     async def add(
@@ -80,29 +81,29 @@ class ModelSet:
         is_reference_only: bool = False,
         replaced: str = "",
     ) -> ControlledModelConfig:
-        """Have a model whose workers can be started; servers are not told of it.
+        """Add a model whose workers can be started. Servers are not notified.
 
         Args:
-          name: of the model.
-          model: as settings would have it.
-          tell: called before each step, with its words.
-          is_reference_only: it and its adapters are versions of the store, no paths.
-          replaced: version whose public name and aliases it is to have; empty for none. Where
-            both compute alike, it takes that one's place at once.
+          name: name of the model.
+          model: its settings.
+          tell: called with a description before each step.
+          is_reference_only: accept only versions in the store, not paths.
+          replaced: version whose public name and aliases it takes over; empty for none. If both
+            have the same compute digest, it replaces that version at once.
 
         Raises:
-          RestartFailed: it cannot be had; nothing of it stays.
+          RestartFailed: it cannot be added; it is rolled back.
         """
         async with self.changing:
             plan = self._scaling.now
             known = {one.name: one for one in plan.models}
             if name in known:
                 there = plan.settings.models[name]
-                # The version that it replaces may have been scaled since.
+                # The replaced version may have been scaled since.
                 if replace(there, prefill=model.prefill, decode=model.decode) != model:
-                    raise RestartFailed(f"a model is called {name!r} already, and is another one")
+                    raise RestartFailed(f"another model is already called {name!r}")
                 return controlled(known[name])
-            await tell(f"{name}: looking at its files")
+            await tell(f"{name}: checking its files")
             try:
                 self._require_free(name, model, replaced)
                 prepared = await trio.to_thread.run_sync(
@@ -112,7 +113,7 @@ class ModelSet:
                     return controlled(same)
                 specs, spares = self._scaling.add(prepared)
             except (RestartFailed, ConfigError, OSError, ValueError, RecursionError) as error:
-                # What is wrong with files of one model must not end a fleet of others.
+                # Bad files of one model must not stop the fleet.
                 self._stored.release(name)
                 raise RestartFailed(str(error)) from error
             try:
@@ -123,15 +124,15 @@ class ModelSet:
             return controlled(prepared)
 
     async def add_version(self, request: AddVersionRequest, tell: Tell) -> ControlledModelConfig:
-        """Have another version of a model, with the settings and the number of workers of the one
-        that it is to replace, as `add`.
+        """Add another version of a model, with the settings and number of workers of the current
+        one.
 
         Args:
-          request: what is asked for.
-          tell: called before each step, with its words.
+          request: the versions.
+          tell: called with a description before each step.
 
         Raises:
-          RestartFailed: it cannot be had; nothing of it stays.
+          RestartFailed: it cannot be added; it is rolled back.
         """
         own = self._model(request.replaced)
         model = replace(
@@ -156,22 +157,22 @@ class ModelSet:
         return found[0]
 
     def _put_in_place(self, prepared: ModelPlan, name: str) -> ModelPlan | None:
-        """Put a version in the place of one that computes alike: the workers stay, and have its
-        files from their next start on.
+        """Replace a version by one with the same compute digest. The workers keep running, and use
+        the new files from their next start on.
 
         Returns:
-          The model with it; None where the two compute differently.
+          The changed model, or None if the compute digests differ.
 
         Raises:
-          ConfigError: both are the same directory, which is in no store.
-          RestartFailed: its workers restart, or servers cannot be told; nothing has changed.
+          ConfigError: both are the same directory outside the store.
+          RestartFailed: the workers are restarting, or servers cannot be notified; nothing changed.
         """
         old, own = self._model(name), prepared.settings.server
         if prepared.model_dir == old.model_dir and not own.model_digest:
             public = self._scaling.public_name(name)
             raise ConfigError(
-                f"{public} is served from {old.model_dir} already; `triolet restart` reads its "
-                "files again"
+                f"{public} is already served from {old.model_dir}; run `triolet restart` to read "
+                "its files again"
             )
         if own.compute_digest != old.settings.server.compute_digest or not own.compute_digest:
             return None
@@ -211,7 +212,7 @@ class ModelSet:
         return new
 
     def _require_free(self, name: str, model: FleetModelConfig, replaced: str) -> None:
-        """Look whether a fleet may have this model beside those that it has."""
+        """Check that the model can be added to the fleet: its name, aliases and number."""
         require_model_name(name)
         settings = self._scaling.now.settings
         if not settings.models:
@@ -231,13 +232,13 @@ class ModelSet:
         for alias in (name, *model.aliases):
             if alias in taken:
                 raise ConfigError(
-                    f"model {taken[alias]} answers to {alias!r} already; give {name} another name"
+                    f"model {taken[alias]} already uses {alias!r}; give {name} another name"
                 )
         known = self._by_public_name(list(settings.models))
         require_auto(replace(settings, models=known if replaced else {**known, name: model}))
 
     def _by_public_name(self, versions: Sequence[str]) -> dict[str, FleetModelConfig]:
-        """Return models by what clients and ladders call them."""
+        """Return models by their public names, which clients and ladders use."""
         models = self._scaling.now.settings.models
         return {self._scaling.public_name(one): models[one] for one in versions}
 
@@ -247,10 +248,10 @@ class ModelSet:
         return prepare_model(plan, self._stored.hold(own, is_reference_only=is_reference_only))
 
     async def set_served(self, name: str, *, is_served: bool) -> None:
-        """Tell servers to have a model, or not to have it any more.
+        """Tell servers to serve a model, or to stop serving it.
 
         Raises:
-          RestartFailed: there is no such model, it is needed, or servers cannot be told.
+          RestartFailed: the model does not exist, is needed, or servers cannot be notified.
         """
         async with self.changing:
             if name not in self._scaling.now.settings.models:
@@ -282,18 +283,18 @@ class ModelSet:
         settings = self._scaling.now.settings
         served = [one for one in settings.models if self._scaling.is_served(one)]
         if served == [name]:
-            raise ConfigError(f"{name} is the only model; add another one first, or end the fleet")
+            raise ConfigError(f"{name} is the only model; add another one first, or stop the fleet")
         routes = self._scaling.routes.values()
         if any(one.stable == name and len(one.shares) > 1 for one in routes):
-            raise ConfigError(f"{name} gets requests until the version that replaces it is ready")
+            raise ConfigError(f"{name} serves requests until its new version is ready")
         others = self._by_public_name([one for one in served if one != name])
         require_auto(replace(settings, models=others))
 
     async def route(self, request: RouteRequest) -> None:
-        """Put a version under the public name of another one, as `Scaling.route`.
+        """Route the public name of a version to another one; see `Scaling.route`.
 
         Raises:
-          RestartFailed: one of them is not there, or it is refused.
+          RestartFailed: a version does not exist, or the route is refused.
         """
         async with self.changing:
             version, replaced = self._model(request.version), self._model(request.replaced)
@@ -302,22 +303,22 @@ class ModelSet:
             )
 
     async def drop(self, name: str, tell: Tell) -> None:
-        """Have a model no more, whose servers have let it go: end its workers, and release it in
-        the store.
+        """Remove a model that servers no longer serve: stop its workers and release it in the
+        store.
 
         Args:
-          name: of the model.
-          tell: called before each step, with its words.
+          name: name of the model.
+          tell: called with a description before each step.
 
         Raises:
-          RestartFailed: servers have it, its workers cannot be stopped, or the fleet ends.
+          RestartFailed: servers still serve it, its workers cannot be stopped, or the fleet stops.
         """
         async with self.changing:
             if name not in self._scaling.now.settings.models:
                 self._before.pop(name, None)
                 return
             if self._scaling.is_served(name):
-                raise RestartFailed(f"servers have {name}; they are told to let it go first")
+                raise RestartFailed(f"servers still serve {name}; withdraw it first")
             await self._supervisor.stop_model(name, tell)
             self._supervisor.drop_model(name)
             self._forget(name)

@@ -1,4 +1,4 @@
-"""How the models of a fleet are, as the supervisor tells commands."""
+"""Status of models and workers, as the supervisor reports it to commands and control."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ class RunState(StrEnum):
     """Whether the workers of a model run."""
 
     STOPPED = "stopped"
-    STARTING = "starting"  # at least one is not ready, at the start or after its death
-    RUNNING = "running"  # each one is ready
+    STARTING = "starting"  # at least one worker is not ready, at the start or after a crash
+    RUNNING = "running"  # every worker is ready
     STOPPING = "stopping"
-    FAILED = "failed"  # one of them could not be kept alive, and the others were stopped
+    FAILED = "failed"  # one worker could not be kept alive, and the others were stopped
 
 
 class RunningWorker(msgspec.Struct, frozen=True):
-    """One worker that runs or should.
+    """A worker that runs or is planned.
 
     Attributes:
-      name: in logs and metrics.
+      name: name in logs and metrics.
       role: prefill or decode.
-      pid: of its process; None where there is none.
+      pid: process id; None if no process runs.
       is_ready: whether it serves.
-      gpu_memory: that it held when it became ready; None where it computes on a CPU.
+      gpu_memory: GPU memory that it held when it became ready; None on a CPU.
     """
 
     name: str
@@ -39,15 +39,15 @@ class RunningWorker(msgspec.Struct, frozen=True):
 
 
 class ModelStatus(msgspec.Struct, frozen=True):
-    """One model.
+    """Status of a model.
 
     Attributes:
-      name: empty for the only model where that has no name.
-      state: of its workers together.
-      workers: those of its own, and stand-ins that run.
+      name: name of the model; empty for a single unnamed model.
+      state: combined state of its workers.
+      workers: its workers, and running spares.
       failure: why it failed, in one line.
-      worker_seconds: how long processes of its workers have run together, since the fleet began;
-        those that have ended are counted.
+      worker_seconds: total run time of its worker processes since the fleet started, including
+        ended ones.
     """
 
     name: str
@@ -58,5 +58,5 @@ class ModelStatus(msgspec.Struct, frozen=True):
 
     @property
     def is_there(self) -> bool:
-        """Whether its workers are kept running, or have not ended yet."""
+        """Whether any of its workers may exist."""
         return self.state not in (RunState.STOPPED, RunState.FAILED)

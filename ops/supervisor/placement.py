@@ -1,4 +1,4 @@
-"""Which cores and which GPU each process of a fleet may use. Pure."""
+"""Assigns CPU cores and GPUs to the processes of a fleet. No I/O."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ if TYPE_CHECKING:
 def own_cores(
     decode_names: Sequence[str], threads: int, cores: Sequence[int]
 ) -> dict[str, tuple[int, ...]]:
-    """Give each decode worker as many cores as it has threads, from the last on.
+    """Give each decode worker as many cores as it has threads, from the last core down.
 
-    What is left is for everybody else together: servers and prefill workers come and go with
-    requests, and the kernel shares cores among such better than any plan. At least one must be
-    left, for nobody could send what decode computes.
+    The other processes share the remaining cores: servers and prefill workers have bursty load,
+    which the kernel distributes better than a fixed plan. At least one core must remain for them.
 
     Args:
-      decode_names: of the decode workers.
-      threads: of each worker.
-      cores: that this process may use, whatever machine and container have more.
+      decode_names: names of the decode workers.
+      threads: threads of each worker.
+      cores: cores that this process may use.
 
     Returns:
-      Each decode worker's cores; nothing where there are too few.
+      The cores of each decode worker; empty if there are too few.
     """
     if len(decode_names) * threads >= len(cores):
         return {}
@@ -42,7 +41,7 @@ def own_cores(
 def placed(
     specs: Sequence[ProcessSpec], pinned: Mapping[str, tuple[int, ...]], cores: Sequence[int]
 ) -> list[ProcessSpec]:
-    """Return the processes with their cores: their own, or what `pinned` leaves of all."""
+    """Return the processes with their cores: those in `pinned`, or all remaining ones."""
     if not pinned:
         return list(specs)
     taken = {core for own in pinned.values() for core in own}
@@ -52,15 +51,15 @@ def placed(
 
 GPU: Final = "cuda"
 VISIBLE_GPUS: Final = "CUDA_VISIBLE_DEVICES"
-"""The CUDA driver's variable: which GPUs a process sees, numbered from 0 in this order."""
+"""Variable of the CUDA driver: the GPUs that a process sees, numbered from 0 in this order."""
 
 
 def gpu_names(visible: str | None, num_files: int) -> tuple[str, ...]:
     """Return the GPUs of this machine, as CUDA_VISIBLE_DEVICES names them.
 
     Args:
-      visible: that variable, None if it is not set.
-      num_files: device files of GPUs.
+      visible: value of CUDA_VISIBLE_DEVICES; None if not set.
+      num_files: number of GPU device files.
     """
     if visible is None:
         return tuple(str(number) for number in range(num_files))
@@ -68,18 +67,18 @@ def gpu_names(visible: str | None, num_files: int) -> tuple[str, ...]:
 
 
 def own_gpus(device: str, workers: Sequence[str], gpus: Sequence[str]) -> dict[str, str]:
-    """Give each worker one GPU, the only one that it then sees.
+    """Assign each worker one GPU, the only one that it will see.
 
     Args:
-      device: `cuda` spreads the workers over all GPUs in turn; `cuda:N` puts them all on one.
-      workers: their names; neighbours share a GPU last.
-      gpus: what this machine has; none known leaves every worker as it is.
+      device: `cuda` distributes the workers over all GPUs; `cuda:N` puts them all on one.
+      workers: names of the workers; assigned in turn, so that neighbours share a GPU last.
+      gpus: GPUs of this machine; empty leaves the workers unassigned.
 
     Returns:
-      Each worker's GPU; nothing where they are left as they are.
+      The GPU of each worker; empty if unassigned.
 
     Raises:
-      ConfigError: the device is a GPU that is not there.
+      ConfigError: the GPU does not exist.
     """
     kind, _, number = device.partition(":")
     if kind != GPU or not gpus:

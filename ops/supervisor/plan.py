@@ -1,6 +1,6 @@
-"""Which processes a local fleet has, where each listens, and how many CPU threads each gets.
+"""Plans the processes of a local fleet: their names, addresses, CPU threads, cores and GPUs.
 
-Pure: settings and the machine's size in, processes out.
+No I/O: takes settings and the machine's size, returns process specifications.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
     from triolet.config import Dtype, EngineConfig, ProcessConfig
 
 SERVER_NAME = "server"
-"""Of the only one; several are numbered."""
+"""Name of a single server; several servers are numbered."""
 CONTROL_NAME = "control"
 
 
 class PlannedWorker(NamedTuple):
-    """One worker of a fleet, or what stands in for it.
+    """A worker of a fleet, or a spare.
 
     Attributes:
-      model: that it computes, by its place among the models of the fleet.
+      model: index of its model in the fleet.
       role: prefill or decode.
-      name: in logs, metrics and commands.
-      file: begins the names of its sockets, whose paths are short.
+      name: name in logs, metrics and commands.
+      file: prefix of its socket names; short, because socket paths are limited in length.
     """
 
     model: int
@@ -58,11 +58,11 @@ class ModelPlan:
     """One model of a fleet.
 
     Attributes:
-      model_dir: absolute path.
-      settings: of its workers, and of a server as if this were its only model.
-      dtypes: what each kind of worker computes in.
-      number: in the names of its sockets; None for its place among the models of the fleet.
-      adapter_bytes: what the adapters take in the memory of one worker of each kind.
+      model_dir: absolute path of the model.
+      settings: settings of its workers, and of a server as if this were its only model.
+      dtypes: dtype of each worker role.
+      number: number in its socket names; None for its index in the fleet.
+      adapter_bytes: memory of the adapters in one worker of each role.
     """
 
     model_dir: Path
@@ -73,8 +73,7 @@ class ModelPlan:
 
     @property
     def name(self) -> str:
-        """What requests call it, and how the names of its workers begin; empty for the only model
-        of a fleet that was given none."""
+        """Name of the model and prefix of its worker names; empty for a single unnamed model."""
         return next(iter(self.settings.models), "")
 
     @property
@@ -84,7 +83,7 @@ class ModelPlan:
 
     @property
     def counts(self) -> tuple[tuple[Role, int], ...]:
-        """How many workers of each role it has."""
+        """Number of workers of each role."""
         fleet = self.settings.fleet
         return ((Role.PREFILL, fleet.prefill), (Role.DECODE, fleet.decode))
 
@@ -94,11 +93,11 @@ class FleetPlan:
     """A fleet on one machine.
 
     Attributes:
-      settings: of every process; addresses and names are filled in here. Workers without `threads`
-        get a fair share of the cores.
-      models: at least one; one without a name is the only one.
-      gpus: of this machine, as CUDA_VISIBLE_DEVICES names them.
-      lends: whether workers may lend one another their cores.
+      settings: settings of all processes, without addresses and names. Workers without `threads`
+        get an equal share of the cores.
+      models: at least one model; an unnamed model is the only one.
+      gpus: GPUs of this machine, as CUDA_VISIBLE_DEVICES names them.
+      lends: whether workers may lend each other cores.
     """
 
     settings: Settings
@@ -112,20 +111,20 @@ class FleetPlan:
             if is_off and model.settings.fleet.prefill == 0:
                 field = f"models.{model.name}.prefill" if model.name else "fleet.prefill"
                 raise ConfigError(
-                    f"{field} is 0, and server.routing.local_prefill is off: nothing computes "
-                    "prompts; allowed: 1 to 64 prefill workers, or auto or always"
+                    f"{field} is 0, and server.routing.local_prefill is off: no worker computes "
+                    "prompts; allowed: 1 to 64 prefill workers, or local_prefill=auto or always"
                 )
         for role in (Role.PREFILL, Role.DECODE):
             count = sum(worker.role is role for worker in self.workers)
             if count > MAX_WORKERS:
                 raise ConfigError(
                     f"{len(self.models)} models have {count} {role} workers together; allowed: at "
-                    f"most {MAX_WORKERS}; give models.NAME.{role} for fewer"
+                    f"most {MAX_WORKERS}; set models.NAME.{role} to fewer"
                 )
 
     @property
     def server_names(self) -> list[str]:
-        """Of each server."""
+        """Names of the servers."""
         servers = self.settings.fleet.servers
         if servers == 1:
             return [SERVER_NAME]
@@ -133,12 +132,12 @@ class FleetPlan:
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """What requests call each model."""
+        """Public name of each model."""
         return tuple(model.name or model.settings.server.model_name for model in self.models)
 
     @property
     def workers(self) -> list[PlannedWorker]:
-        """Each worker of each model."""
+        """All workers of all models."""
         return [
             self._worker(place, role, str(number))
             for place, model in enumerate(self.models)
@@ -148,8 +147,8 @@ class FleetPlan:
 
     @property
     def spares(self) -> list[PlannedWorker]:
-        """What stands in for the only worker of its model and role while that is restarted: nothing
-        runs there otherwise."""
+        """Spares, one for each model and role with a single worker. A spare runs only while that
+        worker restarts."""
         return [
             self._worker(place, role, "spare")
             for place, model in enumerate(self.models)
@@ -169,23 +168,23 @@ class FleetPlan:
 
     @property
     def starting(self) -> list[PlannedWorker]:
-        """The workers that run from the start on."""
+        """Workers that start with the fleet."""
         return [worker for worker in self.workers if self.models[worker.model].starts]
 
     @property
     def has_control(self) -> bool:
-        """Whether models come and go while the fleet runs: where they have names."""
+        """Whether the fleet has a control process: if its models have names."""
         return bool(self.models[0].name)
 
     @property
     def worker_drain_s(self) -> float:
-        """The longest time that a worker may take to finish what it runs [s]."""
+        """Longest drain timeout of any worker [s]."""
         roles = {worker.role for worker in self.workers}
         return max(self.settings.worker(role).drain_timeout_s for role in roles)
 
     @property
     def process_names(self) -> list[str]:
-        """Every process that runs from the start on, the servers first."""
+        """Names of all processes that start with the fleet, servers first."""
         control = [CONTROL_NAME] * self.has_control
         return [*self.server_names, *control, *(worker.name for worker in self.starting)]
 
@@ -193,12 +192,12 @@ class FleetPlan:
         """Return the plan with another number of workers of a model and role.
 
         Args:
-          place: of the model.
-          role: of the workers.
-          count: how many there are.
+          place: index of the model.
+          role: role of the workers.
+          count: number of workers.
 
         Raises:
-          ConfigError: there cannot be so many.
+          ConfigError: too many or too few workers.
         """
         settings = self.models[place].settings
         is_prefill = role is Role.PREFILL
@@ -208,49 +207,47 @@ class FleetPlan:
             else replace(settings.fleet, decode=count)
         )
         model = replace(self.models[place], settings=replace(settings, fleet=fleet))
-        # Those that run share the cores among as many as there were: the new ones have no place.
+        # Running workers have divided the cores by the old number, so new ones have no slot.
         models = (*self.models[:place], model, *self.models[place + 1 :])
         return replace(self, models=models, lends=False)
 
     def with_models(self, models: Sequence[ModelPlan]) -> FleetPlan:
-        """Return the plan with other models, one at least; those that run share the cores among as
-        many as there were.
+        """Return the plan with other models (at least one). Running workers keep their cores.
 
         Raises:
-          ConfigError: there cannot be so many workers.
+          ConfigError: too many workers.
         """
         named = {model.name: model.settings.models[model.name] for model in models}
         settings = replace(self.settings, models=named)
         return replace(self, settings=settings, models=tuple(models), lends=False)
 
     def engine(self, worker: PlannedWorker) -> EngineConfig:
-        """Return what a worker computes with."""
+        """Return the engine settings of a worker."""
         return self.models[worker.model].settings.worker(worker.role).engine
 
     def places(self, num_places: int) -> dict[str, int]:
-        """Return a place of each worker and stand-in, by name: those that run from the start on
-        come first, then the others, each in turn. A stand-in has the place of its worker.
+        """Return a slot number for each worker and spare by name, in turn. Workers that start with
+        the fleet come first. A spare has the slot of its worker.
 
         Args:
-          num_places: how many there are; more workers share them.
+          num_places: number of slots; more workers share them.
         """
         ordered = sorted(self.workers, key=lambda one: not self.models[one.model].starts)
         own = {one.name: place % num_places for place, one in enumerate(ordered)}
         return own | {spare.name: own[self._origin(spare).name] for spare in self.spares}
 
     def _origin(self, spare: PlannedWorker) -> PlannedWorker:
-        """Return the worker that a stand-in stands in for."""
+        """Return the worker that a spare replaces during its restart."""
         return next(
             one for one in self.workers if (one.model, one.role) == (spare.model, spare.role)
         )
 
     @property
     def own_gpus(self) -> dict[str, str]:
-        """The one GPU of each worker, where GPUs are dealt out. A stand-in has that of the worker
-        that it stands in for.
+        """GPU of each worker, if GPUs are assigned. A spare has the GPU of its worker.
 
         Raises:
-          ConfigError: the device is a GPU that is not there.
+          ConfigError: the GPU does not exist.
         """
         own: dict[str, str] = {}
         devices = {worker.name: self.engine(worker).device for worker in self.workers}
@@ -262,16 +259,16 @@ class FleetPlan:
 
 
 def control_address(directory: Path, worker: PlannedWorker) -> str:
-    """Return where a worker of a local fleet is reached."""
+    """Return the control address of a worker of a local fleet."""
     return f"ipc://{directory}/{worker.file}.control"
 
 
 class Door(NamedTuple):
-    """The sockets of one server, which outlive each of its processes.
+    """Listening sockets of one server; they outlive its processes.
 
     Attributes:
-      listen_fd: of the port that clients connect to.
-      own_fd: of its own Unix socket; None where it is the only server.
+      listen_fd: file descriptor of the clients' port.
+      own_fd: file descriptor of its own Unix socket; None for a single server.
     """
 
     listen_fd: int
@@ -279,7 +276,7 @@ class Door(NamedTuple):
 
 
 def door_path(directory: Path, name: str) -> Path:
-    """Return where one of several servers is reached."""
+    """Return the path of the Unix socket of one of several servers."""
     return directory / f"{name}.http"
 
 
@@ -291,15 +288,15 @@ def plan_processes(
     cores: Sequence[int],
     doors: Sequence[Door],
 ) -> tuple[list[ProcessSpec], list[ProcessSpec]]:
-    """Return what to start, and what stands in during restarts.
+    """Return the processes to start, and the spares.
 
     Args:
       plan: the fleet.
-      command: program and arguments that mean `triolet`.
-      directory: for ipc sockets; private.
-      supervisor_pid: of the process whose end ends them all.
-      cores: numbers of the CPU cores that this machine gives us.
-      doors: what each server accepts on, its processes one after the other.
+      command: program and arguments that run `triolet`.
+      directory: private directory for ipc sockets.
+      supervisor_pid: process id of the supervisor; the processes exit when it ends.
+      cores: CPU cores that this process may use.
+      doors: listening sockets of each server.
     """
     control = {one.name: control_address(directory, one) for one in (*plan.workers, *plan.spares)}
     loans = _loans(plan, directory, cores)
@@ -363,12 +360,12 @@ def _with_model(settings: Settings, model: ModelPlan) -> Settings:
 
 
 def _of_servers(plan: FleetPlan, control: Mapping[str, str], directory: Path) -> Settings:
-    """Return the settings with what servers are told of the models and their workers.
+    """Return the settings of servers, with the models and the addresses of their workers.
 
     Args:
       plan: the fleet.
-      control: addresses of workers and stand-ins, by name.
-      directory: of the fleet, with its sockets.
+      control: addresses of workers and spares by name.
+      directory: private directory of the fleet.
     """
     models = tuple(served_model(plan, place, control) for place in range(len(plan.models)))
     if plan.has_control:
@@ -385,7 +382,7 @@ def _of_servers(plan: FleetPlan, control: Mapping[str, str], directory: Path) ->
 
 
 def _of_control(plan: FleetPlan, directory: Path) -> Settings:
-    """Return the settings with what control is told of the models."""
+    """Return the settings of control, with the models."""
     models = tuple(controlled(model) for model in plan.models)
     control = replace(
         plan.settings.control,
@@ -397,7 +394,7 @@ def _of_control(plan: FleetPlan, directory: Path) -> Settings:
 
 
 def controlled(model: ModelPlan) -> ControlledModelConfig:
-    """Return what control is told of a model."""
+    """Return control's config of a model."""
     own = model.settings.models[model.name]
     pools = [
         count * (model.settings.worker(role).engine.kv_pool_bytes or 0)
@@ -417,12 +414,12 @@ def controlled(model: ModelPlan) -> ControlledModelConfig:
 
 
 def served_model(plan: FleetPlan, place: int, control: Mapping[str, str]) -> ServedModelConfig:
-    """Return what servers are told of a model.
+    """Return the servers' config of a model.
 
     Args:
       plan: the fleet.
-      place: of the model in it.
-      control: addresses of workers and stand-ins, by name.
+      place: index of the model.
+      control: addresses of workers and spares by name.
     """
     model = plan.models[place]
     spares = [one for one in plan.spares if one.model == place]
@@ -445,18 +442,18 @@ def served_model(plan: FleetPlan, place: int, control: Mapping[str, str]) -> Ser
 
 
 def _num_shares(plan: FleetPlan) -> int:
-    """Return among how many workers the cores are divided: those that run from the start on."""
+    """Return the number of workers that share the cores: those that start with the fleet."""
     return len(plan.starting) or len(plan.workers)
 
 
 def worker_threads(plan: FleetPlan, role: Role, cores: Sequence[int]) -> int:
-    """Return the threads of a worker: as many as it was told, or its share of the cores."""
+    """Return the number of threads of a worker: its setting, or its share of the cores."""
     told = plan.settings.worker(role).engine.threads
     return told or max(1, len(cores) // _num_shares(plan))
 
 
 def _pinned(plan: FleetPlan, cores: Sequence[int]) -> dict[str, tuple[int, ...]]:
-    """Return the cores of each process that gets some of its own, by its name."""
+    """Return the reserved cores of each process that has some, by name."""
     if plan.settings.fleet.pin is Pinning.OFF:
         return {}
     decode_names = [worker.name for worker in plan.workers if worker.role is Role.DECODE]
@@ -464,12 +461,11 @@ def _pinned(plan: FleetPlan, cores: Sequence[int]) -> dict[str, tuple[int, ...]]
 
 
 def _loans(plan: FleetPlan, directory: Path, cores: Sequence[int]) -> dict[str, LendingConfig]:
-    """Return what each worker is told that lends its cores while it has nothing to compute.
+    """Return the lending config of each worker that lends its cores while it is idle.
 
-    A worker with a number of threads or with cores of its own uses these and no others. A stand-in
-    has the place of the worker that it stands in for: of both one computes. Several models have a
-    place for each core at most: workers of different models share one where there are more, and of
-    these one at a time borrows.
+    Workers with a configured number of threads or with reserved cores do not lend. A spare shares
+    the slot of its worker, because only one of them computes. There is at most one slot per core:
+    workers of different models may share a slot, and one of them borrows at a time.
     """
     engines = [plan.engine(worker) for worker in plan.workers]
     is_told = any(engine.threads is not None for engine in engines)
@@ -487,8 +483,8 @@ def _loans(plan: FleetPlan, directory: Path, cores: Sequence[int]) -> dict[str, 
 
 
 def _environment(threads: int, gpu: str | None = None) -> dict[str, str]:
-    """Return what keeps the native libraries of a process to its share of the cores and to its
-    GPU; they read it when they are loaded, which is before any option of ours is."""
+    """Return the environment that limits native libraries to a process's cores and GPU. They read
+    it when they are loaded, before our settings."""
     own_gpu = {} if gpu is None else {VISIBLE_GPUS: gpu}
     return own_gpu | {
         "OMP_NUM_THREADS": str(threads),

@@ -1,4 +1,5 @@
-"""What `triolet serve` finds out before it starts anything: models, their names, sizes, tenants."""
+"""Checks and resolves the settings of `triolet serve` before anything starts: models, names, sizes,
+the tenants file and the ladder of `model: auto`."""
 
 from __future__ import annotations
 
@@ -28,20 +29,20 @@ if TYPE_CHECKING:
 
 
 def prepare(settings: Settings, stored: Iterable[Settings], gpus: tuple[str, ...]) -> FleetPlan:
-    """Return the plan of a fleet: the settings with what follows from models and machine.
+    """Return the plan of a fleet: its settings, completed from the models and the machine.
 
     Args:
-      settings: of the fleet, as given.
-      stored: the same for each model; versions of the store are directories already.
-      gpus: of this machine, as CUDA_VISIBLE_DEVICES names them.
+      settings: settings of the fleet.
+      stored: settings of each model, with versions in the store resolved to directories.
+      gpus: GPUs of this machine, as CUDA_VISIBLE_DEVICES names them.
 
     Raises:
-      ConfigError: they cannot work here.
-      FetchFailed: a model that was asked for by name cannot be had.
+      ConfigError: the settings cannot work on this machine.
+      FetchFailed: a model could not be downloaded.
     """
-    # Also those of models that do not run yet: when they do, there is memory for all.
     require_auto(settings)
     models = list(stored)
+    # Count models that do not start yet too, so that memory suffices when they do.
     num_workers = sum(own.fleet.prefill + own.fleet.decode for own in models)
     plans = []
     for own in models:
@@ -51,11 +52,11 @@ def prepare(settings: Settings, stored: Iterable[Settings], gpus: tuple[str, ...
 
 
 def prepare_model(plan: FleetPlan, own: Settings) -> ModelPlan:
-    """Return what the processes of a model are that comes to a fleet while it runs.
+    """Return the plan of a model that is added to a running fleet.
 
     Args:
-      plan: of the fleet as it is.
-      own: settings for this model; a version of the store is a directory already.
+      plan: current plan of the fleet.
+      own: settings of the model, with a version in the store resolved to a directory.
 
     Raises:
       ConfigError: it cannot be served here.
@@ -65,23 +66,23 @@ def prepare_model(plan: FleetPlan, own: Settings) -> ModelPlan:
         named = own.fleet.model
         if named == AUTO or (named in KNOWN and not is_kept(KNOWN[named])):
             raise ConfigError(
-                f"{named} is fetched from the package index at the start of a fleet only; name a "
-                "directory, a GGUF file, or a version of the store"
+                f"{named} can be downloaded only at the start of a fleet; give a directory, a GGUF "
+                "file, or a version in the store"
             )
         return _prepared(own, num_workers, plan.gpus)
 
 
 @within_check_time()
 def _prepared(settings: Settings, num_workers: int, gpus: tuple[str, ...]) -> ModelPlan:
-    """Return what a model's processes are.
+    """Return the plan of a model.
 
     Args:
-      settings: for this model.
-      num_workers: of all models together; they share the memory.
-      gpus: of this machine.
+      settings: settings of this model.
+      num_workers: number of workers of all models, which share the memory.
+      gpus: GPUs of this machine.
 
     Raises:
-      ConfigError: it cannot be served so.
+      ConfigError: it cannot be served with these settings.
     """
     model = ready_model(settings.fleet.model)
     dtypes: dict[Role, Dtype] = {}
@@ -99,17 +100,17 @@ def _prepared(settings: Settings, num_workers: int, gpus: tuple[str, ...]) -> Mo
 
 
 def require_auto(settings: Settings) -> None:
-    """Look whether the ladders of `model: auto` are of models of this fleet: that of the settings,
-    and those in the file of tenants, if there is one, which has to mean something.
+    """Check that the ladders of `model: auto`, in the settings and in the tenants file, contain
+    only models of this fleet.
 
     Raises:
-      ConfigError: they are not, or the file cannot be used, in the words of the server.
+      ConfigError: they do not, or the tenants file is invalid.
     """
     auto, models = settings.server.auto, settings.models
     if auto.ladder is not None and not models:
         raise ConfigError(
-            "[auto] has a ladder, and this fleet has one model without a name; give models names: "
-            "`triolet serve SMALL=MODEL LARGE=MODEL`, or remove [auto]"
+            "[auto] has a ladder, but this fleet has a single unnamed model; give models names "
+            "(`triolet serve SMALL=MODEL LARGE=MODEL`), or remove [auto]"
         )
     require_models(auto, models, [alias for one in models.values() for alias in one.aliases])
     tenants = read_tenant_file(settings.server.tenants)
@@ -119,10 +120,10 @@ def require_auto(settings: Settings) -> None:
 
 
 def read_tenant_file(config: TenantsConfig) -> Tenants | None:
-    """Return the tenants of the file; None where there is no file, or it is too large to look at.
+    """Return the tenants in the file; None if no file is set or it is too large.
 
     Raises:
-      ConfigError: it cannot be read, or means nothing, in the words of the server.
+      ConfigError: it cannot be read or is invalid.
     """
     if config.file is None:
         return None
@@ -130,5 +131,5 @@ def read_tenant_file(config: TenantsConfig) -> Tenants | None:
         with Path(config.file).open("rb") as file:
             content = file.read(config.max_bytes + 1)
     except OSError as error:
-        raise ConfigError(f"the file of tenants cannot be read: {error}") from None
+        raise ConfigError(f"the tenants file cannot be read: {error}") from None
     return read_tenants(content, config.file) if len(content) <= config.max_bytes else None

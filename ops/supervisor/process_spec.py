@@ -1,4 +1,4 @@
-"""What a supervised process is, before it is one. Pure."""
+"""Specification of a supervised process: command, environment, cores and settings."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """What to start.
+    """A process to start.
 
     Attributes:
-      name: unique among the supervised, such as `decode-0`.
-      role: decides the order of shutdown.
+      name: unique name, such as `decode-0`.
+      role: role; determines the order of shutdown.
       argv: program and arguments.
-      env: added to the supervisor's own environment.
-      pass_fds: file descriptors that it inherits, by the same numbers.
-      cores: that it may use; none for all of the supervisor's.
-      settings: written to its standard input at its start, which stays open.
-      arguments: of the command `triolet`, where `argv` means that one: a template can fork it then.
-        None for another program.
-      model: the name of the model whose worker it is; empty for a server, and for a worker of the
-        only model where that has no name.
+      env: variables added to the supervisor's environment.
+      pass_fds: file descriptors that it inherits, with the same numbers.
+      cores: cores that it may use; empty for all of the supervisor's.
+      settings: written to its standard input, which stays open.
+      arguments: arguments of `triolet`, so that a template can fork it; None for another program.
+      model: name of the model of a worker; empty for servers, control, and workers of a single
+        unnamed model.
     """
 
     name: str

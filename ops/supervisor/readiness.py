@@ -1,4 +1,4 @@
-"""Client of the probes of every server of a local fleet, each asked on its own socket."""
+"""Client for the health probes of every server of a local fleet."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 PROBE_TIMEOUT_S: Final = 2.0
-"""For one question to /health/ready, which is answered from memory."""
+"""Timeout of one probe, which a server answers from memory."""
 PATH: Final = "/health/ready"
 LIVE_PATH: Final = "/health/live"
-"""For fleets whose models all start by command: no request can be computed yet, and none is
-refused."""
+"""Used while no model of the fleet runs: servers are not ready then, but accept requests."""
 
 
 class Readiness:
-    """Asks every server; an async context manager.
+    """Probes every server; an async context manager.
 
     Args:
-      url: where the only server answers.
-      own_paths: the own sockets of servers, where several share the port.
+      url: address of a single server.
+      own_paths: Unix sockets of the servers if several share the port.
     """
 
     def __init__(self, url: str, own_paths: Sequence[Path] = ()) -> None:
@@ -44,7 +43,7 @@ class Readiness:
         if self._own_paths:
             ways = [("http://localhost", path) for path in self._own_paths]
         for url, path in ways:
-            # One that is replaced must not find its successor's connection open.
+            # Close each connection: it would keep reaching the old process after a replacement.
             client = httpx2.AsyncClient(
                 base_url=url,
                 transport=None
@@ -67,11 +66,11 @@ class Readiness:
         await self._stack.aclose()
 
     async def objection(self, path: str = PATH, models: Collection[str] = ()) -> str | None:
-        """Return what keeps one of them from taking requests; None if nothing does.
+        """Return why a server is not ready, or None if all are.
 
         Args:
-          path: that is asked.
-          models: by name, which each of them has to serve; one of several is enough without.
+          path: path of the probe.
+          models: names of models that each server must serve; if empty, one served model is enough.
         """
         for client in self._clients:
             try:
@@ -86,9 +85,9 @@ class Readiness:
         return None
 
     async def is_met(self, worker: str) -> bool:
-        """Return whether each of them uses a worker."""
+        """Return whether every server uses a worker."""
         for client in self._clients:
-            # It may be of another release than whoever asks: nothing it says may end us.
+            # The server may be of another release: tolerate any answer.
             try:
                 answer = await client.get(PATH)
                 if not (answer.is_success and answer.json()["workers"][worker] == "alive"):
@@ -99,7 +98,7 @@ class Readiness:
 
 
 def _states(answer: httpx2.Response) -> dict[str, str]:
-    """Return how each model is, where a server has several."""
+    """Return the state of each named model."""
     try:
         return {one["name"]: one["state"] for one in answer.json().get("models", ())}
     except (ValueError, LookupError, TypeError, AttributeError):

@@ -1,4 +1,4 @@
-"""A rolling restart: takes the steps of rolling.py with the slots of the groups that run."""
+"""Executes a rolling restart: carries out the steps of rolling.py on the running processes."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _WORKERS: Final = (Role.PREFILL, Role.DECODE)
 
 
 class RestartLimits(NamedTuple):
-    """How long a restart waits.
+    """Timeouts of a restart.
 
     Attributes:
-      server_exit_s: for a server to drain and leave.
-      worker_exit_s: for a worker to finish its sequences and leave.
-      config: for a new worker to be used.
-      start_s: for a new worker to become ready, the first end of which is a failure then; None for
-        as long as it takes, and as often as it is started again.
+      server_exit_s: for a server to drain and exit.
+      worker_exit_s: for a worker to finish its sequences and exit.
+      config: has the timeout for servers to use a new worker.
+      start_s: for a new worker to become ready; if it ends before, the restart fails. None waits
+        without limit, also over further starts.
     """
 
     server_exit_s: float
@@ -50,17 +50,17 @@ async def take_steps(
     tell: Callable[[RollingStep], Awaitable[None]],
     limits: RestartLimits,
 ) -> None:
-    """Restart the processes of some roles in turn.
+    """Restart the processes of some roles one at a time.
 
     Args:
-      groups: that run.
-      roles: which processes.
-      is_met: whether a server sees the worker of this name alive, asked once it is ready.
+      groups: running groups.
+      roles: roles to restart.
+      is_met: returns whether every server uses a worker; polled once the worker is ready.
       tell: called before each step.
-      limits: of the waits.
+      limits: timeouts.
 
     Raises:
-      RestartFailed: a new process did not become ready. What was not restarted yet runs on.
+      RestartFailed: a new process did not become ready. The remaining ones keep running.
     """
     specs = [spec for group in groups for spec in group.specs]
     spares = {(one.model, role): one for group in groups for role, one in group.spares.items()}
@@ -94,22 +94,22 @@ async def change_specs(
     tell: Callable[[RollingStep], Awaitable[None]],
     limits: RestartLimits,
 ) -> None:
-    """Restart the workers of a model in turn with other settings; all of them or none.
+    """Restart the workers of a model one at a time with other settings; roll back on failure.
 
     Args:
-      group: that runs.
-      specs: of its workers and stand-ins, by name.
-      is_met: as of `take_steps`.
-      tell: likewise.
-      limits: likewise, with `start_s`.
+      group: running group.
+      specs: new settings of its workers and spares by name.
+      is_met: see `take_steps`.
+      tell: called before each step.
+      limits: timeouts, including `start_s`.
 
     Raises:
-      RestartFailed: one did not become ready. Each worker has the settings that it had.
+      RestartFailed: a worker did not become ready. All workers have their old settings.
     """
     before = {spec.name: spec for spec in (*group.specs, *group.spares.values())}
 
     async def changed(step: RollingStep) -> None:
-        # Not all at once: what dies before its turn is started as it was.
+        # Apply settings one at a time: a worker that dies before its turn restarts unchanged.
         if step.move is not RollingMove.RETIRE_SPARE and step.name in specs:
             group.use({step.name: specs[step.name]})
         await tell(step)
@@ -136,29 +136,29 @@ async def _restart(slot: Slot, limits: RestartLimits) -> None:
 
 
 async def _within(seconds: float | None, name: str, start: Callable[[], Awaitable[object]]) -> None:
-    """Start a worker within a time.
+    """Start a worker with a timeout.
 
     Raises:
-      RestartFailed: it is not ready then, or has failed.
+      RestartFailed: it was not ready in time, or failed.
     """
     with trio.move_on_after(math.inf if seconds is None else seconds):
         await start()
         return
     raise RestartFailed(
-        f"{name} was not ready after {seconds:g} s (supervisor.adapter_start_s, and where another "
-        "one drained before it worker.drain_timeout_s); its log lines say why"
+        f"{name} was not ready after {seconds:g} s (supervisor.adapter_start_s, plus "
+        "worker.drain_timeout_s if an old worker had to drain first); its log lines say why"
     )
 
 
 async def _meet(
     name: str, is_met: Callable[[str], Awaitable[bool]], config: SupervisorConfig
 ) -> None:
-    """Wait until a worker is given work: only then may the next one leave."""
+    """Wait until servers use a worker; only then may the next one exit."""
     with trio.move_on_after(config.ready_timeout_s):
         while not await is_met(name):  # noqa: ASYNC110 (another process knows)
             await trio.sleep(config.ready_poll_s)
         return
     raise RestartFailed(
-        f"{name} is up, but after {config.ready_timeout_s:.0f} s no server uses it: see "
-        "the server's log lines, or its model is not that of the others"
+        f"{name} is ready, but no server uses it after {config.ready_timeout_s:.0f} s; check the "
+        "server's log lines, and that its model is that of the other workers"
     )

@@ -1,9 +1,9 @@
-"""Whether a process that ended is started again, when, or never. Decides; starts nothing.
+"""Restart policy of a process: restart at once, restart after a backoff, or give up. No I/O.
 
-Two counts per process. The first death is followed by a new life at once, each further one in a row
-by a longer delay; a long enough life clears them. Deaths before ready count on their own, because
-they repeat: after a few of them, or at once where the process itself said that its configuration
-cannot work, trying again is no answer.
+After the first crash the process restarts at once, after each further crash in a row with a doubled
+delay; a long enough run resets the count. Crashes before the process is ready are counted
+separately: after `max_failed_starts` of them, or at once if the process reported a configuration
+error, the policy gives up.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Ending(NamedTuple):
     """How a process ended.
 
     Attributes:
-      code: exit code; negative is the number of the signal that killed it.
-      failure: its own one-line cause, if it reported one.
-      was_silent: it was killed for reporting nothing while it started.
+      code: exit code, or the negative number of the signal that killed it.
+      failure: one-line cause, if the process reported one.
+      was_silent: whether it was killed because it reported nothing while starting.
     """
 
     code: int
@@ -45,13 +45,13 @@ class Ending(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Start it again.
+    """Restart the process.
 
     Attributes:
-      delay_s: after this time.
-      was_asked_for: somebody told the process itself to leave, and it did so in order.
-      num_deaths: in a row, this one included; the delay doubles with each.
-      within_s: from the first of them to this one.
+      delay_s: wait before the restart.
+      was_asked_for: whether the process was asked to exit and exited cleanly.
+      num_deaths: crashes in a row, including this one.
+      within_s: time from the first of them to this one.
     """
 
     delay_s: float
@@ -62,11 +62,11 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Do not start it again.
+    """Do not restart the process.
 
     Attributes:
       message: cause and remedy in one line.
-      exit_code: what the supervisor should exit with.
+      exit_code: exit code for the supervisor.
     """
 
     message: str
@@ -77,11 +77,11 @@ Verdict: TypeAlias = Restart | GiveUp
 
 
 class RestartPolicy:
-    """The record of one process over all its lives.
+    """Decides about the restarts of one process.
 
     Args:
-      name: what messages call it.
-      config: delays and bounds.
+      name: name of the process in messages.
+      config: delays and limits.
     """
 
     def __init__(self, name: str, config: SupervisorConfig) -> None:
@@ -93,12 +93,12 @@ class RestartPolicy:
         self._failed_starts = 0
 
     def became_ready(self, now: float) -> None:
-        """Note that this life reached ready."""
+        """Record that the process became ready."""
         self._ready_since = now
         self._failed_starts = 0
 
     def ended(self, now: float, ending: Ending) -> Verdict:
-        """Return what to do about the end of this life."""
+        """Return what to do after the process ended."""
         if ending.failure is not None:
             return GiveUp(f"{self._name}: {ending.failure}", EXIT_BAD_INPUT)
         ready_since, self._ready_since = self._ready_since, None
@@ -122,8 +122,8 @@ class RestartPolicy:
 
     def _delay_s(self) -> float:
         if self._deaths == 1:
-            # The kernel closes a process's sockets before it says that the process has ended.
+            # Its addresses are free: the kernel closes sockets before it reports the end.
             return 0.0
-        # The exponent is bounded so that a long record of deaths cannot overflow the float.
+        # Bound the exponent, so that many crashes cannot overflow the float.
         delay_s = self._config.restart_delay_s * 2.0 ** min(self._deaths - 2, 32)
         return min(delay_s, self._config.max_restart_delay_s)

@@ -1,8 +1,8 @@
-"""The order in which the processes of a fleet are restarted while it serves. Pure.
+"""The order of steps in a rolling restart. No I/O; restart.py executes the steps.
 
-One process at a time, so that at most one of a role is away. A role with one worker only would then
-have none: a spare worker fills its place meanwhile. Workers go first: the old server, which needs
-them until its last stream has ended, goes last, and its successor meets new workers only.
+Processes restart one at a time. If a role has a single worker, a spare runs while it restarts.
+Workers restart before servers: an old server needs workers until its last stream has ended, and its
+successor only meets new workers.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 class RollingMove(Enum):
-    """What is done to a process."""
+    """A kind of step."""
 
-    START_SPARE = "starting, to stand in"
-    RESTART = "draining, then starting afresh"
-    START = "starting afresh, before its pause is over"
-    REPLACE = "starting a successor, then draining the old one"
-    RETIRE_SPARE = "draining, its work is done"
+    START_SPARE = "starting a spare"
+    RESTART = "draining, then restarting"
+    START = "starting without waiting for the retry delay"
+    REPLACE = "starting a successor, then draining the old process"
+    RETIRE_SPARE = "draining the spare"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class RollingStep:
     """One step of a restart.
 
     Attributes:
-      move: what is done.
-      name: to which process.
+      move: kind of step.
+      name: name of the process.
     """
 
     move: RollingMove
@@ -47,7 +47,7 @@ class RollingStep:
 
 ORDER = (Role.PREFILL, Role.DECODE, Role.CONTROL, Role.SERVER)
 _ALONE = (Role.CONTROL, Role.SERVER)
-"""Roles of no model."""
+"""Roles that do not belong to a model."""
 
 
 def restart_steps(
@@ -55,12 +55,12 @@ def restart_steps(
     spares: Mapping[tuple[str, Role], ProcessSpec],
     roles: Collection[Role],
 ) -> list[RollingStep]:
-    """Return what to do, in order: model by model, then control, then the servers.
+    """Return the steps in order: model by model, then control, then the servers.
 
     Args:
-      specs: what runs.
-      spares: what may stand in, by model and role.
-      roles: which processes to restart.
+      specs: running processes.
+      spares: spares by model and role.
+      roles: roles to restart.
     """
     steps: list[RollingStep] = []
     models = dict.fromkeys(spec.model for spec in specs if spec.role not in _ALONE)

@@ -1,5 +1,5 @@
-"""How many workers a model has, and which models there are, changed while the fleet runs: which
-processes that makes, and the file that tells the servers.
+"""Changes the plan of a running fleet (number of workers, models, routes) and writes the members
+file that notifies the servers.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
     from .process_spec import ProcessSpec
 
 MEMBERS: Final = "members.json"
-"""In the private directory of the fleet."""
+"""File in the private directory of the fleet; servers watch it."""
 
 
 class Scaling:
-    """The plan of a fleet that grows and shrinks.
+    """The current plan of a running fleet.
 
     Args:
-      plan: as the fleet was started.
-      note: what commands read of it.
-      directory: of the fleet.
-      specs: returns the processes of a plan, and the stand-ins.
+      plan: plan at the start of the fleet.
+      note: note for commands.
+      directory: private directory of the fleet.
+      specs: returns the processes and spares of a plan.
 
     Attributes:
-      now: the plan as it is.
-      routes: that servers are told of, by public name.
+      now: current plan.
+      routes: current routes by public name.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Scaling:
         directory: Path,
         specs: Callable[[FleetPlan], tuple[Sequence[ProcessSpec], Sequence[ProcessSpec]]],
     ) -> None:
-        # A model that comes after another one has gone has not its sockets.
+        # Fixed numbers: a later model must not reuse the sockets of a dropped one.
         numbered = [replace(model, number=place) for place, model in enumerate(plan.models)]
         self.now = replace(plan, models=tuple(numbered))
         self._note = note
@@ -63,24 +63,24 @@ class Scaling:
         self._specs = specs
         self._next_number = len(numbered)
         self._spares = {one.name: _spares_of(self.now, one.name) for one in plan.models}
-        # Also those of a plan that was refused, or is not reached yet: which of them are there,
-        # `_present` says.
+        # Includes workers of plans that failed or are not reached yet; `_present` has the names of
+        # existing workers.
         self._workers = {one.name: _workers_of(self.now, one.name) for one in plan.models}
         self._present = {name: set(workers) for name, workers in self._workers.items()}
-        # None while servers have the models that they were started with.
+        # None while servers have the models of their start.
         self._served: tuple[str, ...] | None = None
         self.routes: dict[str, Route] = {}
 
     def plan(self, model: str, role: Role, count: int) -> list[ProcessSpec]:
-        """Plan another number of workers; return all of them.
+        """Plan another number of workers of a role. Return all workers of that role.
 
         Args:
-          model: name of it, empty for the only one where that has none.
-          role: of the workers.
-          count: how many there shall be.
+          model: name of the model; empty for a single unnamed model.
+          role: role of the workers.
+          count: number of workers.
 
         Raises:
-          ConfigError: there is no such model, or there cannot be so many.
+          ConfigError: the model does not exist, or the number is not allowed.
         """
         self._require_unpinned(f"start the fleet with fleet.{role.value}={count}")
         place = self._place(model, f"{role.value}={count}")
@@ -92,10 +92,10 @@ class Scaling:
         return specs
 
     def add(self, model: ModelPlan) -> tuple[list[ProcessSpec], list[ProcessSpec]]:
-        """Have a model more, which no server is told of yet; return its workers and stand-ins.
+        """Add a model without notifying servers. Return its workers and spares.
 
         Raises:
-          ConfigError: there cannot be so many workers, or cores are dealt out.
+          ConfigError: too many workers, or workers have reserved cores.
         """
         name = model.name
         self._require_unpinned(f"start the fleet with {name} among its models")
@@ -114,14 +114,14 @@ class Scaling:
     def change(
         self, name: str, changed: Callable[[ModelPlan], ModelPlan]
     ) -> dict[str, ProcessSpec]:
-        """Have other settings of a model; return its workers and stand-ins, by name.
+        """Change the settings of a model. Return its workers and spares by name.
 
         Args:
-          name: of the model.
-          changed: returns it with them.
+          name: name of the model.
+          changed: returns the changed plan of the model.
 
         Raises:
-          RestartFailed: its workers cannot be planned; nothing has changed.
+          RestartFailed: its workers cannot be planned; nothing changed.
         """
         place = self._place(name)
         model = changed(self.now.models[place])
@@ -136,11 +136,11 @@ class Scaling:
         return {one.name: one for one in specs if one.model == name}
 
     def _planned(self, plan: FleetPlan, place: int) -> list[ProcessSpec]:
-        """Return the processes of a plan, behind those that a model of it may have besides."""
+        """Return the processes of a plan, after other ones that a model may still have."""
         model, plans = plan.models[place], []
         for role, count in model.counts:
-            # A scaling that was refused has left others there than are planned, and a stand-in of
-            # the time when there was one worker may be needed again.
+            # A failed scaling may have left other workers, and the spare for a single worker may be
+            # needed again.
             workers = self._workers[model.name]
             there = sum(workers[one].role is role for one in self._present[model.name])
             others = {1, there} - {0, count}
@@ -148,29 +148,29 @@ class Scaling:
         return [one for each in (*plans, plan) for specs in self._specs(each) for one in specs]
 
     def tell_servers(self, name: str) -> None:
-        """Tell servers what a model is now, if they are told to have it.
+        """Notify servers of the current state of a model, if they serve it.
 
         Raises:
-          RestartFailed: a file cannot be written; servers are told what they were told before.
+          RestartFailed: a file cannot be written; servers keep the previous state.
         """
         self._served = self._names_served
         self._write(name)
 
     def remove(self, name: str) -> None:
-        """Have a model less, which servers have not any more."""
+        """Remove a model that servers no longer serve."""
         self.now = self.now.with_models([one for one in self.now.models if one.name != name])
         self.routes = {key: one for key, one in self.routes.items() if name not in one.shares}
         del self._workers[name], self._present[name], self._spares[name]
 
     def is_served(self, name: str) -> bool:
-        """Whether servers are told to have a model."""
+        """Return whether servers are configured to serve a model."""
         return name in self._names_served
 
     def set_served(self, name: str, *, is_served: bool) -> None:
-        """Tell servers to have a model, or not to have it any more.
+        """Tell servers to serve a model, or to stop serving it.
 
         Raises:
-          RestartFailed: a file cannot be written; servers are told what they were told before.
+          RestartFailed: a file cannot be written; servers keep the previous state.
         """
         served, routes = self._served, self.routes
         others = tuple(one for one in self._names_served if one != name)
@@ -184,22 +184,22 @@ class Scaling:
             raise
 
     def public_name(self, version: str) -> str:
-        """Return what clients call a model: the name of its route, or its own."""
+        """Return the public name of a version: the name of its route, or its own."""
         return next((name for name, one in self.routes.items() if version in one.shares), version)
 
     def route(self, version: str, replaced: str, revision: int, *, is_moved: bool) -> None:
-        """Put a version under the public name of another one, in its place among the models.
+        """Route a public name to another version.
 
         Args:
-          version: comes.
-          replaced: has the public name now.
-          revision: of the route that the caller saw; 0 where there was none.
-          is_moved: all new requests go to the version that comes, and servers let the other one
-            go. Otherwise servers know both, and the one that comes gets no request yet.
+          version: the new version.
+          replaced: the version that has the public name now.
+          revision: revision of the route that the caller saw; 0 if it saw none.
+          is_moved: route all new requests to the new version and stop serving the old one.
+            Otherwise servers have both, and the new version gets no requests yet.
 
         Raises:
-          RestartFailed: the route has changed since, servers do not have the other version, or a
-            file cannot be written; servers are told what they were told before.
+          RestartFailed: the route has changed since, servers do not have the replaced version, or a
+            file cannot be written; servers keep the previous state.
         """
         public = self.public_name(replaced)
         shares = {version: 1.0} if is_moved else {replaced: 1.0, version: 0.0}
@@ -210,8 +210,8 @@ class Scaling:
         seen = 0 if now is None else now.revision
         if seen != revision:
             raise RestartFailed(
-                f"the route of {public} is at revision {seen}, and was at {revision} when this "
-                "change began; ask again"
+                f"the route of {public} is at revision {seen}, but was at {revision} when this "
+                "change began; try again"
             )
         if not self.is_served(replaced):  # a model whose addition was not taken back yet
             raise RestartFailed(f"servers do not have {replaced}; ask again once they have it")
@@ -228,7 +228,7 @@ class Scaling:
             raise
 
     def note(self, model: str, names: Sequence[str]) -> None:
-        """Tell servers and commands which workers a model has now.
+        """Notify servers and commands of the current workers of a model.
 
         Raises:
           RestartFailed: a file cannot be written.
@@ -272,16 +272,16 @@ class Scaling:
                 or self.now.model_names,
             )
             write_note(self._directory, note)
-            # At last: servers follow it at once, also where what comes behind it fails.
+            # Replace this file last: servers react to it at once.
             os.replace(new, self._directory / MEMBERS)
         except OSError as error:
             raise RestartFailed(
-                f"cannot write which workers {about or 'the fleet'} has: {error}; make room in "
-                f"{self._directory}, and ask again"
+                f"cannot write the workers of {about or 'the fleet'}: {error}; free disk space in "
+                f"{self._directory}, and try again"
             ) from error
 
     def _models(self) -> tuple[ServedModelConfig, ...] | None:
-        """Return what servers are told of models; None where these have not changed."""
+        """Return the servers' config of the models, or None if unchanged since the start."""
         if self._served is None:
             return None
         every = (*self.now.workers, *self.now.spares)
@@ -291,7 +291,7 @@ class Scaling:
     def _require_unpinned(self, instead: str) -> None:
         if self.now.settings.fleet.pin is not Pinning.OFF:
             raise ConfigError(
-                f"fleet.pin gave each worker cores of its own at the start; {instead}, or with "
+                f"fleet.pin has reserved cores for each worker at the start; {instead}, or with "
                 "fleet.pin=off"
             )
 
@@ -300,13 +300,13 @@ class Scaling:
         if model in names:
             return names.index(model)
         known = ", ".join(f"{name}.{target}" if name else target for name in names)
-        what = f"no model is called {model!r}" if model else f"{target} names no model"
-        raise ConfigError(f"{what}; say {known}")
+        what = f"no model is called {model!r}" if model else f"{target} does not name a model"
+        raise ConfigError(f"{what}; give {known}")
 
 
 def narrowed(route: Route, version: str) -> Route:
-    """Return a route without a version that gets no requests; one that has no other stays, since
-    servers may be told of it again."""
+    """Remove a version without requests from a route. Keep a route that has no other version,
+    because servers may be told to serve it again."""
     if version not in route.shares or len(route.shares) == 1:
         return route
     return Route({route.stable: 1.0}, route.stable, route.revision + 1)

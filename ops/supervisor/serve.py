@@ -1,7 +1,7 @@
-"""`triolet serve`: servers and their workers on this machine, from first check to clean end.
+"""`triolet serve`: runs a fleet on this machine, from binding the port to the clean shutdown.
 
-Puts the parts together: finds out what cannot work before anything is started, runs the supervisor,
-waits until requests are taken, and says so. What it looks like is the view's.
+Opens the sockets, plans the processes, runs the supervisor, and announces when the fleet accepts
+requests. Output is left to a view (terminal_view.py or json_view.py).
 """
 
 from __future__ import annotations
@@ -58,20 +58,21 @@ STOPPING: Final = "STOPPING=1"
 log = structlog.get_logger(__name__)
 
 EXIT_MARGIN_S = 2.0
-"""Between the server's own watchdog and ours, so that it is the server that decides."""
+"""Margin by which the supervisor's timeout exceeds the server's own, so that the latter acts first.
+"""
 
 
 def serve(plan: FleetPlan, starter: Starter, stored: StoredModels) -> None:
-    """Serve until a signal asks for the end.
+    """Serve until a signal stops the fleet.
 
     Args:
       plan: the fleet.
       starter: starts its processes.
-      stored: holds its models in the store.
+      stored: protects its models in the store from garbage collection.
 
     Raises:
-      ConfigError: port or directory cannot be had; nothing was started.
-      CommandFailed: a process could not be kept alive; nothing runs any more.
+      ConfigError: the port or the directory cannot be used; nothing was started.
+      CommandFailed: a process could not be kept alive; everything has been stopped.
     """
     fleet, config = plan.settings.fleet, plan.settings.supervisor
     server = plan.settings.server
@@ -123,7 +124,7 @@ def serve(plan: FleetPlan, starter: Starter, stored: StoredModels) -> None:
 
 
 def _note(plan: FleetPlan, directory: Path, port: int) -> Note:
-    """Return what commands are to know of a fleet."""
+    """Return the note from which commands learn about the fleet."""
     url = base_url(plan.settings.server.host, port)
     addresses = {one.name: control_address(directory, one) for one in plan.workers}
     return Note(port, url, addresses, plan.model_names, os.getpid(), home())
@@ -136,13 +137,13 @@ def _commands(supervisor: Supervisor, scaling: Scaling, stored: StoredModels) ->
 
 
 class _Place(NamedTuple):
-    """What a fleet holds from before its first process to after its last.
+    """Directory and sockets that a fleet holds for its whole life.
 
     Attributes:
-      directory: private.
-      port: that clients connect to.
-      own_paths: of each server if there are several.
-      doors: of each server.
+      directory: private directory.
+      port: port for clients.
+      own_paths: Unix socket of each server if there are several.
+      doors: listening sockets of each server.
     """
 
     directory: Path
@@ -152,10 +153,10 @@ class _Place(NamedTuple):
 
 
 def _take_place(plan: FleetPlan, held: ExitStack) -> _Place:
-    """Take port and directory for as long as `held` is open.
+    """Open the port and the directory until `held` is closed.
 
     Raises:
-      ConfigError: one cannot be had.
+      ConfigError: one of them cannot be used.
     """
     server, servers = plan.settings.server, plan.settings.fleet.servers
     bound = bind_ports(server.host, server.port, servers)
@@ -172,7 +173,7 @@ def _take_place(plan: FleetPlan, held: ExitStack) -> _Place:
 
 
 def log_choices(plan: FleetPlan) -> None:
-    """Log what was chosen for each model and kind of worker from model and machine."""
+    """Log the engine settings chosen for each model and worker role."""
     for model in plan.models:
         about = {"model": model.name} if model.name else {}
         for role, dtype in model.dtypes.items():
@@ -188,24 +189,22 @@ def log_choices(plan: FleetPlan) -> None:
 
 
 def server_exit_s(server: ServerConfig) -> float:
-    """Return how long a server may take from the request to leave to its end."""
+    """Return the maximum time of a server from SIGTERM to its exit [s]."""
     return server.handover_s + server.drain_timeout_s + server.exit_grace_s + EXIT_MARGIN_S
 
 
 def choose_view(plan: FleetPlan) -> tuple[View, Callable[[str, bytes], None] | None]:
-    """Return how to show the fleet, and where the log lines of its processes go."""
+    """Return the view, and the handler of processes' log lines (None: they inherit stderr)."""
     if not sys.stdout.isatty():
         return JsonView(plan), None
     view = TerminalView(plan)
-    # Lines between the bars would tear them; lines that go to a file do not.
+    # Log lines on the terminal would break the progress bars, so the view prints them.
     return view, view.logged if sys.stderr.isatty() else None
 
 
 def tell_service_manager(*states: str) -> None:
-    """Send states to the service manager that started this process, as sd_notify(3) does: one
-    datagram to the unix socket that $NOTIFY_SOCKET names. Without that variable do nothing.
-
-    Never waits and never raises: a state that cannot be sent is a warning in the log.
+    """Send states to systemd as sd_notify(3) does: one datagram to the Unix socket $NOTIFY_SOCKET.
+    Does nothing if the variable is not set. Never blocks; logs a warning on failure.
 
     Args:
       states: assignments such as `READY=1`.
@@ -213,7 +212,7 @@ def tell_service_manager(*states: str) -> None:
     address = os.environ.get(NOTIFY_VARIABLE, "")
     if not address:
         return
-    # A leading @ is a name in the abstract namespace, which the kernel writes as a zero byte.
+    # A leading @ means the abstract namespace, where names begin with a zero byte.
     name = f"\0{address[1:]}" if address.startswith("@") else address
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
@@ -224,7 +223,7 @@ def tell_service_manager(*states: str) -> None:
 
 
 def command_line() -> tuple[str, ...]:
-    """Return what means `triolet` in this environment, whatever the user's PATH and directory."""
+    """Return the command that runs `triolet`, independent of PATH and working directory."""
     script = Path(sys.executable).with_name("triolet")
     if script.is_file():
         return (sys.executable, str(script))
@@ -232,7 +231,7 @@ def command_line() -> tuple[str, ...]:
 
 
 def available_cores() -> list[int]:
-    """Return the cores that this process may use, which a container may have cut down."""
+    """Return the cores that this process may use; a container may restrict them."""
     if sys.platform == "linux":
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
@@ -248,17 +247,17 @@ async def run_fleet(
     starter: Starter | None = None,
     commands: Commands | None = None,
 ) -> GiveUp | None:
-    """Run a fleet and say when it takes requests; return why it had to end, if it had to.
+    """Run a fleet and announce when it accepts requests. Return why it failed, or None.
 
     Args:
-      supervisor: of the processes.
-      config: deadlines.
-      url: where the server answers.
-      view: who is told.
-      socket_path: where commands reach the supervisor; None for nowhere.
-      own_paths: where each server is reached if there are several.
-      starter: of the processes; None spawns each.
-      commands: does what commands ask for; None where none comes.
+      supervisor: supervisor of the processes.
+      config: timeouts.
+      url: address of the server.
+      view: shows the fleet.
+      socket_path: Unix socket for commands, or None.
+      own_paths: Unix socket of each server if there are several.
+      starter: starts the processes; None to spawn each.
+      commands: executes commands, or None.
     """
     readiness = partial(Readiness, url, own_paths)
     async with trio.open_nursery() as nursery:
@@ -288,7 +287,7 @@ async def _announce(
     readiness: Callable[[], Readiness],
     view: View,
 ) -> None:
-    """Wait until requests are taken and say so; end the fleet if that does not come."""
+    """Announce when the fleet accepts requests; fail the fleet if it does not in time."""
     await supervisor.wait_all_ready()
     async with readiness() as servers:
         state = await _last_objection(servers, supervisor, config)
@@ -296,11 +295,11 @@ async def _announce(
         return
     if state is None:
         view.serving(url)
-        tell_service_manager(READY, f"STATUS=Requests are taken at {url}")
+        tell_service_manager(READY, f"STATUS=Serving at {url}")
         return
     supervisor.fail(
         GiveUp(
-            f"all processes are up, but {url}/health/ready is not ready after "
+            f"all processes run, but {url}/health/ready reports not ready after "
             f"{config.ready_timeout_s:.0f} s: {state}; see the server's log lines",
             EXIT_FAILED,
         )
@@ -311,12 +310,12 @@ async def _last_objection(
     servers: Readiness, supervisor: Supervisor, config: SupervisorConfig
 ) -> str | None:
     """Wait until the servers serve every model that has running workers. After `ready_timeout_s`
-    one served model is enough. Return the reason why they are not ready, None if they are."""
+    one served model is enough. Return why they are not ready, or None if they are."""
     with trio.move_on_after(config.ready_timeout_s):
         while not supervisor.stopping.is_set():
             running = running_models(supervisor)
             if await servers.objection(PATH if running else LIVE_PATH, running) is None:
                 return None
             await trio.sleep(config.ready_poll_s)
-    # A model that servers do not take must not keep the others from serving.
+    # One model that is not served must not stop a fleet that serves others.
     return await servers.objection(PATH if running_models(supervisor) else LIVE_PATH)

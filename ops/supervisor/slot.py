@@ -1,5 +1,5 @@
-"""One place in the fleet: its processes run one after another, or two at a time while a successor
-takes over. The order in which places restart is in rolling.py.
+"""A slot of the fleet, such as `decode-0`: starts its process, restarts it when it ends, and
+replaces it by a successor. rolling.py has the order in which slots restart.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ if TYPE_CHECKING:
 
 
 class StartAbandoned(TrioletError):
-    """The fleet or the model is being stopped; there is no process."""
+    """The fleet or the model is being stopped, so no process was started."""
 
 
 class RestartFailed(TrioletError):
-    """A restart that was asked for did not come about; what ran before still runs where it can."""
+    """A requested change failed; the message says why. Old processes keep running if possible."""
 
 
 @dataclass(eq=False, slots=True)
 class Life:
-    """One process, from its start to its end.
+    """One process of a slot, from its start to its end.
 
     Attributes:
       child: the process.
-      spec: that it was started with.
-      ready: set once it serves.
-      over: set once it is gone; `ending` says how.
-      ending: None while it runs.
-      is_leaving: it was asked to; its end is no death.
+      spec: the specification that it was started with.
+      ready: set when it serves.
+      over: set when it has ended.
+      ending: how it ended; None while it runs.
+      is_leaving: whether it was asked to exit, so that its end is not a crash.
       began_at: when it was started.
-      gpu_memory: that it held when it became ready; None where it computes on a CPU.
+      gpu_memory: GPU memory that it held when it became ready; None on a CPU.
     """
 
     child: Child
@@ -63,27 +63,27 @@ class Life:
     gpu_memory: GpuMemory | None = None
 
     def ask_to_leave(self, number: int) -> None:
-        """Send the signal by which this kind of process leaves in order."""
+        """Ask the process to exit cleanly by sending a signal."""
         self.is_leaving = True
         self.child.signal(number)
 
 
 class Slot:
-    """A place in the fleet.
+    """A slot of the fleet, with one process at a time, or two during a replacement.
 
     Args:
-      spec: what runs there.
-      starter: starts the processes.
-      config: delays and bounds.
-      watcher: who is told.
-      on_log: called with each line on stderr; None lets it go where the supervisor's goes.
-      nursery: for the lives.
+      spec: specification of the process.
+      starter: starts processes.
+      config: delays and limits.
+      watcher: is notified of starts, reports and ends.
+      on_log: called with each line on stderr; None if processes inherit the supervisor's stderr.
+      nursery: runs the processes.
 
     Attributes:
-      spec: of the next start.
-      lives: those that run, oldest first.
-      current: the one that counts; None before the first.
-      ended_s: how long its processes ran that have ended [s].
+      spec: specification for the next start.
+      lives: running processes, oldest first.
+      current: the process that is kept alive; None before the first start.
+      ended_s: total run time of ended processes [s].
     """
 
     def __init__(
@@ -112,23 +112,23 @@ class Slot:
 
     @property
     def worker_seconds(self) -> float:
-        """How long its processes have run together [s]."""
+        """Total run time of its processes [s]."""
         now = trio.current_time()
         running = sum(now - life.began_at for life in self.lives if life.ending is None)
         return self.ended_s + running
 
     def end(self) -> None:
-        """Start nothing any more. What runs is not signalled."""
+        """Stop starting processes. Running processes get no signal."""
         self._stop.set()
         for scope in self._starts:
             scope.cancel()
         self._tell()
 
     async def keep(self) -> GiveUp | None:
-        """Start the process, and again whenever it ends, until `end` was called.
+        """Start the process and restart it whenever it ends, until `end` is called.
 
         Returns:
-          Why it cannot be kept alive, if so.
+          Why it cannot be kept alive, or None.
         """
         life: Life | None = None
         while not self._stop.is_set():
@@ -142,7 +142,7 @@ class Slot:
                 if self.current is life:
                     self.current = new
                 else:
-                    # `replace` has put a successor there meanwhile.
+                    # `replace` has started a successor in the meantime.
                     new.ask_to_leave(signal.SIGKILL)
             life = self.current
             assert life is not None
@@ -164,20 +164,20 @@ class Slot:
         return None
 
     def use(self, spec: ProcessSpec) -> None:
-        """Start with these settings from now on, also what was doubted."""
+        """Use this specification from the next start on, and end a doubtful restart."""
         self.spec, self._is_doubtful = spec, False
         self._tell()
 
     async def restart(self, within_s: float, *, is_doubtful: bool = False) -> None:
-        """Let the present life leave, and wait until the next one is ready.
+        """Let the current process exit, and wait until the next one is ready.
 
         Args:
-          within_s: after which it is killed.
-          is_doubtful: where the next life ends before it is ready nothing is started again until
-            `use` says with which settings.
+          within_s: time after which the current process is killed.
+          is_doubtful: if the new process ends before it is ready, do not restart it until `use`
+            sets a specification.
 
         Raises:
-          RestartFailed: the fleet or the model ends, or what was doubted has failed.
+          RestartFailed: the fleet or the model is being stopped, or a doubtful restart failed.
         """
         old, self._is_doubtful = self.current, is_doubtful
         if old is not None:
@@ -191,13 +191,14 @@ class Slot:
         self._is_doubtful = False
 
     async def replace(self, within_s: float) -> None:
-        """Start a successor beside the present life, and let that one leave once the other serves.
+        """Start a successor beside the current process, and let the latter exit once the successor
+        serves.
 
         Args:
-          within_s: after which the old life is killed.
+          within_s: time after which the old process is killed.
 
         Raises:
-          RestartFailed: the successor did not become ready; the present life goes on.
+          RestartFailed: the successor did not become ready; the current process keeps running.
         """
         new = await self.start_one()
         old, self.current = self.current, new
@@ -206,10 +207,10 @@ class Slot:
             await see_out([old], within_s, SUCCESSOR_SIGNAL)
 
     async def start_one(self) -> Life:
-        """Start a life that nothing starts again, and wait until it is ready.
+        """Start a process that is not restarted, and wait until it is ready.
 
         Raises:
-          RestartFailed: it ended before, or the fleet ends.
+          RestartFailed: it ended before, or the fleet is being stopped.
         """
         name = self.spec.name
         if self._stop.is_set():
@@ -226,10 +227,10 @@ class Slot:
         return life
 
     async def wait_ready(self) -> None:
-        """Wait until a life is ready.
+        """Wait until the current process is ready.
 
         Raises:
-          StartAbandoned: the fleet or the model ends before.
+          StartAbandoned: the fleet or the model is being stopped.
         """
         while self.current is None or not self.current.ready.is_set():
             if self._stop.is_set():
@@ -264,7 +265,7 @@ class Slot:
         self._watcher.started(name, life.child.pid)
         self._nursery.start_soon(self._see_through, life)
         if self._stop.is_set():
-            # It began meanwhile, and the shutdown does not know this process.
+            # The shutdown began during the start and does not know this process.
             life.ask_to_leave(signal.SIGKILL)
         self._tell()
         return life
@@ -285,10 +286,10 @@ class Slot:
 
 
 def _require_alive(life: Life) -> None:
-    """Look whether a process that starts has not ended.
+    """Check that a starting process has not ended.
 
     Raises:
-      RestartFailed: it has.
+      RestartFailed: it has ended.
     """
     if life.ending is not None:
         raise RestartFailed(
@@ -298,15 +299,15 @@ def _require_alive(life: Life) -> None:
 
 
 async def see_out(lives: Sequence[Life], grace_s: float, number: int = signal.SIGTERM) -> None:
-    """Ask processes to leave; kill those that are still there after a time.
+    """Ask processes to exit, and kill those that still run after `grace_s`.
 
     Args:
       lives: the processes.
-      grace_s: how long each may take.
-      number: of the signal.
+      grace_s: time for all of them to exit.
+      number: signal to send.
     """
     for life in lives:
-        # One that leaves already would take a second request for "at once".
+        # Do not signal twice: a process takes a second signal for "exit now".
         if not life.is_leaving:
             life.ask_to_leave(number)
     with trio.move_on_after(grace_s):

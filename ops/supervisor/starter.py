@@ -1,4 +1,5 @@
-"""How the supervisor's processes begin: forked from a template where there is one, else spawned."""
+"""Starts the supervisor's processes: forks them from a template process with the modules already
+imported, or spawns them."""
 
 from __future__ import annotations
 
@@ -45,25 +46,26 @@ MODULES: Final = {
     Role.DECODE: WORKER_MODULES,
 }
 REAP_POLL_S: Final = 0.05
-"""Until a child of ours that has ended is waited for by the task that watches it."""
+"""Interval of checking whether the task that watches an ended child has waited for it."""
 MAX_ANSWER_BYTES: Final = 4096
 KILLED_S: Final = 1.0
-"""Longest wait for the end of a killed template, in which the supervisor does nothing else. Only a
-process that the kernel keeps, as on a file system that does not answer, takes as long."""
+"""Longest wait for a killed template, during which the supervisor is blocked. Only a process stuck
+in the kernel, for example on a hanging file system, takes this long."""
 GIVEN_UP_S: Final = 1.0
-"""Longest wait for the answer to a start that was given up. A template forks within some ten
-milliseconds; one that is lost for an answer costs the workers of now and those of later the pages
-that they would share. Only one that still imports takes longer."""
+"""Longest wait for the answer to a cancelled start. A template forks within tens of milliseconds,
+unless it is still importing. Killing it earlier would cost new workers the pages that they share
+with the present ones."""
 
 
 class ForkedProcess:
-    """A child process that another process forked; as far as needed like `subprocess.Popen`.
+    """A child process forked by a template, with the part of `subprocess.Popen`'s interface that is
+    used here.
 
     Args:
-      pid: of a child of this process.
+      pid: process id; a child of this process.
       stdin: our end of its standard input.
       stdout: our end of its standard output.
-      stderr: our end of its standard error; None where it has this process's.
+      stderr: our end of its standard error; None if it inherits this process's.
     """
 
     def __init__(
@@ -77,18 +79,18 @@ class ForkedProcess:
         self.stdin = stdin
         self.stdout = stdout
         self.stderr = stderr
-        # Names this process also once its number belongs to another one.
+        # Unlike the pid, it refers to this process even after the number is reused.
         self._pidfd = os.pidfd_open(pid)
         self._code: int | None = None
         self._waiting = threading.Lock()
 
     def send_signal(self, number: int) -> None:
-        """Send a signal; nothing happens if the process has ended."""
+        """Send a signal. Does nothing if the process has ended."""
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, number)
 
     def kill(self) -> None:
-        """End it at once."""
+        """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
     def wait(self, timeout: float | None = None) -> int:
@@ -124,7 +126,7 @@ class TemplateLost(TrioletError):
 
 
 class Template:
-    """The supervisor's side of a template process.
+    """Client of a template process, which forks processes on request.
 
     Args:
       process: the template.
@@ -140,11 +142,11 @@ class Template:
 
     @classmethod
     def fork(cls, modules: Sequence[str], run: Run) -> Template:
-        """Fork a template from this process, which may have one thread only.
+        """Fork a template from this process, which must have only one thread.
 
         Args:
-          modules: that it imports.
-          run: the command `triolet`, for the processes that it forks.
+          modules: modules for it to import.
+          run: entry point of `triolet` for the processes that it forks.
         """
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
@@ -153,7 +155,7 @@ class Template:
                 forget_logs()
                 _keep_only(its)
                 run_template(its, modules, run)
-            except Exception:  # noqa: BLE001 (frames below are the supervisor's)
+            except Exception:  # noqa: BLE001 (must not return into the supervisor's frames)
                 sys.excepthook(*sys.exc_info())
             finally:
                 os._exit(1)
@@ -178,15 +180,15 @@ class Template:
         return cls(process, ours)
 
     async def start(self, request: ForkRequest, fds: Sequence[int], within_s: float) -> int:
-        """Have a process forked and return its pid.
+        """Fork a process and return its pid.
 
         Args:
           request: the process.
           fds: its standard input, output and error, then those of `request.pass_fds`.
-          within_s: after which the template counts as lost; the first request waits for imports.
+          within_s: timeout; the first request also waits for imports.
 
         Raises:
-          TemplateLost: no answer, or one that says that there is no process.
+          TemplateLost: the template did not answer, or could not fork.
         """
         async with self._turn:
             try:
@@ -204,7 +206,7 @@ class Template:
         reply = b""
         try:
             with trio.move_on_after(within_s) as scope, suppress(OSError):
-                # One datagram on a socket of ours alone: it is taken at once or never.
+                # One datagram on a private socket does not block.
                 socket.send_fds(self._requests, [msgspec.json.encode(request)], list(fds))
                 reply = await self._reply()
         except trio.Cancelled:
@@ -215,7 +217,7 @@ class Template:
         finally:
             self._is_in_step = bool(reply)
             if not reply:
-                # A process that it forked later would have no end of its pipes here.
+                # If it forked the process later, nothing here would read its pipes.
                 self._process.kill()
         if scope.cancelled_caught:
             raise TemplateLost(f"no answer within {within_s:g} s")
@@ -231,19 +233,19 @@ class Template:
         return self._requests.recv(MAX_ANSWER_BYTES)
 
     def close(self) -> None:
-        """End it; what it forked runs on."""
+        """Kill the template. Processes that it forked keep running."""
         self._is_closed = True
         self._process.kill()
-        # A task that waits for an answer is woken by the template's end, not by a closed socket.
+        # Keep the socket open for a task that waits for an answer: EOF wakes it, closing does not.
         if not self._turn.locked():
             self._requests.close()
-        # reap_strays has taken its end already, or will, where the kernel keeps it.
+        # `reap_strays` may have reaped it, or will do so later if it is stuck in the kernel.
         with suppress(ChildProcessError, subprocess.TimeoutExpired):
             self._process.wait(KILLED_S)
 
 
 def _end_forked(reply: bytes) -> None:
-    """End the process that a template answers with, if any; `Starter.reap_strays` waits for it."""
+    """Kill the process in a template's answer, if any. `Starter.reap_strays` reaps it."""
     pid = msgspec.json.decode(reply, type=ForkAnswer).pid if reply else None
     if pid is not None:
         with suppress(ProcessLookupError):
@@ -251,7 +253,7 @@ def _end_forked(reply: bytes) -> None:
 
 
 def _keep_only(kept: socket.socket) -> None:
-    """Close what a forked template has from the supervisor, but stderr and one socket."""
+    """Close all inherited file descriptors in a template except stderr and one socket."""
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
@@ -267,12 +269,12 @@ def available_gpus() -> tuple[str, ...]:
 
 
 def roles_of_templates(settings: Settings, gpus: Sequence[str]) -> list[Role]:
-    """Return the roles whose processes are forked: not those that compute on a GPU, where each
-    process begins with a driver of its own.
+    """Return the roles whose processes are forked. Workers on a GPU are not: each needs to
+    initialize its own driver.
 
     Args:
-      settings: of the fleet, before anything is known of its model.
-      gpus: of this machine.
+      settings: settings of the fleet, before its models are checked.
+      gpus: GPUs of this machine.
     """
     if not (settings.supervisor.templates and sys.platform == "linux" and has_pidfds()):
         return []
@@ -289,8 +291,8 @@ def roles_of_templates(settings: Settings, gpus: Sequence[str]) -> list[Role]:
 
 
 def has_pidfds() -> bool:
-    """Whether the kernel names processes by descriptors: Linux does so from 5.4 on, gVisor and
-    strict seccomp filters do not."""
+    """Return whether the kernel supports pidfds: Linux 5.4 or newer, but not gVisor or strict
+    seccomp filters."""
     try:
         own = os.pidfd_open(os.getpid())
     except OSError:
@@ -308,16 +310,16 @@ def has_pidfds() -> bool:
 
 
 def fork_templates(roles: Sequence[Role], run: Run) -> dict[Role, Template]:
-    """Return a template for each role, roles with the same modules sharing one. To be called before
-    this process has a second thread; what it has imported by then, they have too.
+    """Fork a template for each role; roles with the same modules share one. Must be called before
+    this process starts a second thread. Templates inherit the modules imported so far.
 
     Args:
-      roles: of the processes that are forked.
-      run: the command `triolet`, for these processes.
+      roles: roles of the processes to fork.
+      run: entry point of `triolet` for these processes.
     """
     of_modules: dict[tuple[str, ...], Template] = {}
     if roles:
-        # Their processes shall be this one's, and with them what those leave behind.
+        # Adopt the processes that templates fork, and their orphans.
         prctl(PR_SET_CHILD_SUBREAPER, 1)
     for role in roles:
         modules = MODULES[role]
@@ -330,9 +332,9 @@ class Starter:
     """Starts processes.
 
     Args:
-      templates: by role; processes of other roles are spawned.
-      command: program and arguments that mean `triolet`.
-      answer_within_s: how long a template may take.
+      templates: templates by role; processes of other roles are spawned.
+      command: program and arguments that run `triolet`.
+      answer_within_s: timeout of a template's answer.
     """
 
     def __init__(
@@ -349,7 +351,7 @@ class Starter:
 
     @property
     def has_templates(self) -> bool:
-        """Whether any process is forked."""
+        """Whether any role has a template."""
         return bool(self._templates)
 
     async def start(self, spec: ProcessSpec, *, reads_log: bool) -> Process:
@@ -357,7 +359,7 @@ class Starter:
 
         Args:
           spec: the process.
-          reads_log: its stderr is a pipe too, instead of this process's.
+          reads_log: make its stderr a pipe too; otherwise it inherits this process's.
 
         Raises:
           OSError: the program cannot be started.
@@ -369,7 +371,7 @@ class Starter:
                 try:
                     process = await self._fork(template, spec, reads_log=reads_log)
                 except TemplateLost as error:
-                    # Another start of these roles may have replaced it, or `renew`.
+                    # A concurrent start or `renew` may have replaced it already.
                     if template in self._templates.values():
                         log.warning("template_lost", role=spec.role.value, reason=str(error))
                         self._replace(template)
@@ -383,15 +385,15 @@ class Starter:
             self._num_pending -= 1
 
     def ended(self, pid: int) -> None:
-        """Note that a process has been waited for."""
+        """Record that a process was reaped."""
         self._running.discard(pid)
 
     def renew(self, roles: Collection[Role]) -> None:
-        """Replace the templates of some roles by ones with the code that is installed now.
+        """Replace the templates of some roles, so that they import the code that is installed now.
 
         Args:
-          roles: of the processes that are restarted. Templates of other roles stay: a process that
-            dies comes back with the code of those beside it.
+          roles: roles being restarted. Other templates stay, so that a process that crashes
+            restarts with the code of its peers.
 
         Raises:
           OSError: the program cannot be started.
@@ -400,14 +402,14 @@ class Starter:
             self._replace(template)
 
     def close(self) -> None:
-        """End the templates."""
+        """Kill the templates."""
         for template in set(self._templates.values()):
             template.close()
         self._templates.clear()
 
     async def reap_strays(self) -> None:
-        """Wait for the ends of processes that children of ours have left behind: as the nearest
-        subreaper this process inherits them. To be run where templates are used."""
+        """Reap orphans of child processes, which this process inherits as a subreaper. Required
+        when templates are used."""
         with trio.open_signal_receiver(signal.SIGCHLD) as signals:
             async for _ in signals:
                 while (pid := _ended_child()) is not None:
@@ -447,10 +449,10 @@ class Starter:
 
 
 class _Streams:
-    """The pipes of a process that is about to begin.
+    """The pipes of a process that is about to start.
 
     Args:
-      reads_log: its standard error is a pipe too, instead of this process's.
+      reads_log: make its standard error a pipe too; otherwise it inherits this process's.
 
     Attributes:
       its: descriptors of its standard input, output and error.
@@ -468,21 +470,21 @@ class _Streams:
         )
 
     def ours_alone(self) -> tuple[IO[bytes], IO[bytes], IO[bytes] | None]:
-        """Close the ends of the process, which has them by now, and return ours."""
+        """Close the process's ends, which it has inherited by now, and return ours."""
         for fd in self.its:
             os.close(fd)
         return self._ours
 
     def close(self) -> None:
-        """Close both ends: there is no such process."""
+        """Close both ends after a failed start."""
         for end in self.ours_alone():
             if end is not None:
                 end.close()
 
 
 def _spawn(spec: ProcessSpec, *, reads_log: bool) -> subprocess.Popen[bytes]:
-    # From this thread, not from one of Trio's: Linux ties the signal of a parent's death to the
-    # thread that forked, and Trio's threads end after some idle seconds.
+    # Fork in this thread, not in one of Trio's: Linux sends the parent-death signal when the
+    # forking thread ends, and Trio's threads end after some idle seconds.
     process = subprocess.Popen(
         spec.argv,
         env={**os.environ, **spec.env},
@@ -493,15 +495,15 @@ def _spawn(spec: ProcessSpec, *, reads_log: bool) -> subprocess.Popen[bytes]:
         pass_fds=spec.pass_fds,
     )
     if spec.cores:
-        # It has no threads yet, and those that it begins inherit this. If it has ended already,
-        # the task that waits for it will see that.
+        # Its future threads inherit this. If it has ended already, the task that waits for it
+        # notices.
         with suppress(ProcessLookupError):
             os.sched_setaffinity(process.pid, spec.cores)
     return process
 
 
 def _ended_child() -> int | None:
-    """Return the pid of a child that has ended and was not waited for."""
+    """Return the pid of an ended child that was not reaped, or None."""
     try:
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

@@ -1,5 +1,6 @@
-"""The supervisor of a fleet on one machine: restarts dead processes, does rolling restarts on
-command, and ends all in order: servers first, so that their streams finish, then the workers.
+"""The supervisor of a fleet on one machine: starts and restarts processes, executes rolling
+restarts and scaling, and stops the fleet in order (servers first, so that their streams finish,
+then workers).
 """
 
 from __future__ import annotations
@@ -37,29 +38,29 @@ if TYPE_CHECKING:
 
 RUN_ID_BYTES: Final = 8
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Ctrl-C, the polite request, and a terminal that was closed: all mean a clean shutdown."""
+"""Signals for a clean shutdown: Ctrl-C, termination, and a closed terminal."""
 
 
 class Supervisor:
     """A fleet of processes.
 
     Args:
-      specs: what to run; names are unique.
-      config: delays and deadlines.
-      server_exit_s: how long a server may take to drain and leave.
-      watcher: who is told.
-      on_log: called with a process's name and each line on its stderr; None lets those lines go to
-        the supervisor's own stderr.
-      spares: what stands in for the only process of its role while that is restarted; at most one
-        of a model and role.
-      stopped: names of the models whose workers are started by command alone.
-      worker_drain_s: how long a worker that is restarted may let its sequences finish.
-      starter: starts the processes; None spawns each.
+      specs: processes to run; names are unique.
+      config: delays and timeouts.
+      server_exit_s: time for a server to drain and exit.
+      watcher: is notified of starts, reports and ends.
+      on_log: called with a process's name and each line on its stderr; None if processes inherit
+        the supervisor's stderr.
+      spares: replacements that run while the only process of a role restarts; at most one for each
+        model and role.
+      stopped: names of models whose workers do not start with the fleet.
+      worker_drain_s: time for a worker to finish its sequences in a restart.
+      starter: starts the processes; None to spawn each.
 
     Attributes:
-      stopping: set once the shutdown has begun, for whatever reason.
-      run_id: of this fleet, from its start to its end.
-      restarting: groups with processes that are restarted or scaled now.
+      stopping: set when the shutdown begins.
+      run_id: id of this run of the fleet.
+      restarting: groups that are being restarted or scaled.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Supervisor:
         self.run_id = secrets.token_hex(RUN_ID_BYTES)
         self._config = config
         self._server_exit_s = server_exit_s
-        # The longest time from the request to a worker to leave to its end.
+        # Longest time from SIGTERM to the exit of a worker.
         self._worker_exit_s = worker_drain_s + config.worker_exit_s
         self._starter = starter or Starter()
         self._watcher = watcher
@@ -106,10 +107,10 @@ class Supervisor:
         self._control_was_ready = False
 
     async def run(self) -> GiveUp | None:
-        """Run the fleet until `stop` has been called and every process is gone.
+        """Run the fleet until `stop` is called and every process has ended.
 
         Returns:
-          Why it had to end, if not because that was asked for.
+          Why the fleet failed, or None.
         """
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
@@ -133,14 +134,14 @@ class Supervisor:
         self._nursery.start_soon(group.run, self._give_up)
 
     def _give_up(self, group: Group, reason: GiveUp) -> None:
-        """End a model whose worker cannot be kept alive; the whole fleet where it is the last.
-        Control is started again later."""
+        """Stop a model whose worker cannot be kept alive, or the whole fleet if it is the last one.
+        Control is restarted later."""
         if group.phase is not GroupPhase.RUNNING:
             return
         group.failure = reason
         is_last = all(one.failure for one in self._models.values())
         is_control = group is self._control
-        # Without control models stay as they are; with a setting that cannot be it never ran.
+        # Models keep running without control. A fleet with invalid control settings must fail.
         is_bad_input = reason.exit_code == EXIT_BAD_INPUT
         is_needed = is_control and is_bad_input and not self._control_was_ready
         if group is self._servers or is_last or is_needed:
@@ -148,15 +149,14 @@ class Supervisor:
             return
         assert self._nursery is not None, "run has begun"
         if is_control:
-            again = f"control is started again in {self._config.control_retry_s:g} s"
+            again = f"control is restarted in {self._config.control_retry_s:g} s"
             reason = replace(reason, message=f"{reason.message}; {again}")
         self._watcher.failed(group.name or CONTROL_NAME, reason)
         group.end()
         self._nursery.start_soon(group.leave, self._worker_exit_s)
 
     async def _keep_control(self) -> None:
-        """Start control again some time after each time that it was given up: without it no model
-        is woken."""
+        """Restart control some time after it failed, because no model can wake without it."""
         while True:
             with suppress(StartAbandoned):
                 await self._control.wait_ready()
@@ -170,7 +170,7 @@ class Supervisor:
                 self._launch(self._control)
 
     async def _start_control(self, tell: Callable[[RollingStep], Awaitable[None]]) -> None:
-        """Start control, which was given up, before its pause is over.
+        """Start failed control without waiting for the retry delay.
 
         Raises:
           RestartFailed: it did not become ready.
@@ -186,12 +186,12 @@ class Supervisor:
             failure = self._control.failure
             why = str(error) if failure is None else failure.message
             raise RestartFailed(
-                f"control did not become ready: {why}; the others run, and it is started again in "
-                f"{self._config.control_retry_s:g} s"
+                f"control did not become ready: {why}; the other processes run, and control is "
+                f"restarted in {self._config.control_retry_s:g} s"
             ) from error
 
     async def wait_all_ready(self) -> None:
-        """Wait until every process is ready that was started and whose model has not failed."""
+        """Wait until every started process is ready, except those of failed models."""
         await self._begun.wait()
         for group in running(self._groups):
             try:
@@ -200,7 +200,7 @@ class Supervisor:
                 continue
 
     def stop(self) -> None:
-        """Begin the shutdown in order; called again, kill what still runs."""
+        """Begin a clean shutdown. Called again, kill all processes."""
         if self.stopping.is_set():
             for life in chain.from_iterable(group.lives() for group in self._groups):
                 life.child.signal(signal.SIGKILL)
@@ -211,7 +211,7 @@ class Supervisor:
             group.end()
 
     def fail(self, reason: GiveUp) -> None:
-        """Begin the shutdown because of this; the first reason is the one that counts."""
+        """Begin a shutdown because of a failure. Only the first reason is kept."""
         if self._failure is None and not self.stopping.is_set():
             self._failure = reason
             self.stop()
@@ -223,27 +223,26 @@ class Supervisor:
         tell: Callable[[RollingStep], Awaitable[None]],
         models: Sequence[str] = (),
     ) -> None:
-        """Restart every process of some roles in turn while the others serve. Workers of models
-        that do not run stay as they are.
+        """Restart every process of some roles one at a time. Stopped models are skipped.
 
         Args:
-          roles: which.
-          is_met: whether a server sees the worker of this name alive, asked once it is ready.
+          roles: roles to restart.
+          is_met: returns whether every server uses a worker; polled once the worker is ready.
           tell: called before each step.
-          models: of which the workers are restarted, and nothing else; none for all processes.
+          models: models whose workers are restarted, and nothing else; empty for all processes.
 
         Raises:
-          RestartFailed: another restart is under way, there is nothing to restart, the fleet ends,
-            there is no such model or it does not run, or a new process did not become ready. What
-            was not restarted yet runs on.
+          RestartFailed: another restart is running, there is nothing to restart, the fleet is being
+            stopped, a model does not exist or does not run, or a new process did not become ready.
+            The remaining processes keep running.
         """
         require_no_restart(self)
         among = [self.to_change(name) for name in dict.fromkeys(models)] or running(self._groups)
         for group in among:
             if group.phase is not GroupPhase.RUNNING:
                 raise RestartFailed(
-                    f"the workers of {group.name} do not run; `triolet model load {group.name}` "
-                    "starts them"
+                    f"the workers of {group.name} do not run; start them with `triolet model load "
+                    f"{group.name}`"
                 )
         at_stake = {spec.role for group in among for spec in group.specs} if models else ORDER
         try:
@@ -257,7 +256,7 @@ class Supervisor:
         paused = is_all and bool(self._control.specs) and self._control not in chosen
         self.restarting = (*chosen, self._control) if paused else chosen
         if not self.restarting:
-            raise RestartFailed(f"no process runs as {' or '.join(sorted(roles))}")
+            raise RestartFailed(f"no {' or '.join(sorted(roles))} process runs")
         limits = RestartLimits(self._server_exit_s, self._worker_exit_s, self._config)
 
         async def take() -> None:
@@ -274,16 +273,16 @@ class Supervisor:
         """Start the workers of a model and wait until they are ready. Idempotent.
 
         Args:
-          name: of the model.
-          tell: called before each step, with its words.
+          name: name of the model.
+          tell: called with a description before each step.
 
         Raises:
-          RestartFailed: there is no such model, a restart is under way, the fleet or the model is
-            stopped meanwhile, or a worker cannot be started.
+          RestartFailed: the model does not exist, a restart is running, the fleet or the model is
+            being stopped, or a worker did not start.
         """
         group = self.to_change(name)
         if group.phase is GroupPhase.STOPPING:
-            await tell(f"{name}: waiting for the end of its workers")
+            await tell(f"{name}: waiting for its workers to exit")
             await group.wait_gone()
             group = self.to_change(name)
         if group.phase is GroupPhase.STOPPED:
@@ -293,19 +292,20 @@ class Supervisor:
         try:
             await group.wait_ready()
         except StartAbandoned:
-            why = f"model {name} was stopped meanwhile"
+            why = f"model {name} was stopped during the start"
             message = why if group.failure is None else group.failure.message
             raise RestartFailed(message) from None
 
     async def stop_model(self, name: str, tell: Callable[[str], Awaitable[None]]) -> None:
-        """Let the workers of a model leave in order, and wait until they are gone. Idempotent.
+        """Drain the workers of a model and wait until they have exited. Idempotent.
 
         Args:
-          name: of the model.
-          tell: called before each step, with its words.
+          name: name of the model.
+          tell: called with a description before each step.
 
         Raises:
-          RestartFailed: there is no such model, a restart is under way, or the fleet ends.
+          RestartFailed: the model does not exist, a restart is running, or the fleet is being
+            stopped.
         """
         group = self.to_change(name)
         if group.phase is GroupPhase.RUNNING:
@@ -323,19 +323,18 @@ class Supervisor:
         is_met: Callable[[str], Awaitable[bool]],
         tell: Callable[[str], Awaitable[None]],
     ) -> None:
-        """Have the workers of a model run with other settings: one after the other, while the
-        others serve. Where none runs the next start has them.
+        """Restart the workers of a model with other settings, one at a time. If none runs, the next
+        start uses them.
 
         Args:
-          name: of the model.
-          specs: of its workers and stand-ins, by name.
-          is_met: whether each server uses the worker of this name.
-          tell: called before each step, with its words.
+          name: name of the model.
+          specs: new settings of its workers and spares by name.
+          is_met: returns whether every server uses a worker.
+          tell: called with a description before each step.
 
         Raises:
-          RestartFailed: there is no such model, a restart is under way, the fleet or the model is
-            stopped meanwhile, or a worker did not become ready. All workers have the settings
-            that they had.
+          RestartFailed: the model does not exist, a restart is running, the fleet or the model is
+            being stopped, or a worker did not become ready. All workers have their old settings.
         """
         group = self.to_change(name)
         if group.phase is GroupPhase.STOPPING:
@@ -362,31 +361,31 @@ class Supervisor:
     def add_model(
         self, name: str, specs: Sequence[ProcessSpec], spares: Sequence[ProcessSpec]
     ) -> None:
-        """Have a model more, whose workers `start_model` starts.
+        """Add a model. `start_model` starts its workers.
 
         Args:
-          name: of the model.
+          name: name of the model.
           specs: its workers.
-          spares: what stands in for the only one of a role.
+          spares: its spares.
 
         Raises:
-          RestartFailed: there is one of this name, or the fleet ends.
+          RestartFailed: the name is taken, or the fleet is being stopped.
         """
         if self.stopping.is_set():
             raise RestartFailed("the fleet is being stopped")
         if name in self._models:
-            raise RestartFailed(f"a model is called {name!r} already")
+            raise RestartFailed(f"a model is already called {name!r}")
         self._models[name] = Group(name, specs, spares, self._new_slot)
 
     def drop_model(self, name: str) -> None:
-        """Have a model less.
+        """Remove a stopped model.
 
         Raises:
-          RestartFailed: there is no such model, it has workers, a restart is under way, or the
-            fleet ends.
+          RestartFailed: the model does not exist, has workers or is being restarted, or the fleet
+            is being stopped.
         """
         if self.to_change(name).phase is not GroupPhase.STOPPED:
-            raise RestartFailed(f"model {name} has workers; they are stopped first")
+            raise RestartFailed(f"model {name} has workers; stop them first")
         del self._models[name]
 
     async def scale(
@@ -397,18 +396,18 @@ class Supervisor:
         note: Callable[[Sequence[str]], None],
         tell: Callable[[str], Awaitable[None]],
     ) -> None:
-        """Have these workers of a model and role and no others, one change after the other.
+        """Start and stop workers of a role, one at a time, until exactly `specs` run.
 
         Args:
-          model: its name; empty for the only one where that has none.
-          role: of the workers.
-          specs: the workers.
-          note: called with the names of the model's workers before one starts and after one left.
-          tell: called before each step, with its words.
+          model: name of the model; empty for a single unnamed model.
+          role: role of the workers.
+          specs: the wanted workers.
+          note: called with the names of the model's workers before one starts and after one exits.
+          tell: called with a description before each step.
 
         Raises:
-          RestartFailed: there is no such model, a restart is under way, the fleet or the model is
-            stopped meanwhile, or a worker cannot be started. What was not changed yet stays.
+          RestartFailed: the model does not exist, a restart is running, the fleet or the model is
+            being stopped, or a worker did not start. Completed changes stay.
         """
         group = self._models[""] if model == "" and "" in self._models else self.to_change(model)
         if self.stopping.is_set():
@@ -437,10 +436,11 @@ class Supervisor:
             self.restarting = ()
 
     def to_change(self, name: str) -> Group:
-        """Return the workers of a model, which may change now.
+        """Return the group of a model after checking that it may change now.
 
         Raises:
-          RestartFailed: there is no such model, a restart is under way, or the fleet ends.
+          RestartFailed: the model does not exist, a restart is running, or the fleet is being
+            stopped.
         """
         group = self._models.get(name)
         if group is None or not name:
@@ -448,24 +448,24 @@ class Supervisor:
             raise RestartFailed(
                 f"no model is called {name!r}; allowed: {known}"
                 if known
-                else "the only model of this fleet has no name, and runs as long as the fleet; "
-                "start it as NAME=MODEL"
+                else "the only model of this fleet has no name and always runs; start the fleet "
+                "with NAME=MODEL"
             )
         if self.stopping.is_set():
             raise RestartFailed("the fleet is being stopped")
         if group in self.restarting:
             raise RestartFailed(
-                f"a restart or a scaling of {name} is under way; ask again after its end"
+                f"a restart or scaling of {name} is running; try again after its end"
             )
         return group
 
     def models(self) -> list[ModelStatus]:
-        """Return how each model is."""
+        """Return the status of each model."""
         return [group.status for group in self._models.values()]
 
     async def _end_in_order(self) -> None:
         await self.stopping.wait()
-        # It would begin what the end of the fleet is to undo.
+        # Stop control first, so that it does not start anything.
         await see_out(self._control.lives(), self._config.worker_exit_s)
         # While the server drains, its streams still need the workers.
         await see_out(self._servers.lives(), self._server_exit_s)
@@ -474,23 +474,21 @@ class Supervisor:
 
 
 def running_models(supervisor: Supervisor) -> list[str]:
-    """Return the names of the models with workers that run or are to run; of the only one without
-    a name the empty one."""
+    """Return the names of models with running or starting workers; "" for a single unnamed
+    model."""
     states = (RunState.RUNNING, RunState.STARTING)
     return [one.name for one in supervisor.models() if one.state in states]
 
 
 def require_no_restart(supervisor: Supervisor) -> None:
-    """Look whether nothing keeps the workers of models from being restarted.
+    """Check that no restart or scaling is running.
 
     Raises:
-      RestartFailed: a restart is under way.
+      RestartFailed: one is running.
     """
     if supervisor.restarting:
         names = " and ".join(group.shown for group in supervisor.restarting)
-        raise RestartFailed(
-            f"a restart or a scaling of {names} is under way already; wait for its end"
-        )
+        raise RestartFailed(f"a restart or scaling of {names} is already running; wait for its end")
 
 
 def running(groups: Iterable[Group]) -> list[Group]:
@@ -501,7 +499,7 @@ def running(groups: Iterable[Group]) -> list[Group]:
 async def stop_on_signals(
     supervisor: Supervisor, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Turn signals into `stop`, for as long as it runs; a second signal kills at once."""
+    """Call `stop` on each signal: the first begins a clean shutdown, the second kills."""
     with trio.open_signal_receiver(*END_SIGNALS) as signals:
         task_status.started()
         async for _ in signals:
@@ -509,10 +507,10 @@ async def stop_on_signals(
 
 
 async def _until(stopping: trio.Event, do: Callable[[], Awaitable[None]]) -> None:
-    """Do something unless an event comes before its end.
+    """Run an action, and cancel it when the fleet is being stopped.
 
     Raises:
-      RestartFailed: the event came, or it failed.
+      RestartFailed: the fleet is being stopped, or the action failed.
     """
     failure: RestartFailed | None = None
 
@@ -528,6 +526,6 @@ async def _until(stopping: trio.Event, do: Callable[[], Awaitable[None]]) -> Non
             failure = error
         nursery.cancel_scope.cancel()
     if stopping.is_set():
-        raise RestartFailed("the fleet was stopped meanwhile")
+        raise RestartFailed("the fleet was stopped during the operation")
     if failure is not None:
         raise failure

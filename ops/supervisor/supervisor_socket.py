@@ -1,5 +1,5 @@
-"""Commands to the supervisor of a local fleet: lines of JSON over a Unix socket that only this
-user can reach.
+"""Protocol, client and listener of the supervisor's command socket: JSON lines over a Unix socket
+that only this user can reach.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 MAX_LINE_BYTES: Final = 1024 * 1024
-"""Of one line: 64 models with paths and workers, or one with many aliases and adapters."""
+"""Limit of one line: 64 models with paths and workers, or one with many aliases and adapters."""
 REQUEST_TIMEOUT_S: Final = 5.0
-"""For a command to say what it wants once it is connected."""
+"""Timeout of receiving a request after a client connects."""
 LIST_TIMEOUT_S: Final = 5.0
-"""For a supervisor to list its models, which it has in memory."""
+"""Timeout of listing models, which the supervisor does from memory."""
 ANSWER_TIMEOUT_S: Final = 1.0
-"""For a command to take a line of the answer; one that is stopped misses it."""
+"""Timeout of sending a line; a client that does not read misses it."""
 
 
 class RestartRequest(msgspec.Struct, frozen=True, tag_field="request", tag="restart"):
-    """Restart every process of these roles, one after the other.
+    """Restart every process of some roles, one at a time.
 
     Attributes:
-      roles: which; none for all.
-      models: of which the workers are restarted, and nothing else; none for all processes.
+      roles: roles to restart; empty for all.
+      models: models whose workers are restarted, and nothing else; empty for all processes.
     """
 
     roles: tuple[Role, ...]
@@ -58,13 +58,13 @@ class StartModelRequest(msgspec.Struct, frozen=True, tag_field="request", tag="s
 
 
 class StopModelRequest(msgspec.Struct, frozen=True, tag_field="request", tag="stop_model"):
-    """Let the workers of a model drain and leave. Idempotent."""
+    """Drain and stop the workers of a model. Idempotent."""
 
     model: str
 
 
 class ScaleRequest(msgspec.Struct, frozen=True, tag_field="request", tag="scale"):
-    """Have so many workers of a model and role. Idempotent."""
+    """Set the number of workers of a model and role. Idempotent."""
 
     model: str
     role: Role
@@ -72,12 +72,12 @@ class ScaleRequest(msgspec.Struct, frozen=True, tag_field="request", tag="scale"
 
 
 class AddModelRequest(msgspec.Struct, frozen=True, tag_field="request", tag="add_model"):
-    """Have a model more, which no server is told of yet. Idempotent.
+    """Add a model without notifying servers. Idempotent.
 
     Attributes:
-      name: of it.
-      model: as settings would have it.
-      is_reference_only: it and its adapters are versions of the store, no paths.
+      name: name of the model.
+      model: its settings.
+      is_reference_only: accept only versions in the store, not paths.
     """
 
     name: str
@@ -86,15 +86,15 @@ class AddModelRequest(msgspec.Struct, frozen=True, tag_field="request", tag="add
 
 
 class AddVersionRequest(msgspec.Struct, frozen=True, tag_field="request", tag="add_version"):
-    """Have another version of a model beside it, with the same settings. No server is told of it
-    yet. Where it computes alike, it replaces the other version at once, and its workers stay.
+    """Add another version of a model with the same settings, without notifying servers. If both
+    have the same compute digest, it replaces the old version at once and keeps its workers.
     Idempotent.
 
     Attributes:
-      name: of the new version, where it gets workers of its own.
-      replaced: name of the version that it is to replace.
-      ref: its directory, file or version in the store.
-      is_reference_only: it is a version of the store, no path.
+      name: name of the new version, if it gets its own workers.
+      replaced: name of the version to replace.
+      ref: directory, file or stored version of the new one.
+      is_reference_only: accept only a version in the store, not a path.
     """
 
     name: str
@@ -104,13 +104,13 @@ class AddVersionRequest(msgspec.Struct, frozen=True, tag_field="request", tag="a
 
 
 class RouteRequest(msgspec.Struct, frozen=True, tag_field="request", tag="route"):
-    """Put a version under the public name of another one. Idempotent.
+    """Route the public name of a version to another one. Idempotent.
 
     Attributes:
-      version: that comes.
-      replaced: that has the public name now.
-      revision: of the route that the caller saw; 0 where there was none.
-      is_moved: all new requests go to the version that comes. Otherwise it gets none yet.
+      version: name of the new version.
+      replaced: name of the version that has the public name now.
+      revision: revision of the route that the caller saw; 0 if it saw none.
+      is_moved: route all new requests to the new version; otherwise it gets none yet.
     """
 
     version: str
@@ -120,26 +120,26 @@ class RouteRequest(msgspec.Struct, frozen=True, tag_field="request", tag="route"
 
 
 class ServeModelRequest(msgspec.Struct, frozen=True, tag_field="request", tag="serve_model"):
-    """Tell servers to have a model, or to let it go. Idempotent."""
+    """Tell servers to serve a model, or to stop serving it. Idempotent."""
 
     model: str
     is_served: bool
 
 
 class DropModelRequest(msgspec.Struct, frozen=True, tag_field="request", tag="drop_model"):
-    """End the workers of a model that servers have let go, and have it no more. Idempotent."""
+    """Remove a model that servers no longer serve, and stop its workers. Idempotent."""
 
     model: str
 
 
 class LoadAdapterRequest(msgspec.Struct, frozen=True, tag_field="request", tag="load_adapter"):
-    """Have a LoRA adapter of a model that requests may name. Idempotent.
+    """Load a LoRA adapter into a model and accept requests for it. Idempotent.
 
     Attributes:
-      model: of which.
-      adapter: its name.
+      model: name of the model.
+      adapter: name of the adapter.
       ref: its directory or version.
-      is_reference_only: it is a version of the store, no path.
+      is_reference_only: accept only a version in the store, not a path.
     """
 
     model: str
@@ -151,21 +151,21 @@ class LoadAdapterRequest(msgspec.Struct, frozen=True, tag_field="request", tag="
 class WithdrawAdapterRequest(
     msgspec.Struct, frozen=True, tag_field="request", tag="withdraw_adapter"
 ):
-    """Let requests name an adapter of a model no more. Idempotent."""
+    """Stop accepting requests for an adapter. Idempotent."""
 
     model: str
     adapter: str
 
 
 class DropAdapterRequest(msgspec.Struct, frozen=True, tag_field="request", tag="drop_adapter"):
-    """End an adapter in the workers of a model, which no request names. Idempotent."""
+    """Remove a withdrawn adapter from the workers of a model. Idempotent."""
 
     model: str
     adapter: str
 
 
 class ModelsRequest(msgspec.Struct, frozen=True, tag_field="request", tag="models"):
-    """Tell how each model is."""
+    """Report the status of each model."""
 
 
 Request: TypeAlias = (
@@ -186,30 +186,30 @@ Request: TypeAlias = (
 
 
 class StepBegan(msgspec.Struct, frozen=True, tag_field="event", tag="step"):
-    """What is done now, in words."""
+    """Description of the current step."""
 
     text: str
 
 
 class OrderFinished(msgspec.Struct, frozen=True, tag_field="event", tag="finished"):
-    """All of it is done."""
+    """The request succeeded."""
 
 
 class OrderRefused(msgspec.Struct, frozen=True, tag_field="event", tag="refused"):
-    """It was not done, or not to its end."""
+    """The request failed or was refused."""
 
     message: str
 
 
 class ModelsAnswer(msgspec.Struct, frozen=True, tag_field="event", tag="models"):
-    """How each model is.
+    """Status of the models.
 
     Attributes:
-      models: each.
-      run: of the supervisor, by an id of its own.
-      configs: what control is to know of those with names.
-      served: names of those that servers are told to have.
-      routes: of which servers are told, by public name.
+      models: status of each model.
+      run: id of the supervisor's run.
+      configs: control's config of each named model.
+      served: names of the models that servers are configured to serve.
+      routes: current routes by public name.
     """
 
     models: list[ModelStatus]
@@ -220,7 +220,7 @@ class ModelsAnswer(msgspec.Struct, frozen=True, tag_field="event", tag="models")
 
 
 class Added(msgspec.Struct, frozen=True, tag_field="event", tag="added"):
-    """A model with workers that can be started is there, or its adapters have changed."""
+    """A model was added, or its adapters have changed."""
 
     config: ControlledModelConfig
 
@@ -229,7 +229,7 @@ End: TypeAlias = OrderFinished | ModelsAnswer | Added
 Answer: TypeAlias = StepBegan | OrderRefused | End
 Tell: TypeAlias = "Callable[[Answer], Awaitable[None]]"
 Command: TypeAlias = "Callable[[Request, Tell], Awaitable[None]]"
-"""Does what a request asks for, and tells its steps and its end."""
+"""Executes a request, and reports its steps and result."""
 
 _REQUESTS: Final[msgspec.json.Decoder[Request]] = msgspec.json.Decoder(Request)
 _ANSWERS: Final[msgspec.json.Decoder[Answer]] = msgspec.json.Decoder(Answer)
@@ -240,7 +240,7 @@ async def answer_commands(
     command: Command,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Take requests until cancelled. What one has begun goes on when its command leaves."""
+    """Serve requests until cancelled. A request continues if its client disconnects."""
     listening = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
     await listening.bind(str(path))
     listening.listen(8)
@@ -251,17 +251,17 @@ async def answer_commands(
 async def ask(
     path: Path, request: Request, tell: Callable[[str], object] = lambda text: None
 ) -> End:
-    """Have a supervisor do something, and return the end of its answer.
+    """Send a request to a supervisor and return its final answer.
 
     Args:
-      path: of its socket.
-      request: what it is to do.
-      tell: called with each step, in words.
+      path: path of its socket.
+      request: the request.
+      tell: called with a description of each step.
 
     Raises:
-      CommandFailed: the supervisor is gone or breaks off, or the order was not done completely.
+      CommandFailed: the supervisor is gone, or the request failed or was refused.
     """
-    gone = f"the supervisor behind {path} is gone; its log says why"
+    gone = f"the supervisor at {path} is gone; its log says why"
     try:
         async with (
             await trio.open_unix_socket(str(path)) as stream,
@@ -279,42 +279,45 @@ async def ask(
     except (OSError, trio.BrokenResourceError) as error:
         raise CommandFailed(f"{gone} ({error})") from error
     except msgspec.MsgspecError as error:
-        raise CommandFailed(f"the answer of {path} cannot be understood: {error}") from error
+        raise CommandFailed(
+            f"the answer of {path} is invalid: {error}; check that the fleet has the same release "
+            "of Triolet"
+        ) from error
     raise CommandFailed(gone)
 
 
 async def ask_config(
     path: Path, request: Request, tell: Callable[[str], object]
 ) -> ControlledModelConfig:
-    """Have a supervisor add a model or change its adapters, and return what the model is now.
+    """Send a request that adds or changes a model, and return the model's config.
 
     Args:
-      path: of its socket.
-      request: what it is to do.
-      tell: called with each step, in words.
+      path: path of the supervisor's socket.
+      request: the request.
+      tell: called with a description of each step.
 
     Raises:
-      CommandFailed: it was not done, or the supervisor does not say what the model is.
+      CommandFailed: the request failed, or the answer has no config.
     """
     end = await ask(path, request, tell)
     if not isinstance(end, Added):
-        raise CommandFailed("the supervisor does not say what the model is now")
+        raise CommandFailed("the supervisor's answer has no config of the model")
     return end.config
 
 
 async def ask_models(path: Path) -> ModelsAnswer:
-    """Return how each model of a supervisor is.
+    """Return the status of a supervisor's models.
 
     Raises:
-      CommandFailed: it does not say.
+      CommandFailed: the supervisor does not answer.
     """
     with trio.move_on_after(LIST_TIMEOUT_S):
         end = await ask(path, ModelsRequest())
         if isinstance(end, ModelsAnswer):
             return end
     raise CommandFailed(
-        f"the supervisor behind {path} does not say within {LIST_TIMEOUT_S:g} s which models it "
-        "has; its log says why"
+        f"the supervisor at {path} did not list its models within {LIST_TIMEOUT_S:g} s; its log "
+        "says why"
     )
 
 
@@ -336,7 +339,7 @@ async def _serve_one(command: Command, stream: trio.SocketStream) -> None:
             trio.TooSlowError,
             trio.BrokenResourceError,
         ) as error:
-            await tell(OrderRefused(f"this supervisor does not understand the request: {error}"))
+            await tell(OrderRefused(f"the request is invalid for this supervisor: {error}"))
         else:
             await command(request, tell)
 
@@ -346,11 +349,11 @@ async def _request(stream: trio.SocketStream) -> Request:
         async with aclosing(_lines(stream)) as lines:
             async for line in lines:
                 return _REQUESTS.decode(line)
-    raise msgspec.DecodeError("it ends before its first line does")
+    raise msgspec.DecodeError("it has no complete line")
 
 
 async def _lines(stream: trio.SocketStream) -> AsyncGenerator[bytes, None]:
-    """Yield whole lines; a longer one than is allowed ends them."""
+    """Yield complete lines. Stop at a line longer than MAX_LINE_BYTES."""
     unfinished = b""
     while len(unfinished) <= MAX_LINE_BYTES:
         data = await stream.receive_some(MAX_LINE_BYTES)

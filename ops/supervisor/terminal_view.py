@@ -1,6 +1,6 @@
-"""Terminal output of `triolet serve`: bars while processes start, then one table, then news.
+"""Terminal output of `triolet serve`: progress bars during the start, then a table, then events.
 
-Log lines of the processes are printed above the bars. Each line after the start has its time.
+Log lines of the processes are printed above the bars. Each line after the start has a timestamp.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ UNSHOWN_KEYS: Final = frozenset({"event", "level", "timestamp", "process", "exce
 
 
 class TerminalView:
-    """For people.
+    """Shows a fleet in a terminal.
 
     Args:
-      plan: of the fleet.
-      console: where to print; None is stdout.
-      clock: the local time.
+      plan: plan of the fleet.
+      console: console to print to; None for stdout.
+      clock: returns the local time.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class TerminalView:
             self._bars.reset(self._tasks[name], description="starting", total=None)
 
     def reported(self, name: str, report: Report) -> None:
-        # What stands in during a restart has no bar: it is no part of the start.
+        # A spare has no bar, because it is not part of the start.
         task = self._tasks.get(name)
         match report:
             case ProgressReport(stage, done, total) if task is not None:
@@ -123,11 +123,11 @@ class TerminalView:
                 if isinstance(report, WorkerReady):
                     self._workers[name] = report
                 if self._is_serving:
-                    is_new = "is there" if task is None else "is back"
+                    is_new = "has started" if task is None else "has restarted"
                     self._news("green", f"{name} {is_new} (pid {self._pids[name]})")
 
     def logged(self, name: str, line: bytes) -> None:
-        """Show a line from the stderr of a process, unless it is part of an episode."""
+        """Print a line from the stderr of a process, unless it is part of an episode."""
         entry = entry_of(line)
         at = self._now() if entry is None else time_of(entry, self._now())
         is_held, told = False, None
@@ -140,7 +140,7 @@ class TerminalView:
             self._console.print(log_line(name, line, at))
 
     async def run(self) -> None:
-        """Show what was held back for long enough."""
+        """Print the summaries of episodes when they are due."""
         while self._episodes is not None:
             with trio.move_on_at(self._episodes.due_at):
                 await self._waits.wait()
@@ -156,21 +156,21 @@ class TerminalView:
             self._episodes.ended(name)
         match verdict:
             case Restart(was_asked_for=True):
-                self._news("dim", f"{name} was drained and left; starting it afresh")
+                self._news("dim", f"{name} was drained and has exited; restarting it")
             case Restart():
                 self._news("yellow", f"{name} {ending}; {self._next_start(verdict)}")
             case None if self._is_serving and not self._is_stopping:
-                self._news("dim", f"{name} left, as it was asked to")
+                self._news("dim", f"{name} has exited as requested")
             case GiveUp() | None:
-                pass  # `failed` or `stopping` follows, or has been
+                pass  # `failed` or `stopping` reports it
 
     def _next_start(self, verdict: Restart) -> str:
         if verdict.num_deaths < 2:
-            return "starting it again at once"
+            return "restarting it at once"
         at = self._clock() + timedelta(seconds=verdict.delay_s)
         return (
-            f"death {verdict.num_deaths} in {verdict.within_s:.1f} s: the next start is at "
-            f"{at:%H:%M:%S}, in {verdict.delay_s:g} s (the delay doubles until a life lasts "
+            f"crash {verdict.num_deaths} in {verdict.within_s:.1f} s: restarting it at "
+            f"{at:%H:%M:%S}, in {verdict.delay_s:g} s (the delay doubles until it runs for "
             f"{self._plan.settings.supervisor.stable_s:g} s)"
         )
 
@@ -179,7 +179,7 @@ class TerminalView:
             self._bars.update(self._tasks[name], description="failed", completed=0, total=1)
             self._pids.pop(name, None)
             self._workers.pop(name, None)
-        self._news("red", f"Model {model} has failed, others go on: {reason.message}")
+        self._news("red", f"Model {model} has failed, the others keep running: {reason.message}")
 
     def stopping(self) -> None:
         self._is_stopping = True
@@ -187,8 +187,8 @@ class TerminalView:
         if self._is_serving:
             self._news(
                 "dim",
-                f"Stopping: answers under way may finish within "
-                f"{self._plan.settings.server.drain_timeout_s:g} s. Ctrl-C again ends them now.",
+                f"Stopping: running requests may finish within "
+                f"{self._plan.settings.server.drain_timeout_s:g} s. Ctrl-C again stops at once.",
             )
 
     def serving(self, url: str) -> None:
@@ -198,7 +198,7 @@ class TerminalView:
         took_s = trio.current_time() - self._began
         self._console.print(
             Text.assemble(
-                ("Ready", "bold green"), (f" after {took_s:.1f} s. Ctrl-C stops everything.", "dim")
+                ("Ready", "bold green"), (f" after {took_s:.1f} s. Press Ctrl-C to stop.", "dim")
             ),
             Text(),
             sep="\n",
@@ -239,7 +239,7 @@ class TerminalView:
             Column("KV blocks", justify="right"),
             Column("Tokens", justify="right"),
             Column("Memory", justify="right"),
-            "Room for",
+            "Capacity",
             box=None,
             padding=(0, 2, 0, 1),
             header_style="dim",
@@ -269,7 +269,7 @@ class TerminalView:
 
 
 def pools_line(workers: Iterable[WorkerReady]) -> str:
-    """Return the size of the KV pools of a model's workers, and the option that sets it."""
+    """Return a line with the sizes of a model's KV pools, and the option that sets them."""
     alike = Counter((show_size(one.pool_bytes), room_for(one)) for one in workers)
     pools = [
         f"{count} {'worker' if count == 1 else 'workers'} × {size}: {room} each"
@@ -279,7 +279,7 @@ def pools_line(workers: Iterable[WorkerReady]) -> str:
 
 
 def room_for(worker: WorkerReady) -> str:
-    """Return how many sequences of full length a pool holds, or of which length it holds one."""
+    """Return how many sequences of full length a pool holds, or the length of the one it holds."""
     tokens = worker.num_blocks * worker.block_size
     blocks_each = -(-worker.max_model_len // worker.block_size)
     sequences = worker.num_blocks // blocks_each
@@ -290,7 +290,7 @@ def room_for(worker: WorkerReady) -> str:
 
 
 def entry_of(line: bytes) -> dict[str, Any] | None:
-    """Return a log line as what it says; None if it is no JSON object."""
+    """Decode a log line; return None if it is not a JSON object."""
     try:
         entry = json.loads(line.decode("utf-8", "replace"))
     except (ValueError, RecursionError):
@@ -299,7 +299,7 @@ def entry_of(line: bytes) -> dict[str, Any] | None:
 
 
 def time_of(entry: dict[str, Any], otherwise: str) -> str:
-    """Return the local time of day of a log line, or another one if it has none."""
+    """Return the local time of day of a log entry, or `otherwise` if it has none."""
     try:
         return f"{datetime.fromisoformat(str(entry.get('timestamp'))).astimezone():%H:%M:%S}"
     except (ValueError, OverflowError):
@@ -307,12 +307,12 @@ def time_of(entry: dict[str, Any], otherwise: str) -> str:
 
 
 def log_line(name: str, line: bytes, at: str) -> Text:
-    """Return a log line of a process for people; what is no JSON object is shown as it is.
+    """Format a log line of a process for the terminal. Lines that are not JSON stay as they are.
 
     Args:
-      name: of the process.
-      line: that it wrote.
-      at: its time of day.
+      name: name of the process.
+      line: the line.
+      at: time of day of the line.
     """
     entry, head = entry_of(line), (f"{at} {name:<10} ", "dim")
     if entry is None:

@@ -1,4 +1,5 @@
-"""What is told of a fleet's processes, and to what."""
+"""Interfaces for output about a fleet: a Watcher receives events of processes, a View shows
+them."""
 
 from __future__ import annotations
 
@@ -20,18 +21,18 @@ class Watcher(Protocol):
     def reported(self, name: str, report: Report) -> None: ...
 
     def ended(self, name: str, ending: Ending, verdict: Verdict | None) -> None:
-        """A process ended; the verdict is None if that was asked for."""
+        """A process ended. The verdict is None if it was asked to exit."""
         ...
 
     def failed(self, model: str, reason: GiveUp) -> None:
-        """A model's worker cannot be kept alive; other models go on."""
+        """A worker of a model cannot be kept alive; other models keep running."""
         ...
 
     def stopping(self) -> None: ...
 
 
 class View(Watcher, Protocol):
-    """A Watcher that is open while the fleet runs and also shows that requests are taken."""
+    """A Watcher that is open while the fleet runs, and announces when it accepts requests."""
 
     def __enter__(self) -> View: ...
 
@@ -43,9 +44,9 @@ class View(Watcher, Protocol):
     ) -> None: ...
 
     def serving(self, url: str) -> None:
-        """Show that requests are taken at this base address."""
+        """Announce that the fleet accepts requests at this base address."""
         ...
 
     async def run(self) -> None:
-        """Show what time alone brings about, until cancelled."""
+        """Show output that is due at a certain time, until cancelled."""
         ...

@@ -1,7 +1,4 @@
-"""A whole fleet as its user starts it: `triolet serve` in processes of their own, on loopback.
-
-Knows how to start, ask, wait and stop; asserts nothing about answers.
-"""
+"""Runs a whole fleet with `triolet serve` for tests: start, requests, metrics, audits, stop."""
 
 from __future__ import annotations
 
@@ -36,16 +33,17 @@ ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 60.0
 PATIENCE_S = 60.0
-"""For what takes a moment on a machine that has nothing else to do."""
+"""Timeout of things that take a moment on an idle machine."""
 COMMAND_TIMEOUT_S = 240.0
-"""Processes may start one after the other before a command ends."""
+"""Timeout of a command, which may start all processes one at a time."""
 POLL_S = 0.02
 REST_TIMEOUT_S = 60.0
-"""Leases run out after 2 s, lost answers are written off after 2 s, and machines may be slow."""
+"""Timeout of becoming idle: leases and lost responses expire after 2 s, but machines may be
+slow."""
 REST_POLL_S = 0.1
-"""For an audit each worker reads its whole pool, which takes them 40 ms of a core together."""
+"""Interval of audits: workers read their whole pools, which takes 40 ms of a core."""
 CACHED_THREADS = 8
-"""Trio keeps threads for ten seconds after their last use."""
+"""Tolerated extra threads: Trio keeps threads for ten seconds after their last use."""
 
 METRIC = re.compile(r"^(?P<name>[a-z_:]+)(?:\{(?P<labels>[^}]*)\})? (?P<value>\S+)$", re.MULTILINE)
 LABEL = re.compile(r'(\w+)="([^"]*)"')
@@ -69,7 +67,7 @@ class Sample:
 
 
 def with_cached_threads(audit: FleetAudit) -> FleetAudit:
-    """Return an audit with as many threads more as may be there later without being a leak."""
+    """Return an audit with CACHED_THREADS more threads, as an upper bound for later audits."""
 
     def more(process: ProcessFacts) -> ProcessFacts:
         return replace(process, threads=(process.threads or 0) + CACHED_THREADS)
@@ -86,10 +84,10 @@ class FleetProcess:
     """One `triolet serve` with all its children.
 
     Args:
-      log_path: what it writes goes there.
-      options: of the command.
-      key: of an operator, where there are tenants.
-      command: what means `triolet`; None for the installed command.
+      log_path: file for its output.
+      options: options of the command.
+      key: API key of an operator, if the fleet has tenants.
+      command: command that runs `triolet`; None for the installed one.
     """
 
     def __init__(
@@ -100,8 +98,7 @@ class FleetProcess:
         command: Sequence[str] | None = None,
     ) -> None:
         self._headers = key_headers(key)
-        # Open for as long as the fleet is there, so that no other process gets the port, not even
-        # while the fleet is about to begin.
+        # Keep it open as long as the fleet runs, so that no other process gets the port.
         self._kept = bind_port("127.0.0.1", 0)
         self.port: int = self._kept.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -119,7 +116,7 @@ class FleetProcess:
         self.client = self._new_client()
 
     def wait_ready(self) -> None:
-        """Wait until requests are taken; show the log if that does not come."""
+        """Wait until the fleet accepts requests; print the log on failure."""
 
         def is_ready() -> bool:
             assert self.process.poll() is None, self.log_text()
@@ -134,7 +131,7 @@ class FleetProcess:
             raise
 
     def stop(self) -> None:
-        """End it as Ctrl-C would; kill what is left and say so."""
+        """Stop it like Ctrl-C; kill processes that remain, and fail."""
         self.client.close()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
@@ -149,7 +146,7 @@ class FleetProcess:
             self._kept.close()
 
     def run_triolet(self, *arguments: str) -> tuple[int, list[str]]:
-        """Run a command on this fleet; return its exit code and its output's lines."""
+        """Run a command on this fleet; return its exit code and output lines."""
         command = [forked.TRIOLET, *arguments, "--port", str(self.port)]
         with forked.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
             output, _ = process.communicate(timeout=COMMAND_TIMEOUT_S)
@@ -159,7 +156,7 @@ class FleetProcess:
         return self.log_path.read_text(errors="replace")
 
     def log_events(self, event: str) -> Iterator[dict[str, Any]]:
-        """Yield the JSON log lines of one kind, of all processes."""
+        """Yield the log lines with one event, of all processes."""
         for line in self.log_text().splitlines():
             if f'"{event}"' in line and line.startswith("{"):
                 entry = json.loads(line)
@@ -167,7 +164,7 @@ class FleetProcess:
                     yield entry
 
     def pids(self, role: str) -> list[int]:
-        """Return the pids of living role processes, as `ps` shows them."""
+        """Return the pids of running processes of a role, from `ps`."""
         listed = subprocess.run(
             ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(self.process.pid)],
             check=False,
@@ -178,7 +175,7 @@ class FleetProcess:
         return [int(pid) for pid, args in rows if f"triolet {role}" in args]
 
     def metrics(self) -> list[Sample]:
-        """Return everything that /metrics says now."""
+        """Return all samples of /metrics."""
         text = self.client.get("/metrics").raise_for_status().text
         return [
             Sample(m["name"], dict(LABEL.findall(m["labels"] or "")), float(m["value"]))
@@ -190,7 +187,7 @@ class FleetProcess:
         return [sample for sample in self.metrics() if sample.name == name]
 
     def metric(self, name: str, **labels: str) -> float:
-        """Return the sum of all samples of this name that carry these labels."""
+        """Return the sum of all samples with this name and these labels."""
         return sum(
             sample.value
             for sample in self.metrics()
@@ -198,21 +195,20 @@ class FleetProcess:
         )
 
     def kv_blocks(self, pool: str) -> dict[str, float]:
-        """Return blocks by state over all workers of a pool."""
+        """Return the number of blocks by state over all workers of a pool."""
         return {
             state: self.metric("triolet_kv_blocks", pool=pool, state=state)
             for state in ("free", "cached", "leased")
         }
 
     def audit(self) -> FleetAudit:
-        """Ask the whole fleet for its accounts, on a connection that is gone afterwards."""
+        """Fetch an audit of the whole fleet, on a separate connection."""
         url = f"{self.url}/fleet/audit"
         answer = httpx2.get(url, timeout=PATIENCE_S, headers=self._headers).raise_for_status()
         return FleetAudit.from_json(answer.content)
 
     def warm_up(self) -> FleetAudit:
-        """Let every link and thread be used once; return the audit of the rest that follows, as
-        something to compare later ones with."""
+        """Use every link and thread once; return the audit of the idle fleet as a reference."""
         body = {"prompt": "Once upon a time", "max_tokens": 4, "ignore_eos": True}
         self.client.post("/v1/completions", json=body).raise_for_status()
         return with_cached_threads(self.wait_at_rest())
@@ -220,11 +216,11 @@ class FleetProcess:
     def wait_at_rest(
         self, before: FleetAudit | None = None, timeout_s: float = REST_TIMEOUT_S
     ) -> FleetAudit:
-        """Hang up, and wait until every invariant holds and nothing of any request is left.
+        """Close the client, and wait until every invariant holds and no request has left anything.
 
         Args:
-          before: an earlier rest; processes may not have more files, threads or tasks than then.
-          timeout_s: after which what is still wrong fails the test.
+          before: reference audit; processes must not have more files, threads or tasks.
+          timeout_s: time after which the test fails.
         """
         self.hang_up()
         give_up = time.monotonic() + timeout_s
@@ -239,7 +235,7 @@ class FleetProcess:
             time.sleep(REST_POLL_S)
 
     def hang_up(self) -> None:
-        """Close the connections that the client keeps alive."""
+        """Close the client's keep-alive connections."""
         self.client.close()
         self.client = self._new_client()
 
@@ -263,7 +259,7 @@ def running_fleet(
     key: str = "",
     command: Sequence[str] | None = None,
 ) -> Iterator[FleetProcess]:
-    """Run a fleet that takes requests, and stop it; `at_rest`, it must come to rest before."""
+    """Run a fleet and stop it; with `at_rest`, check that it is idle before."""
     fleet = FleetProcess(log_path, *options, key=key, command=command)
     try:
         fleet.wait_ready()

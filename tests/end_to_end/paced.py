@@ -1,9 +1,8 @@
-"""`triolet …` whose device steps take as long as those of a model of some size on a GPU.
+"""Runs `triolet …` with slowed device steps, as for a larger model on a GPU.
 
-The demo model says hundreds of tokens a second on all cores that there are: a stream that is to
-last until a process has been restarted needs a thousand of them, and keeps the new process from a
-core. On a device that takes its time it needs few. Everything else is the product, templates
-included.
+The demo model generates hundreds of tokens per second on all cores, so a stream that must last
+until a process has restarted would be long and would take the cores from the new process. With slow
+steps, few tokens suffice. Everything else is the product, including templates.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ from triolet.ids import Role
 from triolet.units import MILLISECONDS
 
 COMMAND: Final = (sys.executable, "-m", "tests.end_to_end.paced", "triolet")
-"""What means `triolet`; the last word is for lists of processes."""
+"""Command that runs `triolet`; the last word is for process lists."""
 STEP: Final = StepCost(50 * MILLISECONDS, 0.0, 0.0)
-"""Twenty tokens a second of each stream, of which the demo model computes a tenth of the time."""
+"""20 tokens/s per stream; the demo model computes for a tenth of this time."""
 
 
 def run() -> int:
-    """Become a supervisor that starts paced workers, or one of its processes."""
+    """Run as a supervisor that starts paced workers, or as one of its processes."""
     from ops.cli import main
     from ops.supervisor import serve
 
     arguments = sys.argv[2:]
     setattr(serve, "command_line", lambda: COMMAND)  # noqa: B010
     if arguments[0] != Role.SERVER and SERVER_MODULES[0] not in arguments:
-        # A worker, its template, or the supervisor, which forks the first one. They load torch,
-        # which a server and its template never do.
+        # A worker, its template, or the supervisor, which forks the first template. Servers and
+        # their template never load torch.
         from simulation.timed import TimedEngine
         from worker import entry
 

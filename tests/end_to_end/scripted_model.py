@@ -1,8 +1,8 @@
-"""A model whose answers are given by a script: a directory with the demo model's tokenizer, a chat
-template that shows tools, and the rules by which workers answer.
+"""A model with scripted answers: a directory with the demo model's tokenizer, a chat template with
+tools, and rules for the answers.
 
-Everything else is the product: server, processes, sockets, KV on its way, sampler, grammars. Run as
-`python -m tests.end_to_end.scripted_model DIRECTORY …` it is `triolet …` with scripted workers.
+Everything else is the product: server, processes, sockets, KV transfer, sampler, grammars. Run as
+`python -m tests.end_to_end.scripted_model DIRECTORY …`, it is `triolet …` with scripted workers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 DEMO: Final = Path(__file__).parents[2] / "triolet" / "demo"
 SCRIPT: Final = "script.json"
 MAX_MODEL_LEN: Final = 8192
-"""Room for the schemas of several tools; the demo model's own 1,024 positions hold few of them."""
+"""Enough for the schemas of several tools, unlike the demo model's 1,024 positions."""
 TEMPLATE: Final = """\
 {{- '<|bos|>' -}}
 {%- if tools -%}
@@ -51,12 +51,12 @@ TEMPLATE: Final = """\
 
 
 class Rule(NamedTuple):
-    """What the model answers to some prompts; the first rule of a script that matches counts.
+    """A scripted answer; the first matching rule of a script applies.
 
     Attributes:
-      last: part of the last turn of the user, or of the last result of a tool.
+      last: part of the last user turn or tool result.
       says: the completion.
-      shown: what else the prompt has to hold, anywhere.
+      shown: further texts that the prompt must contain.
     """
 
     last: str
@@ -65,7 +65,7 @@ class Rule(NamedTuple):
 
 
 def tool_call(name: str, /, **arguments: object) -> str:
-    """Return a call of a tool as the model writes it."""
+    """Return a tool call in the model's format."""
     called = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
     return f"<tool_call>\n{called}\n</tool_call>"
 
@@ -76,10 +76,10 @@ def write_model(
     """Write a model directory; return it.
 
     Args:
-      directory: made if it is not there.
+      directory: created if needed.
       rules: see `write_script`.
-      template: for chats.
-      config: replaces entries of config.json.
+      template: chat template.
+      config: entries to replace in config.json.
     """
     directory.mkdir(parents=True, exist_ok=True)
     for name in ("tokenizer.json", "generation_config.json", "model.safetensors"):
@@ -97,10 +97,10 @@ def write_model(
 
 
 def write_script(directory: Path, rules: Sequence[Rule]) -> None:
-    """Let a model answer by these rules from its next prompt on."""
+    """Replace the rules of a model; they apply from the next prompt on."""
     written = directory / f"{SCRIPT}.new"
     written.write_text(json.dumps([rule._asdict() for rule in rules]), encoding="utf-8")
-    # In one piece: workers look for a new script at any time.
+    # Atomically: workers may read the script at any time.
     written.replace(directory / SCRIPT)
 
 
@@ -111,7 +111,7 @@ def read_script(path: Path) -> list[Rule]:
 
 
 def says(rules: Sequence[Rule], prompt: str) -> str:
-    """Return the answer to a prompt, special tokens included in it."""
+    """Return the scripted answer to a prompt, which includes special tokens."""
     last = prompt.replace("<|system|>", "<|user|>").rpartition("<|user|>")[2]
     for rule in rules:
         if rule.last in last and all(text in prompt for text in rule.shown):
@@ -120,20 +120,20 @@ def says(rules: Sequence[Rule], prompt: str) -> str:
 
 
 def command(directory: Path) -> tuple[str, ...]:
-    """Return what means `triolet` with workers that answer by the script in a directory."""
+    """Return the command that runs `triolet` with workers scripted by a directory."""
     return (sys.executable, "-m", "tests.end_to_end.scripted_model", str(directory))
 
 
 def run() -> int:
-    """Become a supervisor that starts scripted workers, or one of its processes."""
+    """Run as a supervisor that starts scripted workers, or as one of its processes."""
     from ops.cli import main
     from ops.supervisor import serve
 
     directory, arguments = Path(sys.argv[1]), sys.argv[2:]
     setattr(serve, "command_line", lambda: command(directory))  # noqa: B010
     if arguments[0] != Role.SERVER:
-        # Torch comes with it. A supervisor is itself forked from a process that has torch; the
-        # template of its workers, which it forks, and they have this engine then.
+        # This import loads torch. The supervisor forks the template of its workers, which inherit
+        # this engine.
         from simulation.timed import TimedEngine
         from worker import entry
 

@@ -1,5 +1,5 @@
-"""The tokens of a scripted model, chosen by the real sampler and grammars from logits that a script
-decides instead of the model's layers; for simulation/timed.py."""
+"""Tokens of a scripted model for simulation/timed.py: the real sampler and grammars choose them
+from logits that a script provides."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from engine.batch import Sampled, SampleSpec, StepRow
 
 SURE: Final = 100.0
-"""Logit of the script's token, beside 0 of all others: no temperature up to 2 chooses another."""
+"""Logit of the script's token; all others have 0, so that no temperature up to 2 chooses them."""
 CACHED_PROMPTS: Final = 64
-"""Answers that are kept as tokens: more than the rows of a step."""
+"""Tokenized answers to cache: more than the rows of a step."""
 
 
 class ScriptedTokens:
-    """The answers of one model, by prompt.
+    """Chooses the tokens of a scripted model.
 
     Args:
-      directory: of the model; its script may be replaced at any time.
+      directory: directory of the model; its script may be replaced at any time.
     """
 
     def __init__(self, directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""Tenants of fleets that tests start: their file, their keys, and what they are charged."""
+"""Helpers for fleets with tenants: the tenants file, API keys, and checks of charges."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 OPERATOR: Final = "root"
 MODEL: Final = "served"
 NAMED: Final = ("--model-name", MODEL)
-"""Of a fleet, so that the file's prices are of what it serves."""
+"""Options of a fleet, so that the file's prices apply to its model."""
 
 
 def key_of(tenant: str) -> str:
@@ -33,15 +33,15 @@ def key_of(tenant: str) -> str:
 
 
 def headers_of(tenant: str) -> dict[str, str]:
-    """Return the headers that show it."""
+    """Return the authorization headers of a key."""
     return key_headers(key_of(tenant))
 
 
 def write_tenants(path: Path, plans: Mapping[str, str]) -> Path:
-    """Write a file of tenants with a plan each, and of an operator without limits.
+    """Write a tenants file with a plan for each tenant, and an operator without limits.
 
     Args:
-      path: of the file.
+      path: path of the file.
       plans: lines of TOML by tenant.
     """
     lines = [f'cache_secret = "{"0" * 64}"']
@@ -56,14 +56,14 @@ def write_tenants(path: Path, plans: Mapping[str, str]) -> Path:
 
 
 def usage_of(fleet: FleetProcess, tenant: str) -> dict[str, Any]:
-    """Return what a tenant is told of its account."""
+    """Return a tenant's usage as reported by the server."""
     answer = fleet.client.get("/v1/usage", headers=headers_of(tenant)).raise_for_status()
     usage: dict[str, Any] = answer.json()
     return usage
 
 
 def tokens_told(stories: Iterable[Story]) -> Counter[str]:
-    """Return by key how many tokens its clients were told that they have used."""
+    """Return the tokens that clients were told they used, by key."""
     told: Counter[str] = Counter()
     for story in stories:
         assert story.answer is not None, story.failure
@@ -72,12 +72,12 @@ def tokens_told(stories: Iterable[Story]) -> Counter[str]:
 
 
 def check_charges(fleet: FleetProcess, tenants: Iterable[str], stories: Iterable[Story]) -> None:
-    """Check that tenants are charged what their clients were told, and that nothing is held.
+    """Check that tenants are charged what their clients were told, and that nothing is reserved.
 
     Args:
-      fleet: whose server has answered all of it, and nothing else of theirs.
-      tenants: that asked.
-      stories: all that they asked.
+      fleet: the fleet that answered exactly these requests of the tenants.
+      tenants: the tenants.
+      stories: all their requests.
     """
     stories = list(stories)
     told = tokens_told(stories)
@@ -112,11 +112,11 @@ def check_charges(fleet: FleetProcess, tenants: Iterable[str], stories: Iterable
 
 
 def check_usage(fleet: FleetProcess, folder: Path) -> None:
-    """Check that a fleet's usage ledger, its metrics and its log tell of the same requests.
+    """Check that a fleet's usage ledger, metrics and log agree about its requests.
 
     Args:
-      fleet: that is at rest, with the one server that it began with.
-      folder: of the ledger.
+      fleet: an idle fleet whose server was not restarted.
+      folder: directory of the ledger.
     """
     ended = fleet.samples("triolet_requests_total")
     counted = Counter({sample.labels["outcome"]: int(sample.value) for sample in ended})
@@ -136,7 +136,7 @@ def check_usage(fleet: FleetProcess, folder: Path) -> None:
     wait_until(are_written, PATIENCE_S, "records and lines")
     assert {row[0]: row[1] for row in recorded()} == counted
     assert [sum(row[column] for row in recorded()) for column in (2, 3, 4)] == tokens
-    # Inputs for vectors are logged at level debug.
+    # Embedding requests are logged at level debug.
     written = [row for row in recorded() if row[0] != "embedded"]
     assert Counter(line["outcome"] for line in lines()) == {row[0]: row[1] for row in written}
     for kind, column in (("prompt_tokens", 2), ("completion_tokens", 4)):

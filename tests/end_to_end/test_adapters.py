@@ -1,4 +1,4 @@
-"""A fleet whose model has adapters: each answers as its merged weights do, beside the base."""
+"""Tests of a fleet with LoRA adapters: each answers like a model with merged weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 PROMPT = "Once upon a time there was a little dog with a red ball, and each day it went to a park"
-"""Several blocks: what is found again of it in caches of KV must be the adapter's own."""
+"""A prompt of several blocks: cached KV must belong to the same adapter."""
 NUM_TOKENS, SOME_TOKENS, LONG_TOKENS = 12, 40, 80
 ADAPTED: dict[str, dict[str, Any]] = {
     "chat:whole": {},
@@ -38,7 +38,7 @@ ADAPTED: dict[str, dict[str, Any]] = {
 
 
 def reference(model_dir: Path, num_tokens: int = NUM_TOKENS) -> str:
-    """Return the greedy completion of a model without any fleet."""
+    """Return the greedy completion of a model, computed without a fleet."""
     tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
     prompt = tokenizer.encode(PROMPT).ids
     assert len(prompt) > 16, "a whole block at least"
@@ -61,8 +61,8 @@ def complete(fleet: FleetProcess, model: str) -> str:
 
 @pytest.mark.promise
 def test_the_base_and_two_adapters_answer_at_once(tmp_path: Path) -> None:
-    """Only whole processes show that settings, server, prefill and decode mean the same adapters,
-    and that what one left in the caches of KV is not found for another."""
+    """Server, prefill and decode must use the same adapters, and cached KV of one adapter must not
+    be used for another."""
     base = demo_model_path()
     expected = {"chat": reference(base)}
     options = []
@@ -75,7 +75,7 @@ def test_the_base_and_two_adapters_answer_at_once(tmp_path: Path) -> None:
     told = ("--set", f"models.chat.adapters={','.join(options)}")
     options = ("chat=demo", *told, *WATCHED, *PATIENT)
     with running_fleet(tmp_path / "log", *options, at_rest=True) as fleet:
-        asked = 4 * list(expected)  # later ones find KV of the same prompt
+        asked = 4 * list(expected)  # later requests find KV of the same prompt
         with ThreadPoolExecutor(6) as threads:
             answers = list(threads.map(lambda model: complete(fleet, model), asked))
         assert answers == 4 * list(expected.values())
@@ -90,7 +90,7 @@ def test_the_base_and_two_adapters_answer_at_once(tmp_path: Path) -> None:
 
 
 def streamed(fleet: FleetProcess, model: str, num_tokens: int, begun: Event) -> str:
-    """Return the text of an answer, read as it comes; `begun` is set at its first piece."""
+    """Stream an answer and return its text; set `begun` at the first piece."""
     text, body = "", body_of(model, num_tokens) | {"stream": True}
     with httpx2.stream(
         "POST", f"{fleet.url}/v1/completions", json=body, timeout=PATIENCE_S
@@ -104,7 +104,7 @@ def streamed(fleet: FleetProcess, model: str, num_tokens: int, begun: Event) -> 
 
 
 def keep_asking(fleet: FleetProcess, has_begun: Event, is_over: Event) -> list[str]:
-    """Return long answers of the base, one after the other until an event."""
+    """Return long answers of the base model, requested one after the other until an event."""
     texts = []
     while not is_over.is_set():
         texts.append(streamed(fleet, "chat", LONG_TOKENS, has_begun))
@@ -112,7 +112,7 @@ def keep_asking(fleet: FleetProcess, has_begun: Event, is_over: Event) -> list[s
 
 
 def asked(fleet: FleetProcess, order: str, **body: str) -> httpx2.Response:
-    """Give an order as it is given to vLLM, on the admin listener."""
+    """Send a request to vLLM's routes on the admin listener."""
     with admin(folder_of(fleet)) as client:
         return client.post(f"/v1/{order}_lora_adapter", json=body)
 
@@ -120,14 +120,13 @@ def asked(fleet: FleetProcess, order: str, **body: str) -> httpx2.Response:
 def test_an_adapter_comes_and_goes_beside_streams(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only whole fleets show that a stream moves between workers that have it and workers that have
-    not, that all processes mean the same adapter, and that requests name it no sooner and no
-    longer than each worker has it."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))  # of the audit log
+    """Streams must move between workers with and without the adapter, and requests may use it only
+    while every worker has it."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))  # for the audit log
     base = demo_model_path()
     adapter = write_adapter(tmp_path / "sql", base, 1, spread=0.1)
     merged = write_merged(tmp_path / "merged", base, adapter)
-    # No stream waits for the drain of its worker: each is moved.
+    # Do not wait for streams: each moves to another worker.
     told = ("--decode", "2", "--set", "worker.drain_timeout_s=0.1")
     options = ("chat=demo", *told, *WATCHED, *PATIENT, *EAGER)
     with running_fleet(tmp_path / "log", *options, at_rest=True, command=paced.COMMAND) as fleet:

@@ -1,4 +1,4 @@
-"""Anthropic's official client against the real fleet, strict about every type."""
+"""Tests of Anthropic's official client against a real fleet, with strict type checks."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ ASKED: dict[str, Any] = {
     "model": "demo",
     "max_tokens": 40,
     "messages": [{"role": "user", "content": "Hello!"}],
-    # The newest client has no arguments for it, but models here are of other makers.
+    # The newest client has no argument for it, because Anthropic's models ignore it.
     "extra_body": {"temperature": 0},
 }
 
 
 class Verdict(BaseModel):
-    """Few tokens, whatever the model says."""
+    """A short answer."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -156,7 +156,7 @@ def test_a_tool_is_called_and_its_result_is_taken(client: anthropic.Anthropic) -
     assert streamed.input == used.input
     result = {"type": "tool_result", "tool_use_id": used.id, "content": "ok"}
     turns = [*ASKED["messages"], first.to_param(), {"role": "user", "content": [result]}]
-    # The demo model's template shows no tools, so none may be called without a grammar.
+    # The demo model's template has no tools, so tool calls need a grammar.
     answered = {**asked, "messages": turns, "tool_choice": {"type": "none"}}
     assert client.messages.create(**answered).usage.output_tokens
 

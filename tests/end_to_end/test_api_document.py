@@ -1,4 +1,4 @@
-"""What docs/API.md shows works, as it stands there, on a real fleet; and it names every route."""
+"""Tests that the examples in docs/API.md work on a real fleet, and that it lists every route."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHOWN_AT: Final = "://127.0.0.1:8000"
 EXAMPLES: Final = re.findall(r"^```http\n(\w+) (\S+)(?: → (\d+))?\n(.*?)```", TEXT, re.M | re.S)
 RECIPES: Final = re.findall(r"^```(bash|python|javascript)\n(.*?)^```", TEXT, re.M | re.S)
 (BATCH_RECIPE,) = re.findall(r"^```py\n(.*?)^```", TEXT, re.M | re.S)
-"""Written so because it needs a server with files, which tests/end_to_end/test_batches.py has."""
+"""Not run here: it needs a server with files; see tests/end_to_end/test_batches.py."""
 HEADER: Final = re.compile(r"([a-z-]+): (.+)")
 PROGRAMS: Final = {
     "bash": ["bash", "-ec"],
@@ -57,7 +57,7 @@ def test_every_recipe_runs(fleet: FleetProcess, index: int) -> None:
 
 
 def run_recipe(fleet: FleetProcess, language: str, program: str) -> None:
-    """Run a program of the page against a fleet; it has to print something."""
+    """Run an example program against a fleet; it must print something."""
     command = PROGRAMS[language]
     needed = "curl" if language == "bash" else command[0]
     if shutil.which(needed) is None:

@@ -1,4 +1,4 @@
-"""Files and batches with the official client against real processes that are killed meanwhile."""
+"""Tests of files and batches with the official client, while processes are killed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ else:
 pytestmark = pytest.mark.slow
 
 NUM_LINES, NUM_LINES_WHOLE = 12, 40
-"""A death comes after each fifth of them: enough for all deaths, one line at a time."""
+"""Number of lines; a process is killed after each fifth of them."""
 MAX_TOKENS, MAX_TOKENS_WHOLE = 12, 160
 ENDED = ("completed", "failed", "expired", "cancelled")
 
@@ -62,7 +62,7 @@ def create(client: openai.OpenAI, lines: list[dict[str, Any]], window: str = "24
 
 
 def wait_ended(client: openai.OpenAI, batch: Batch) -> Batch:
-    """Wait for a batch's end, through restarts of the server."""
+    """Wait until a batch ends, across restarts of the server."""
     found = batch
 
     def is_over() -> bool:
@@ -86,7 +86,7 @@ def results(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
 async def test_a_batch_survives_the_death_of_every_process_and_of_the_supervisor(
     tmp_path: Path, whole: bool
 ) -> None:
-    # One line at a time, so that the batch is long enough for all deaths.
+    # One line at a time, so that the batch lasts until all kills.
     options = ("--set", "server.batches.concurrency=1", "--threads", "1")
     if whole:
         verdict = await run_batch(NUM_LINES_WHOLE, MAX_TOKENS_WHOLE, 1, 1, tmp_path, options)
@@ -101,7 +101,7 @@ async def test_a_batch_survives_the_death_of_every_process_and_of_the_supervisor
 
 
 def run_mixed(client: openai.OpenAI) -> Batch:
-    """Run a good line and a bad one, which hurts no other line."""
+    """Run a valid line and an invalid one, which must not affect the other."""
     bad = chat_line(1)
     bad["body"]["temperature"] = 99
     mixed = wait_ended(client, create(client, [chat_line(0), bad]))
@@ -114,7 +114,7 @@ def run_mixed(client: openai.OpenAI) -> Batch:
 
 
 def run_responses(client: openai.OpenAI) -> Batch:
-    """Run lines in the words of the Responses API."""
+    """Run lines of the Responses API."""
     lines: list[dict[str, Any]] = [
         {
             "custom_id": str(n),

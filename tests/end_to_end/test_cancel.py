@@ -1,4 +1,4 @@
-"""Closed sockets, in every phase and on every surface, leave no block behind."""
+"""Tests that closed connections, in every phase and API, free all blocks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 COUNT, COUNT_WHOLE = 120, 300
-"""At least a hundred: each phase in which blocks are held has to be met."""
+"""Number of cancels, at least a hundred, so that each phase that holds blocks is hit."""
 CLIENTS = 24
 
 
@@ -46,7 +46,7 @@ def test_requests_cut_at_random_moments_leave_every_block_free(
     blocks = cancels.wait_until_free(fleet.url)
     assert blocks.is_all_free, str(blocks)
     assert cancels.still_answers(fleet.url)
-    # The injector proves that it hit: requests died in the phases in which blocks are held.
+    # Check that cancels hit the phases that hold blocks.
     times = release_times(cuts, fleet.log_text().splitlines())
     assert {"prefilling", "decoding"} <= times.keys()
     audit = cancels.audit(fleet.url)

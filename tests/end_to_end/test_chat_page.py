@@ -1,4 +1,4 @@
-"""The chat page in Chromium against a whole fleet: from the keystroke to the pool and back."""
+"""Tests of the chat page in Chromium against a whole fleet."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 ANSWER_WAIT_MS = 1000 * PATIENCE_S
 COUNTED = re.compile(r"^\d+ tokens?$")
-"""By the server; the page marks its own count as a lower bound."""
+"""Pattern of the server's token count; the page marks its own count as a lower bound."""
 ASK_AND_AT_FIRST_TEXT = """(then) => new Promise((done) => {
   const watch = new MutationObserver(() => {
     const text = document.querySelector(".answer .text")?.textContent;
@@ -37,7 +37,7 @@ ASK_AND_AT_FIRST_TEXT = """(then) => new Promise((done) => {
   watch.observe(document.body, {subtree: true, characterData: true, childList: true});
   document.querySelector(".suggestion").click();
 })"""
-"""In the page itself, because a story is told faster than a test can react from outside."""
+"""Runs in the page, because an answer ends faster than a test can react from outside."""
 REGENERATE_AND_SEE = """() => new Promise((seen) => {
   const look = () => {
     if (!document.getElementById("stop").checkVisibility()) return;
@@ -60,10 +60,10 @@ LONG_ANSWERS = """(() => {
     send.call(this, JSON.stringify(asked));
   };
 })()"""
-"""What the page asks, but as long as the context allows, or as the test says."""
+"""The page's request, with the maximum length of the test or of the context."""
 SHORT = "window.longest = 40"
 RESUMED = "window.longest = 300"
-"""Longer than it takes to connect again, so that the rest streams too."""
+"""Longer than a reconnect, so that the rest streams too."""
 KEEP_SOCKETS = """(() => {
   window.sockets = [];
   window.sent = [];
@@ -85,7 +85,7 @@ def browser() -> Iterator[Browser]:
 
 @contextmanager
 def opened(browser: Browser, fleet: FleetProcess, *scripts: str) -> Iterator[Page]:
-    """The page, connected; afterwards Chromium must have had nothing to complain about."""
+    """The connected page; afterwards Chromium's console must have no errors."""
     page = browser.new_page(viewport={"width": 1000, "height": 700})
     for script in scripts:
         page.add_init_script(script)
@@ -93,7 +93,7 @@ def opened(browser: Browser, fleet: FleetProcess, *scripts: str) -> Iterator[Pag
     with complaints.of(page):
         page.goto(fleet.url)
         expect(page.locator("#link")).to_have_text("Connected")
-        # The model's own suggestions are there.
+        # The model's suggestions are shown.
         expect(page.locator("#welcome")).to_have_attribute("data-words", "shown")
         yield page
     page.close()
@@ -108,7 +108,7 @@ def page(browser: Browser, fleet: FleetProcess) -> Iterator[Page]:
 
 @pytest.fixture
 def long_page(browser: Browser, fleet: FleetProcess) -> Iterator[Page]:
-    """One whose answers are long."""
+    """A fleet whose answers are long."""
     with opened(browser, fleet, LONG_ANSWERS) as page:
         yield page
 
@@ -118,7 +118,7 @@ def ended(fleet: FleetProcess, outcome: str) -> float:
 
 
 def left(fleet: FleetProcess) -> float:
-    """Count answers whose reader went away, saying so or not."""
+    """Count answers whose client disconnected."""
     return ended(fleet, "client_gone") + ended(fleet, "stopped")
 
 
@@ -163,7 +163,7 @@ def test_stop_ends_the_answer_in_the_pools_too(long_page: Page, fleet: FleetProc
     expect(page.locator(".facts").last).to_contain_text("Stopped")
     fleet.wait_all_blocks_free()
     wait_until(lambda: ended(fleet, "stopped") == before + 1, PATIENCE_S, "the stop was counted")
-    # The server's own count comes with its last word on the answer.
+    # The server's count comes with the end of the answer.
     expect(page.locator(".tokens").last).to_have_text(COUNTED)
     page.evaluate(SHORT)
     page.get_by_role("button", name="Regenerate").click()
@@ -174,7 +174,7 @@ def test_closing_the_tab_frees_the_kv(browser: Browser, fleet: FleetProcess) -> 
     before = left(fleet) + ended(fleet, "length")
     with opened(browser, fleet, LONG_ANSWERS) as page:
         page.evaluate(ASK_AND_AT_FIRST_TEXT, "look")
-    # It may be told to its end in the seconds in which the page may come back.
+    # It may finish within the time in which the page may reconnect.
     wait_until(
         lambda: left(fleet) + ended(fleet, "length") == before + 1, PATIENCE_S, "it has ended"
     )

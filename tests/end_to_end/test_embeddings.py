@@ -1,4 +1,4 @@
-"""Vectors over HTTP with the official client: equal to transformers', and leaving nothing."""
+"""Tests of embeddings with the official client: equal to transformers, and without leaks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TEXTS = ["one", "The quick brown fox", "a longer text, " * 30, "Where is the cit
 
 
 def reference(model_dir: str, texts: list[str]) -> list[npt.NDArray[np.float64]]:
-    """Return the last tokens' hidden states by transformers, of length 1."""
+    """Return the normalized hidden states of the last tokens, computed by transformers."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
     model = transformers.AutoModel.from_pretrained(model_dir, dtype=torch.float32)
     found = []
@@ -49,7 +49,7 @@ def test_vectors_are_those_of_transformers_in_every_form(fleet: FleetProcess) ->
         assert [item.index for item in answer.data] == [0, 1, 2, 3]
         for item, wanted in zip(answer.data, expected, strict=True):
             np.testing.assert_allclose(item.embedding, wanted, rtol=0, atol=1e-5)
-        # Without a format the client asks for base64 and decodes it.
+        # By default the client requests base64 and decodes it.
         single = client.embeddings.create(model=MODEL, input=TEXTS[1])
         assert single.data[0].embedding == answer.data[1].embedding
         raw = client.embeddings.create(model=MODEL, input=TEXTS[1], encoding_format="base64")

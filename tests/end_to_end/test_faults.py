@@ -1,4 +1,4 @@
-"""A few cells of the fault matrix, chosen by reason; `make proofs` runs all of them."""
+"""Tests of selected cells of the fault matrix; `make proofs` runs all of them."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ CELLS = (
     "PAUSED: client leaves: FIN",
     "FINISHING: client leaves: RST",
 )
-"""Every phase; every way of a client to close; the death of a server and of a worker, a stop, a cut
-link, a corrupt frame, repeated ones, an exception in a step and a poisoned device. Frames are
-repeated in a phase of few: the proxy is a Python program, and with those of 700 tokens it stands
-still, on a machine that is busy with other tests, for longer than a worker may be silent."""
+"""Covers every phase, every way of closing a client, crashes of a server and a worker, a stop, a
+cut link, corrupt and repeated frames, an exception in a step and a poisoned device. Frames are
+repeated in a phase with few of them: with the frames of 700 tokens, the proxy (a Python program)
+would pause on a busy machine for longer than a worker may be silent."""
 
 DECODING_TOKENS = 80
-"""An answer of the whole matrix has 700. No answer is over before the fault comes that follows its
-first tokens: a worker is at most a window of 16 ahead of what this process has passed on."""
+"""Tokens of an answer; the whole matrix uses 700. The fault after the first tokens always comes
+before the end, because a worker is at most a window of 16 tokens ahead of this process."""
 
 
 def shortened(cell: Cell) -> Cell:
-    """Return a cell whose answer goes on for a moment after the fault, not for seconds."""
+    """Return a cell whose answer ends shortly after the fault."""
     if cell.question != QUESTIONS[Phase.DECODING]:
         return cell
     return replace(cell, question=replace(cell.question, max_tokens=DECODING_TOKENS))

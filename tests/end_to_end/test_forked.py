@@ -1,4 +1,4 @@
-"""Programs of tests that are forked from a template end as others do."""
+"""Tests that programs forked from a test template end like others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools of models whose chat templates show none: conversations from seeds, on real fleets."""
+"""Tests of tools on models whose chat templates have none: seeded conversations on real fleets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NUM_CONVERSATIONS, NUM_CONVERSATIONS_WHOLE = 24, 200
 MODEL = "model"
 OPTIONS = (
     *(*PATIENT, *COUNTING, "--model-name", MODEL),
-    # They would refuse what has to wait for long on a slow machine.
+    # Limits would refuse requests that wait long on a slow machine.
     *("--set", "server.overload.admission.is_on=false"),
     *("--set", "server.overload.brownout.is_on=false"),
     *("--set", "server.overload.guard.is_on=false"),
@@ -36,7 +36,7 @@ OPTIONS = (
 
 
 def check(fleet: FleetProcess, num_conversations: int) -> None:
-    """Ask a fleet conversations; each choice has to have led to what it demands."""
+    """Run conversations on a fleet; each tool choice must have its effect."""
     found = run(fleet.url, MODEL, num_conversations)
     log.info("%d conversations: %s", num_conversations, dict(sorted(found.items())))
     kinds = {kind for kind in found if kind != "calls"}
@@ -49,7 +49,7 @@ def check(fleet: FleetProcess, num_conversations: int) -> None:
 def test_calls_of_the_demo_model_keep_to_their_schemas_in_every_api(
     start_fleet: Callable[..., FleetProcess], tmp_path: Path, whole: bool
 ) -> None:
-    # Its own 1,024 positions hold few tools.
+    # The demo model's 1,024 positions are too few for several tools.
     words = json.loads((DEMO / "tokenizer_config.json").read_text(encoding="utf-8"))
     directory = write_model(tmp_path / "roomy", template=words["chat_template"])
     fleet = start_fleet(str(directory), *OPTIONS, "--kv-pool", "256MiB")

@@ -1,4 +1,4 @@
-"""A GGUF file is a model to both sides: the server's text and the workers' numbers."""
+"""Tests of serving a GGUF file, by the server (text) and the workers (weights)."""
 
 from __future__ import annotations
 

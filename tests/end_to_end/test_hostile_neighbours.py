@@ -1,4 +1,4 @@
-"""A real server beside hostile tenants: others are answered, and its memory stays bounded."""
+"""Tests of a server with hostile tenants: others are served, and memory stays bounded."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ATTEMPTS: Final = 16
 BODY_BYTES: Final = 16 * MIB
 NUM_BODIES: Final = 12
 MAX_GROWTH_BYTES: Final = 128 * MIB
-"""Twice the room of a tenant; the bodies that are sent are half as many again."""
+"""Twice the limit of a tenant; the sent bodies are half as many again."""
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
 
 
 def asked(kind: str, number: int) -> dict[str, Any]:
-    """Return a request of one kind, like no other."""
+    """Return a unique request of one kind."""
     message = {"role": "user", "content": "a"}
     if kind == "messages":
         return {"messages": [message] * 4096, "seed": number, "max_tokens": 1}
@@ -58,7 +58,7 @@ def asked(kind: str, number: int) -> dict[str, Any]:
 
 
 async def statuses(url: str, tenant: str, count: int, at_once: int) -> list[int]:
-    """Ask some times and return what was answered."""
+    """Send requests and return the responses."""
     seen: list[int] = []
     limiter = trio.CapacityLimiter(at_once)
     limits = httpx2.Limits(max_connections=at_once)
@@ -80,8 +80,8 @@ async def statuses(url: str, tenant: str, count: int, at_once: int) -> list[int]
 def test_refused_work_is_charged_until_nothing_is_worked_on(
     fleet: FleetProcess, tenant: str
 ) -> None:
-    """Of the same requests again and again the first few are worked on and refused for what they
-    are; the rest is refused unread, and a victim beside them is answered."""
+    """The first few of many identical invalid requests are processed and refused; the rest is
+    refused unread, and another tenant is served."""
     seen: dict[str, list[int]] = {}
 
     async def both() -> None:
@@ -95,7 +95,7 @@ def test_refused_work_is_charged_until_nothing_is_worked_on(
     trio.run(both)
     assert set(seen["victim"]) == {200}
     assert set(seen[tenant]) == {400, 429}
-    # In the seconds that all of it takes a bucket of three refills by less than one.
+    # During the test, a bucket of three refills by less than one.
     assert 3 <= seen[tenant].count(400) <= 4
     assert fleet.metric("triolet_tenant_unreserved_requests_total", tenant=tenant) <= 4
 
@@ -114,7 +114,7 @@ def test_unfinished_bodies_of_one_tenant_take_so_much_memory_and_no_more(
     async def send(streams: list[trio.SocketStream]) -> None:
         stream = await trio.open_tcp_stream("127.0.0.1", fleet.port)
         streams.append(stream)
-        with suppress(trio.BrokenResourceError):  # it was refused meanwhile
+        with suppress(trio.BrokenResourceError):  # it was refused in the meantime
             await stream.send_all(head + b" " * (BODY_BYTES - 1))
 
     async def hold() -> tuple[int, int]:

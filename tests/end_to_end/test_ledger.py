@@ -1,4 +1,4 @@
-"""An operator looks into a fleet at work, and is told the truth about it."""
+"""Tests of fleet audits and `doctor --ledger` on a working fleet."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 CLIENTS = 3
 AUDITS = 6
-"""At once; fewer than `max_audits`."""
+"""Concurrent audits; fewer than `max_audits`."""
 
 
 @contextmanager
@@ -66,12 +66,12 @@ def test_an_operator_sees_the_leases_of_running_streams(fleet: FleetProcess) -> 
         out, _ = process.communicate(timeout=PATIENCE_S)
     shown = out.decode()
     assert process.returncode == 0, shown
-    assert "All blocks, leases and requests add up." in shown
+    assert "All blocks, leases and requests are consistent." in shown
     assert "Leases on decode-" in shown
 
 
 def test_no_audit_of_a_fleet_at_work_finds_anything_wrong(fleet: FleetProcess) -> None:
-    # On a machine that is busy with other things a worker may be late; what it says is right.
+    # On a busy machine a worker may be late, but its answers must be correct.
     with at_work(fleet), ThreadPoolExecutor(AUDITS) as threads:
         audits = list(threads.map(lambda _: fleet.audit(), range(5 * AUDITS)))
     for audit in audits:

@@ -1,4 +1,4 @@
-"""`python -m loadtest.run` with a server of its own."""
+"""Test of `python -m loadtest.run`, which starts its own server."""
 
 from __future__ import annotations
 

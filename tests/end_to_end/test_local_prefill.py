@@ -1,4 +1,4 @@
-"""Prompts that decode computes itself, with real processes and the demo model."""
+"""Tests of prompts that decode workers compute, with real processes and the demo model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUESTIONS = [f"Tell me a story about {n} {'big ' * (9 * n)}dragons." for n in ra
 
 
 def answers_of(fleet: FleetProcess) -> list[str]:
-    """Ask all questions at once; return what was said, in order."""
+    """Ask all questions concurrently; return the answers in order."""
 
     def ask(text: str) -> str:
         body: dict[str, Any] = {

@@ -1,8 +1,8 @@
-"""Two versions of the demo model behind one server, as processes: tokens are each version's own,
-and one version comes and goes while the other answers.
+"""Tests of two versions of the demo model behind one server: tokens are each version's own, and one
+version is stopped and started while the other serves.
 
-Takes seconds for five processes: that `server.main` puts the parts of two models together, and that
-two checkpoints stay apart on the wire, is shown by no test with fakes.
+Takes seconds for five processes. Tests with fakes do not cover `server.main` with two models, or
+two checkpoints on the wire.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NUM_TOKENS = 16
 PROMPTS = [[3 + (7 * i + 31 * n) % 250 for i in range(20 + 9 * n)] for n in range(4)]
 ENGINE = EngineConfig(kv_pool_bytes=4 * MIB, dtype=Dtype.FLOAT32)
 NOISE = 0.2
-"""Of each weight, in the place of training: the versions differ, and both are models."""
+"""Relative change of each weight, so that the versions differ."""
 WORKER = """
 import sys
 from triolet.config import Dtype, EngineConfig, LinkConfig, WorkerConfig
@@ -89,7 +89,7 @@ def start(program: str, *args: str) -> subprocess.Popen[bytes]:
 
 
 def first_report(process: subprocess.Popen[bytes], kind: type[Any]) -> Any:  # noqa: ANN401
-    """Return what a process says when it is ready."""
+    """Return the report of a process when it is ready."""
     assert process.stdout is not None
     lines = []
     for line in process.stdout:
@@ -115,30 +115,30 @@ class Models:
         self.workers[name] = [start(program, *args) for program in programs]
 
     def wait_ready(self, name: str) -> None:
-        """Wait until the workers of one version can be used."""
+        """Wait until the workers of one version are ready."""
         for worker in self.workers[name]:
             first_report(worker, WorkerReady)
 
     def stop_workers(self, name: str) -> None:
-        """End them in order."""
+        """Stop them cleanly."""
         for worker in self.workers[name]:
             worker.send_signal(signal.SIGTERM)
             worker.communicate(timeout=PATIENCE_S)
 
     def states(self) -> dict[str, str]:
-        """Return what the server says of each name."""
+        """Return the server's report about each name."""
         cards = httpx2.get(f"{self.url}/v1/models", timeout=PATIENCE_S).json()["data"]
         return {card["id"]: card["state"] for card in cards}
 
     def ask(self, name: str, prompt: list[int]) -> httpx2.Response:
-        """Ask for the tokens that follow some tokens."""
+        """Request a completion of tokens."""
         body = {"model": name, "prompt": prompt, "max_tokens": NUM_TOKENS, "temperature": 0}
         body |= {"ignore_eos": True, "return_token_ids": True}
         return httpx2.post(f"{self.url}/v1/completions", json=body, timeout=PATIENCE_S)
 
 
 def noisy_copy(model: Path, copy: Path) -> Path:
-    """Return a directory with a model whose weights are slightly other ones."""
+    """Return a directory with a model whose weights are slightly changed."""
     shutil.copytree(model, copy)
     weights = load_file(copy / "model.safetensors")
     numbers = torch.Generator().manual_seed(1)

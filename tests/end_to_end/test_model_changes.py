@@ -1,6 +1,7 @@
-"""A fleet gets a model and loses it while it serves: streams of others go on, and nothing stays.
+"""Tests of adding and dropping models of a running fleet: other streams continue, and nothing
+leaks.
 
-Over a second each: no quicker test has the supervisor, control, servers and workers together.
+Each takes over a second: they need supervisor, control, servers and workers together.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ LONG_TOKENS = 200
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
-    """A fleet of its own, because its models change, and control and server are killed."""
+    """A separate fleet, because its models change, and control and server are killed."""
     log = tmp_path_factory.mktemp("changes") / "fleet.log"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))  # of the audit log
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))  # for the audit log
         with running_fleet(log, "chat=demo", *WATCHED, *PATIENT, at_rest=True) as one:
             wait_until(lambda: bool(list(one.log_events("ready"))), PATIENCE_S, "the fleet is up")
             yield one
 
 
 def asked(fleet: FleetProcess, method: str, path: str, **given: Any) -> httpx2.Response:  # noqa: ANN401
-    """Ask the admin routes once."""
+    """Send one request to the admin API."""
     with admin(folder_of(fleet)) as client:
         return client.request(method, path, **given)
 
@@ -50,7 +51,7 @@ def names(fleet: FleetProcess) -> set[str]:
 
 
 def streamed(fleet: FleetProcess, model: str, begun: Event) -> str:
-    """Return the text of a long answer, read as it comes; `begun` is set at its first piece."""
+    """Stream a long answer and return its text; set `begun` at the first piece."""
     text = ""
     with httpx2.stream(
         "POST",

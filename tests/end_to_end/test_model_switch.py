@@ -1,7 +1,7 @@
-"""A fleet moves a model's name to another version while it serves: no stream fails, and none has a
-token of another version than the one that it began with.
+"""Tests of switching a model of a running fleet to another version: no stream fails, and each
+stream has tokens of a single version.
 
-Over a second each: no quicker test has the supervisor, control, servers and workers together.
+Each takes over a second: they need supervisor, control, servers and workers together.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ pytestmark = pytest.mark.slow
 LONG_TOKENS = 200
 NUM_STREAMS, NUM_ROUNDS = 6, 2
 WHOLE_STREAMS, WHOLE_ROUNDS = 50, 10
-"""With `--whole`."""
+"""Rounds with `--whole`."""
 MEMORY = "1GiB"
-"""For the workers of both versions together; each takes a fifth of it."""
+"""Memory for the workers of both versions; each takes a fifth of it."""
 
 
 class Answer(NamedTuple):
@@ -48,8 +48,8 @@ class Answer(NamedTuple):
 
 @pytest.fixture(scope="module")
 def versions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Import versions of one model to a store; return their digests by tag: `v2` has other weights
-    than `v1`, `warm` other sampling defaults. Under `store` is the store's path."""
+    """Import versions of a model; return their digests by tag, and the store's path as `store`.
+    `v2` has other weights than `v1`, `warm` other sampling defaults."""
     folder = tmp_path_factory.mktemp("versions")
     other = copytree(demo_model_path(), folder / "other")
     weights = load_file(other / "model.safetensors")
@@ -80,7 +80,7 @@ def fleet_of(
         f"control.memory_bytes={MEMORY}",
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))  # of the audit log
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))  # for the audit log
         with running_fleet(log, *given, *WATCHED, *PATIENT, at_rest=True) as one:
             wait_until(lambda: bool(list(one.log_events("ready"))), PATIENCE_S, "the fleet is up")
             yield one
@@ -90,7 +90,7 @@ def fleet_of(
 def fleet(
     tmp_path_factory: pytest.TempPathFactory, versions: dict[str, str]
 ) -> Iterator[FleetProcess]:
-    """A fleet of its own, because its model changes, and control and workers are killed."""
+    """A separate fleet, because its model changes, and control and workers are killed."""
     with fleet_of(tmp_path_factory, versions) as one:
         yield one
 
@@ -112,13 +112,13 @@ def streamed(fleet: FleetProcess) -> Answer:
 
 
 def killed(fleet: FleetProcess, number: int) -> Callable[[], None]:
-    """Return what kills one process of the fleet, another one in each round."""
+    """Return a function that kills another process of the fleet in each round."""
 
     def kill() -> None:
         match number % 3:
             case 0:
                 os.kill(control_pid(fleet), signal.SIGKILL)
-            case 1:  # of the version that answers
+            case 1:  # of the version that serves
                 os.kill(min(fleet.pids("decode")), signal.SIGKILL)
             case 2:
                 os.kill(max(fleet.pids("prefill")), signal.SIGKILL)
@@ -173,7 +173,7 @@ def test_streams_go_on_while_a_name_moves_to_another_version(
 def test_other_sampling_defaults_need_no_other_workers_and_cost_no_kv_block(
     fleet: FleetProcess,
 ) -> None:
-    """After the switches above the fleet has the version `v1` again."""
+    """After the switches above, the fleet has version `v1` again."""
     asked = {"model": "chat", "prompt": PROMPT * 8, "max_tokens": 16, "ignore_eos": True}
 
     def answer(**more: float) -> tuple[str, int]:
@@ -198,7 +198,7 @@ def test_a_version_that_cannot_be_had_leaves_the_one_that_answers(fleet: FleetPr
     said = order(fleet, "switch", "chat", "--to", "/nowhere/at/all", code=1)
     assert "model directory /nowhere/at/all does not exist" in said
     assert "has no chat:v9" in order(fleet, "switch", "chat", "--to", "chat:v9", code=1)
-    assert "there is no model 'none'" in order(fleet, "switch", "none", "--to", "chat:v1", code=1)
+    assert "no model is called 'none'" in order(fleet, "switch", "none", "--to", "chat:v1", code=1)
     assert streamed(fleet) == before
     assert "is sleeping" in order(fleet, "sleep", "chat")
     assert streamed(fleet) == before

@@ -1,4 +1,4 @@
-"""A running fleet shows every number that its dashboard draws and its alerts judge."""
+"""Tests that a running fleet exposes every metric of the dashboard and the alerts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 NOT_ALWAYS: Final = {
     "triolet_server_up",  # with several servers on one port
     "triolet_guard_limit_tokens",  # once there is a limit
-    "triolet_line_tokens_per_second",  # once the queue's pace is known
+    "triolet_line_tokens_per_second",  # once the queue's throughput is known
 }
 
 

@@ -1,4 +1,4 @@
-"""Ollama's official client against the real fleet."""
+"""Tests of Ollama's official client against a real fleet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The official client against the real fleet, over HTTP and WebSocket."""
+"""Tests of OpenAI's official client against a real fleet, over HTTP and WebSocket."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_it_streams_and_the_pieces_are_the_answer(client: openai.OpenAI) -> None
     assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
     usage = chunks[-1].usage
     assert usage is not None
-    # The second time the prompt's KV is there.
+    # The second time the prompt's KV is cached.
     assert usage.model_copy(update={"prompt_tokens_details": None}) == whole.usage.model_copy(
         update={"prompt_tokens_details": None}
     )
@@ -149,7 +149,7 @@ def test_closing_a_stream_frees_its_blocks(client: openai.OpenAI, fleet: FleetPr
         messages=[{"role": "user", "content": "Tell me a story."}],
         max_tokens=900,
         stream=True,
-        # With alternatives the answer is more than sockets hold: it waits for its reader.
+        # With logprobs the answer exceeds the socket buffers, so it waits for its reader.
         logprobs=True,
         top_logprobs=20,
         extra_body={"ignore_eos": True},
@@ -165,7 +165,7 @@ def test_closing_a_stream_frees_its_blocks(client: openai.OpenAI, fleet: FleetPr
 
 
 @pytest.mark.promise
-# The client calls websockets in a way that its newest version warns of.
+# The client uses a deprecated call of websockets.
 @pytest.mark.filterwarnings("ignore:connect\\(\\) must be used:DeprecationWarning")
 def test_it_chats_over_the_websocket(client: openai.OpenAI) -> None:
     with client.responses.connect() as connection:
@@ -205,7 +205,7 @@ def test_a_stream_cut_at_twenty_places_and_resumed_has_the_same_bytes(
 
 
 def whole_events(answer: httpx.Response, num_bytes: int | None) -> list[bytes]:
-    """Read a stream to its end, or until so many bytes have come; return what is whole of them."""
+    """Read a stream to its end or up to a number of bytes; return the complete events."""
     data = b""
     for part in answer.iter_raw():
         data += part

@@ -1,4 +1,4 @@
-"""Models come and go while a fleet runs: a request wakes its model, and control may be killed."""
+"""Tests of sleeping and waking models of a running fleet, also when control is killed."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ LONG_TOKENS = 200
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
-    """A fleet of its own, because its control is killed; `code` is not started with it."""
+    """A separate fleet, because its control is killed; `code` does not start with it."""
     log = tmp_path_factory.mktemp("residency") / "fleet.log"
     models = ("chat=demo", "code=demo", "--set", "models.code.start=false")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))  # of the audit log
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))  # for the audit log
         with running_fleet(log, *models, *WATCHED, *PATIENT, at_rest=True) as one:
             wait_until(lambda: bool(list(one.log_events("ready"))), PATIENCE_S, "the fleet is up")
             yield one
-            order(one, "load", "code")  # the audit looks at workers that are there
+            order(one, "load", "code")  # the audit includes existing workers only
 
 
 def body(model: str, max_tokens: int) -> dict[str, Any]:
@@ -59,19 +59,19 @@ def complete(fleet: FleetProcess, model: str, max_tokens: int = 8) -> str:
 
 
 def folder_of(fleet: FleetProcess) -> Path:
-    """Return the fleet's own folder."""
+    """Return the fleet's private directory."""
     (found,) = [one for one in running_fleets.running_fleets() if one.note.port == fleet.port]
     return found.directory
 
 
 def models(fleet: FleetProcess) -> dict[str, dict[str, Any]]:
-    """Return what control shows of each model."""
+    """Return control's report about each model."""
     with admin(folder_of(fleet)) as client:
         return {one["name"]: one for one in client.get("/admin/models").json()["models"]}
 
 
 ROUNDED_S: Final = 0.001
-"""Control's admin routes show worker-seconds to the millisecond, metrics all of them."""
+"""Tolerance: the admin API rounds worker-seconds to milliseconds, metrics do not."""
 
 
 def state(fleet: FleetProcess, name: str) -> str:
@@ -79,14 +79,14 @@ def state(fleet: FleetProcess, name: str) -> str:
 
 
 def worker_seconds(fleet: FleetProcess, name: str) -> float:
-    """Return what a scrape shows of all versions of a model."""
+    """Return the metric of all versions of a model."""
     begin = f'triolet_worker_seconds_total{{model="{name}",'
     lines = httpx2.get(f"{fleet.url}/metrics").text.splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(begin))
 
 
 def order(fleet: FleetProcess, action: str, name: str, *options: str, code: int = 0) -> str:
-    """Run `triolet model …` and return what it prints."""
+    """Run `triolet model …` and return its output."""
     ended, lines = fleet.run_triolet("model", action, name, *options)
     assert ended == code, lines
     return "".join(f"{line}\n" for line in lines)
@@ -113,7 +113,7 @@ def test_a_request_wakes_its_model_each_time(fleet: FleetProcess) -> None:
     assert "code is staged" in order(fleet, "unload", "code")
     assert "code is ready" in order(fleet, "load", "code")
     assert " already" in order(fleet, "wake", "code")
-    assert "there is no model 'none'; this fleet has" in order(fleet, "load", "none", code=1)
+    assert "no model is called 'none'; this fleet has" in order(fleet, "load", "none", code=1)
 
 
 def listed(fleet: FleetProcess) -> list[dict[str, Any]]:
@@ -132,7 +132,7 @@ def test_clients_do_not_notice_that_control_is_killed_amid_a_load(fleet: FleetPr
             "POST", "/v1/completions", json=body("chat", LONG_TOKENS) | {"stream": True}
         ) as stream,
     ):
-        # Without a client that waits: what was begun goes on.
+        # Without a waiting client: a started operation continues.
         with admin(folder_of(fleet)) as client:
             assert client.post("/admin/models/code/load").status_code == 202
         os.kill(pid, signal.SIGKILL)
@@ -150,12 +150,12 @@ def test_clients_do_not_notice_that_control_is_killed_amid_a_load(fleet: FleetPr
 
 
 def is_back(fleet: FleetProcess) -> bool:
-    """Whether control answers."""
+    """Return whether control answers."""
     with socket.socket(socket.AF_UNIX) as probe:
         return probe.connect_ex(str(folder_of(fleet) / ADMIN_SOCKET)) == 0
 
 
 def control_pid(fleet: FleetProcess) -> int:
-    """Return the pid of the present control."""
+    """Return the pid of the current control process."""
     begun = [one for one in fleet.log_events("process_started") if one["name"] == "control"]
     return int(begun[-1]["pid"])

@@ -1,4 +1,4 @@
-"""The Responses API of the real fleet as the official client and LangChain use it.
+"""Tests of the Responses API with OpenAI's official client and LangChain against a real fleet.
 
 The client checks every object strictly against its types.
 """
@@ -29,7 +29,7 @@ else:
 
 pytestmark = [
     pytest.mark.slow,
-    # The client calls websockets in a way that its newest version warns of.
+    # The client uses a deprecated call of websockets.
     pytest.mark.filterwarnings("ignore:connect\\(\\) must be used:DeprecationWarning"),
 ]
 
@@ -151,7 +151,7 @@ def test_a_tool_is_called_and_its_result_is_taken(client: openai.OpenAI) -> None
     assert pieces == called.arguments
     history: list[Any] = [{"role": "user", "content": "Hello!"}, called.model_dump()]
     history.append({"type": "function_call_output", "call_id": called.call_id, "output": "ok"})
-    # The demo model's template shows no tools, so none may be called without a grammar.
+    # The demo model's template has no tools, so tool calls need a grammar.
     answered = {**ASKED, "input": history, "tools": [tool], "tool_choice": "none"}
     second = client.responses.create(**answered)
     assert second.output
@@ -333,7 +333,7 @@ def test_the_asynchronous_client_uses_a_websocket(fleet: FleetProcess) -> None:
 def langchain(
     fleet: FleetProcess, request: pytest.FixtureRequest
 ) -> Iterator[langchain_openai.ChatOpenAI]:
-    # Its own connections would outlive the test.
+    # Pass a client, because its own connections would outlive the test.
     with openai.DefaultHttpxClient() as connections:
         yield langchain_openai.ChatOpenAI(
             base_url=f"{fleet.url}/v1",
@@ -362,7 +362,7 @@ def test_langchain_gets_objects(langchain: langchain_openai.ChatOpenAI) -> None:
 
 
 def test_langchain_calls_tools(langchain: langchain_openai.ChatOpenAI) -> None:
-    # Bound as one that has to be called, because the demo model has never heard of tools.
+    # Force the tool call, because the demo model was not trained on tools.
     bound = langchain.bind_tools([Verdict], tool_choice="Verdict", strict=True)
     whole = bound.invoke("Which colour?")
     (called,) = whole.tool_calls

@@ -1,5 +1,5 @@
-"""Drain and rolling restart with real processes under live streams: no stream is dropped, no token
-is another one than it would have been."""
+"""Tests of drain and rolling restart under live streams: no stream is dropped, and tokens do not
+change."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ STREAMS, STREAMS_WHOLE = 4, 8
 TOKENS, TOKENS_WHOLE = 60, 300
 LOAD = ("--streams", "4", "--max-tokens", "60", "--lead-s", "0.5")
 LOAD_WHOLE = ("--streams", "20", "--max-tokens", "400", "--lead-s", "0.5")
-"""Every process is restarted under either; with more streams more have to move at each step."""
+"""Numbers of streams; with more streams, more must move at each step."""
 
 
 @pytest.fixture(scope="module")
 def restarted(tmp_path_factory: pytest.TempPathFactory, whole: bool) -> Iterator[FleetProcess]:
-    """A fleet whose workers may not wait for their streams."""
+    """A fleet whose workers do not wait for their streams."""
     log = tmp_path_factory.mktemp("restarted") / "fleet.log"
     command = None if whole else paced.COMMAND
     with running_fleet(log, *WATCHED, *PATIENT, *SERVE_OPTIONS, command=command) as fleet:
@@ -77,10 +77,10 @@ async def test_a_drained_worker_leaves_in_order_and_its_streams_go_on(
             )
             has_left.set()
 
-    left = "decode-0 has left; its supervisor starts a fresh one"
+    left = "decode-0 has exited; its supervisor starts a new one"
     assert (code, said[-1]) == (0, left), said
     assert said[0].startswith("decode-0: ")
-    # It has said goodbye; its supervisor notes that it has left when it has.
+    # It has sent GOODBYE; its supervisor records its exit later.
     wait_until(
         lambda: bool(log.of("process_left", name="decode-0", how="exited with code 0")),
         PATIENCE_S,
@@ -102,17 +102,17 @@ async def test_a_drained_worker_leaves_in_order_and_its_streams_go_on(
 async def test_every_process_is_restarted_under_live_streams(
     restarted: FleetProcess, whole: bool
 ) -> None:
-    # Five processes start one after the other: longer than pytest takes for a sign of a hang.
+    # Five processes start one at a time, which exceeds pytest's timeout.
     faulthandler.cancel_dump_traceback_later()
     options = parse(LOAD_WHOLE if whole else LOAD)
     log = FleetLog(restarted.log_path)
     templates = restarted.pids("template")
     outcome = await restart_under_load(restarted.url, log, options)
     assert outcome.wrongs == []
-    # What begins now has the code that is installed now.
+    # New processes have the currently installed code.
     assert len(templates) == 2
     assert not set(templates) & set(restarted.pids("template"))
-    # Each ended by itself: none had to be killed, or died.
+    # Each exited cleanly: none was killed or crashed.
     assert {entry["how"] for entry in log.of("process_ended")} == {"exited with code 0"}
     assert not log.of("process_died")
     assert [step.name for step in outcome.steps] == [

@@ -1,4 +1,4 @@
-"""Workers join and leave a fleet of real processes under live streams: no stream notices."""
+"""Tests of adding and removing workers under live streams: no stream is affected."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STREAMS_WHOLE: Final = 6
 TOKENS: Final = 24
 TOKENS_WHOLE: Final = 40
 CHANGES: Final = ("decode=2", "prefill=2", "decode=1", "prefill=1")
-"""One after the other, again and again."""
+"""Concurrent streams, each repeated."""
 ROUNDS: Final = 1
 ROUNDS_WHOLE: Final = 5
 
@@ -70,7 +70,7 @@ async def test_workers_join_and_leave_under_live_streams(fleet: FleetProcess, wh
                 code, said = await trio.to_thread.run_sync(fleet.run_triolet, "scale", change)
                 assert code == 0, said
                 assert said[-1].endswith(f"done: {change}")
-                # The server knows the new worker a moment later; some stream is to meet it.
+                # The server learns of the new worker a moment later; a stream must reach it.
                 before = len(stories)
                 while len(stories) < before + 2:  # noqa: ASYNC110
                     await trio.sleep(0.05)

@@ -1,4 +1,4 @@
-"""A server that was stopped and goes on costs its streams a pause: no prompt is blamed for it."""
+"""Tests that a paused server only delays its streams, and that no prompt is quarantined for it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 STREAMS = 6
 NUM_TOKENS = 48
-"""They are not said before the server can be stopped."""
+"""Enough tokens that streams last until the server is stopped."""
 WINDOW = ("--set", "server.token_window=16")
-"""Or workers would say most of an answer before they miss the server."""
+"""Small window, so that workers cannot send most of an answer before they miss the server."""
 LEASES = (
     "--set",
     "link.peer_timeout_s=5.5",
@@ -35,18 +35,18 @@ LEASES = (
     "--set",
     "link.lease_ttl_s=6",
 )
-"""Longer than a busy machine makes a worker stand still, for which it would rightly be blamed."""
+"""Longer than a busy machine may pause a worker."""
 STOPPED_S = 7.0
 """Longer than leases last."""
 
 
 def state_of(pid: int) -> str:
-    """Return the kernel's letter for what a process is doing."""
+    """Return the kernel's state letter of a process."""
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
 
 
 def read_stream(fleet: FleetProcess, number: int) -> tuple[str, list[int], list[str]]:
-    """Return the text, the tokens and the ends of one stream."""
+    """Return the text, tokens and finish reasons of one stream."""
     body = {
         "prompt": f"Tell me a story about {number} dragons.",
         "stream": True,
@@ -85,7 +85,7 @@ def test_streams_survive_a_server_that_is_stopped_for_longer_than_its_leases(
         os.kill(server, signal.SIGSTOP)
         try:
             wait_until(lambda: state_of(server) == "T", PATIENCE_S, "the server stands still")
-            # Not to wait for something: that this time passes is what is tested.
+            # A real pause: the passing of this time is what is tested.
             time.sleep(STOPPED_S)
         finally:
             os.kill(server, signal.SIGCONT)
@@ -98,7 +98,7 @@ def test_streams_survive_a_server_that_is_stopped_for_longer_than_its_leases(
     assert fleet.metric("triolet_server_paused_seconds_total") >= STOPPED_S - 0.5
     failed = {s.labels["cause"] for s in fleet.samples("triolet_attempts_failed_total") if s.value}
     assert failed == {"server_paused"}
-    # A client may have read the end before the server has noted it.
+    # A client may read the end before the server has recorded it.
     wait_until(
         lambda: fleet.metric("triolet_requests_total", outcome="length") == 2 * STREAMS,
         PATIENCE_S,

@@ -1,4 +1,4 @@
-"""Two models in one fleet: each answers under its name, and is started and stopped alone."""
+"""Tests of two models in one fleet: names, and starting and stopping each separately."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
 def write_shallow(path: Path, num_layers: int = 2) -> Path:
-    """Write the demo model's first layers as a model of its own, which answers otherwise."""
+    """Write the demo model's first layers as another model, which gives other answers."""
     shutil.copytree(demo_model_path(), path)
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": num_layers}))
@@ -60,7 +60,7 @@ def write_shallow(path: Path, num_layers: int = 2) -> Path:
 
 
 def reference(model_dir: Path) -> str:
-    """Return the greedy completion of a model without any fleet."""
+    """Return the greedy completion of a model, computed without a fleet."""
     tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
     engine = open_engine(model_dir, EngineConfig(kv_pool_bytes=4 * MIB, dtype=Dtype.FLOAT32))
     (results,) = generate(engine, [tokenizer.encode(PROMPT).ids], NUM_TOKENS)
@@ -75,7 +75,7 @@ def complete(fleet: FleetProcess, model: str) -> str:
 
 
 def streamed(fleet: FleetProcess, body: dict[str, object]) -> list[str]:
-    """Return the pieces of a streamed completion that ends in order."""
+    """Return the pieces of a streamed completion that ends normally."""
     with fleet.client.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
         *pieces, end = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
     assert end == "[DONE]"
@@ -83,7 +83,7 @@ def streamed(fleet: FleetProcess, body: dict[str, object]) -> list[str]:
 
 
 def triolet(fleet: FleetProcess, *words: str) -> str:
-    """Run `triolet model …` for a fleet and return what it prints."""
+    """Run `triolet model …` for a fleet and return its output."""
     code, lines = fleet.run_triolet("model", *words)
     assert code == 0, lines
     return "".join(f"{line}\n" for line in lines)
@@ -104,14 +104,12 @@ def shallow(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def two(shallow: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
-    """A fleet of its own, because its workers are stopped and killed. Only whole processes show
-    that each worker has its model, that servers meet workers that come and go, and what `triolet`
-    says of them."""
+    """A separate fleet, because its workers are stopped and killed."""
     log = tmp_path_factory.mktemp("two") / "fleet.log"
     state = str(tmp_path_factory.mktemp("state"))
     models = ("chat=demo", f"code={shallow}")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_STATE_HOME", state)  # of the audit log
+        patch.setenv("XDG_STATE_HOME", state)  # for the audit log
         options = (*models, *LADDER, *WATCHED, *PATIENT)
         with running_fleet(log, *options, at_rest=True) as fleet:
             yield fleet
@@ -124,7 +122,7 @@ def test_each_model_answers_under_its_name(two: FleetProcess, shallow: Path) -> 
     with ThreadPoolExecutor(4) as threads:
         answers = list(threads.map(lambda model: complete(two, model), 2 * list(expected)))
     assert answers == 2 * list(expected.values())
-    # Requests are taken a moment before that is said.
+    # The fleet accepts requests a moment before it announces that.
     wait_until(lambda: any(two.log_events("ready")), PATIENCE_S, "it says that it is ready")
     (ready,) = two.log_events("ready")
     assert ready["models"] == {"chat": str(demo_model_path()), "code": str(shallow)}
@@ -199,7 +197,7 @@ def test_a_request_wakes_a_model_that_sleeps(two: FleetProcess) -> None:
 
 
 def test_the_workers_of_one_model_are_restarted_and_its_streams_go_on(two: FleetProcess) -> None:
-    """No quicker test shows a server, a stand-in and streams together."""
+    """Tests a server, a spare and streams together."""
     body = {"model": "code", "prompt": PROMPT, "max_tokens": LONG, "temperature": 0}
     body |= {"ignore_eos": True}
     whole = two.client.post("/v1/completions", json=body).json()["choices"][0]["text"]

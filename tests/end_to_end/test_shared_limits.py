@@ -1,5 +1,5 @@
-"""Two whole servers share a Redis: one limit for both, also after it was away, and accounts that
-are right when workers die."""
+"""Tests of two fleets that share limits in Redis: common limits, also after an outage of Redis, and
+correct charges when workers crash."""
 
 from __future__ import annotations
 
@@ -46,10 +46,9 @@ LIMITED: Final = ("alice", "bob", "carol")
 PAYING: Final = ("dora", "emil")
 ASKS, LONGEST = 12, 120
 MOST_RUNS: Final = 5
-"""Until a death meets a request: a kill may come too late once."""
+"""Tries until a kill hits a request: a single kill may come too late."""
 UNHURRIED: Final = ("--set", "server.tenants.quotas.call_timeout_s=10")
-"""A busy machine lets Redis stand still for longer than the product waits for it; a Redis that has
-ended is noticed all the same."""
+"""Longer timeout, because a busy machine may pause Redis. A stopped Redis is still noticed."""
 TAKE_ALL: Final = (
     "--set",
     "server.overload.admission.is_on=false",
@@ -58,12 +57,12 @@ TAKE_ALL: Final = (
     "--set",
     "server.overload.guard.is_on=false",
 )
-"""Only limits refuse anything."""
+"""Settings with which only quotas refuse requests."""
 
 
 @dataclass(frozen=True)
 class World:
-    """Two fleets, each a `triolet serve` of its own, and the Redis that they share."""
+    """Two fleets (two `triolet serve`) and the Redis that they share."""
 
     redis: RedisServer
     fleets: tuple[FleetProcess, FleetProcess]
@@ -96,18 +95,18 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 def taken_of(world: World, tenant: str) -> Taken:
-    """Return what a tenant gets of both servers."""
+    """Return a tenant's responses from both servers."""
     return trio.run(take_all, key_of(tenant), [fleet.url for fleet in world.fleets])
 
 
 def check(taken: Taken, limit: float) -> None:
-    """Check that it is what a limit allows, and that answers named that limit."""
+    """Check that it is what a limit allows, and that refusals name that limit."""
     assert taken.share(limit) == pytest.approx(1, abs=MOST_OFF), taken
     assert taken.shown_limits == {f"{limit:g}"}
 
 
 def wait_for_log(world: World, event: str, **fields: object) -> None:
-    """Wait until the last line of both servers about their limits is this one."""
+    """Wait until the last log event of both servers about their limits is this one."""
 
     def last(fleet: FleetProcess) -> dict[str, Any]:
         kinds = ("limits_are_local", "limits_are_shared")
@@ -123,11 +122,11 @@ def wait_for_log(world: World, event: str, **fields: object) -> None:
 
 
 def wait_for_limits(world: World, word: str) -> None:
-    """Wait until both servers say how far their limits reach, in all ways that they have."""
+    """Wait until both servers report the scope of their limits in log, metrics and probes."""
     is_up = 1.0 if word == "shared" else 0.0
 
     def is_said_by(fleet: FleetProcess) -> bool:
-        usage_of(fleet, OPERATOR)  # a question finds out sooner than heartbeats do
+        usage_of(fleet, OPERATOR)  # a request detects it sooner than heartbeats
         said: str = fleet.client.get("/health").json()["limits"]
         return said == word
 
@@ -158,7 +157,7 @@ def test_one_limit_for_both_and_a_part_for_each_while_redis_is_away(world: World
     world.redis.start()
     wait_for_limits(world, "shared")
     wait_for_log(world, "limits_are_shared", servers=2)
-    # Redis' state counts: what the servers spent alone is not in it.
+    # Redis' state applies; it does not include what servers charged alone.
     wait_for_accounts(world, "bob", 0)
     for fleet in world.fleets:
         usage = usage_of(fleet, "bob")
@@ -172,7 +171,7 @@ def test_one_limit_for_both_and_a_part_for_each_while_redis_is_away(world: World
 
 
 def wait_for_accounts(world: World, tenant: str, tokens: int) -> None:
-    """Wait until both servers say that a tenant has used so much, and that nothing of it runs."""
+    """Wait until both servers report this usage of a tenant, and no running requests."""
 
     def seen() -> list[tuple[int, int]]:
         accounts = [usage_of(fleet, tenant) for fleet in world.fleets]
@@ -194,7 +193,7 @@ def test_what_is_charged_is_what_was_told_when_workers_die(world: World) -> None
             disturbed = trio.run(ask_while_one_dies, fleet, asks, fault)
             stories += disturbed.stories
             hit = fleet.metric("triolet_attempts_failed_total", cause="decode_lost") - hit
-            # A prompt is computed within milliseconds: the death of prefill may miss them all.
+            # Prompts take milliseconds, so a kill of prefill may miss all of them.
             if disturbed.injected and (hit or fault == "prefill-kill"):
                 break
         else:
@@ -211,7 +210,7 @@ def test_what_is_charged_is_what_was_told_when_workers_die(world: World) -> None
 
 
 def asks_of_both(seed: str) -> list[Ask]:
-    """Return requests of both tenants, whose answers end one after the other."""
+    """Return requests of both tenants with answers of different lengths."""
     drawn = draw_asks(ASKS, crc32(seed.encode()))
     return [
         replace(lengthened(ask, LONGEST * (n + 1) // ASKS), key=key_of(PAYING[n % 2]))
@@ -220,7 +219,7 @@ def asks_of_both(seed: str) -> list[Ask]:
 
 
 async def ask_while_one_dies(fleet: FleetProcess, asks: Sequence[Ask], fault: str) -> Disturbed:
-    """Ask everything at once; after the first few answers a worker is killed."""
+    """Send all requests concurrently; kill a worker after the first few answers."""
     return await ask_under_faults(
         fleet.url,
         FleetLog(fleet.log_path),

@@ -1,4 +1,5 @@
-"""A fleet under every kind of attack: it lives, forgets no blocks, and tells no secret."""
+"""Tests of a fleet under all kinds of attacks: it survives, leaks no blocks and reveals no
+secrets."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.slow
 MAX_GROWTH_BYTES = 64 * MIB
 SHARE = 0.1
 SHARES: dict[Callable[..., Awaitable[None]], float] = {large_bodies: SHARE, foreign_names: 0.04}
-"""Each of the large bodies, four at a time, and 400 names, of which none may become a label."""
+"""Number of attacks: each large body, four at a time, and 400 names that must not become labels."""
 SHARES_WHOLE: dict[Callable[..., Awaitable[None]], float] = {
     large_bodies: 1.0,
     foreign_names: SHARE,
@@ -39,9 +40,8 @@ SHARES_WHOLE: dict[Callable[..., Awaitable[None]], float] = {
 
 @pytest.mark.proof
 def test_a_fleet_under_siege_lives_and_comes_to_rest(fleet: FleetProcess, whole: bool) -> None:
-    """The fixture sees to blocks, files, tasks and connections afterwards; how soon a harmless
-    client is answered meanwhile is a figure of the benchmark, because machines differ, and so are
-    the largest crowds."""
+    """The fixture checks blocks, files, tasks and connections afterwards. The benchmark measures
+    latency of harmless clients and the largest crowds, which depend on the machine."""
     (server,) = fleet.pids("server")
     before = cost_of(server)
     series = len(fleet.metrics())
@@ -55,7 +55,7 @@ def test_a_fleet_under_siege_lives_and_comes_to_rest(fleet: FleetProcess, whole:
     assert before is not None
     assert after is not None, "the server process is another one"
     assert after.rss_bytes - before.rss_bytes < MAX_GROWTH_BYTES
-    # Some errors are counted under a status for the first time; no name of a client's is a label.
+    # Some statuses are counted for the first time; names from clients must not become labels.
     assert len(fleet.metrics()) - series < 60
     fleet.wait_at_rest()
     assert CANARY not in fleet.client.get("/metrics").text

@@ -1,4 +1,4 @@
-"""One prompt through three processes: roles, pools, and every byte of KV accounted for."""
+"""Tests of one prompt through server, prefill and decode: roles, pools and KV bytes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def chat(fleet: FleetProcess, text: str, **more: object) -> dict[str, Any]:
 
 
 def kv_bytes_received(fleet: FleetProcess) -> int:
-    """Return what the decode worker itself says."""
+    """Return the decode worker's own report."""
     audits = fleet.wait_at_rest().answered
     return sum(audit.kv_bytes for audit in audits if audit.role is Role.DECODE)
 
@@ -51,7 +51,7 @@ def test_a_question_is_answered(fleet: FleetProcess) -> None:
 
 def test_kv_bytes_received_are_the_whole_blocks_of_the_prompts(fleet: FleetProcess) -> None:
     before = kv_bytes_received(fleet)
-    # No two begin alike, or the prefix cache would have some of them.
+    # All prompts begin differently, so that the prefix cache does not help.
     texts = [f"{n * 'big '}{n} dragons and a story, please." for n in range(1, 13)]
     texts = [f"{chr(ord('A') + n)} {text}" for n, text in enumerate(texts)]
     with ThreadPoolExecutor(6) as threads:
@@ -62,7 +62,7 @@ def test_kv_bytes_received_are_the_whole_blocks_of_the_prompts(fleet: FleetProce
     expected = sum(-(-tokens // block_size) * block_bytes for tokens in prompts)
     received = kv_bytes_received(fleet) - before
     assert received == expected
-    # One host and one user: none of it went through a socket.
+    # One host and one user: all KV went through shared memory.
     for role, counted in (("decode", "received"), ("prefill", "sent")):
         told = f"heartbeats have told that {role} shared all that it {counted}"
         wait_until(

@@ -1,4 +1,4 @@
-"""A client that stops reading loses its stream within the stall bound; no other client notices."""
+"""Tests that a client that stops reading loses its stream in time, without affecting others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SMALL_BUFFER = 4096
 
 def request_bytes(fleet: FleetProcess, max_tokens: int) -> bytes:
     message = {"role": "user", "content": "Tell me a story."}
-    # With alternatives each token is a kilobyte: the answer outgrows what kernels buffer.
+    # With logprobs each token takes a kilobyte: the answer exceeds the kernel's buffers.
     options = {"ignore_eos": True, "logprobs": True, "top_logprobs": 20, "stream": True}
     body = json.dumps({"messages": [message], "max_tokens": max_tokens, **options}).encode()
     head = (
@@ -58,7 +58,7 @@ def stream_to_the_end(fleet: FleetProcess) -> str:
 def test_a_client_that_stops_reading_is_ended_while_others_stream_on(fleet: FleetProcess) -> None:
     stalled_before = fleet.metric("triolet_requests_total", outcome="stalled")
     with socket.socket() as silent, ThreadPoolExecutor(OTHERS) as threads:
-        # A small receive buffer: what the kernel takes for us is no reading.
+        # A small receive buffer, because data buffered by the kernel counts as read.
         silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER)
         silent.connect(("127.0.0.1", fleet.port))
         silent.sendall(request_bytes(fleet, max_tokens=900))

@@ -1,4 +1,5 @@
-"""Many clients that stop reading at once: little memory, no answer of anybody else, no block."""
+"""Tests of many clients that stop reading: bounded memory, no effect on others, no leaked
+blocks."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ CLIENTS = 24
 READERS = 2
 READER_TOKENS = 150
 STALL_TOKENS = 900
-"""More than any buffer on the way takes, and within the demo model's context."""
+"""More than all buffers on the way, but within the demo model's context."""
 MAX_GROWTH_BYTES = 64 * MIB
 PATIENCE_S = 240.0
 
@@ -35,7 +36,7 @@ async def test_many_stalled_clients_cost_little_memory_and_no_answer(fleet: Flee
     clients: list[Stalled] = []
     with trio.fail_after(PATIENCE_S):
         for number, told in enumerate(texts):
-            await _read(fleet.url, number, told)  # what the answer is when no client stalls
+            await _read(fleet.url, number, told)  # the answer without stalled clients
         before = seen = await _scrape(fleet.url)
         most_bytes = before.resident_bytes
         all_ended = trio.Event()
@@ -49,7 +50,7 @@ async def test_many_stalled_clients_cost_little_memory_and_no_answer(fleet: Flee
                 most_bytes = max(most_bytes, seen.resident_bytes)
             all_ended.set()
         seen = await _scrape(fleet.url)
-        # Each connection is cut a little after its stream: one that reads on before is let live.
+        # Each connection is reset shortly after its stream, unless it reads again before.
         while seen.connections > 1:
             await trio.sleep(0.1)
             seen = await _scrape(fleet.url)
@@ -62,7 +63,7 @@ async def test_many_stalled_clients_cost_little_memory_and_no_answer(fleet: Flee
 
 
 class Scrape(NamedTuple):
-    """What /metrics said: memory, requests that ended as stalled, and open connections."""
+    """From /metrics: memory, requests that ended as stalled, and open connections."""
 
     resident_bytes: float
     stalled: float
@@ -98,7 +99,7 @@ async def _read_until(all_ended: trio.Event, url: str, number: int, told: list[s
 
 
 async def _read_on(client: Stalled) -> str:
-    """Read what is left; return whether the connection was reset or closed."""
+    """Read the rest; return whether the connection was reset or closed."""
     try:
         while await client.stream.receive_some(65536):
             pass

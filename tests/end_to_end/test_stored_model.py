@@ -1,4 +1,4 @@
-"""A version of the model store is served by its name."""
+"""Test of serving a version in the model store."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def test_a_version_answers_under_its_name_and_stays_while_it_is_served(
     start_fleet: Callable[..., FleetProcess], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # A fleet of its own: its workers read the weights through the version's links.
+    # A separate fleet: its workers read the weights through the version's links.
     where = ("--store", str(tmp_path / "store"))
     assert main(("model", "import", "demo", "--name", "stories", *where)) == 0
     digest = capsys.readouterr().out.strip()
@@ -37,4 +37,7 @@ def test_a_version_answers_under_its_name_and_stays_while_it_is_served(
     assert event["digest"] == digest
     assert main(("model", "rm", "stories@stable", *where)) == 0
     assert main(("model", "gc", *where)) == 0
-    assert f"{digest} has been removed and stays while it is served" in capsys.readouterr().err
+    assert (
+        f"{digest} is removed, but its blobs stay on disk while it is served"
+        in capsys.readouterr().err
+    )

@@ -1,6 +1,7 @@
-"""What a fleet stores: nothing of it is for others, and a full disk makes it compute nothing twice.
+"""Tests of files that a fleet writes: other users cannot read them, and a full disk causes no
+repeated computing.
 
-The fleet has everything on that stores anything, and is started where new files get all rights.
+The fleet has all features that write files, and starts with a permissive umask.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ NUM_LINES = 60
 
 
 class Place(NamedTuple):
-    """Where a fleet stores things.
+    """A fleet and its directories.
 
     Attributes:
       fleet: the fleet.
-      state: folder of what outlives it.
-      runtime: folder of its sockets.
+      state: directory of persistent files.
+      runtime: directory of its sockets.
     """
 
     fleet: FleetProcess
@@ -45,7 +46,7 @@ class Place(NamedTuple):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    """Start a fleet where new files get all rights."""
+    """Start a fleet with umask 0."""
     top = tmp_path_factory.mktemp("stored")
     state = top / "state"
     state.mkdir(mode=0o700)
@@ -71,7 +72,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 def modes_below(folder: Path) -> Iterator[tuple[Path, int]]:
-    """Yield all there is and what others may do with it; links have no rights of their own."""
+    """Yield all files with the permissions of other users; links have none of their own."""
     for path in [folder, *folder.rglob("*")]:
         status = path.lstat()
         if not stat.S_ISLNK(status.st_mode):
@@ -79,20 +80,20 @@ def modes_below(folder: Path) -> Iterator[tuple[Path, int]]:
 
 
 def open_files(pid: int) -> Iterator[tuple[Path, int]]:
-    """Yield the regular files that a process may write, and their rights."""
+    """Yield the regular files that a process may write, with their modes."""
     for link in Path(f"/proc/{pid}/fd").iterdir():
         try:
             status, flags = link.stat(), Path(f"/proc/{pid}/fdinfo/{link.name}").read_text()
             target = link.readlink()
         except FileNotFoundError:
-            continue  # closed meanwhile
+            continue  # closed in the meantime
         access = int(flags.split("flags:")[1].split()[0], 8) & os.O_ACCMODE
         if stat.S_ISREG(status.st_mode) and access != os.O_RDONLY:
             yield target, stat.S_IMODE(status.st_mode)
 
 
 def begin_batch(fleet: FleetProcess, num_lines: int) -> str:
-    """Store lines of a tenant and begin a batch of them; return its address."""
+    """Upload lines of a tenant and start a batch; return its URL."""
     lines = [
         json.dumps(
             {
@@ -134,7 +135,7 @@ def wait_for(fleet: FleetProcess, batch: str, what: str) -> dict[str, Any]:
 
 
 def charged(fleet: FleetProcess) -> int:
-    """Return how many tokens the tenant is charged this month."""
+    """Return the tokens charged to the tenant this month."""
     tokens: int = usage_of(fleet, TENANT)["this_month"]["tokens"]
     return tokens
 

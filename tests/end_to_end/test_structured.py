@@ -1,4 +1,4 @@
-"""Answers that keep to a schema and calls of tools, by the official client on the real fleet."""
+"""Tests of structured output and tool calls with the official client against a real fleet."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 NUM_SCHEMAS = 8
 NUM_OBJECTS, NUM_OBJECTS_WHOLE = 4, 10
-"""Each by a seed of its own; where the grammar leaves objects open, they are cut at 500 tokens."""
+"""Number of seeds; open-ended objects are cut at 500 tokens."""
 LOST: Final = "triolet_workers_lost_total"
 QUARANTINED: Final = "triolet_grammars_quarantined_total"
 ASK: dict[str, Any] = {
@@ -74,7 +74,7 @@ def test_answers_keep_to_their_schemas(client: openai.OpenAI) -> None:
 
     with ThreadPoolExecutor(4) as threads:
         reasons = list(threads.map(check, range(NUM_SCHEMAS)))
-    # Seeds decide what the model says, so none of these is cut by chance.
+    # Seeds determine the answers, so none of these is cut by chance.
     assert reasons.count("stop") > NUM_SCHEMAS // 2
 
 

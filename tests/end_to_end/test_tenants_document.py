@@ -1,4 +1,4 @@
-"""The file that docs/TENANTS.md shows is right."""
+"""Test that the tenants file in docs/TENANTS.md is valid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two servers on one port: both serve, each is restarted in turn, and all accounts are there."""
+"""Tests of two servers on one port: requests, rolling restart and audits."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
     log: Path = tmp_path_factory.mktemp("pair") / "fleet.log"
     options = (*WATCHED, *PATIENT, "--servers", "2", "--set", "server.drain_timeout_s=120")
     with running_fleet(log, *options, command=paced.COMMAND) as fleet:
-        # Ready says the one that was asked; the supervisor asks both.
+        # A probe reaches one server; the supervisor probes both.
         wait_until(lambda: '"event": "ready"' in fleet.log_text(), PATIENCE_S, "both are ready")
         yield fleet
 
 
 def received(fleet: FleetProcess) -> dict[str, float]:
-    """Return by server how many requests it got."""
+    """Return the number of requests of each server."""
     samples = fleet.samples("triolet_requests_received_total")
     return {sample.labels["server"]: sample.value for sample in samples}
 
 
 def workers_shown(fleet: FleetProcess) -> list[str]:
-    """Return the workers that one of the servers shows, by name."""
+    """Return the workers of one server, by name."""
     return sorted(sample.labels["worker"] for sample in fleet.samples("triolet_worker_up"))
 
 
 def ask_until_both_have_answered(fleet: FleetProcess) -> int:
-    """Ask on a connection each, which the kernel gives to either; return how often."""
+    """Send requests on separate connections, which the kernel distributes; return the count."""
     before = received(fleet)
     count = 0
     while any(received(fleet).get(name, 0) <= before.get(name, 0) for name in NAMES):
@@ -72,7 +72,7 @@ def test_both_serve_and_metrics_load_and_audit_are_of_both(pair: FleetProcess) -
     assert {
         s.labels["server"]: s.value for s in pair.samples("triolet_server_up")
     } == dict.fromkeys(NAMES, 1.0)
-    # A server is ready with decode alone, and calls a worker by its address until it is greeted.
+    # A server is ready with decode alone, and names a worker by its address until the handshake.
     wait_until(lambda: workers_shown(pair) == WORKERS, PATIENCE_S, "both workers are greeted")
     assert pair.client.get("/load").json() == {"server_load": 0, "queued": 0, "running": 0}
     audit = pair.audit()
@@ -110,7 +110,7 @@ def test_one_dies_and_the_other_goes_on(pair: FleetProcess) -> None:
     victim = pair.pids("server")[0]
     os.kill(victim, signal.SIGKILL)
     wait_until(lambda: victim not in pair.pids("server"), PATIENCE_S, "it is gone")
-    # Connections that the kernel has for the dead one wait for its next life.
+    # Connections in the backlog of the killed server wait for its successor.
     for _ in range(8):
         answer = httpx2.post(
             f"{pair.url}/v1/completions", json=QUESTION, timeout=RESTART_PATIENCE_S
@@ -142,11 +142,10 @@ async def test_each_is_replaced_in_turn_under_live_streams(pair: FleetProcess) -
             is_done.set()
     assert code == 0, said
     assert not before & set(pair.pids("server"))
-    # The servers' template has the code that is installed now; the workers' has that of the workers
-    # that run on.
+    # The servers' template is renewed; the workers' template keeps the code of the running workers.
     assert len(templates & set(pair.pids("template"))) == 1
     failed = [story for story in (*calm, *stories) if story.failure]
-    # A server that leaves says so to a request that it has not begun.
+    # A server that exits refuses requests that it has not started.
     wrong = [s for s in failed if s.arrivals or TOLD_TO_COME_AGAIN not in (s.failure or "")]
     assert wrong == []
     expected = {story.ask.number: story.answer for story in calm}

@@ -1,4 +1,4 @@
-"""A fleet whose log is not read: it starts, answers, mends itself and ends as any other."""
+"""Tests of a fleet whose log is not read: it starts, serves, recovers and stops normally."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ pytestmark = pytest.mark.slow
 
 ASK = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 1}
 REQUESTS = 40
-"""Some hundred bytes of log each, times what a pipe has no room for: all of it."""
+"""Number of requests; each writes some hundred bytes of log to a full pipe."""
 
 
 @contextmanager
 def full_pipe() -> Iterator[tuple[int, int]]:
-    """Yield a pipe, read end first, that takes nothing more."""
+    """Yield a full pipe, read end first."""
     readable, writable = os.pipe()
     os.set_blocking(writable, False)
     with suppress(BlockingIOError):
@@ -51,7 +51,7 @@ def unread_bytes(readable: int) -> int:
 
 @contextmanager
 def mute_fleet(port: int, out: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Run `triolet serve` with unread output."""
+    """Run `triolet serve` without reading its output."""
     program = Path(sys.executable).with_name("triolet")
     process = forked.Popen(
         [str(program), "serve", "--port", str(port), "--log-level", "debug"],
@@ -69,7 +69,7 @@ def mute_fleet(port: int, out: int) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def children(process: subprocess.Popen[bytes], role: str) -> list[int]:
-    """Return the pids of living processes of a role."""
+    """Return the pids of running processes of a role."""
     tasks = Path(f"/proc/{process.pid}/task").glob("*/children")
     pids = [int(pid) for task in tasks for pid in task.read_text().split()]
     return [

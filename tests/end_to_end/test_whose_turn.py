@@ -1,8 +1,8 @@
-"""In which order real processes serve what waits: by class, in a class by weight, whoever came
-first.
+"""Tests of the order of queued requests with real processes: by class, and by weight within a
+class, whichever came first.
 
-One decode worker with one row, which one request has until all others wait. So the order in which
-requests end is the order of their turns, however fast the machine is.
+The fleet has one decode worker with one row, which one request holds until all others wait. The
+order in which requests end is then the scheduling order, however fast the machine is.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ PLANS: Final = {
     "urgent": 'classes = ["critical"]',
 }
 COME: Final = {"flood": 6, "lines": 2, "cheap": 2, "equal": 2, "heavy": 4, "urgent": 2}
-"""Requests of each, in the order in which they come: the last to be served comes first. So few
-that no class earns a turn by waiting below others."""
+"""Requests of each tenant in order of arrival, which is the reverse of the expected order; few
+enough that no class gets a turn by aging."""
 COST: Final = StepCost(step_s=0.06, row_s=0.0, token_s=0.0)
 HELD_TOKENS: Final = 1000
-"""Of the holder: a minute, of which it has as much as others take to come."""
+"""Length of the holder's answer: a minute, cancelled when all others have arrived."""
 TOKENS: Final = 2
 
 
 def request_of(tenant: str, number: int, max_tokens: int) -> bytes:
-    """Return a request that is like all others, but for its tenant."""
+    """Return a request that differs from the others only by its tenant."""
     fields: dict[str, object] = {
         "prompt": "Once upon a time",
         "max_tokens": max_tokens,
@@ -74,7 +74,7 @@ async def wait_for(condition: Callable[[], Awaitable[bool]]) -> None:
 
 
 async def order_of_turns(folder: Path) -> list[str]:
-    """Let everybody come while the only row is taken; return whose requests ended, in order."""
+    """Send all requests while the only row is taken; return the tenants in order of the ends."""
     tenants = write_tenants(folder / "tenants.toml", PLANS)
     options = (*PATIENT, "--set", "server.routing.local_prefill=always", "--tenants", str(tenants))
     shape = RealShape(
@@ -126,7 +126,7 @@ async def order_of_turns(folder: Path) -> list[str]:
 
 
 def ends(log: Path) -> list[dict[str, Any]]:
-    """Return what a server logged of each request's end."""
+    """Return a server's log lines of request ends."""
     lines = [line for line in log.read_text().splitlines() if '"request_ended"' in line]
     return [json.loads(line) for line in lines]
 
@@ -140,8 +140,7 @@ async def test_whoever_waits_goes_by_class_and_by_weight_and_not_by_who_came_fir
     assert turns[:2] == ["urgent"] * 2
     assert turns[-4:] == ["cheap"] * 2 + ["lines"] * 2
     usual = turns[2:-4]
-    # Two rounds, in each of which every tenant is served by its weight; then the one with most
-    # left.
+    # Two rounds by weight, then the tenant with most requests left.
     for first in (0, 4):
         assert Counter(usual[first : first + 4]) == {"flood": 1, "equal": 1, "heavy": 2}
     assert usual[8:] == ["flood"] * 4

@@ -1,4 +1,4 @@
-"""Death costs a pause: whatever dies, every answer is the one that was given in peace."""
+"""Tests that a crash of any process only delays answers and does not change them."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ pytestmark = pytest.mark.slow
 
 PAYING = ("alice", "bob")
 SOAK_S, SOAK_WHOLE_S = 5.0, 60.0
-"""A fault comes every two seconds: two kinds of them, or all."""
+"""Durations with a fault every two seconds: two kinds of faults, or all."""
 ASKS = 12
 CLIENTS = 12
 LONGEST, LONGEST_WHOLE = 60, 480
 LAST_MOMENT = 0.3
 MAX_JITTER_S = 0.1
-"""Faults come early: most requests are still to be answered, in the company of the fault."""
+"""Early faults, so that most requests are still running."""
 
 
 def asks_of_all_lengths(seed: int, whole: bool) -> list[Ask]:
-    """Return requests whose answers end one after the other: whenever the first few have ended,
-    the others have long to go, on a fast machine too."""
+    """Return requests with answers of different lengths: when the first few have ended, the others
+    still run for long, also on a fast machine."""
     asks = draw_asks(ASKS, seed)
     longest = LONGEST_WHOLE if whole else LONGEST
     return [lengthened(ask, longest * n // ASKS) for n, ask in enumerate(asks, start=1)]
 
 
 def command_of(whole: bool) -> Sequence[str] | None:
-    """Return what means `triolet`: answers of either form take as long."""
+    """Return the command that runs `triolet`: answers of either form take as long."""
     return None if whole else paced.COMMAND
 
 
@@ -73,7 +73,7 @@ async def verdict_under(
     told: list[Story],
     key: str = "",
 ) -> Verdict:
-    """Ask the same again while one process dies."""
+    """Send the same requests again while one process is killed."""
     log = FleetLog(fleet.log_path)
     rng = Random(fault)
     is_server = fault == SERVER_KILL
@@ -111,12 +111,12 @@ def test_one_process_after_the_other_is_killed_and_every_answer_stays_the_same(
     told: list[Story] = []
     expected = trio.run(answers_in_peace, fleet, asks, told, key)
     for fault in ("decode-kill", "prefill-kill", SERVER_KILL):
-        if fault == SERVER_KILL:  # whose account it forgets in part, and whose clients ask again
+        if fault == SERVER_KILL:  # a killed server loses part of its counts, and its clients retry
             check_charges(fleet, PAYING, told)
             check_usage(fleet, tmp_path / "usage")
         verdict = trio.run(verdict_under, fault, fleet, asks, expected, told, key)
         assert verdict.failed == verdict.inexact == []
-        # A prompt is computed within milliseconds: the death of prefill may miss them all.
+        # Prompts take milliseconds, so a kill of prefill may miss all of them.
         assert verdict.hit or fault == "prefill-kill"
     fleet.wait_all_blocks_free()
 
@@ -135,7 +135,7 @@ def test_a_death_costs_each_stream_one_attempt(
 
     assert verdict.wrongs == []
     failed = {s.labels["cause"]: s.value for s in fleet.samples("triolet_attempts_failed_total")}
-    # "unknown" is what a worker says of an attempt that a heartbeat names before its RESERVE came.
+    # A worker reports "unknown" for an attempt named by a heartbeat before its RESERVE arrives.
     assert "unknown" not in failed
     assert failed["decode_lost"] >= 1
 

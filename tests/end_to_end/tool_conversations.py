@@ -1,6 +1,6 @@
-"""Conversations with tools from a seed, in the words of each API, and judges of their answers.
+"""Seeded conversations with tools, in the format of each API, and checks of the answers.
 
-A campaign asks them all of one server; each answer is judged by itself.
+A campaign runs them all on one server; each answer is checked separately.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 Schema = dict[str, Any]
 
 MAX_TOKENS: Final = 160
-"""Holds most calls; those that it cuts are judged too."""
+"""Enough for most calls; truncated ones are checked too."""
 AT_ONCE: Final = 4
 TIMEOUT_S: Final = 600.0
-"""Of one answer on a machine that others use."""
+"""Timeout of one answer on a shared machine."""
 NAMES: Final = "get-weather send_mail lookup add-2 Book_Room x-ray_9 list_files move".split()
 KEYS: Final = "city unit days note tags größe is-open page_size 名 to from_date".split()
 WORDS: Final = "the weather — “today” in 東京, größer: ≤ 5 °C <b> {x} a list of rooms é".split()
@@ -54,7 +54,7 @@ class Tool(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A call of an earlier turn, and what came of it."""
+    """A call of an earlier turn, and its result."""
 
     id: str
     name: str
@@ -63,7 +63,7 @@ class Call(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A question, then calls with their results, and what the assistant said then."""
+    """A question, then calls with their results, and the assistant's answer."""
 
     question: str
     calls: tuple[Call, ...]
@@ -72,16 +72,16 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What is asked.
+    """A conversation to request.
 
     Attributes:
-      seed: of it.
-      api: in whose words.
-      is_streamed: the answer comes in pieces.
+      seed: its seed.
+      api: API of the request.
+      is_streamed: whether the answer is streamed.
       choice: one of CHOICES.
-      tools: that there are; a choice by name names the first.
-      steps: the last has no answer.
-      system: what the client tells the model; empty for nothing.
+      tools: available tools; a choice by name selects the first.
+      steps: turns so far; the last has no answer.
+      system: system prompt, or an empty string.
     """
 
     seed: int
@@ -94,7 +94,7 @@ class Conversation:
 
     @property
     def is_single(self) -> bool:
-        """Whether there may be one call at most; else a small model may call without an end."""
+        """Whether at most one call is allowed; otherwise a small model may never stop calling."""
         return self.choice == "named" or self.seed // 8 % 2 == 1
 
 
@@ -102,9 +102,9 @@ class Said(NamedTuple):
     """An answer.
 
     Attributes:
-      text: of it.
-      calls: names and arguments, in JSON.
-      reason: of its end.
+      text: its text.
+      calls: names and JSON arguments.
+      reason: finish reason.
     """
 
     text: str
@@ -113,9 +113,9 @@ class Said(NamedTuple):
 
 
 def draw(seed: int) -> Conversation:
-    """Return a conversation; equal seeds give equal ones."""
+    """Return the conversation of a seed."""
     chance = random.Random(seed)
-    # Each kind comes with each API, whole and streamed; Ollama's knows no choice.
+    # Each kind occurs with each API, whole and streamed; Ollama's API has no tool choice.
     choice = CHOICES[seed % 4]
     api = ("chat", "responses", "messages", "ollama")[seed // 4 % (4 if choice == "auto" else 3)]
     num_tools = chance.choice((1, 1, 2, 3, 4, 6, 20))
@@ -185,7 +185,7 @@ def _any(chance: random.Random, depth: int) -> Schema:
 
 
 def _value(chance: random.Random, schema: Schema) -> Any:  # noqa: ANN401
-    """Return a value that keeps to a schema of `_any`."""
+    """Return a value that matches a schema of `_any`."""
     if "enum" in schema:
         return chance.choice(schema["enum"])
     if "anyOf" in schema:
@@ -208,9 +208,9 @@ def _value(chance: random.Random, schema: Schema) -> Any:  # noqa: ANN401
 
 
 def body_of(asked: Conversation, model: str) -> dict[str, Any]:
-    """Return a request in the words of its API."""
+    """Return a request in the format of its API."""
     body = {"model": model, "stream": asked.is_streamed}
-    # At 0 a model that has called before calls again; at 1 it writes what it seldom would.
+    # At 0, a model that has called before calls again; at 1, it writes unlikely text.
     warmth = {"temperature": float(asked.seed % 5 < 3)}
     sampling = warmth | {"seed": asked.seed}
     match asked.api:
@@ -315,10 +315,10 @@ def _items(asked: Conversation) -> Iterator[dict[str, Any]]:
 
 
 def ask(client: httpx2.Client, asked: Conversation, model: str) -> Said:
-    """Return what a server answers.
+    """Send a conversation and return the answer.
 
     Raises:
-      AssertionError: it refuses.
+      AssertionError: the server refused it.
     """
     answer = client.post(PATHS[asked.api], json=body_of(asked, model))
     assert answer.status_code == 200, f"seed {asked.seed}: {answer.text}"
@@ -402,10 +402,10 @@ def _of_ollama(lines: Sequence[Any]) -> Said:
 
 
 def judge(asked: Conversation, said: Said) -> str:
-    """Return of which kind an answer is.
+    """Check an answer and return its kind.
 
     Raises:
-      AssertionError: it is none that there may be.
+      AssertionError: the answer is not allowed.
     """
     told = f"seed {asked.seed}, {asked.api}, {asked.choice}: {said}"
     schemas = {tool.name: tool.parameters for tool in asked.tools}
@@ -430,7 +430,7 @@ def judge(asked: Conversation, said: Said) -> str:
 
 
 def _judge_cut(name: str, arguments: str, schemas: dict[str, Schema], told: str) -> None:
-    """What was cut is the beginning of a call, or was whole in all but its closing tag."""
+    """Check that truncated output is the beginning of a call, or lacks only the closing tag."""
     assert name in schemas, told
     try:
         value = json.loads(arguments)
@@ -441,10 +441,10 @@ def _judge_cut(name: str, arguments: str, schemas: dict[str, Schema], told: str)
 
 
 def run(url: str, model: str, num_conversations: int) -> Counter[str]:
-    """Ask a server all conversations; return how many answers are of each kind, and the calls.
+    """Run all conversations on a server; return the number of answers of each kind, and the calls.
 
     Raises:
-      AssertionError: an answer is none that there may be.
+      AssertionError: an answer is not allowed.
     """
     with (
         httpx2.Client(base_url=url, timeout=TIMEOUT_S) as client,

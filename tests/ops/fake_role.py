@@ -1,4 +1,4 @@
-"""A role process that behaves as its first argument says; the second is a journal it appends to."""
+"""A fake role process. Its first argument selects the behaviour, the second is a journal file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENDINGS = {signal.SIGTERM: "ended", SUCCESSOR_SIGNAL: "handed over"}
 
 
 def wait_for_end() -> str:
-    """Return how it was asked to end."""
+    """Return the signal that asked it to exit."""
     return ENDINGS[signal.Signals(signal.sigwait(set(ENDINGS)))]
 
 
@@ -49,7 +49,7 @@ def main() -> int:
             return 2
         case "silent":
             signal.pause()
-        case "mute":  # until it is asked to end
+        case "mute":  # until it is asked to exit
             note(f"{name} {wait_for_end()}")
             return 0
         case "chatty":

@@ -1,4 +1,4 @@
-"""A supervisor of fake roles as a process of its own; prints each pid it starts."""
+"""Runs a supervisor of fake roles as a separate process, and prints the pids that it starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Watcher that writes down what it is told, and the specs of fake roles."""
+"""A Watcher that records events, and specifications of fake roles."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def spec(name: str, journal: Path | str) -> ProcessSpec:
-    """Return a fake role; the name is `role-number`, with `model.` before it or `:behaviour` after
-    it."""
+    """Return a fake role named `[model.]role-number[:behaviour]`."""
     own = name.partition(":")[0]
     model, _, place = own.rpartition(".")
     return ProcessSpec(
@@ -36,7 +35,7 @@ def spec(name: str, journal: Path | str) -> ProcessSpec:
 
 @dataclass
 class Recorder:
-    """What happened, by kind."""
+    """Recorded events by kind."""
 
     progress_to: TextIO | None = None
     pids: dict[str, list[int]] = field(default_factory=dict)

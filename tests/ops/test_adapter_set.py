@@ -1,5 +1,4 @@
-"""Adapters that come to a model while its fleet runs: what is refused before anything is restarted,
-what workers and servers are told, and what is held in the store."""
+"""Tests of AdapterSet: validation, the settings of workers and servers, and holds in the store."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ async def is_met(name: str) -> bool:
 
 
 class Scene(test_model_set.Scene):
-    """A fleet with the model `chat`, of which nothing runs, and its adapters."""
+    """A fleet with the model `chat`, whose workers do not run, and its adapters."""
 
     @property
     def adapters(self) -> AdapterSet:
@@ -56,7 +55,7 @@ class Scene(test_model_set.Scene):
 
     @property
     def of_workers(self) -> set[tuple[str, ...]]:
-        """The adapters that each worker and stand-in starts with."""
+        """The adapters that each worker and spare starts with."""
         group = self.supervisor._models["chat"]
         specs = (*group.specs, *group.spares.values())
         engines = [told(spec).worker(spec.role).engine for spec in specs]
@@ -64,13 +63,13 @@ class Scene(test_model_set.Scene):
 
     @property
     def of_servers(self) -> tuple[list[str], list[str]]:
-        """The adapters that requests may name, and those that workers may have besides."""
+        """The adapters that requests may use, and further ones that workers may have."""
         [model] = self.told.models or ()
         return [one.name for one in model.adapters], [one.name for one in model.unnamed_adapters]
 
     @property
     def known(self) -> Mapping[str, str]:
-        """The adapters that control is told of."""
+        """The adapters in control's config."""
         [config] = self.models.configs()
         return config.adapters
 
@@ -103,18 +102,18 @@ async def test_workers_and_servers_are_told_and_control_knows(
         fr = write_adapter(tmp_path / "fr", demo_model_path(), 2).path
         await one.load("fr", fr)
         assert (one.of_workers, one.of_servers[0]) == ({("sql", "fr")}, ["sql", "fr"])
-        # Workers that are planned later have them too.
+        # Workers planned later have the adapters too.
         specs = one.scaling.plan("chat", Role.DECODE, 2)
         assert {len(told(spec).worker(spec.role).engine.adapters) for spec in specs} == {2}
         await one.adapters.withdraw("chat", "sql")
         assert (one.of_workers, one.of_servers) == ({("sql", "fr")}, (["fr"], ["sql"]))
         assert [*one.known] == ["fr"]
-        await one.load("sql", sql)  # workers have it still
+        await one.load("sql", sql)  # workers still have it
         assert one.of_servers == (["fr", "sql"], [])
         for _ in range(2):
             await one.unload("sql")
             assert (one.of_workers, one.of_servers) == ({("fr",)}, (["fr"], []))
-        with pytest.raises(RestartFailed, match="requests may name fr"):
+        with pytest.raises(RestartFailed, match="servers still accept requests for fr"):
             await one.adapters.drop("chat", "fr", one.tell, is_met)
         await one.unload("fr")
         assert (one.of_workers, one.of_servers) == ({()}, ([], []))
@@ -124,11 +123,11 @@ async def test_workers_and_servers_are_told_and_control_knows(
 async def test_workers_that_a_refused_scaling_left_there_get_it_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sql: Path
 ) -> None:
-    """The plan has the number that was asked for, and the fleet has what runs."""
+    """A failed scaling leaves the requested number in the plan, but other workers running."""
     with scene(tmp_path, monkeypatch, fleet=FleetConfig(decode=2)) as one:
         one.scaling.plan("chat", Role.DECODE, 1)
         with monkeypatch.context() as patch:
-            patch.setattr(plan, "MAX_WORKERS", 1)  # others may have taken their places in the plan
+            patch.setattr(plan, "MAX_WORKERS", 1)  # others may have taken their slots in the plan
             with pytest.raises(RestartFailed, match="have 2 decode"):
                 await one.load("sql", sql)
         assert [*one.stored._adapters] == []
@@ -145,7 +144,7 @@ async def test_requests_of_an_adapter_run_on_while_a_restart_keeps_it_in_workers
     with scene(tmp_path, monkeypatch) as one:
         await one.load("sql", sql)
         one.supervisor.restarting = (one.supervisor._models["chat"],)
-        with pytest.raises(RestartFailed, match="under way already; wait for its end"):
+        with pytest.raises(RestartFailed, match="already running; wait for its end"):
             await one.adapters.withdraw("chat", "sql")
         assert one.of_servers == (["sql"], [])
 
@@ -161,7 +160,7 @@ async def test_a_restart_that_began_before_a_model_was_gone_is_not_disturbed(
         async with trio.open_nursery() as nursery:
 
             async def load() -> None:
-                with pytest.raises(RestartFailed, match="under way already; wait for its end"):
+                with pytest.raises(RestartFailed, match="already running; wait for its end"):
                     await one.load("sql", sql)
                 nursery.cancel_scope.cancel()
 
@@ -233,7 +232,7 @@ def nothing(path: Path) -> None:
         (pipe, "new", "is not a regular file; give"),
         (huge, "new", "has more than 4294967296 bytes, the most for such a file; give"),
         (nothing, "new", "adapter_config.json is missing; give a directory written by PEFT"),
-        (another, "sql", "chat:sql is sha256:.*`triolet adapter unload chat:sql` comes first"),
+        (another, "sql", "chat:sql is sha256:.*run `triolet adapter unload chat:sql` first"),
         (another, "a:b", "'a:b', which is not an adapter name"),
     ],
 )
@@ -262,14 +261,14 @@ async def test_models_that_are_not_there_and_names_that_are_taken_are_refused(
         with pytest.raises(RestartFailed, match="no model is called 'none'; allowed: chat"):
             await one.load("sql", sql, model="none")
         await one.add(aliases=("gpt:sql",))
-        with pytest.raises(RestartFailed, match="model code answers to 'gpt:sql' already"):
+        with pytest.raises(RestartFailed, match="model code already uses the name 'gpt:sql'"):
             await one.load("sql", sql)
         monkeypatch.setattr(adapter_set, "available_memory_bytes", lambda: 10)
-        with pytest.raises(RestartFailed, match=r"adapter fr takes .* in 2 workers, and 10 B"):
+        with pytest.raises(RestartFailed, match=r"adapter fr takes .* in 2 workers, but only 10 B"):
             await one.load("fr", sql)
         monkeypatch.setattr(files, "available_memory_bytes", lambda: 1000)
         with pytest.raises(RestartFailed, match="of memory, and 1000 are free; stop programs"):
-            await one.load("fr", sql)  # not read: the supervisor would end, and all with it
+            await one.load("fr", sql)  # not readable; must not stop the supervisor
         assert [*one.stored._adapters] == []
 
 
@@ -279,8 +278,8 @@ async def test_adapters_are_as_many_as_memory_was_meant_for(
     decode = WorkerConfig(engine=EngineConfig(max_adapters=2))
     with scene(tmp_path, monkeypatch, decode=decode) as one:
         for name in ("a", "b"):
-            await one.load(name, sql)  # the same numbers under two names
-        with pytest.raises(RestartFailed, match=r"has 3, and .*max_adapters allows 2; raise it"):
+            await one.load(name, sql)  # the same weights under two names
+        with pytest.raises(RestartFailed, match=r"has 3, but .*max_adapters allows 2; raise it"):
             await one.load("more", sql)
         await one.unload("a")
         await one.load("more", sql)
@@ -308,13 +307,13 @@ async def test_a_failure_at_any_step_takes_all_of_it_back(
         assert [*one.known] == ["fr"]
         assert (one.of_workers, one.of_servers) == ({("fr",)}, (["fr"], []))
         with monkeypatch.context() as patch:
-            calls = iter((lambda *given: None, full))  # at last, when workers have it
+            calls = iter((lambda *given: None, full))  # the last step, when workers have it
             patch.setattr(scaling, "write_note", lambda *given: next(calls)(*given))
             with pytest.raises(RestartFailed, match="no space left"):
                 await one.load("sql", sql)
         assert (one.of_workers, [*one.known]) == ({("fr", "sql")}, ["fr"])
         de = write_adapter(tmp_path / "de", demo_model_path(), 3).path
-        await one.load("de", de)  # what no request may name goes first: servers know one such
+        await one.load("de", de)  # unnamed adapters are dropped first: servers know at most one
         assert (one.of_workers, one.of_servers) == ({("fr", "de")}, (["fr", "de"], []))
         assert [*one.stored._adapters] == [("chat", "fr"), ("chat", "de")]
         await one.unload("de")
@@ -347,7 +346,7 @@ async def test_a_version_is_held_in_the_store_until_its_adapter_is_unloaded(
         return not [one for one in blobs.iterdir() if one.stat().st_size > 10_000]
 
     with scene(tmp_path, monkeypatch) as one:
-        with pytest.raises(RestartFailed, match="is no version of the store"):
+        with pytest.raises(RestartFailed, match="is not a version in the store"):
             await one.load("sql", sql, is_reference_only=True)
         for _ in range(2):
             await one.load("sql", "chat-sql:v1", is_reference_only=True)

@@ -1,4 +1,4 @@
-"""Settings of adapters reach the server and both kinds of worker, read and digested once."""
+"""Tests of adapter settings: validation, digests, and distribution to server and workers."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_start_with_adapters_that_cannot_be_served_is_refused(adapter: Path) -
         ),
         (["fleet.adapters=sql=~no-such-user/sql"], "adapter sql: ~no-such-user/sql begins with"),
         ([at, "worker.engine.max_adapter_rank=2"], "r is 4, and ranks up to 2 are served"),
-        ([at, "worker.engine.max_adapters=0"], "has 1, and worker.engine.max_adapters allows 0"),
+        ([at, "worker.engine.max_adapters=0"], "has 1, but worker.engine.max_adapters allows 0"),
     ):
         with pytest.raises(ConfigError, match=said), with_adapters(settings_of(*assignments)):
             pytest.fail("it would be served")
@@ -150,7 +150,7 @@ def test_an_adapter_is_served_from_the_store(
     command = ("model", "import", str(copy), "--name", "chat-sql", *where)
     (copy / "config.json").write_text("{}")
     assert main(command) != 0
-    assert "so that it is an adapter and a model" in capsys.readouterr().err
+    assert "(of an adapter) and" in capsys.readouterr().err
     (copy / "config.json").unlink()
     assert main((*command, "--weights", "dtype")) != 0
     assert "leave out --sampling and --weights" in capsys.readouterr().err
@@ -176,7 +176,7 @@ def test_an_adapter_is_served_from_the_store(
         assert (used.at_ns > 10**9) == is_served, "an eviction takes the longest unused"
     unknown = replace(given, fleet=replace(given.fleet, adapters={"sql": "chat-sql:v2"}))
     with (
-        pytest.raises(ConfigError, match=r"adapter sql: chat-sql:v2 is no directory here, and"),
+        pytest.raises(ConfigError, match=r"adapter sql: chat-sql:v2 is not a directory here, and"),
         with_adapters(unknown),
     ):
         pytest.fail("it would be served")

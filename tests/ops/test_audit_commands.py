@@ -1,4 +1,4 @@
-"""Administrative commands record themselves, and `triolet audit` shows and proves what they did."""
+"""Tests of audit entries of administrative commands, and of `triolet audit`."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ PATIENCE_S: Final = 60.0
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of its own for this user's state, and for what commands write."""
+    """Use temporary directories for the user's state and for output of commands."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def audit(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
-    """Return the lines that `triolet audit` prints."""
+    """Return the output lines of `triolet audit`."""
     capsys.readouterr()
     assert main(["audit", *arguments]) == 0
     return capsys.readouterr().out.splitlines()
@@ -87,8 +87,8 @@ def test_a_refused_change_is_no_change_and_leaves_no_entry(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["tenant", "add", "alice"]) == 0
-    assert "there is a tenant alice" in refused(capsys, "tenant", "add", "alice")
-    assert "there is no tenant 'bob'" in refused(capsys, "tenant", "rotate", "bob")
+    assert "tenant alice already exists" in refused(capsys, "tenant", "add", "alice")
+    assert "no tenant is called 'bob'" in refused(capsys, "tenant", "rotate", "bob")
     assert len(exported(capsys)) == 3
 
 
@@ -98,7 +98,7 @@ def test_a_change_that_cannot_be_recorded_is_not_made(
     (place / "file").write_text("")
     there = str(place / "file" / "audit")
     told = refused(capsys, "tenant", "add", "alice", "--audit", there)
-    assert "takes no entry: Not a directory; nothing was recorded: make room there" in told
+    assert "cannot be written: Not a directory; nothing was recorded: free disk space there" in told
     assert "--audit" in told
     told = refused(capsys, "keys", "make", "keys", "--audit", there)
     assert "nothing was recorded" in told
@@ -112,7 +112,7 @@ def test_a_change_that_fails_is_recorded_as_failed(
         assert main(["keys", "make", "keys"]) == code
     *_, done, begun, failed = exported(capsys)
     assert (done["outcome"], begun["outcome"], failed["outcome"]) == ("done", "begun", "failed")
-    assert failed["reason"] == "it cannot work as it was given"
+    assert failed["reason"] == "invalid input"
     assert {one["subject"] for one in (done, begun, failed)} == {str(place / "keys")}
 
 
@@ -121,7 +121,7 @@ def test_another_folder_has_a_log_of_its_own(
 ) -> None:
     assert main(["tenant", "add", "alice", "--audit", "here"]) == 0
     assert len(exported(capsys, "--audit", "here")) == 3
-    assert "there is no audit log in" in refused(capsys, "audit", "show")
+    assert "has no audit log" in refused(capsys, "audit", "show")
     assert not (place / "state").exists()
 
 
@@ -132,7 +132,7 @@ def test_every_action_is_explained() -> None:
 
 
 class Supervisor:
-    """Answers a restart with some words."""
+    """A supervisor that answers a restart request."""
 
     def __init__(self, *answers: Answer) -> None:
         self._answers = answers
@@ -215,7 +215,7 @@ def test_a_drain_is_recorded(place: Path, capsys: pytest.CaptureFixture[str]) ->
     }
     assert (ended["outcome"], ended["reason"]) == (
         "failed",
-        "it cannot work as it was given",
+        "invalid input",
     )
 
 
@@ -268,17 +268,17 @@ def test_verify_says_how_far_the_log_can_be_trusted(
     kept = place / "kept"
     kept.write_text("".join(f"{line}\n" for line in audit(capsys, "head")))
     (line,) = audit(capsys, "verify", "--heads", str(kept))
-    assert line == f"{folder}: 5 entries are as 4 heads sign them, 1 kept elsewhere"
+    assert line == f"{folder}: 5 entries match 4 signed heads, 1 kept elsewhere"
     path = folder / "0000000000000000.jsonl"
     content = path.read_bytes()
     path.write_bytes(content + b'{"entry"')
-    assert "a process was killed as it wrote it" in audit(capsys, "verify")[0]
+    assert "a process was killed while writing it" in audit(capsys, "verify")[0]
     path.write_bytes(content.replace(b'"bob"', b'"eve"'))
     assert main(["audit", "verify"]) == 1
     out = capsys.readouterr().out
     assert f"wrong: {path.name}, line 4: entry 3 was altered" in out
-    assert "entries 0 to 2 are as the head of 20" in out
-    assert "compare it with a copy or with heads that were kept elsewhere" in out
+    assert "entries 0 to 2 match the head signed at 20" in out
+    assert "compare it with a copy or with heads kept elsewhere" in out
     assert main(["audit", "verify", "--json"]) == 1
     verdict = json.loads(capsys.readouterr().out)
     assert [one["line"] for one in verdict["defects"]] == [4, 5]

@@ -1,5 +1,5 @@
-"""Workers of a model that are restarted with other settings: all of them or none, by real
-processes of fake roles."""
+"""Tests of restarting a model's workers with other settings, all or none, with real processes of
+fake roles."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
     from ops.supervisor.process_spec import ProcessSpec
 
-pytestmark = pytest.mark.slow  # a second each: only real processes fail to start, and end in order
+pytestmark = (
+    pytest.mark.slow
+)  # one second each: needs real processes that fail to start and exit in order
 
 NAMES = ("server-0", "a.prefill-0", "a.decode-0", "b.decode-0")
 
@@ -29,7 +31,7 @@ async def is_met(_: str) -> bool:
 
 
 async def change(fleet: Fleet, *names: str) -> dict[str, ProcessSpec]:
-    """Have workers of other settings; a name may have a behaviour behind it."""
+    """Restart workers with other settings; a name may have a suffix with its behaviour."""
     specs = {}
     for name in names:
         one = spec(name, fleet.journal)
@@ -39,7 +41,7 @@ async def change(fleet: Fleet, *names: str) -> dict[str, ProcessSpec]:
 
 
 def settings_of(fleet: Fleet) -> set[str]:
-    """Return what the workers of the model run with, and start with next."""
+    """Return the current and the next settings of the model's workers."""
     group = fleet.supervisor._models["a"]
     specs = [*group.specs, *group.spares.values(), *(slot.spec for slot in group.slots.values())]
     lives = [slot.current for slot in group.slots.values() if slot.current is not None]
@@ -91,7 +93,7 @@ async def test_workers_that_are_about_to_start_change_too(tmp_path: Path) -> Non
 async def test_a_worker_that_does_not_start_leaves_all_as_they_were(
     tmp_path: Path, names: tuple[str, ...], words: str
 ) -> None:
-    # Those that never become ready are waited for shortly; all others start within a minute.
+    # Short timeout for workers that never become ready; all others start within a minute.
     is_short = names[-1].endswith("mute")
     config = replace(CONFIG, adapter_start_s=0.5, worker_exit_s=0.5) if is_short else CONFIG
     fleet = Fleet(tmp_path / "journal", *NAMES, config=config)

@@ -1,4 +1,4 @@
-"""The terminal client against a server that says what the test wants, over a real socket."""
+"""Tests of `triolet chat` against a scripted server over a real socket."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TOO_LONG = json.dumps({"error": {"message": "too long", "code": "context_length_
 
 
 class FakeServer(ThreadingHTTPServer):
-    """Answers each question with the next script: SSE payloads, or a status with a body."""
+    """A server that answers each request with the next script: SSE payloads, or status and body."""
 
     daemon_threads = True
 
@@ -179,9 +179,9 @@ def test_a_question_that_is_itself_too_long_fails_and_leaves_no_trace(
     [
         ([chunk("ha"), '{"error": {"message": "worker\\nlost", "code": "x"}}'], "worker lost"),
         ([chunk("ha")], "closed the stream in the middle"),
-        (["{"], "no chunk of an answer"),
-        (["{}"], "no chunk of an answer"),
-        (['{"choices": [7]}'], "no chunk of an answer"),
+        (["{"], "an invalid chunk of an answer"),
+        (["{}"], "an invalid chunk of an answer"),
+        (['{"choices": [7]}'], "an invalid chunk of an answer"),
         ((503, '{"error": {"message": "overloaded", "code": "overloaded"}}'), "overloaded"),
         ((502, "<html>"), "status 502"),
     ],
@@ -214,7 +214,7 @@ def test_something_else_than_a_server_is_recognised(server: FakeServer, models: 
     server.models = models
     with (
         closing(ChatClient(server.url, {})) as client,
-        pytest.raises(CommandFailed, match="not as a Triolet server does"),
+        pytest.raises(CommandFailed, match="is not a Triolet server"),
     ):
         client.model_name()
 
@@ -248,8 +248,8 @@ def test_a_pipe_may_hold_bytes_that_are_no_text(
             AnswerTimes(1.0, 1.05, 2.05, 101, "length"),
             2,
             "",
-            "first token 50 ms · 101 tokens · 100 tokens/s · cut at its longest · "
-            "context full, oldest turns forgotten: 2",
+            "first token 50 ms · 101 tokens · 100 tokens/s · cut at the maximum length · "
+            "context full, oldest turns dropped: 2",
         ),
         (AnswerTimes(1.0, 1.5, 1.5, 1, "stop"), 0, "", "first token 500 ms · 1 token"),
     ],
@@ -264,7 +264,11 @@ def test_the_line_below_an_answer_says_what_it_cost(
     ("key", "message", "remedy"),
     [
         ("", "this server asks for an API key", "set the environment variable TRIOLET_API_KEY"),
-        ("sk-old", "the API key that was sent is wrong", "taken from the environment variable TRI"),
+        (
+            "sk-old",
+            "the API key that was sent is wrong",
+            "check the key in the environment variable TRI",
+        ),
     ],
 )
 def test_a_server_with_tenants_is_told_from_a_program_that_is_none(
@@ -279,7 +283,7 @@ def test_a_server_with_tenants_is_told_from_a_program_that_is_none(
     assert remedy in str(caught.value)
     assert "--url" not in str(caught.value)
     server.models = "<html>"
-    with pytest.raises(CommandFailed, match="not as a Triolet server does"):
+    with pytest.raises(CommandFailed, match="is not a Triolet server"):
         run_chat(server.url)
 
 

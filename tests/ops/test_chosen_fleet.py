@@ -1,4 +1,4 @@
-"""Which of the fleets that run a command means, and what it says where that is not clear."""
+"""Tests of selecting the running fleet for a command."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CHANGES = (
 
 @pytest.fixture
 def places(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, Path]]:
-    """This process's run time directory and another one, in which fleets are looked for too."""
+    """This process's runtime directory, and another one that is searched for fleets."""
     with (
         tempfile.TemporaryDirectory(prefix="own-") as own,
         tempfile.TemporaryDirectory(prefix="other-") as other,
@@ -56,7 +56,7 @@ def note(port: int, *models: str, place: str | None = None) -> Note:
 
 @pytest.fixture
 def foreign(places: tuple[Path, Path]) -> Iterator[Path]:
-    """The directory of the only fleet, which runs in another run time directory."""
+    """The directory of the only fleet, which is in another runtime directory."""
     with private_directory(places[1]) as directory:
         write_note(directory, note(7000, "chat", "code"))
         yield directory
@@ -68,7 +68,7 @@ def test_no_command_changes_the_fleet_of_another_place_unless_its_port_is_named(
 ) -> None:
     assert main(command.split()) == EXIT_BAD_INPUT
     (line,) = capsys.readouterr().err.splitlines()
-    assert f"port 7000 (chat, code) in {foreign}; if it is meant, add --port 7000" in line
+    assert f"port 7000 (chat, code) in {foreign}; to select it, add --port 7000" in line
     assert fleet_to_change(7000).directory == foreign
 
 
@@ -92,12 +92,12 @@ def test_no_command_chooses_the_fleet_that_it_changes(
         write_note(own, note(8000, "demo"))
         assert main(command.split()) == EXIT_BAD_INPUT
     (line,) = capsys.readouterr().err.splitlines()
-    assert "2 fleets run here, on ports 7000, 8000; add --port with the one" in line
+    assert "2 fleets run here, on ports 7000, 8000; select one with --port" in line
     assert f"port 7000 (chat, code) in {foreign}; port 8000 (demo) in {own}" in line
 
 
 class Terminal(io.StringIO):
-    """A terminal at which somebody types."""
+    """A terminal with typed input."""
 
     def isatty(self) -> bool:
         return True
@@ -116,9 +116,9 @@ def test_a_terminal_is_asked_which_fleet_is_meant(
     shown = at_a_terminal("7000\n", monkeypatch)
     assert fleet_to_change(None).directory == foreign
     assert f"port 7000 (chat, code) in {foreign}" in shown.getvalue()
-    assert shown.getvalue().endswith("Port of the fleet that is meant: ")
+    assert shown.getvalue().endswith("Port of the fleet: ")
     at_a_terminal("\n", monkeypatch)
-    with pytest.raises(ConfigError, match=re.escape("'' is the port of no single fleet here")):
+    with pytest.raises(ConfigError, match=re.escape("no single fleet here has port ''")):
         fleet_to_change(None)
     at_a_terminal("", monkeypatch)
     assert main(["restart"]) == EXIT_INTERRUPTED
@@ -128,7 +128,7 @@ def test_what_only_shows_says_which_fleet_it_shows(
     foreign: Path, places: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert fleet_to_show(None).directory == foreign
-    said = f"showing the fleet on port 7000 (chat, code) in {foreign}; --port shows another one\n"
+    said = f"showing the fleet on port 7000 (chat, code) in {foreign}; use --port for another one\n"
     assert capsys.readouterr() == ("", said)
     with private_directory(places[0]) as own:
         write_note(own, note(8000, "demo"))

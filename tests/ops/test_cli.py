@@ -1,4 +1,4 @@
-"""What the command line answers to bad input: one line that names cause and remedy, and a code."""
+"""Tests of the command line's errors: one line with cause and remedy, and the exit code."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ CONTROL = "--set worker.control_address=ipc:///tmp/nowhere"
         ("chat --url nonsense", ["--url is 'nonsense'", "http://127.0.0.1:8000"]),
         ("chat --temperature 3", ["'--temperature'"]),
         ("keys make", ["'DIR'"]),
-        ("tenant add a/b", ["'a/b' is no name of a tenant"]),
+        ("tenant add a/b", ["'a/b' is not a tenant name"]),
     ],
 )
 def test_bad_input_gets_one_line_and_exit_code_2(
@@ -108,7 +108,8 @@ def test_bad_input_gets_one_line_and_exit_code_2(
 def test_a_role_with_settings_on_its_input_alone_answers_as_one_with_more_arguments(
     role: str, document: dict[str, object], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Alone they are the form in which a supervisor starts it, which is read without typer."""
+    """Without other arguments, this is the form of the supervisor, which is parsed without
+    Typer."""
     said = []
     for more in ([], ["--set", "process.log_level=info"]):
         with given_on_stdin(json.dumps(document).encode() + b"\n"):
@@ -121,7 +122,7 @@ def test_a_role_with_settings_on_its_input_alone_answers_as_one_with_more_argume
 
 @contextmanager
 def given_on_stdin(content: bytes) -> Iterator[None]:
-    """Let file descriptor 0 be a pipe with this content that stays open."""
+    """Replace file descriptor 0 by a pipe with this content that stays open."""
     reads, writes = os.pipe()
     os.write(writes, content)
     kept = os.dup(0)
@@ -138,7 +139,7 @@ def test_a_server_that_is_not_there_is_no_bad_input(capsys: pytest.CaptureFixtur
     assert main(["chat", "--url", "http://127.0.0.1:9"]) == 1
     assert "triolet serve" in capsys.readouterr().err
     assert main(["tenant", "usage", "--url", "http://127.0.0.1:9"]) == 1
-    assert "cannot be asked" in capsys.readouterr().err
+    assert "does not answer" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [[], ["keys"], ["tenant"]])
@@ -187,7 +188,7 @@ def test_torch_is_not_loaded_by_what_needs_none(arguments: str) -> None:
 @pytest.mark.slow
 def test_a_reader_that_leaves_gets_no_traceback() -> None:
     readable, writable = os.pipe()
-    os.close(readable)  # before it can have said anything
+    os.close(readable)  # before it can report anything
     try:
         done = subprocess.run(
             [sys.executable, "-m", "ops.cli", "serve", "--help"],

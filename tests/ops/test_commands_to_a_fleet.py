@@ -1,4 +1,4 @@
-"""How a command finds a running fleet, and speaks to its supervisor."""
+"""Tests of finding a running fleet and of the supervisor's socket."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ REQUEST = RestartRequest((Role.DECODE, Role.SERVER))
 
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The only directory in which fleets are looked for; short, because it is to hold sockets."""
+    """The only directory that is searched for fleets; its path is short enough for sockets."""
     with tempfile.TemporaryDirectory(prefix="fleets-") as name:
         monkeypatch.setattr(running_fleets, "parent_directory", lambda: Path(name))
         monkeypatch.setattr("tempfile.gettempdir", lambda: name)
@@ -90,7 +90,7 @@ def test_what_a_dead_supervisor_left_is_no_fleet(place: Path) -> None:
 
 
 class Obedient:
-    """Does what is asked, in words."""
+    """A command that reports the request as text."""
 
     def __init__(self, *answers: Answer) -> None:
         self.answers = answers
@@ -201,7 +201,7 @@ async def test_a_request_that_makes_no_sense_is_refused(tmp_path: Path, line: by
         await stream.send_all(line)
         await stream.send_eof()
         said = b"".join([piece async for piece in stream])
-    assert b"does not understand" in said
+    assert b"is invalid for this supervisor" in said
     assert not supervisor.requests
 
 

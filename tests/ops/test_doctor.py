@@ -1,4 +1,4 @@
-"""The doctor on this machine, with a model that works and with one that does not."""
+"""Tests of `triolet doctor` on this machine, with valid and invalid models."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_nothing_is_said_of_what_a_fleet_takes_whose_model_cannot_be_read(
     assert main(["doctor", "chat=demo", f"code={tmp_path}", "--port", "0", "--json"]) == 1
     rows = {row["subject"]: row for row in json.loads(capsys.readouterr().out)["findings"]}
     said = rows["Memory"]["detail"]
-    assert said.endswith("what a fleet takes shows once its model can be read")
+    assert said.endswith("the need of the fleet is unknown until its model can be read")
     assert rows["Memory"]["status"] == "ok"
 
 
@@ -88,9 +88,9 @@ def test_a_broken_model_fails_and_the_exit_code_says_so(
 @pytest.mark.parametrize(
     ("status", "words"),
     [
-        (FindingStatus.OK, "All well"),
+        (FindingStatus.OK, "All checks passed"),
         (FindingStatus.WARN, "can serve"),
-        (FindingStatus.FAIL, "1 to mend"),
+        (FindingStatus.FAIL, "1 to fix"),
     ],
 )
 def test_the_last_line_sums_it_up(status: FindingStatus, words: str) -> None:
@@ -131,7 +131,7 @@ def test_each_model_is_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert rows["Model code"]["status"] == "fail"
     assert "is not valid JSON" in rows["Model code"]["detail"]
     assert main(["doctor", "demo", "chat=demo"]) == 2
-    assert "'demo' has no name for requests" in capsys.readouterr().err
+    assert "'demo' has no public name" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_each_model_is_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[s
         ("a=demo b=demo", ("auto.ladder=a", 'auto.limits=[{"model":"c"}]'), "[auto] limits names"),
         ("a=demo auto=demo", ("auto.ladder=a",), "a model is called 'auto' too"),
         ("a=demo", ("auto.ladder=a", "models.a.aliases=auto"), "a model is called 'auto' too"),
-        ("demo", ("auto.ladder=a",), "this fleet has one model without a name"),
+        ("demo", ("auto.ladder=a",), "this fleet has a single unnamed model"),
         ("a=demo b=demo", ("auto.ladder=a", "server.tenants.file=tenants.toml"), ""),
         (
             "a=demo c=demo",

@@ -1,4 +1,4 @@
-"""`triolet drain` against workers on the in-memory network, in virtual time."""
+"""Tests of `triolet drain` against fake workers on the in-memory network, in virtual time."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_a_drained_worker_is_waited_for_until_its_streams_have_ended(
         assert answer.token_ids == completion(PROMPT, 5, 150)
         await fleet.client.wait_until(lambda: fleet.client.links[role].goodbyes)
     assert all(line.startswith(f"{name}: ") for line in said)
-    assert said[0].endswith("left; what remains in 60 s moves elsewhere")
+    assert said[0].endswith("left; the rest moves to other workers in 60 s")
 
 
 async def test_what_does_not_end_in_time_moves(autojump_clock: MockClock) -> None:
@@ -70,7 +70,7 @@ async def test_what_does_not_end_in_time_moves(autojump_clock: MockClock) -> Non
         said: list[str] = []
         await drain_worker(fleet.network, ADDRESSES[Role.DECODE], 4.0, said.append)
         assert 4.0 <= trio.current_time() - began < 4.0 + LINK.farewell_s
-        assert said == ["decode-0: 1 sequence left; what remains in 4 s moves elsewhere"]
+        assert said == ["decode-0: 1 sequence left; the rest moves to other workers in 4 s"]
 
 
 async def test_an_operator_takes_no_share_of_the_credit(autojump_clock: MockClock) -> None:
@@ -87,7 +87,7 @@ async def test_an_operator_takes_no_share_of_the_credit(autojump_clock: MockCloc
 
 
 class OddWorker:
-    """A worker that answers as it is told to."""
+    """A scripted worker."""
 
     def __init__(self, *script: AnyFrame, then_silent: bool = True) -> None:
         self.script = list(script)
@@ -139,16 +139,16 @@ async def test_every_way_to_fail_says_what_happened(autojump_clock: MockClock) -
     other = Welcome(ME, PROTOCOL_VERSION + 1, "", WELCOME.capacity)
     assert "speaks protocol version" in await failure_of(OddWorker(other))
     silent = await failure_of(OddWorker(WELCOME))
-    assert silent.startswith("odd fell silent before it was drained")
+    assert silent.startswith("odd stopped answering before it was drained")
     gone = await failure_of(OddWorker(WELCOME, BEAT, then_silent=False))
-    assert gone.startswith(("odd is gone before", "odd fell silent before"))
+    assert gone.startswith(("odd exited before", "odd stopped answering before"))
 
 
 async def test_a_worker_that_does_not_leave_is_given_up_in_time(autojump_clock: MockClock) -> None:
     worker = OddWorker(WELCOME, *[BEAT] * 10_000)
     began = trio.current_time()
     async with odd_worker(worker) as network:
-        with pytest.raises(CommandFailed, match="has not left 10 s after the deadline"):
+        with pytest.raises(CommandFailed, match="has not exited 10 s after the deadline"):
             await drain_worker(network, "memory:odd", 1.0, str)
     assert trio.current_time() - began == pytest.approx(1.0 + LEAVE_MARGIN_S, abs=1.0)
 
@@ -194,10 +194,10 @@ def fleets(monkeypatch: pytest.MonkeyPatch) -> list[RunningFleet]:
 
 def test_a_name_is_found_in_the_fleet_that_is_meant(fleets: list[RunningFleet]) -> None:
     assert address_of("decode-1", 8001) == "ipc:///run/b/decode-1.control"
-    with pytest.raises(ConfigError, match="ports 8000, 8001; add --port"):
+    with pytest.raises(ConfigError, match="ports 8000, 8001; select one with --port"):
         address_of("decode-1", None)
     assert address_of("decode-0", 8000) == "ipc:///run/a/decode-0.control"
-    with pytest.raises(ConfigError, match="ports 8000, 8001; add --port"):
+    with pytest.raises(ConfigError, match="ports 8000, 8001; select one with --port"):
         address_of("decode-0", None)
     with pytest.raises(ConfigError, match="no worker 'decode-1'; allowed: prefill-0, decode-0"):
         address_of("decode-1", 8000)
@@ -218,7 +218,11 @@ def test_a_name_is_found_in_the_fleet_that_is_meant(fleets: list[RunningFleet]) 
         (["drain", "tcp://192.0.2.1:1"], 2, "CURVE"),
         (["restart"], 1, "no `triolet serve`"),
         (["restart", "--role", "cook"], 2, "allowed: control, decode, prefill, server"),
-        (["restart", "chat", "--role", "server"], 2, "beside a model; allowed: prefill, decode"),
+        (
+            ["restart", "chat", "--role", "server"],
+            2,
+            "together with a model; allowed: prefill, decode",
+        ),
     ],
 )
 def test_a_command_that_cannot_work_says_so_in_one_line(

@@ -1,4 +1,4 @@
-"""Which lines a terminal shows of workers that are lost and come back."""
+"""Tests of summarizing log lines about workers that are lost and come back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ AGAIN = "this worker stood still for longer than its leases: send HELLO again"
 
 
 class Terminal:
-    """What was shown, with the time of each line."""
+    """Records shown lines with their times."""
 
     def __init__(self) -> None:
         self.episodes = Episodes(hold_s=5.0)
@@ -27,7 +27,7 @@ class Terminal:
             self.shown.append((now, event))
 
     def wait(self, until: float) -> None:
-        """Show what becomes due."""
+        """Show lines that become due."""
         while (now := self.episodes.due_at) <= until:
             self.shown += [(now, line) for line in self.episodes.due(now)]
 
@@ -39,7 +39,7 @@ def test_a_loss_and_its_end_are_one_line_with_the_number_of_requests() -> None:
     one.log(0.2, "server", "worker_refused", level="error", reason=AGAIN)
     one.log(0.3, "server", "worker_joined", away_s=1.8)
     one.wait(100.0)
-    told = "decode-0 was silent for 1.8 s and is back; 2 requests were disturbed"
+    told = "decode-0 was silent for 1.8 s and is back; 2 requests were affected"
     assert one.shown == [(0.3, told)]
 
 
@@ -51,15 +51,15 @@ def test_a_worker_that_does_not_come_back_is_told_and_its_return_too() -> None:
     one.wait(30.0)
     one.log(35.0, "server", "worker_joined", away_s=36.5)
     one.wait(100.0)
-    since = "decode-0 is silent since at 0; 1 request was disturbed; HELLO was asked for 4 times"
+    since = "decode-0 has been silent since at 0; 1 request was affected; it refused 4 frames"
     assert one.shown == [
         (5.0, since),
-        (35.0, "decode-0 is back after 36.5 s; 1 request was disturbed"),
+        (35.0, "decode-0 is back after 36.5 s; 1 request was affected"),
     ]
     one.log(101.0, "server", "worker_lost", cause="link_gone")
     one.log(101.5, "server", "worker_joined", away_s=0.5)
     assert one.shown[2:] == [
-        (101.5, "decode-0 takes requests again after 0.5 s (link_gone); 0 requests were disturbed")
+        (101.5, "decode-0 accepts requests again after 0.5 s (link_gone); 0 requests were affected")
     ]
 
 
@@ -70,7 +70,7 @@ def test_a_worker_is_back_when_each_server_that_lost_it_has_it_again() -> None:
     one.log(0.2, "server-1", "worker_joined", away_s=1.7)
     assert one.shown == []
     one.log(0.3, "server-0", "worker_joined", away_s=1.8)
-    told = "decode-0 was silent for 1.8 s and is back; 3 requests were disturbed"
+    told = "decode-0 was silent for 1.8 s and is back; 3 requests were affected"
     assert one.shown == [(0.3, told)]
 
 
@@ -90,7 +90,7 @@ def test_a_standstill_that_no_server_noticed_is_told_in_the_end() -> None:
     one.wait(100.0)
     [(now, line)] = one.shown
     assert now == 5.0
-    assert line.startswith("decode-0 stood still for 2.2 s and dropped what it had")
+    assert line.startswith("decode-0 paused for 2.2 s and dropped its leases")
 
 
 def test_one_refusal_is_shown_and_its_repetitions_are_counted() -> None:

@@ -1,4 +1,4 @@
-"""Workers of several models: started, stopped and failed apart, by real processes of fake roles."""
+"""Tests of starting, stopping and failing models separately, with real processes of fake roles."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ops.supervisor.restart_policy import GiveUp
     from ops.supervisor.rolling import RollingStep
 
-# A second or two each: only real processes show which one is signalled, in which order they end.
+# One or two seconds each: signals and the order of exits need real processes.
 PATIENCE_S = 120.0
 CONFIG = SupervisorConfig(
     restart_delay_s=0.01, max_restart_delay_s=0.02, ready_poll_s=0.01, worker_exit_s=PATIENCE_S
@@ -39,7 +39,7 @@ NAMES = ("server-0", "a.prefill-0", "a.decode-0", "b.decode-0")
 
 
 class Fleet:
-    """A supervisor of fake roles, and what is seen of it."""
+    """A supervisor of fake roles with its recorded events."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Fleet:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that other processes do."""
+    """Wait for a condition that other processes fulfil."""
     while not condition():  # noqa: ASYNC110 (they set no event)
         await trio.sleep(0.01)
 
@@ -135,7 +135,7 @@ async def test_a_model_is_stopped_and_started_beside_the_others(tmp_path: Path) 
         assert fleet.states == {"a": RunState.RUNNING, "b": RunState.RUNNING}
         await fleet.stop("a")
         await fleet.stop("a")
-        # Workers that compute prompts go first: these become work of the others.
+        # Prefill workers exit first, because their output is work for decode.
         assert fleet.words[len(NAMES) :] == ["a.prefill-0 ended", "a.decode-0 ended"]
         assert fleet.states == {"a": RunState.STOPPED, "b": RunState.RUNNING}
         assert [worker.pid for worker in fleet.supervisor.models()[0].workers] == [None, None]
@@ -154,7 +154,7 @@ async def test_a_model_is_stopped_and_started_beside_the_others(tmp_path: Path) 
         ]
         assert all(worker.is_ready for worker in status.workers)
         assert [fleet.lives(name) for name in NAMES] == [1, 2, 2, 1]
-        # Both ways of an end were asked for, so that nothing counts as a death.
+        # Both ends were requested, so none counts as a crash.
         assert {verdict for _, _, verdict in fleet.recorder.endings} == {None}
 
 
@@ -187,7 +187,7 @@ async def test_two_commands_at_once_are_done_once(tmp_path: Path) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(fleet.stop, "b")
             nursery.start_soon(fleet.stop, "b")
-            # A process that ends at once leaves no time for a look every now and then.
+            # Polling would miss a process that ends at once.
             await wait_all_tasks_blocked()
             assert fleet.states["b"] is RunState.STOPPING
             nursery.start_soon(fleet.start, "b")
@@ -202,7 +202,7 @@ async def test_a_start_that_is_stopped_says_so(tmp_path: Path) -> None:
     async with running(fleet):
 
         async def start() -> None:
-            with pytest.raises(RestartFailed, match="model b was stopped meanwhile"):
+            with pytest.raises(RestartFailed, match="model b was stopped during"):
                 await fleet.start("b")
 
         async with trio.open_nursery() as nursery:
@@ -211,7 +211,7 @@ async def test_a_start_that_is_stopped_says_so(tmp_path: Path) -> None:
             assert fleet.states["b"] is RunState.STARTING
             nursery.start_soon(fleet.stop, "b")
             await until(lambda: fleet.states["b"] is RunState.STOPPING)
-            # It ignores the request; nothing waits for the deadline here.
+            # It ignores the request; this test does not wait for the deadline.
             os.kill(fleet.recorder.pids["b.decode-0"][0], signal.SIGKILL)
         assert fleet.states["b"] is RunState.STOPPED
         assert fleet.lives("b.decode-0") == 1
@@ -228,7 +228,7 @@ async def test_a_model_that_cannot_be_kept_alive_leaves_the_others_alone(
     names = ("server-0", "a.decode-0", "b.prefill-0", f"b.decode-0:{behaviour}")
     async with running(Fleet(tmp_path / "journal", *names)) as fleet:
         await until(lambda: fleet.states == {"a": RunState.RUNNING, "b": RunState.FAILED})
-        # Where decode fails at once, prefill is stopped before it has come so far as to say so.
+        # If decode fails at once, prefill is stopped before it can report.
         for pid in fleet.recorder.pids["b.prefill-0"]:
             with pytest.raises(ProcessLookupError):
                 os.kill(pid, 0)
@@ -275,7 +275,7 @@ async def test_commands_that_cannot_be_done_are_refused(tmp_path: Path) -> None:
     async with running(Fleet(tmp_path / "journal", "a.decode-0", "b.decode-0")) as fleet:
         with pytest.raises(RestartFailed, match="no model is called 'c'; allowed: a, b"):
             await fleet.start("c")
-        with pytest.raises(RestartFailed, match="no process runs as control or server"):
+        with pytest.raises(RestartFailed, match="no control or server process runs"):
             await fleet.restart(Role.SERVER, Role.CONTROL)
         done = trio.Event()
 
@@ -288,7 +288,7 @@ async def test_commands_that_cannot_be_done_are_refused(tmp_path: Path) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(fleet.supervisor.restart, {Role.DECODE}, is_met, tell)
             await trio.testing.wait_all_tasks_blocked()
-            with pytest.raises(RestartFailed, match="a restart or a scaling of a is under way"):
+            with pytest.raises(RestartFailed, match="a restart or scaling of a is running"):
                 await fleet.stop("a")
             done.set()
         fleet.supervisor.stop()
@@ -299,7 +299,7 @@ async def test_commands_that_cannot_be_done_are_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 async def test_the_only_model_without_a_name_runs_as_long_as_the_fleet(tmp_path: Path) -> None:
     async with running(Fleet(tmp_path / "journal", "decode-0")) as fleet:
-        with pytest.raises(RestartFailed, match="has no name, and runs as long as the fleet"):
+        with pytest.raises(RestartFailed, match="has no name and always runs"):
             await fleet.stop("")
 
 
@@ -314,7 +314,7 @@ async def test_workers_are_added_and_removed_one_after_the_other(tmp_path: Path)
             *("a.decode-0", "a.decode-1", "a.decode-2")
         ]
         assert fleet.states["a"] is RunState.RUNNING
-        # A worker that was added is kept like the others.
+        # An added worker is kept alive like the others.
         os.kill(fleet.recorder.pids["a.decode-2"][0], signal.SIGKILL)
         await until(lambda: fleet.lives("a.decode-2") == 2)
         await until(lambda: fleet.states["a"] is RunState.RUNNING)
@@ -375,7 +375,7 @@ async def test_only_one_thing_changes_a_model_at_a_time(tmp_path: Path) -> None:
                 fleet.restart(),
                 fleet.scale(Role.DECODE, "a.decode-2"),
             ):
-                with pytest.raises(RestartFailed, match="is under way"):
+                with pytest.raises(RestartFailed, match="running"):
                     await command
             may_go_on.set()
         assert fleet.lives("a.decode-1") == 1
@@ -408,7 +408,7 @@ async def test_control_alone_runs_no_model(tmp_path: Path) -> None:
 @pytest.mark.slow
 async def test_a_worker_that_was_being_added_ends_with_the_fleet(tmp_path: Path) -> None:
     names = ("server-0", "a.decode-0")
-    # The new one heeds no request to leave.
+    # The new one ignores requests to exit.
     fleet = Fleet(tmp_path / "journal", *names, config=replace(CONFIG, worker_exit_s=0.1))
 
     async def add() -> None:
@@ -457,12 +457,12 @@ async def test_the_workers_of_one_model_are_restarted_alone_and_in_order(tmp_pat
         await fleet.restart(Role.DECODE, models=("b", "a", "b"))
         assert [fleet.lives(name) for name in names] == [1, 1, 2, 3, 2, 0]
         for model, words in (
-            ("c", "the workers of c do not run; `triolet model load c` starts"),
+            ("c", "the workers of c do not run; start them with `triolet model load c`"),
             ("d", "no model is called 'd'; allowed: a, b, c"),
         ):
             with pytest.raises(RestartFailed, match=words):
                 await fleet.restart(models=("a", model))
-        with pytest.raises(RestartFailed, match="no process runs as prefill"):
+        with pytest.raises(RestartFailed, match="no prefill process runs"):
             await fleet.restart(Role.PREFILL, models=("b",))
         assert [fleet.lives(name) for name in names] == [1, 1, 2, 3, 2, 0]
 
@@ -487,7 +487,7 @@ async def test_a_control_that_was_given_up_comes_back(tmp_path: Path) -> None:
     async with running(Fleet(tmp_path / "journal", *names, config=config)) as fleet:
         await until(lambda: fleet.lives("control") == 4)
         ((_, reason),) = fleet.recorder.failures
-        assert reason.message.endswith("; control is started again in 0.01 s")
+        assert reason.message.endswith("; control is restarted in 0.01 s")
         await fleet.restart(Role.CONTROL)
         assert fleet.lives("control") == 5
     assert fleet.outcome is None
@@ -504,7 +504,7 @@ async def test_a_restart_of_all_starts_a_control_that_was_given_up(tmp_path: Pat
         assert fleet.lives("control") == 3, "it is none of these"
         await fleet.restart()
         assert fleet.lives("control") == 4
-        assert fleet.steps[-1] == "control: starting afresh, before its pause is over"
+        assert fleet.steps[-1] == "control: starting without waiting for the retry delay"
         await fleet.restart(Role.CONTROL)
         assert fleet.lives("control") == 5
     assert fleet.outcome is None
@@ -564,5 +564,5 @@ async def test_worker_seconds_are_those_of_the_processes(tmp_path: Path) -> None
         (counted, _) = fleet.supervisor.models()
     ended = [end - began for name, began, end in spans if name.startswith("a.")]
     assert len(ended) == 4
-    # Both are told of an end a few turns of the loop apart.
+    # Both see the end within a few turns of the event loop.
     assert counted.worker_seconds == pytest.approx(sum(ended), abs=0.2)

@@ -1,4 +1,4 @@
-"""Clients of http know no authority and trust no certificate; those of https have the system's."""
+"""Tests of TLS settings: http clients trust no certificate, https clients use the system's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`triolet doctor --ledger` against servers whose fleets are well, unwell, or not there."""
+"""Tests of `triolet doctor --ledger` against fake servers with consistent and broken fleets."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SILENT = FleetAudit(2.0, a_server(), (a_view(None, silence="no answer within 1 s
 
 
 class CannedServer(ThreadingHTTPServer):
-    """Answers each question with the next of its answers, the last one for ever."""
+    """A server that sends its answers in order and then repeats the last one."""
 
     daemon_threads = True
 
@@ -74,7 +74,7 @@ def canned(*answers: FleetAudit | tuple[int, bytes]) -> Iterator[CannedServer]:
 
 
 def shown(audit: FleetAudit, width: int = 200) -> str:
-    """Return what an operator sees."""
+    """Return the printed text."""
     screen = io.StringIO()
     show_ledger(audit, check_invariants(audit), Console(file=screen, width=width))
     return screen.getvalue()
@@ -85,7 +85,7 @@ def test_a_fleet_that_adds_up_is_said_to(capsys: pytest.CaptureFixture[str]) -> 
         assert main(["doctor", "--ledger", server.url + "/"]) == 0
     assert server.paths == ["/fleet/audit"]
     out = capsys.readouterr().out
-    assert "All blocks, leases and requests add up" in out
+    assert "All blocks, leases and requests are consistent" in out
     assert ATTEMPT in out
 
 
@@ -97,7 +97,7 @@ def test_a_leak_is_explained_with_what_to_do(capsys: pytest.CaptureFixture[str])
     assert f"✗ I2 decode-0: attempt {OTHER_ATTEMPT}" in out
     assert "blocks are held for a request that is over" in out
     assert "→ restart this worker" in out
-    assert "1 wrong." in out
+    assert "Violations: 1." in out
 
 
 def test_what_may_be_a_frame_under_way_is_looked_at_again(
@@ -110,7 +110,7 @@ def test_what_may_be_a_frame_under_way_is_looked_at_again(
     assert slept == [4.5]
     with canned(doubtful, a_fleet(missing=(Doubt(ATTEMPT, 4.5),))) as server:
         assert run_ledger(server.url, as_json=False, sleep=slept.append) == 1
-    assert "looking again" in capsys.readouterr().err
+    assert "checking again" in capsys.readouterr().err
 
 
 def test_programs_get_it_whole(capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,7 +131,7 @@ def test_a_worker_without_an_account_is_not_taken_for_well(
         assert run_ledger(server.url, as_json=False, sleep=slept.append) == 1
     assert slept == [SILENCE_S]
     out = " ".join(capsys.readouterr().out.split())
-    assert "decode-0 gives no account: no answer within 1 s" in out
+    assert "decode-0 did not answer the audit: no answer within 1 s" in out
     assert "add up" not in out
 
 
@@ -140,7 +140,7 @@ def test_a_worker_that_was_only_late_is_asked_again(capsys: pytest.CaptureFixtur
     with canned(SILENT, a_fleet()) as server:
         assert run_ledger(server.url, as_json=False, sleep=slept.append) == 0
     assert slept == [SILENCE_S]
-    assert "looking again in 2.0 s" in capsys.readouterr().err
+    assert "checking again in 2.0 s" in capsys.readouterr().err
 
 
 def test_every_fact_that_leads_on_is_shown() -> None:
@@ -159,7 +159,7 @@ def test_of_many_leases_the_oldest_are_shown() -> None:
     text = shown(a_fleet(worker))
     assert f"{19:032x}/0" in text
     assert f"{20:032x}/0" not in text
-    assert "15 younger ones" in text
+    assert "15 newer ones" in text
 
 
 def test_names_move_no_cursor_and_forge_no_line() -> None:
@@ -173,8 +173,8 @@ def test_names_move_no_cursor_and_forge_no_line() -> None:
     ("answer", "words"),
     [
         ((403, b'{"error": {"message": "ask from there"}}'), "answers 403: ask from there"),
-        ((404, b"<html>"), "answers 404: not as a Triolet server does"),
-        ((200, b"{}"), "is no audit"),
+        ((404, b"<html>"), "answers 404: the response is not from a Triolet server"),
+        ((200, b"{}"), "is not an audit"),
     ],
 )
 def test_a_server_that_gives_no_audit_is_exit_2(
@@ -202,7 +202,7 @@ def test_a_hundred_columns_hold_every_fact_whole() -> None:
     for fact in (
         lease.attempt,
         "pid 7, 20 files, 9 tasks, 1 MiB",
-        "KV under way: 0 B",
+        "KV in transfer: 0 B",
         "frames dropped: 3 stale",
         f"Leases on decode-0 of {lease.server}",
         "1234.5 s",

@@ -1,4 +1,4 @@
-"""Log lines as another process reads them."""
+"""Tests of log output as read by another process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ import structlog, logging, warnings; log = structlog.get_logger()
 
 
 def logged(program: str, level: str = "info") -> list[dict[str, Any]]:
-    """Return the log lines of a process that runs this after configuring its logs."""
+    """Run code in a process with configured logs and return its log lines."""
     setup = SETUP.replace("info", level)
     done = subprocess.run(
         [sys.executable, "-c", setup + program], capture_output=True, check=False, text=True
@@ -91,7 +91,7 @@ def test_a_reader_that_stands_still_holds_up_nobody_and_hears_what_it_missed() -
         assert process.stderr is not None
         assert process.stdout.readline() == "done\n"  # no line of the log has been read yet
         first = json.loads(process.stderr.readline())
-        # Room for what comes next.
+        # Make room for further lines.
         seen = [json.loads(process.stderr.readline()) for _ in range(50)]
         process.stdin.write("\n")
         process.stdin.flush()
@@ -110,7 +110,7 @@ print('done', flush=True)
 
 @pytest.mark.parametrize("kind", ["full disk", "reader gone", "full pipe", "full socket"])
 def test_a_log_that_cannot_be_written_stops_nobody(kind: str) -> None:
-    """Neither waits nor raises, whatever stderr is; the lines are gone."""
+    """Writing neither blocks nor raises, whatever stderr is; lines are dropped."""
     with unwritable(kind) as stderr:
         done = subprocess.run(
             [sys.executable, "-c", SETUP + LOGGING],
@@ -125,7 +125,7 @@ def test_a_log_that_cannot_be_written_stops_nobody(kind: str) -> None:
 
 @contextmanager
 def unwritable(kind: str) -> Iterator[int]:
-    """Yield a descriptor that takes nothing."""
+    """Yield a descriptor that accepts no data."""
     with ExitStack() as stack:
         if kind == "full disk":
             yield stack.enter_context(Path("/dev/full").open("wb")).fileno()
@@ -205,7 +205,7 @@ def test_a_line_that_a_socket_took_in_part_is_completed_before_the_next() -> Non
 
 
 def fill(descriptor: int) -> None:
-    """Write until nothing more goes in; a process that inherits it may wait for ever."""
+    """Write until the pipe is full; a process that inherits it would block forever."""
     os.set_blocking(descriptor, False)
     with suppress(BlockingIOError):
         while os.write(descriptor, bytes(4096)):

@@ -1,4 +1,4 @@
-"""Models that cannot be served: the doctor and `serve` say so in the same words, before a start."""
+"""Tests of checks of invalid models: `doctor` and `serve` report the same errors before a start."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def safetensors(shapes: dict[str, list[int]], dtype: str = "F32", item: int = 4)
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A small model of which everything can be known but its answers."""
+    """A small valid model with random weights."""
     folder = tmp_path / "tiny"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(CONFIG))
@@ -142,12 +142,12 @@ BROKEN: list[tuple[str, Callable[[Path], object], str]] = [
 
 
 def verdicts(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[dict[str, str], str]:
-    """Return what the doctor finds of the model, and the line with which `serve` refuses it."""
+    """Return the doctor's findings about the model, and the error line of `serve`."""
     port = ["--port", str(claim_port("127.0.0.1", 0))]
     assert main(["doctor", *arguments, *port, "--json"]) == 1
     findings = json.loads(capsys.readouterr().out)["findings"]
     (row,) = [row for row in findings if row["subject"] == "Model"]
-    # Templates would begin to import torch, each in a process of its own, and be ended at once.
+    # Without templates, which would import torch in other processes only to be killed.
     assert main(["serve", *arguments, *port, "--set", "supervisor.templates=false"]) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -241,7 +241,7 @@ def test_the_doctor_accepts_a_gguf_file_and_fetches_no_known_model(
     assert widened.loaded_bytes == 2 * numbers
     (missing,), _ = check_model(Path("smollm2"), EngineConfig())
     assert missing.status is FindingStatus.FAIL
-    assert missing.remedy == "`triolet serve smollm2` fetches it"
+    assert missing.remedy == "`triolet serve smollm2` downloads it"
     assert not (tmp_path / "data").exists()
     assert capsys.readouterr().err == ""
 
@@ -288,7 +288,7 @@ def test_what_the_system_refuses_to_read_is_no_traceback(
     ("options", "words"),
     [
         ("--set worker.speculation.source={}", "the draft model cannot be used: "),
-        ("--tenants {}/nowhere.toml", "the file of tenants cannot be read"),
+        ("--tenants {}/nowhere.toml", "the tenants file cannot be read"),
         ("--tenants {}/config.json", "config.json"),
     ],
 )
@@ -326,7 +326,7 @@ READ = (
     *"modules.json sentence_bert_config.json".split(),
     *(WEIGHTS, INDEX),
 )
-"""Every file of a model's directory that is read before a start."""
+"""Every file of a model directory that is read before a start."""
 
 
 @pytest.mark.parametrize("name", READ)

@@ -1,4 +1,4 @@
-"""An order to control is followed to its end, and not for ever."""
+"""Tests of waiting for an operation of control, with a timeout."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENDLESS = b'{"id": "1", "status": "running", "progress": "chat: loading"}'
 
 
 class Endless(BaseHTTPRequestHandler):
-    """Says of every operation that it is under way."""
+    """A control process whose operations never end."""
 
     def do_GET(self) -> None:
         self.send_response(200)
@@ -38,7 +38,7 @@ class Endless(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def path() -> Iterator[Path]:
-    """A socket at which operations never end."""
+    """The socket of a control process whose operations never end."""
     with (
         tempfile.TemporaryDirectory(prefix="orders-") as name,
         running_server(UnixStreamServer(str(Path(name) / "admin"), Endless)),
@@ -50,7 +50,7 @@ def test_an_operation_that_does_not_end_is_left_with_a_word_on_how_to_follow_it(
     path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(model_orders, "WAIT_S", 0.3)
-    with pytest.raises(CommandFailed, match=r"wake chat is not over after 0 s \(chat: loading\)"):
+    with pytest.raises(CommandFailed, match=r"wake chat has not ended after 0 s \(chat: loading\)"):
         run_order(path, "chat", "wake")
     assert capsys.readouterr().out.count("chat: loading") == 1
 
@@ -58,8 +58,8 @@ def test_an_operation_that_does_not_end_is_left_with_a_word_on_how_to_follow_it(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("add", "code"), "'code' names no model; give NAME=MODEL"),
-        (("add", "code="), "'code=' names no model; give NAME=MODEL"),
+        (("add", "code"), "'code' is not NAME=MODEL; give both"),
+        (("add", "code="), "'code=' is not NAME=MODEL; give both"),
         (
             ("add", "code=demo"),
             "change `server.models`, start the workers, and restart the servers",
@@ -84,11 +84,11 @@ def test_what_has_no_fleet_or_no_model_is_refused(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("load", "chat:sql"), "'chat:sql' names no adapter; give MODEL:NAME=REF, such as"),
-        (("load", "sql=chat-sql:v1"), "'sql' names no adapter of a model; give MODEL:NAME"),
-        (("load", "chat:sql="), "names no adapter; give MODEL:NAME=REF"),
-        (("unload", "chat"), "'chat' names no adapter of a model; give MODEL:NAME"),
-        (("unload", "a/b:c"), "'a/b:c' names no adapter"),
+        (("load", "chat:sql"), "'chat:sql' is not MODEL:NAME=REF; give all three, such as"),
+        (("load", "sql=chat-sql:v1"), "'sql' is not MODEL:NAME; give both"),
+        (("load", "chat:sql="), "is not MODEL:NAME=REF; give all three"),
+        (("unload", "chat"), "'chat' is not MODEL:NAME; give both"),
+        (("unload", "a/b:c"), "'a/b:c' is not MODEL:NAME"),
     ],
 )
 def test_what_names_no_adapter_is_refused_before_anything_is_asked(

@@ -1,4 +1,4 @@
-"""`triolet model ps`: what it asks a fleet, and prints."""
+"""Tests of `triolet model ps`."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ MODELS = ModelsAnswer([ModelStatus("chat", RunState.RUNNING, [WORKER]), FAILED])
 async def shown(
     place: Path, monkeypatch: pytest.MonkeyPatch, answer: Answer
 ) -> tuple[int, list[Request]]:
-    """Run `triolet model ps` against a supervisor that gives this answer; return its exit code
-    and what it asked."""
+    """Run `triolet model ps` against a supervisor with this answer; return the exit code and the
+    requests."""
     fleet = RunningFleet(place, Note(8000, "http://127.0.0.1:1", {}))
     monkeypatch.setattr(running_fleets, "running_fleets", lambda: [fleet])
     asked: list[Request] = []
@@ -65,7 +65,7 @@ async def test_models_are_shown_although_the_server_is_silent(
     code, asked = await shown(tmp_path, monkeypatch, MODELS)
     assert (code, asked) == (0, [ModelsRequest()])
     out, err = capsys.readouterr()
-    assert "http://127.0.0.1:1 does not say all that it serves: " in err
+    assert "http://127.0.0.1:1 did not report all its models: " in err
     chat, worker, code_line, failure = out.splitlines()
     assert chat == "chat  -  workers running"
     assert worker.split()[:4] == ["chat.decode-0", "pid", str(os.getpid()), "ready"]
@@ -77,11 +77,11 @@ async def test_a_supervisor_that_refuses_is_heard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, _ = await shown(
-        tmp_path, monkeypatch, OrderRefused("this supervisor does not understand")
+        tmp_path, monkeypatch, OrderRefused("the request is invalid for this supervisor")
     )
     assert (code, capsys.readouterr()) == (
         1,
-        ("", "triolet: this supervisor does not understand\n"),
+        ("", "triolet: the request is invalid for this supervisor\n"),
     )
 
 
@@ -107,7 +107,7 @@ def test_what_server_and_supervisor_say_is_one_row(tmp_path: Path) -> None:
 
 
 class Closed(BaseHTTPRequestHandler):
-    """A server with tenants: it tells its models to those that send a key."""
+    """A server with tenants, which lists its models only to requests with a key."""
 
     def do_GET(self) -> None:
         ready = {"status": "ready", "model": "chat", "workers": {}}

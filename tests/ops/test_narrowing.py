@@ -1,4 +1,4 @@
-"""A command line reads the same whether every command was made ready for it or its own alone."""
+"""Tests that a narrowed Typer app parses command lines like the whole app."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WHOLE: Any = typer.main.get_command(app)
 
 
 def paths(command: Any = WHOLE, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:  # noqa: ANN401
-    """Yield the words of every command and of every group."""
+    """Yield the words of every command and group."""
     if words:
         yield words
     for name, inner in getattr(command, "commands", {}).items():

@@ -1,4 +1,4 @@
-"""Ports, the sockets' directory, model directories and the checks of them."""
+"""Tests of ports, the socket directory, model directories and the doctor's checks of them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def busy_port() -> Iterator[int]:
     with socket.socket() as holder:
-        # Bound but not listening: taken, and a connection is refused at once.
+        # Bound but not listening: the port is in use, and connections are refused at once.
         holder.bind(("127.0.0.1", 0))
         yield holder.getsockname()[1]
 
@@ -42,9 +42,9 @@ def busy_port() -> Iterator[int]:
     ("host", "words"),
     [
         ("127.0.0.1", r"port {port} on 127\.0\.0\.1 is in use.*--port"),
-        # A name of two addresses means the one that the server binds.
+        # A name with two addresses means the one that the server binds.
         ("localhost", "port {port} on localhost is in use"),
-        ("192.0.2.1", "no address of this machine"),
+        ("192.0.2.1", "not an address of this machine"),
     ],
 )
 def test_a_place_that_cannot_be_bound_is_named(busy_port: int, host: str, words: str) -> None:
@@ -73,7 +73,7 @@ def test_the_url_is_one_that_this_machine_can_open(host: str, url: str) -> None:
 
 @pytest.fixture
 def parent() -> Iterator[Path]:
-    """A place whose path is short enough for sockets, which pytest's is not."""
+    """A directory whose path is short enough for sockets, unlike pytest's."""
     with TemporaryDirectory(dir="/tmp", prefix="t") as path:
         yield Path(path)
 
@@ -128,7 +128,7 @@ def safetensors(num_bytes: int) -> bytes:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A directory with the looks of a model."""
+    """A directory that looks like a model."""
     folder = tmp_path / "tiny"
     folder.mkdir()
     (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
@@ -231,7 +231,7 @@ class Triolet(BaseHTTPRequestHandler):
 
 
 class Unready(Triolet):
-    """The same, whose worker refuses it."""
+    """The same server, refused by its worker."""
 
     refusal = (
         "no live worker for decode; decode at tcp://10.0.0.5:7001 refused our key abcdefgh…: copy "
@@ -252,7 +252,7 @@ class Other(BaseHTTPRequestHandler):
 
 
 class Dripping(Other):
-    """Another program, whose head comes byte by byte until its reader has gone."""
+    """Another program, which sends its response head byte by byte until the client disconnects."""
 
     def do_GET(self) -> None:
         self.wfile.write(b"HTTP/1.0 200 OK\r\nx: ")
@@ -275,7 +275,7 @@ def test_doctor_and_serve_name_the_triolet_that_has_the_port(
     Triolet.asked.clear()
     with on_a_port(Triolet) as port, private_directory(parent) as directory:
         write_note(directory, Note(port, base_url("127.0.0.1", port), {}, ("chat", "code"), 4711))
-        who = f"Triolet 7.8, which serves chat, code (pid 4711, {directory})"
+        who = f"Triolet 7.8, serving chat, code (pid 4711, {directory})"
         finding, free = check_port("127.0.0.1", port)
         assert finding.status is FindingStatus.WARN
         assert finding.detail == f"port {port} on 127.0.0.1 is in use by {who} and is ready"
@@ -284,7 +284,7 @@ def test_doctor_and_serve_name_the_triolet_that_has_the_port(
         with pytest.raises(ConfigError) as refused:
             claim_port("127.0.0.1", port)
     assert str(refused.value) == (
-        f"port {port} on 127.0.0.1 is in use by {who}; stop it, or choose a port that is free: "
+        f"port {port} on 127.0.0.1 is in use by {who}; stop it, or choose a free port: "
         f"triolet serve --port {free}"
     )
     assert set(Triolet.asked) == {"None"}, "what has the port need not be a Triolet"
@@ -298,7 +298,7 @@ def test_a_fleet_that_starts_is_known_before_its_server_answers(
         write_note(directory, Note(busy_port, "", {}, ("chat",), 4711))
         finding, _ = check_port("127.0.0.1", busy_port)
     assert finding.status is FindingStatus.WARN
-    assert f"Triolet, which serves chat (pid 4711, {directory}) and is not ready" in finding.detail
+    assert f"Triolet, serving chat (pid 4711, {directory}) and is not ready" in finding.detail
 
 
 def test_another_program_that_speaks_http_is_no_triolet() -> None:
@@ -321,9 +321,7 @@ def test_a_server_that_is_not_ready_says_which_worker_refused_it_and_what_to_do(
     with on_a_port(Unready) as port:
         finding, _ = check_port("127.0.0.1", port)
     assert finding.status is FindingStatus.WARN
-    assert finding.detail.endswith(
-        f"Triolet 7.8, which serves chat and is not ready: {Unready.refusal}"
-    )
+    assert finding.detail.endswith(f"Triolet 7.8, serving chat and is not ready: {Unready.refusal}")
 
 
 @pytest.mark.slow
@@ -349,7 +347,7 @@ def test_a_place_without_room_for_sockets_is_a_failure(tmp_path: Path) -> None:
         ("torch>=2.14", "torch is 2.13.0+cpu, wanted >=2.14"),
         ("numpy>=2", "numpy is missing"),
         ("jinja2[extra]>=3.1.6", None),
-        ("odd !! thing", "requirement 'odd !! thing' is not understood"),
+        ("odd !! thing", "requirement 'odd !! thing' has an unknown form"),
     ],
 )
 def test_packages_are_compared_with_what_is_asked_for(

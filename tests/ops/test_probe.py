@@ -1,4 +1,4 @@
-"""`triolet model probe`, and workers that compute, or do not, what it has kept."""
+"""Tests of `triolet model probe`, and of workers that check stored golden tokens."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SETTINGS: Final = (
     "worker.engine.kv_pool_bytes=4MiB",
     "worker.engine.threads=1",
     "worker.engine.snapshots.min_bytes=0",
-    # So that little is measured.
+    # Keep the measurement short.
     "worker.engine.max_num_batched_tokens=64",
     "worker.engine.max_model_len=128",
 )
@@ -36,13 +36,13 @@ SETTINGS: Final = (
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where packed weights are kept."""
+    """The directory of packed weights."""
     return tmp_path_factory.mktemp("packed")
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory, packed: Path) -> ModelStore:
-    """A store with the demo model as `chat`, which has been probed; tests leave it so."""
+    """A store with the demo model as `chat`, already probed; tests must not change it."""
     root = tmp_path_factory.mktemp("probed") / "store"
     assert main(("model", "import", "demo", "--name", "chat", "--store", str(root))) == 0
     store = ModelStore(root)
@@ -69,7 +69,7 @@ def probe(store: ModelStore, packed: Path, *more: str) -> int:
 
 
 def worker(store: ModelStore, packed: Path, folder: Path, *more: str) -> tuple[int, bytes, str]:
-    """Start a decode worker as a process and end it when it is ready; return how it ended."""
+    """Start a decode worker process, stop it when it is ready, and return how it ended."""
     command = [forked.TRIOLET, "decode", *options(store, packed), *more]
     for name in ("control", "kv"):
         command += ["--set", f"decode.{name}_address=ipc://{folder}/{name}"]
@@ -85,7 +85,7 @@ def worker(store: ModelStore, packed: Path, folder: Path, *more: str) -> tuple[i
 
 
 def flip(snapshot: Path) -> None:
-    """Change a weight of a snapshot, and make all of its digests right again."""
+    """Change a weight of a snapshot and update its digests."""
     tail = struct.Struct("<Q16s8s")
     content = snapshot.read_bytes()
     num_listed, _, magic = tail.unpack_from(content, len(content) - tail.size)
@@ -93,7 +93,7 @@ def flip(snapshot: Path) -> None:
     listed = msgspec.json.decode(content[first : first + num_listed])
     weights = bytearray(content[:first])
     largest = max(listed["entries"], key=lambda one: one[2])
-    weights[largest[1] + 1] ^= 0x40  # of a bf16 number's exponent
+    weights[largest[1] + 1] ^= 0x40  # a bit of a bf16 exponent
     listed["digest"] = xxhash.xxh3_128(weights).hexdigest()
     encoded = msgspec.json.encode(listed)
     end = tail.pack(len(encoded), xxhash.xxh3_128(encoded).digest(), magic)
@@ -127,7 +127,7 @@ def test_golden_tokens_and_capacity_are_kept_and_shown(
 def test_a_worker_computes_the_golden_tokens_of_its_key_and_refuses_other_ones(
     store: ModelStore, packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # Workers as processes: they load what the store and the folder of packed weights have.
+    # Real worker processes, which load from the store and the packed weights.
     golden, path = golden_of(store)
     if golden.key.backend != "native":
         pytest.skip("the kernels are not built here: no weights are packed, whose copy is damaged")
@@ -143,9 +143,12 @@ def test_a_worker_computes_the_golden_tokens_of_its_key_and_refuses_other_ones(
     assert "`triolet model probe REF --replace`" in errors
     capsys.readouterr()
     assert probe(store, packed) == 2, "a machine that computes wrongly does not decide"
-    assert "those stay: find out which machine computes wrongly" in capsys.readouterr().err
+    assert (
+        "the stored ones are kept: find out which machine computes wrongly"
+        in capsys.readouterr().err
+    )
     assert golden_of(store)[0] == golden
-    # Another arithmetic is another key, for which nothing is known.
+    # Another dtype is another key, for which nothing is stored.
     assert worker(store, packed, tmp_path, "--set", "worker.engine.dtype=float32")[0] == 0
     snapshot.unlink()
     assert worker(store, packed, tmp_path)[0] == 0
@@ -192,7 +195,7 @@ def test_an_adapter_is_none_that_can_be_probed(
     capsys.readouterr()
     assert main(("model", "probe", "chat-sql", *store)) == 2
     said = capsys.readouterr().err
-    assert "chat-sql is a LoRA adapter, which computes nothing without its base" in said
+    assert "chat-sql is a LoRA adapter, which needs its base model" in said
     for named in ("chat-sql", str(adapter)):
         assert main(("serve", named, "--set", f"fleet.store={tmp_path / 'store'}")) == 2
         assert f"{named} is a LoRA adapter" in capsys.readouterr().err
@@ -202,4 +205,4 @@ def test_a_directory_has_nothing_to_keep_them_with(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(("model", "probe", "demo", "--store", str(tmp_path))) == 2
-    assert "demo is no version of the store; `triolet model import`" in capsys.readouterr().err
+    assert "demo is not a version in the store; `triolet model import`" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The small parts that only compute: amounts, text, plans, arguments, wrapped words."""
+"""Tests of small parts without I/O: sizes, text, plans, arguments and word wrap."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def plan(prefill: int = 1, decode: int = 1, threads: int | None = None) -> Fleet
 
 
 def of_models(*names: str, stopped: str = "", **counts: int) -> FleetPlan:
-    """Return the plan of a fleet of several models, with as many decode workers as are said."""
+    """Return the plan of a fleet of several models with these numbers of decode workers."""
     models = {
         name: FleetModelConfig(f"/models/{name}", decode=counts.get(name, 1), start=name != stopped)
         for name in names
@@ -424,7 +424,7 @@ def test_words_are_shown_as_soon_as_they_are_whole() -> None:
 
 
 def gpus_of(fleet: FleetPlan, gpus: tuple[str, ...]) -> dict[str, tuple[str | None, str]]:
-    """Return the GPU that each worker sees, and the device that it is told."""
+    """Return the GPU and the device setting of each worker."""
     fleet = replace(fleet, gpus=gpus)
     specs, spares = plan_processes(fleet, ("t",), Path("/x"), 1, range(8), [Door(7)])
     return {

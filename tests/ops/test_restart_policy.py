@@ -54,7 +54,7 @@ def test_a_process_that_left_in_order_did_not_die() -> None:
         assert policy.ended(float(now), Ending(0)) == Restart(0.1, was_asked_for=True)
     policy.became_ready(9.0)
     assert policy.ended(9.0, KILLED) == Restart(0.0, num_deaths=1)
-    # Before it was ready it cannot have been asked.
+    # Code 0 before ready is not a requested exit.
     assert policy.ended(9.0, Ending(0)) == Restart(0.1, num_deaths=2)
 
 

@@ -1,4 +1,4 @@
-"""Restarts of a fleet of real processes that stand for roles: order, overlap, what goes wrong."""
+"""Tests of rolling restarts with real processes of fake roles: order, overlap and failures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CONFIG = SupervisorConfig(
 
 
 class Fleet:
-    """A supervisor of fake roles, and what is seen of it."""
+    """A supervisor of fake roles with its recorded events."""
 
     def __init__(
         self, journal: Path, names: Sequence[str], spares: Sequence[str], config: SupervisorConfig
@@ -66,7 +66,7 @@ class Fleet:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that other processes do."""
+    """Wait for a condition that other processes fulfil."""
     while not condition():  # noqa: ASYNC110 (they set no event)
         await trio.sleep(0.01)
 
@@ -105,7 +105,7 @@ async def test_a_role_with_one_worker_is_never_without_one(tmp_path: Path) -> No
             "decode-0": 2,
             "decode-spare": 1,
         }
-        # No process died: an end that was asked for leaves no mark.
+        # No crash: requested exits are not recorded as one.
         assert {(ending, verdict) for _, ending, verdict in fleet.recorder.endings} == {
             (Ending(0), None)
         }
@@ -152,7 +152,9 @@ async def test_a_worker_that_no_server_finds_ends_the_restart_and_the_stand_in(
     journal = tmp_path / "journal"
     async with running(journal, "decode-0", spares=["decode-spare"], config=config) as fleet:
         fleet.unmet.add("decode-spare")
-        with pytest.raises(RestartFailed, match="decode-spare is up, but after 0 s no server"):
+        with pytest.raises(
+            RestartFailed, match="decode-spare is ready, but no server uses it after 0 s"
+        ):
             await fleet.restart()
         assert fleet.words[1:] == ["decode-spare started", "decode-spare ended"]
 
@@ -171,7 +173,7 @@ async def test_one_restart_at_a_time(tmp_path: Path) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(fleet.restart)
             await until(lambda: bool(fleet.steps))
-            with pytest.raises(RestartFailed, match="under way already"):
+            with pytest.raises(RestartFailed, match="already running"):
                 await fleet.restart()
             fleet.unmet.clear()
         await fleet.restart()
@@ -183,7 +185,7 @@ async def test_a_fleet_that_is_stopped_does_not_finish_its_restart(tmp_path: Pat
         fleet.unmet.add("decode-0")
 
         async def restart() -> None:
-            with pytest.raises(RestartFailed, match="stopped meanwhile"):
+            with pytest.raises(RestartFailed, match="stopped during"):
                 await fleet.restart()
 
         async with trio.open_nursery() as nursery:

@@ -1,4 +1,4 @@
-"""Another number of workers: which processes that makes, and what servers and commands read."""
+"""Tests of Scaling: the processes for another number of workers, and the files it writes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_role_grows_and_shrinks_and_the_others_stay(tmp_path: Path) -> None:
     grown = one.plan("", Role.DECODE, 3)
     assert [spec.name for spec in grown] == ["decode-0", "decode-1", "decode-2"]
     assert own(grown[2]).control_address == f"ipc://{tmp_path}/decode-2.control"
-    # Those that run lend one another cores by a count that does not know the new one.
+    # Running workers lend cores by the old number of workers.
     assert own(grown[2]).lending is None
     one.note("", ["prefill-0", "decode-0", "decode-1"])
     assert members(tmp_path) == [
@@ -81,7 +81,7 @@ def test_workers_that_run_stay_members_when_another_number_was_planned_and_refus
     one.plan("chat", Role.DECODE, 3)
     running = ["chat.prefill-0", "chat.decode-0", "chat.decode-1", "chat.decode-2"]
     one.note("chat", running)
-    one.plan("chat", Role.DECODE, 1)  # what the supervisor may refuse, as during a restart
+    one.plan("chat", Role.DECODE, 1)  # the supervisor may refuse it, for example during a restart
     one.plan("code", Role.PREFILL, 2)
     one.note("code", ["code.prefill-0", "code.prefill-1", "code.decode-0"])
     note = msgspec.json.decode((tmp_path / NOTE).read_bytes(), type=Note)
@@ -92,14 +92,14 @@ def test_workers_that_run_stay_members_when_another_number_was_planned_and_refus
 def test_a_file_that_cannot_be_written_is_a_refusal(tmp_path: Path) -> None:
     one = scaling(plan(), tmp_path)
     (tmp_path / MEMBERS).mkdir()
-    with pytest.raises(RestartFailed, match=r"cannot write which workers .*make room"):
+    with pytest.raises(RestartFailed, match=r"cannot write the workers .*free disk space"):
         one.note("", ["prefill-0", "decode-0"])
 
 
 @pytest.mark.parametrize(
     ("model", "role", "count", "words"),
     [
-        ("chat", Role.DECODE, 2, "no model is called 'chat'; say decode=2"),
+        ("chat", Role.DECODE, 2, "no model is called 'chat'; give decode=2"),
         ("", Role.DECODE, 0, "decode is 0; allowed: 1 to 64"),
         ("", Role.DECODE, 65, "allowed: 1 to 64"),
     ],
@@ -120,9 +120,9 @@ def test_what_cannot_be_is_refused(
             of_models("chat", "code"),
             Role.PREFILL,
             3,
-            r"^prefill=3 names no model; say chat\.prefill=3",
+            r"^prefill=3 does not name a model; give chat\.prefill=3",
         ),
-        # Cores of their own fix the number.
+        # With reserved cores the number is fixed.
         (
             with_fleet(plan(), pin=Pinning.AUTO),
             Role.DECODE,
@@ -152,5 +152,5 @@ def test_commands_are_told_which_models_requests_may_name(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("target", ["decode", "decode=", "server=2", "=2", "decode=-1", "a.b=1"])
 def test_a_target_that_says_something_else_is_refused(target: str) -> None:
-    with pytest.raises(ConfigError, match="is no number of workers; allowed:"):
+    with pytest.raises(ConfigError, match="is not a target; allowed:"):
         run_scale([target], None, None)

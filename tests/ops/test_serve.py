@@ -1,4 +1,4 @@
-"""`triolet serve` when it cannot work: nothing is half-started, and one line says why."""
+"""Tests of `triolet serve` when it cannot start: one error line, and nothing is left running."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_what_only_a_worker_finds_out_ends_all_with_one_line() -> None:
     assert "Traceback" not in done.stderr
     started = [line for line in lines if '"process_started"' in line]
     ended = [line for line in lines if '"process_ended"' in line or '"process_given_up"' in line]
-    # The first one may fail before the last one was started.
+    # The first process may fail before the last one is started.
     assert 1 <= len(started) == len(ended) <= 3
 
 
@@ -110,14 +110,14 @@ async def test_a_server_that_never_becomes_ready_is_not_waited_for_for_ever(
         outcome = await run_fleet(supervisor, config, "http://127.0.0.1:9", view)
     assert isinstance(outcome, GiveUp)
     assert outcome.exit_code == 1
-    assert "http://127.0.0.1:9/health/ready is not ready after 0 s" in outcome.message
+    assert "http://127.0.0.1:9/health/ready reports not ready after 0 s" in outcome.message
 
 
 class Loading:
-    """A server that has two models, of which it can serve the second one only later.
+    """A server with two models that can serve the second one only later.
 
     Args:
-      late: how often it says that it does not yet.
+      late: number of probes that it answers as not ready.
     """
 
     def __init__(self, late: int) -> None:
@@ -137,7 +137,7 @@ class Loading:
 
 
 class Ending(ServingRecorder):
-    """Ends the fleet once it serves, and keeps what the server had said by then."""
+    """A view that stops the fleet once it serves, and keeps the server's answers until then."""
 
     def __init__(self, server: Loading) -> None:
         super().__init__()

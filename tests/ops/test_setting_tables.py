@@ -1,4 +1,4 @@
-"""Settings that are tables, such as adapters, and settings that several sources have."""
+"""Tests of settings that are tables, such as adapters, and of settings from several sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings by file, pipe, `--set` and options: read strictly; later ones count."""
+"""Tests of settings from file, pipe, `--set` and options: validation and precedence."""
 
 from __future__ import annotations
 
@@ -119,11 +119,11 @@ def test_a_value_is_read_by_the_type_of_its_field(
         ("server.fair=false", "server.fair is unknown; did you mean server.queue.fair?"),
         ("server.token_windw=3", "did you mean server.token_window?"),
         ("sever.port=3", "did you mean server?"),
-        ("server.port", "is no assignment"),
+        ("server.port", "is not an assignment"),
         ("server.queue=3", "server.queue is a section"),
         ("server.port.x=3", "is a value and has no fields"),
-        ("server.link.peer_timeout_s=3", "it is set by section [link]"),
-        ("server.model_dir=/x", "it is set by fleet.model"),
+        ("server.link.peer_timeout_s=3", "set it by section [link]"),
+        ("server.model_dir=/x", "set it by fleet.model"),
         ("prefill.speculation.source=lookup", "use decode.speculation.source"),
         ("prefill.speculation={}", "use decode.speculation"),
         ("prefill.kv_address=ipc:///k", "use decode.kv_address"),
@@ -137,11 +137,11 @@ def test_a_value_is_read_by_the_type_of_its_field(
         ("worker.engine.kv_pool_bytes=lots", "worker.engine.kv_pool_bytes: size 'lots'"),
         ("link.peer_timeout_s=0.1", "link.peer_timeout_s is 0.1; allowed: > 2 x"),
         ("link.lease_ttl_s=1", "link.lease_ttl_s is 1.0; allowed: > peer_timeout_s (1.5)"),
-        ("server.link=1", "it is set by section [link]"),
+        ("server.link=1", "set it by section [link]"),
         ("decode.engine.block_size=0", "decode.engine.block_size is 0"),
         ("worker.engine.block_size=0", "worker.engine.block_size is 0"),
         ("decode.speculation.draft_pool_bytes=0", "draft_pool_bytes is 0; allowed: >= 1"),
-        ("server.auto.ladder=a", "it is set by section [auto]"),
+        ("server.auto.ladder=a", "set it by section [auto]"),
         ("auto.ladder=[]", "auto.ladder is []; allowed: 1 to 16 names of different models"),
         ("auto.ladder=a,b,a", "auto.ladder is ['a', 'b', 'a']; allowed: 1 to 16 names"),
         ("auto.wake=never", "auto.wake is 'never'; allowed: if_needed, always"),
@@ -182,7 +182,7 @@ def test_what_cannot_be_is_refused_with_the_argument(text: str, words: str) -> N
             "fair is 3; allowed: true or false (triolet.toml, line 2)",
         ),
         ("server = 3\n", "server is 3; allowed: a table"),
-        ("[auto]\n", "auto says nothing; give ladder = "),
+        ("[auto]\n", "auto is empty; give ladder = "),
         (
             '[auto]\nladder = ["a"]\n[[auto.limits]]\nmodel = "a"\ntool = 1\n',
             "auto.limits.0.tool is unknown; did you mean auto.limits.0.tools?",
@@ -203,14 +203,14 @@ def test_what_cannot_be_is_refused_with_file_and_line(file: str, words: str) -> 
 
 def test_a_password_is_no_argument() -> None:
     url = "redis://:secret@127.0.0.1"
-    with pytest.raises(ConfigError, match="holds a password") as refused:
+    with pytest.raises(ConfigError, match="contains a password") as refused:
         settings(f"server.tenants.quotas.limits={url}")
     assert "secret" not in str(refused.value)
     found = settings(file=f'[server.tenants.quotas]\nlimits = "{url}"\n')
     assert found.server.tenants.quotas.limits == url
 
 
-WHOLE_BLOCKS = "KV leaves in whole blocks after each step"
+WHOLE_BLOCKS = "KV is sent in whole blocks after each step"
 
 
 def test_an_option_can_turn_a_setting_off() -> None:
@@ -224,8 +224,9 @@ def test_an_unknown_option_of_a_command_with_settings_names_set(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([command, "--token-window", "17"]) == 2
-    assert "No such option: --token-window; what has no option is set by `--set FIELD=VALUE`" in (
-        capsys.readouterr().err
+    assert (
+        "No such option: --token-window; use `--set FIELD=VALUE` for a setting without an option"
+        in (capsys.readouterr().err)
     )
     assert main(["keys", "make", "--token-window", "17"]) == 2
     assert "--set" not in capsys.readouterr().err
@@ -236,13 +237,13 @@ def test_an_unknown_option_of_a_command_with_settings_names_set(
     [
         ("link.wire", "layer_groups", WHOLE_BLOCKS),
         ("link.wire", "layer_group_min_tokens", WHOLE_BLOCKS),
-        ("worker.engine", "kv_wire", "KV travels in the type it is computed in"),
+        ("worker.engine", "kv_wire", "KV is sent in the computing dtype"),
     ],
 )
 def test_a_setting_that_there_was_is_refused_with_the_reason(
     section: str, name: str, instead: str
 ) -> None:
-    why = f"{section}.{name} is no setting any more: {instead}"
+    why = f"{section}.{name} was removed: {instead}"
     with pytest.raises(ConfigError, match=why):
         settings(f"{section}.{name}=2")
     with pytest.raises(ConfigError, match=why):
@@ -441,12 +442,12 @@ def test_a_model_without_a_name_is_the_only_one(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("demo chat=demo", "2 models are named, and 'demo' has no name for requests"),
-        ("demo smollm2", "2 models are named, and 'demo' has no name for requests"),
+        ("demo chat=demo", "2 models are given, and 'demo' has no public name"),
+        ("demo smollm2", "2 models are given, and 'demo' has no public name"),
         ("a=demo a=smollm2", "two models are called a: demo and smollm2"),
-        ("=demo", "'' is no name of a model; allowed: 1 to 63"),
-        ("a/b=demo", "'a/b' is no name of a model"),
-        (f"{'a' * 64}=demo", "is no name of a model"),
+        ("=demo", "'' is not a model name; allowed: 1 to 63"),
+        ("a/b=demo", "'a/b' is not a model name"),
+        (f"{'a' * 64}=demo", "is not a model name"),
         ("chat=", "'chat=' names no model; give chat=MODEL"),
     ],
 )
@@ -458,22 +459,27 @@ def test_arguments_that_name_models_wrongly_are_refused(arguments: str, words: s
 @pytest.mark.parametrize(
     ("arguments", "sets", "file", "words"),
     [
-        ("demo", "", MODELS_FILE, "fleet.model is 'demo', beside models with names of their own "),
+        ("demo", "", MODELS_FILE, "fleet.model is 'demo', but the fleet has named models "),
         ("demo", "", MODELS_FILE, "(the argument demo, triolet.toml, line 3, "),
         ("", "server.model_name=x", MODELS_FILE, "or give models.NAME.aliases"),
-        ("", "", "[models.chat]\n", "triolet.toml, line 1: models.chat says nothing; give its ref"),
+        ("", "", "[models.chat]\n", "triolet.toml, line 1: models.chat is empty; give its ref"),
         ("", "", "[models.chat]\nstart = false\n", "models.chat.ref is missing; give its ref"),
         ("", "", "[models.chat]\nstart = false\n", "(triolet.toml, line 2)"),
         ("", "", '[models.chat]\nreff = "demo"\n', "line 2: models.chat.reff is unknown; did you"),
         ("", "", '[models.chat.ref]\nx = "demo"\n', "models.chat.ref is {'x': 'demo'}; allowed"),
-        ("", "", '[models."a/b"]\nref = "demo"\n', "models: 'a/b' is no name of a model"),
+        ("", "", '[models."a/b"]\nref = "demo"\n', "models: 'a/b' is not a model name"),
         ("", "", "models = 3\n", "models is 3; allowed: a table"),
         ("", "models.chat=demo", "", "models.chat is a section; set one of its fields: ref"),
         ("", "models.chat.x=1", "", "models.chat.x is unknown; allowed: ref, aliases"),
-        ("", "models=demo", "", "is no assignment; allowed"),
+        ("", "models=demo", "", "is not an assignment; allowed"),
         ("a=demo", "models.a.decode=0", "", "models.a.decode is 0; allowed: 1 to 64 (--set models"),
         ("a=demo", "models.a.keep_alive_s=0", "", "models.a.keep_alive_s is 0; allowed: > 0"),
-        ("a=demo b=demo", "models.a.aliases=b", "", "models.a.aliases has 'b', which is a name of"),
+        (
+            "a=demo b=demo",
+            "models.a.aliases=b",
+            "",
+            "models.a.aliases has 'b', which is already a name of",
+        ),
         ("a=demo", "models.b.aliases=x", "", "models.b.ref is missing"),
     ],
 )

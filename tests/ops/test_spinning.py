@@ -1,4 +1,5 @@
-"""Threads of the kernels wait awake only briefly, unless the environment says otherwise."""
+"""Tests that kernel threads spin only briefly at barriers, unless the environment says
+otherwise."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Processes that are forked from a template: they are what a spawned one would be, and the loss of
-a template costs nothing but time.
+"""Tests of forking processes from templates: they behave like spawned ones, and starts still work
+if a template is lost.
 
-The templates here run `PROGRAM` in place of Triolet's command line, in real processes; that fleets
-start so is shown wherever a test starts one.
+The templates run `PROGRAM` in place of Triolet's command line, in real processes.
 """
 
 from __future__ import annotations
@@ -129,7 +128,7 @@ TITLE = "triolet template random"
 
 @pytest.fixture(autouse=True)
 def parent_of_strays() -> Iterator[None]:
-    """Let this process be what the supervisor is."""
+    """Make this process a subreaper, as the supervisor is."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     yield
     prctl(PR_SET_CHILD_SUBREAPER, 0)
@@ -137,7 +136,7 @@ def parent_of_strays() -> Iterator[None]:
 
 @asynccontextmanager
 async def starting(*modules: str, command: tuple[str, ...] = COMMAND) -> AsyncIterator[Starter]:
-    """Run a starter with a template of its own for decode workers."""
+    """Run a starter with a template for decode workers."""
     template = Template.spawn(command, modules or ("random",))
     with closing(Starter({Role.DECODE: template}, command, PATIENCE_S)) as starter:
         with trio.fail_after(PATIENCE_S):
@@ -148,7 +147,7 @@ async def starting(*modules: str, command: tuple[str, ...] = COMMAND) -> AsyncIt
 
 
 def of_command(*arguments: str, **changes: Any) -> ProcessSpec:  # noqa: ANN401
-    """Return a process whose template can fork it; spawned it would say nothing but `spawned`."""
+    """Return a process for a template to fork; if spawned instead, it prints only `spawned`."""
     argv = (sys.executable, "-c", "print('spawned')", *arguments)
     return ProcessSpec("decode-0", Role.DECODE, argv, arguments=arguments, **changes)
 
@@ -166,13 +165,13 @@ def parent_of(pid: int) -> int:
 
 
 async def gone(pid: int) -> None:
-    """Wait until a process has ended and was waited for."""
+    """Wait until a process has ended and was reaped."""
     while not is_gone(pid):  # noqa: ASYNC110 (the kernel knows)
         await trio.sleep(POLL_S)
 
 
 async def output_of(process: Process, starter: Starter, said: bytes = b"") -> tuple[str, str, int]:
-    """Return what a process writes to stdout and stderr until it ends, and its exit code."""
+    """Return the stdout, stderr and exit code of a process."""
     streams = (process.stdin, process.stdout, process.stderr)
     assert process.stdin is not None
     assert process.stdout is not None
@@ -287,7 +286,7 @@ async def test_a_start_that_is_given_up_costs_no_template() -> None:
             await trio.testing.wait_all_tasks_blocked()
             starts.cancel_scope.cancel()
             nursery.start_soon(trio.to_thread.run_sync, os.kill, template, signal.SIGCONT)
-        # What was forked has the template's title first, then its own.
+        # A forked process first has the template's title.
         title = " ".join(given_up.argv)
         while children_named(title) or children_named(TITLE) != [template]:  # noqa: ASYNC110
             await trio.sleep(POLL_S)
@@ -313,7 +312,7 @@ async def test_starts_that_lose_the_same_template_are_all_spawned() -> None:
 
 
 class Blocked:
-    """A module whose import does not end."""
+    """A module whose import never ends."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._begun, never = folder / "begun", folder / "never"
@@ -410,7 +409,7 @@ async def test_a_forked_process_has_no_descriptors_but_its_own(tmp_path: Path) -
         async with starting() as starter:
             process = await starter.start(spec, reads_log=True)
             listed = set(json.loads((await output_of(process, starter))[0]))
-    assert len(listed - {0, 1, 2, number}) == 1  # the list itself is read through one
+    assert len(listed - {0, 1, 2, number}) == 1  # reading the list itself needs one
 
 
 async def test_a_process_may_have_few_descriptors() -> None:
@@ -454,7 +453,7 @@ async def test_templates_are_renewed_and_what_they_forked_runs_on() -> None:
         assert not is_gone(waiting.pid)
         waiting.kill()
         assert (await output_of(waiting, starter))[2] == -signal.SIGKILL
-        waiting.kill()  # nothing happens
+        waiting.kill()  # does nothing
 
 
 async def test_what_a_process_leaves_behind_is_waited_for() -> None:

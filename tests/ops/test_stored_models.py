@@ -1,4 +1,4 @@
-"""MODEL as a version of the store: what it means, what it sets, and what it refuses."""
+"""Tests of MODEL arguments that name a version in the store."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_another_format_of_weights_than_the_version_pins_is_refused(
     settings = named("wide", store)
     engine = replace(settings.decode.engine, weights=WeightFormat.DTYPE)
     settings = of_role(settings, Role.DECODE, engine=engine)
-    words = "weights is 'dtype', and wide@.* was imported with weights 'auto'; .*--weights dtype"
+    words = "weights is 'dtype', but wide@.* was imported with weights 'auto'; .*--weights dtype"
     with pytest.raises(ConfigError, match=words), with_stored_model(settings):
         pytest.fail("it would be served")
 
@@ -89,7 +89,7 @@ def test_a_directory_is_not_meant_where_only_a_version_is_taken(
         assert settings.server.model_digest.startswith("sha256:")
     for name in ("demo", "mine", str(tmp_path / "mine")):
         with (
-            pytest.raises(ConfigError, match=r"no version of the store|has no mine"),
+            pytest.raises(ConfigError, match=r"not a version in the store|has no mine"),
             with_stored_model(named(name, store), is_reference_only=True),
         ):
             pytest.fail("it would be served")
@@ -102,7 +102,7 @@ def test_what_is_no_reference_is_left_to_others(store: Path, model: str) -> None
 
 
 def test_a_version_that_is_not_there_is_refused_with_what_is(store: Path) -> None:
-    words = "is no directory and no file here, and .* has no tiny:v9; it has tiny: `triolet model"
+    words = "is not a directory or file here, and .* has no tiny:v9; it has tiny: `triolet model"
     with pytest.raises(StoreError, match=words), with_stored_model(named("tiny:v9", store)):
         pytest.fail("it would be served")
 
@@ -133,7 +133,7 @@ def test_a_model_with_a_version_that_is_not_there_is_named(store: Path) -> None:
     models = {"a": FleetModelConfig("demo"), "b": FleetModelConfig("tiny:v9")}
     settings = replace(named("demo", store), models=models)
     with (
-        pytest.raises(ConfigError, match=r"^model b: tiny:v9 is no directory and no file here"),
+        pytest.raises(ConfigError, match=r"^model b: tiny:v9 is not a directory or file here"),
         with_stored_models(settings),
     ):
         pytest.fail("it would be served")

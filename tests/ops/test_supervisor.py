@@ -1,4 +1,4 @@
-"""Real processes: small programs that behave well or badly, and a supervisor that must cope."""
+"""Tests of the supervisor with real processes of fake roles that behave well or badly."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 EXIT_S = 60.0
-"""Until processes that were asked to end are killed: none that can end takes so long."""
+"""Time until processes that were asked to exit are killed; none that can exit takes so long."""
 CONFIG = SupervisorConfig(restart_delay_s=0.01, max_restart_delay_s=0.02, worker_exit_s=EXIT_S)
 PATIENCE_S = 120.0
 
@@ -47,7 +47,7 @@ def is_gone(pid: int) -> bool:
 async def running(
     journal: Path, *names: str, config: SupervisorConfig = CONFIG, wants_logs: bool = False
 ) -> AsyncIterator[tuple[Supervisor, Recorder]]:
-    """Run fake roles until the block ends; then stop them and see that none is left."""
+    """Run fake roles until the block ends; then stop them and check that none is left."""
     recorder = Recorder()
     on_log = recorder.logged if wants_logs else None
     specs = [spec(name, journal) for name in names]
@@ -177,7 +177,7 @@ async def test_output_is_parted_into_reports_and_logs(tmp_path: Path) -> None:
 
 
 def wait_gone(pid: int) -> None:
-    """Wait for the end of a process that is not our child."""
+    """Wait for the end of a process that is not a child."""
     try:
         watch = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""`triolet tenant` changes the file as a person would, and never to what a server refuses."""
+"""Tests of `triolet tenant`: it keeps formatting, and never writes a file that servers refuse."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_command_that_does_not_end_is_not_waited_for_for_ever(
     try:
         fcntl.flock(other, fcntl.LOCK_EX)
         assert run("add bob", path) == 2
-        assert "another command has been changing files in" in capsys.readouterr().err
+        assert "another command has locked" in capsys.readouterr().err
         assert path.read_bytes() == before
     finally:
         os.close(other)
@@ -157,13 +157,13 @@ def test_what_a_server_would_refuse_is_not_written(path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("add alice", "there is a tenant alice"),
-        ("add a/b", "'a/b' is no name"),
+        ("add alice", "tenant alice already exists"),
+        ("add a/b", "'a/b' is not a tenant name"),
         ("add bob --plan silver", "plan is 'silver', which is not one of default, gold"),
-        ("rotate bob", "there is no tenant 'bob'"),
+        ("rotate bob", "no tenant is called 'bob'"),
         ("rotate alice --grace soon", "--grace is 'soon'; allowed"),
-        ("disable bob", "there is no tenant 'bob'"),
-        ("show bob", "there is no tenant 'bob'"),
+        ("disable bob", "no tenant is called 'bob'"),
+        ("show bob", "no tenant is called 'bob'"),
     ],
 )
 def test_what_cannot_be_done_is_said_and_changes_nothing(
@@ -230,4 +230,4 @@ def test_tenants_are_listed_for_people_and_for_programs(
 def test_usage_says_whose_parts_are_missing() -> None:
     whole, part = ({"servers": {"counted": n, "all": 3}} for n in (3, 2))
     assert words_for_missing([]) == words_for_missing([whole]) == ""
-    assert words_for_missing([whole, part]).startswith("The parts of 2 of 3 servers")
+    assert words_for_missing([whole, part]).startswith("Counts 2 of 3 servers")

@@ -1,4 +1,4 @@
-"""What `triolet serve` shows: one JSON line for programs, a table for people."""
+"""Tests of the output of `triolet serve`: JSON for programs, a table for terminals."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def noon() -> datetime:
 
 
 def live_through_a_day(view: View) -> None:
-    """Start, serve, lose a worker, get it back, stop."""
+    """Start, serve, lose a worker, restart it, stop."""
     with view:
         for pid, name in enumerate(["decode-0", "prefill-0", "server"], 101):
             view.started(name, pid)
@@ -124,12 +124,12 @@ async def test_a_person_gets_a_table_with_all_that_is_needed() -> None:
         "10 sequences of 1,024 tokens",
         f"{URL}/v1",
         f"{URL}/metrics",
-        "12:03:07 decode-0 was killed by SIGKILL; starting it again at once",
-        "12:03:07 decode-0 is back (pid 104)",
-        "decode-spare is there (pid 105)",
-        "decode-0 was drained and left; starting it afresh",
-        "decode-spare left, as it was asked to",
-        "Stopping: answers under way may finish within 30 s",
+        "12:03:07 decode-0 was killed by SIGKILL; restarting it at once",
+        "12:03:07 decode-0 has restarted (pid 104)",
+        "decode-spare has started (pid 105)",
+        "decode-0 was drained and has exited; restarting it",
+        "decode-spare has exited as requested",
+        "Stopping: running requests may finish within 30 s",
         "12:03:07 Stopped.",
     ):
         assert words in screen, words
@@ -178,8 +178,8 @@ async def test_a_person_sees_which_model_has_failed() -> None:
     console = Console(file=screen, width=110, force_terminal=True, color_system=None)
     live_with_two_models(TerminalView(TWO, console))
     shown = screen.getvalue()
-    assert f"Model code has failed, others go on: {FAILURE}" in shown
-    table = shown.partition("others go on")[2]
+    assert f"Model code has failed, the others keep running: {FAILURE}" in shown
+    table = shown.partition("the others keep running")[2]
     rows = [line.split() for line in table.splitlines()]
     for last in (["Model", "chat"], ["Model", "code"], ["not", "running"], ["code.decode-0", "-"]):
         assert last in [row[-2:] for row in rows]
@@ -253,7 +253,7 @@ async def test_a_worker_that_was_silent_and_is_back_is_one_line_with_its_time(
             nursery.cancel_scope.cancel()
     [line] = [one for one in screen.getvalue().splitlines() if "decode-0" in one]
     at = datetime(2026, 1, 2, 11, 3, 7, tzinfo=UTC).astimezone()
-    words = "decode-0 was silent for 1.8 s and is back; 0 requests were disturbed"
+    words = "decode-0 was silent for 1.8 s and is back; 0 requests were affected"
     assert line == f"{at:%H:%M:%S} {words}"
 
 
@@ -316,6 +316,6 @@ async def test_further_deaths_say_how_many_there_were_and_when_the_next_start_is
     with TerminalView(PLAN, Console(file=screen, width=300), noon) as view:
         view.ended("decode-0", Ending(-9), Restart(3.2, num_deaths=5, within_s=12.0))
     assert (
-        "12:03:07 decode-0 was killed by SIGKILL; death 5 in 12.0 s: the next start is at "
-        "12:03:10, in 3.2 s (the delay doubles until a life lasts 30 s)"
+        "12:03:07 decode-0 was killed by SIGKILL; crash 5 in 12.0 s: restarting it at "
+        "12:03:10, in 3.2 s (the delay doubles until it runs for 30 s)"
     ) in screen.getvalue()

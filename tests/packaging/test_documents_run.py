@@ -114,10 +114,10 @@ PROMISES: Final = {
     'echo "What is 2 + 3?" |': "2 + 3 = 5",
     "triolet tenant list": "alice",
     "triolet audit prove 2": '"index":2',
-    "triolet drain decode-0": "decode-0 has left",
+    "triolet drain decode-0": "decode-0 has exited",
     "triolet restart": "done:",
     "triolet scale": "done:",
-    "triolet model verify": "as their digests say",
+    "triolet model verify": "all match their digests",
     'grep \'"client_request_id"': "request_ended",
     "grep 'THE-REQUEST-ID'": "attempt_ended",
 }

@@ -187,7 +187,7 @@ def test_a_tag_moves_only_when_what_it_is_is_expected(
 ) -> None:
     where = ("--store", str(store.root))
     assert main(("model", "tag", "chat:v1", "chat:v0", *where)) == 2
-    assert f"move it with --expect {versions[0]}" in capsys.readouterr().err
+    assert f"move this one with --expect {versions[0]}" in capsys.readouterr().err
     assert main(("model", "tag", "chat:v1", "v0", "--expect", versions[0], *where)) == 0
     assert main(("model", "tag", "chat:v1", "code:v0", *where)) == 2
     assert main(("model", "list", "--json", *where)) == 0

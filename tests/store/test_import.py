@@ -107,7 +107,7 @@ def test_a_gguf_file_is_a_version_whatever_its_name(add: Add, tmp_path: Path) ->
 def test_a_folder_with_a_gguf_file_is_refused_for_the_file(model: Path, add: Add) -> None:
     (model / "model.safetensors").unlink()
     file = gguf_file(model / "model.gguf")
-    with pytest.raises(ConfigError, match=f"name the file itself: {file}"):
+    with pytest.raises(ConfigError, match=f"give the file itself: {file}"):
         add(model)
 
 
@@ -284,9 +284,9 @@ def test_files_that_are_no_part_of_a_version_are_told(model: Path, add: Add) -> 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ('{"temprature": 1}', "has a field 'temprature'; allowed: .*temperature"),
+        ('{"temprature": 1}', "has an unknown field 'temprature'; allowed: .*temperature"),
         ('{"temperature": 9}', r"temperature in .*s\.json is 9; allowed: 0 to 2"),
-        ("[]", "holds no small object"),
+        ("[]", "is not a JSON object"),
         ("{", "is not valid JSON: .*allowed: a JSON object of"),
     ],
 )

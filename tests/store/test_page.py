@@ -50,4 +50,4 @@ def test_the_commands_of_the_page_on_signatures_work(
             ours = said.out.strip()
         if arguments[1] == "verify":
             assert f"is signed by {ours}" in said.err
-    assert "requires no signature any more" in said.err
+    assert "no longer requires a signature" in said.err

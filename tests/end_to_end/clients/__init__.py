@@ -1,4 +1,4 @@
-"""Clients of other makers against a real fleet, unpatched; docs/CLIENTS.md lists them.
+"""Tests of third-party clients, unpatched, against a real fleet. docs/CLIENTS.md lists them.
 
-Each file is skipped where its client is not installed: `make clients` installs all of them.
+A file is skipped if its client is not installed; `make clients` installs all of them.
 """

@@ -1,6 +1,6 @@
-// Two turns of an agent with a tool, by the AI SDK's default OpenAI provider: the Responses API.
+// Runs two turns of an agent with a tool through the AI SDK's default OpenAI provider (Responses API).
 //
-// Prints what came of it as JSON. Arguments: the folder with the packages, the base URL, the turns.
+// Prints the result as JSON. Arguments: the package directory, the base URL, the questions.
 import { createRequire } from "node:module";
 import { pathToFileURL } from "node:url";
 
@@ -11,7 +11,7 @@ const { generateText, isStepCount, stepCountIs, streamText, tool } = await load(
 const { createOpenAI } = await load("@ai-sdk/openai");
 const { z } = await load("zod");
 
-// What each request referred to instead of saying it.
+// Ids that each request referred to instead of sending the items.
 const references = [];
 const openai = createOpenAI({
   baseURL,

@@ -1,4 +1,4 @@
-"""A scripted fleet with room for the prompts of coding agents."""
+"""Fixtures: a scripted fleet whose context is long enough for coding agents."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from tests.end_to_end.fleet_process import FleetProcess
 
 CONTEXT: Final = 65_536
-"""Their instructions and tools are 13,000 to 24,000 tokens of the demo model's tokenizer."""
+"""Instructions and tools of coding agents take 13,000 to 24,000 tokens in the demo tokenizer."""
 POOL: Final = ("--kv-pool", "256MiB", "--dtype", "bfloat16")
-"""One context and a third."""
+"""A third more than one full context."""
 
 
 @pytest.fixture(scope="session")
 def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of the model that the fleet serves."""
+    """Directory of the served model."""
     return write_model(tmp_path_factory.mktemp("wide"), max_position_embeddings=CONTEXT)
 
 
@@ -35,7 +35,7 @@ def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wide_fleet(
     wide_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[FleetProcess]:
-    """The fleet, for the whole session; afterwards it must be at rest."""
+    """The fleet for the whole session; it must be idle afterwards."""
     log = tmp_path_factory.mktemp("wide-fleet") / "fleet.log"
     options = (str(wide_model), "--model-name", MODEL, *POOL, *PATIENT, *EAGER)
     with running_fleet(log, *options, at_rest=True, command=command(wide_model)) as fleet:
@@ -44,5 +44,5 @@ def wide_fleet(
 
 @pytest.fixture
 def wide_script(wide_fleet: FleetProcess, wide_model: Path) -> Callable[..., FleetProcess]:
-    """What gives the fleet the rules of a test, and returns it."""
+    """A function that gives the fleet the rules of a test and returns it."""
     return partial(play, wide_fleet, wide_model)

@@ -1,4 +1,5 @@
-"""The clients that are there: their imports and programs, and a tool that several of them offer."""
+"""Helpers for tests of third-party clients: imports, programs, and a tool that several tests
+use."""
 
 from __future__ import annotations
 
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
     from tests.end_to_end.fleet_process import FleetProcess
 
 NODE: Final = Path(__file__).parents[3] / "build" / "clients" / "node" / "node_modules"
-"""Where packages of npm are."""
+"""Directory of npm packages."""
 PROGRAM_TIMEOUT_S: Final = 180.0
-"""Of an agent with a few answers, on a busy machine."""
+"""Timeout of an agent with a few answers on a busy machine."""
 NOWHERE: Final = "http://127.0.0.1:9"
-"""A proxy that is not there: what a program asks of other machines fails at once."""
+"""A proxy that does not exist, so that requests to other machines fail at once."""
 REASON = "{} is not installed: `make clients` installs it"
 PAGE: Final = "docs/CLIENTS.md"
 MODEL = "scripted"
@@ -33,11 +34,11 @@ QUESTION = "How is the weather in Rome?"
 SUNNY = "It is sunny in Rome."
 ADVICE = "Take a hat: it is sunny in Rome."
 LOOP = (
-    # Only with the whole conversation in the prompt does the model give its advice.
+    # The model gives its advice only if the prompt contains the whole conversation.
     Rule(SUNNY, ADVICE, shown=(QUESTION, "<tool_call>")),
     Rule(QUESTION, tool_call("get_weather", city="Rome"), shown=("<tools>", "get_weather")),
 )
-"""A question, the call of a tool that it leads to, and the answer that follows from its result."""
+"""A question, the resulting tool call, and the answer after the tool's result."""
 
 
 def get_weather(city: str) -> str:
@@ -50,27 +51,27 @@ def get_weather(city: str) -> str:
 
 
 def needed_later(module: str, package: str = "") -> Any:  # noqa: ANN401
-    """Return a client's module, imported with its first use; skip as `needed` does."""
+    """Return a client's module, imported on first use; skip the tests like `needed`."""
     if find_spec(module) is None:
         pytest.skip(REASON.format(package or module), allow_module_level=True)
     return lazily(module)
 
 
 def needed(module: str, package: str = "") -> Any:  # noqa: ANN401
-    """Return a client's module; skip the tests of the file that asks where it is missing."""
+    """Return a client's module; skip the calling file if it is not installed."""
     with warnings.catch_warnings():
-        # What a client warns of at import is not about what it sends.
+        # Ignore a client's warnings at import.
         warnings.simplefilter("ignore")
         return pytest.importorskip(module, reason=REASON.format(package or module))
 
 
 def here(text: str, fleet: FleetProcess) -> str:
-    """Return what the page shows, with a fleet and its model in place of those that it names."""
+    """Return the page's example with the fleet's address and model."""
     return text.replace("http://127.0.0.1:8000", fleet.url).replace("coder", MODEL)
 
 
 def needed_program(name: str, package: str) -> Path:
-    """Return the path of a program of npm's; skip the tests of the file where it is missing."""
+    """Return the path of an npm program; skip the calling file if it is not installed."""
     program = NODE / ".bin" / name
     if not program.exists():
         pytest.skip(REASON.format(package), allow_module_level=True)
@@ -78,12 +79,12 @@ def needed_program(name: str, package: str) -> Path:
 
 
 def run_agent(command: Sequence[str], directory: Path, **variables: str) -> str:
-    """Return what an agent prints that works in a directory, and must end well.
+    """Run an agent, which must succeed, and return its output.
 
     Args:
         command: the program and its arguments.
-        directory: it works in its folder `work`, and has `home` for its own files.
-        variables: of its environment, which has nothing else of this one's but where programs are.
+        directory: has its working directory `work` and its home `home`.
+        variables: its environment, to which only PATH is added.
     """
     work, home = directory / "work", directory / "home"
     for folder in (work, home):

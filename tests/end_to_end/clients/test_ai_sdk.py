@@ -1,6 +1,6 @@
-"""The AI SDK with its default OpenAI provider, which speaks the Responses API and counts on state.
+"""Tests of the AI SDK with its default OpenAI provider, which uses the stateful Responses API.
 
-From the second turn on it sends the ids of what the server has said instead of the items.
+From the second turn on, it sends ids of earlier output items instead of the items.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PROGRAM = Path(__file__).with_name("ai_sdk.mjs")
 NODE = shutil.which("node")
 NEXT = "And a coat?"
 RULES = (Rule(NEXT, "No coat.", shown=(QUESTION, "<tool_call>", ADVICE)), *LOOP)
-"""The second answer comes only where the whole first turn is in the prompt."""
+"""The second answer needs the whole first turn in the prompt."""
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
@@ -38,7 +38,7 @@ pytestmark = [
 
 
 def two_turns(fleet: FleetProcess) -> dict[str, Any]:
-    """Return what an agent says in two turns, the second one as a stream."""
+    """Return the output of an agent with two turns, the second one streamed."""
     assert NODE is not None
     words = [NODE, str(PROGRAM), str(PACKAGES), f"{fleet.url}/v1", QUESTION, NEXT]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)

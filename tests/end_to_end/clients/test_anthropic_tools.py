@@ -1,4 +1,4 @@
-"""Anthropic's own loop of tools, over server-held threads if a server has them."""
+"""Tests of the tool loop in Anthropic's client."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Claude Code, the program, against the fleet: an answer, its tools, a tool that it searches, and a
-conversation that outgrows the context.
+"""Tests of the program Claude Code against the fleet: an answer, its tools, tool search, and a
+conversation longer than the context.
 
-Its first request ends with a system message about its environment, behind the question.
+Its first request ends with a system message about its environment after the question.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ pytestmark = pytest.mark.slow
 
 FIRST = "# Environment"
 UNKNOWN_MODELS = 1_000_000
-"""The context that it thinks a model has which it does not know."""
+"""Context length that it assumes for unknown models."""
 ERRORS = "triolet_http_errors_total"
 
 
 def documented(fleet: FleetProcess, context: int) -> dict[str, str]:
-    """Return the variables that the documents name, for this fleet."""
+    """Return the documented environment variables for this fleet."""
     exports = " ".join(one.text for one in shown(PAGE))
     text = here(exports, fleet).replace(str(CONTEXT), str(context))
     return dict(word.split("=", 1) for word in text.split() if word != "export")
@@ -46,15 +46,15 @@ def claude(
     context: int = CONTEXT,
     refused: int = 0,
 ) -> str:
-    """Return the answer to a prompt, which it may use tools for.
+    """Return the answer to a prompt.
 
     Args:
-      fleet: that answers.
-      directory: it works in.
-      prompt: for it.
-      tools: that it may use.
-      context: as long as it thinks that the context is.
-      refused: that many of its requests have to be.
+      fleet: the fleet.
+      directory: working directory.
+      prompt: the prompt.
+      tools: tools that it may use.
+      context: context length that it assumes.
+      refused: number of its requests that must be refused.
     """
     allowed = ("--allowedTools", ",".join(tools)) if tools else ()
     before = fleet.metric(ERRORS)
@@ -82,7 +82,7 @@ def test_claude_code_runs_a_command_writes_a_file_and_reads_it(
     command = "echo twelve is $((3 * 4)) | tee counted.txt"
     fleet = wide_script(
         Rule(FIRST, tool_call("Bash", command=command), shown=("Count for me",)),
-        # The result follows from the command, which does not hold it.
+        # The result is not part of the command, so the command must have run.
         Rule("twelve is 12", tool_call("Write", file_path=str(notes), content="one\nlast line\n")),
         Rule("created", tool_call("Read", file_path=str(notes)), shown=("twelve is 12",)),
         Rule("last line", "All is counted.", shown=("Count for me", "twelve is 12", "created")),

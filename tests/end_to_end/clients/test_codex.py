@@ -1,4 +1,5 @@
-"""Codex CLI, the program, against the fleet over Responses: an answer, and its shell."""
+"""Tests of the program Codex CLI against the fleet's Responses API: an answer, and its shell
+tool."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 
 def codex(fleet: FleetProcess, directory: Path, prompt: str) -> str:
-    """Return the answer to a prompt. What is run may do anything: a container has no sandbox."""
+    """Return the answer to a prompt. Commands run without a sandbox, which containers lack."""
     home = directory / "home"
     home.mkdir()
     (config,) = files(PAGE)
@@ -42,7 +43,7 @@ def test_codex_runs_three_commands_one_after_the_other(
     def run(command: str) -> str:
         return tool_call("exec_command", cmd=command)
 
-    # Each result follows from the command, which does not hold it.
+    # The results are not part of the commands, so the commands must have run.
     results = ("twelve is 12", "25 is written", "second line")
     fleet = wide_script(
         Rule("Count for me", run("echo twelve is $((3 * 4)) | tee counted.txt")),

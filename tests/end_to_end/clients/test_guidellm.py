@@ -1,4 +1,4 @@
-"""guidellm's concurrent run against the fleet with the demo model, unpatched."""
+"""Tests of a concurrent guidellm run against the fleet with the demo model."""
 
 from __future__ import annotations
 

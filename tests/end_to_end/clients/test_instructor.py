@@ -1,4 +1,4 @@
-"""instructor in five modes: the same object by tools, by JSON and by a schema."""
+"""Tests of instructor in five modes: tools, JSON and schemas."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class City(BaseModel):
 
 @pytest.fixture
 def opened(script: Callable[..., FleetProcess]) -> Iterator[Callable[..., Any]]:
-    """Return what opens a client in a mode, with a script."""
+    """Return a function that opens a client in a mode, with a script."""
     clients: list[openai.OpenAI] = []
 
     def open_client(mode: str, *rules: Rule) -> Any:  # noqa: ANN401

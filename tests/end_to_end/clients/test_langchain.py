@@ -1,4 +1,4 @@
-"""LangChain: its models for OpenAI's and Anthropic's API, its agent, and embeddings."""
+"""Tests of LangChain: models for the OpenAI and Anthropic APIs, agents and embeddings."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Forecast(BaseModel):
 def model(
     script: Callable[..., FleetProcess], request: pytest.FixtureRequest
 ) -> Iterator[Callable[..., Any]]:
-    """Return what opens a model with a script."""
-    # The model's own connections would outlive the test.
+    """Return a function that opens a model with a script."""
+    # Pass clients, because the model's own connections would outlive the test.
     with openai.DefaultHttpxClient() as connections:
 
         def open_model(*rules: Rule) -> Any:  # noqa: ANN401
@@ -95,7 +95,7 @@ def test_texts_become_vectors(script: Callable[..., FleetProcess]) -> None:
             base_url=f"{fleet.url}/v1",
             api_key="none",
             model=MODEL,
-            # Else it counts tokens by a file that it downloads.
+            # Otherwise it counts tokens with a file that it downloads.
             check_embedding_ctx_length=False,
             http_client=connections,
         )
@@ -123,5 +123,5 @@ def test_the_model_for_anthropic_calls_a_tool(script: Callable[..., FleetProcess
         (called,) = turns[-1].tool_calls
         turns.append(messages.ToolMessage(get_weather(**called["args"]), tool_call_id=called["id"]))
         assert ask(turns).text == ADVICE
-    # It has no way to be closed, and its connections would outlive the test.
+    # It cannot be closed, and its connections would outlive the test.
     bound.bound._client.close()

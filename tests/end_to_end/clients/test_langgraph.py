@@ -1,4 +1,4 @@
-"""LangGraph: an agent on models whose chat templates show no tools."""
+"""Tests of LangGraph: an agent on models whose chat templates have no tools."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def graph(model: Any, tools: list[Callable[..., Any]], demanded: str) -> Any:  #
     """Return an agent: the model, its tools, and the model again until it calls none.
 
     Args:
-      model: of LangChain.
+      model: model of LangChain.
       tools: functions.
-      demanded: the choice of tools before the first result; afterwards it is the model's own.
+      demanded: tool choice before the first result; afterwards it is `auto`.
     """
     graphs, prebuilt = needed("langgraph.graph"), needed("langgraph.prebuilt")
 
@@ -75,7 +75,7 @@ def graph(model: Any, tools: list[Callable[..., Any]], demanded: str) -> Any:  #
 
 
 def ask(fleet: FleetProcess, demanded: str, **more: Any) -> list[Any]:  # noqa: ANN401
-    """Return the messages of an agent that was asked a question, streamed token by token."""
+    """Return the messages of an agent after a question, streamed token by token."""
     with openai.DefaultHttpxClient() as connections:
         model = langchain_openai.ChatOpenAI(
             base_url=f"{fleet.url}/v1",

@@ -1,4 +1,4 @@
-"""LiteLLM's proxy in front of the fleet's Ollama API and of its OpenAI API."""
+"""Tests of LiteLLM's proxy in front of the fleet's Ollama and OpenAI APIs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ else:
     openai = lazily("openai")
 
 PACKAGES = Path(__file__).parents[3] / "build" / "clients" / "litellm"
-"""Apart from the others, whose versions it does not share."""
+"""Own environment, because its dependencies conflict with the other clients'."""
 if not PACKAGES.is_dir():
     pytest.skip(REASON.format("litellm"), allow_module_level=True)
 pytestmark = pytest.mark.slow
@@ -39,7 +39,7 @@ HOST = "127.0.0.1"
 KEY = "sk-of-this-test"
 START = "from litellm import run_server; run_server()"
 SIZE = 16
-"""Numbers of a vector, of the model's 256."""
+"""Requested dimensions of a vector; the model has 256."""
 HELLO = Rule("Hello", "Hello from afar.")
 TOOLS: Any = [
     {
@@ -58,15 +58,15 @@ TOOLS: Any = [
 
 
 def settings(url: str) -> str:
-    """Return the proxy's settings, as JSON, which is YAML too."""
+    """Return the proxy's settings as JSON, which is valid YAML."""
     ollama = {"api_base": url}
     own = {"api_base": f"{url}/v1", "api_key": "none"}
     models = {
         "ollama": {"model": f"ollama_chat/{MODEL}"} | ollama,
         "openai": {"model": f"openai/{MODEL}"} | own,
-        # OpenAI's client asks for base64, which LiteLLM does not know of Ollama.
+        # OpenAI's client requests base64, which LiteLLM does not support for Ollama.
         "ollama-vectors": {"model": f"ollama/{MODEL}", "drop_params": True} | ollama,
-        # Of OpenAI's it knows dimensions only where a model has a name of OpenAI's.
+        # LiteLLM accepts `dimensions` only for model names of OpenAI.
         "openai-vectors": {"model": f"openai/{MODEL}", "allowed_openai_params": ["dimensions"]}
         | own,
     }
@@ -76,7 +76,7 @@ def settings(url: str) -> str:
 
 @pytest.fixture(scope="module")
 def proxy(scripted_fleet: FleetProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The proxy's address; it asks nothing but the fleet."""
+    """Address of the proxy, which sends requests only to the fleet."""
     directory = tmp_path_factory.mktemp("litellm")
     (directory / "config.yaml").write_text(settings(scripted_fleet.url), encoding="utf-8")
     port = free_port(HOST, 41000)

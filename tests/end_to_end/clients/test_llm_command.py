@@ -1,4 +1,4 @@
-"""The command `llm` with the fleet as one of its OpenAI-compatible models."""
+"""Tests of the command `llm` with the fleet as an OpenAI-compatible model."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MODELS = """\
 
 
 def llm(fleet: FleetProcess, directory: Path, *arguments: str) -> str:
-    """Return what the command prints."""
+    """Return the command's output."""
     models = MODELS.format(name=MODEL, url=fleet.url)
     (directory / "extra-openai-models.yaml").write_text(models, encoding="utf-8")
     ended = subprocess.run(

@@ -1,4 +1,4 @@
-"""OpenAI's Agents SDK over chat completions and over Responses: tools, streams, handoffs."""
+"""Tests of OpenAI's Agents SDK over chat completions and Responses: tools, streams, handoffs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KINDS = ("OpenAIChatCompletionsModel", "OpenAIResponsesModel")
 
 
 def run(fleet: FleetProcess, kind: str, use: Callable[[Any], Awaitable[Any]]) -> Any:  # noqa: ANN401
-    """Return what comes of using a model of the SDK's."""
+    """Run a function with a model of the SDK and return its result."""
 
     async def opened() -> Any:  # noqa: ANN401
         async with openai.AsyncOpenAI(

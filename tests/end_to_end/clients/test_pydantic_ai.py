@@ -1,4 +1,4 @@
-"""pydantic-ai over chat completions and over Responses: tools, structured results, streams."""
+"""Tests of pydantic-ai over chat completions and Responses: tools, structured results, streams."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Forecast(BaseModel):
 
 
 def run(fleet: FleetProcess, kind: str, use: Callable[[Any], Awaitable[Any]]) -> Any:  # noqa: ANN401
-    """Return what comes of using a model of the library's."""
+    """Run a function with a model of the library and return its result."""
 
     async def opened() -> Any:  # noqa: ANN401
         async with openai.AsyncOpenAI(

@@ -1,4 +1,4 @@
-"""A verifier of inclusion proofs that shares no code with the log: RFC 9162, 2.1.3.2."""
+"""Independent verifier of inclusion proofs (RFC 9162, 2.1.3.2), sharing no code with the log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 
 def root_of(leaf: bytes, index: int, size: int, path: list[bytes]) -> bytes:
-    """Return the root that a path leads to."""
+    """Return the root computed from a leaf and its path."""
     assert index < size
     at, last, node = index, size - 1, leaf
     for sibling in path:
@@ -27,7 +27,7 @@ def root_of(leaf: bytes, index: int, size: int, path: list[bytes]) -> bytes:
 
 
 def check_proof(text: str) -> dict[str, Any]:
-    """Check a proof as `triolet audit prove` prints it; return the entry that it proves."""
+    """Check the output of `triolet audit prove` and return the proven entry."""
     proof = json.loads(text)
     body = proof["head"]["body"]
     signed = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()

@@ -1,4 +1,5 @@
-"""What is appended is on disk, in order and signed, whatever ends a process or fills a disk."""
+"""Tests of appending to the audit log: durability, order and signatures, also after crashes and on
+a full disk."""
 
 from __future__ import annotations
 
@@ -152,7 +153,7 @@ def test_a_batch_has_a_bound(folder: Path) -> None:
         assert log.append(*[EVENT] * 500) == 1
         assert log.append(EVENT) == 501
         for count in (0, MAX_BATCH_ENTRIES + 1):
-            with pytest.raises(AuditLogError, match="1 to 10000 events at once"):
+            with pytest.raises(AuditLogError, match="1 to 10000 events in one append"):
                 log.append(*[EVENT] * count)
     assert len(entries(folder)) == 502
     check_whole(folder)
@@ -164,7 +165,7 @@ def test_a_head_is_signed_after_a_thousand_entries(
     monkeypatch.setattr(log_module, "HEAD_S", 3600.0)
     heads = folder / "heads.jsonl"
     with AuditLog(folder) as log:
-        log.append(EVENT)  # the first one, with the log's begin
+        log.append(EVENT)  # the first one, with log.begin
         log.append(*[EVENT] * 999)
         assert len(heads.read_bytes().splitlines()) == 1
         log.append(EVENT)
@@ -290,7 +291,7 @@ def test_what_a_killed_process_wrote_is_signed_by_the_next(folder: Path) -> None
 
 @pytest.mark.slow
 def test_several_processes_append_at_once_and_nothing_is_lost(folder: Path) -> None:
-    # Over a second: only real processes show that the locks of the kernel keep them apart.
+    # Takes over a second: only real processes test the file locks.
     names, count = "abcd", 20
     writers = [
         Popen([sys.executable, "-c", WRITER, str(folder), name, str(count)], stdout=-1)
@@ -310,7 +311,7 @@ def test_several_processes_append_at_once_and_nothing_is_lost(folder: Path) -> N
 
 @pytest.mark.slow
 def test_sigkill_at_any_moment_loses_nothing_that_was_acknowledged(folder: Path) -> None:
-    # Over a second: three processes die as they append, each at another moment.
+    # Takes over a second: three processes are killed while appending, at different moments.
     acknowledged: list[tuple[int, str]] = []
     for name, reads in (("a", 1), ("b", 7), ("c", 20)):
         command = [sys.executable, "-c", WRITER, str(folder), name, "100000"]
@@ -351,14 +352,16 @@ record(Action.MODEL_TAG, "after", folder=folder)
 @pytest.mark.slow
 def test_a_full_disk_refuses_the_entry_and_leaves_the_log_as_it_was(folder: Path) -> None:
     with AuditLog(folder) as log:
-        # More bytes of entries than of heads, so that the entries meet the limit first.
+        # More bytes of entries than of heads, so that the entries hit the limit first.
         log.append(*[EVENT] * 20)
     with Popen([sys.executable, "-c", FULL, str(folder)], stdout=-1) as process:
         out, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
     refusals = out.decode().splitlines()
     assert len(refusals) == 4
-    assert all("File too large; nothing was recorded: make room there" in one for one in refusals)
+    assert all(
+        "File too large; nothing was recorded: free disk space there" in one for one in refusals
+    )
     assert subjects(folder) == ["llama"] * 20 + ["after"]
     check_whole(folder)
 
@@ -396,11 +399,11 @@ def test_a_log_that_is_shorter_than_signed_takes_no_entry(folder: Path) -> None:
     path = segment_path(folder, 0)
     content = path.read_bytes()
     path.write_bytes(content[:-300])
-    with pytest.raises(AuditLogError, match=r"has \d+ bytes, and had at least .* verify"):
+    with pytest.raises(AuditLogError, match=r"has \d+ bytes, but had at least .* verify"):
         record(Action.MODEL_TAG, "y", folder=folder)
     assert path.read_bytes() == content[:-300]
     path.unlink()
-    with pytest.raises(AuditLogError, match="is missing, though a signed head"):
+    with pytest.raises(AuditLogError, match="is missing, but a signed head"):
         record(Action.MODEL_TAG, "y", folder=folder)
 
 
@@ -409,7 +412,7 @@ def test_a_wrong_line_after_the_last_head_is_named(folder: Path, line: bytes) ->
     record(Action.MODEL_TAG, "x", folder=folder)
     with segment_path(folder, 0).open("ab") as file:
         file.write(line)
-    with pytest.raises(AuditLogError, match=r"has a wrong line at byte|has entry 2 in the place"):
+    with pytest.raises(AuditLogError, match=r"has an invalid line at byte|has entry 2 in place"):
         record(Action.MODEL_TAG, "y", folder=folder)
 
 
@@ -418,10 +421,10 @@ def test_a_key_that_was_exchanged_signs_nothing(folder: Path, tmp_path: Path) ->
     record(Action.MODEL_TAG, "x", folder=tmp_path / "other")
     key = folder / "key.pem"
     key.write_bytes((tmp_path / "other" / "key.pem").read_bytes())
-    with pytest.raises(AuditLogError, match=r"signed by another key than that of key\.pem"):
+    with pytest.raises(AuditLogError, match=r"not signed by the key in key\.pem"):
         record(Action.MODEL_TAG, "y", folder=folder)
     key.write_text("no key")
-    with pytest.raises(AuditLogError, match="holds no private key in PEM form"):
+    with pytest.raises(AuditLogError, match="is not a private key in PEM format"):
         record(Action.MODEL_TAG, "y", folder=folder)
     key.unlink()
     with pytest.raises(AuditLogError, match="the key that signed them, is missing"):
@@ -475,7 +478,7 @@ def test_a_key_without_room_for_its_first_head_is_no_key_of_the_log(
 
 def test_a_place_that_cannot_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(AuditLogError, match=r"takes no entry: Not a directory; nothing was"):
+    with pytest.raises(AuditLogError, match=r"cannot be written: Not a directory; nothing was"):
         record(Action.MODEL_TAG, "x", folder=tmp_path / "file" / "audit")
 
 
@@ -514,11 +517,11 @@ def test_the_failure_of_an_action_is_not_hidden_by_that_of_its_record(folder: Pa
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (ConfigError("secret"), "it cannot work as it was given"),
-        (AuditLogError("secret"), "it was begun and could not be finished"),
-        (OSError("secret"), "the operating system refused it"),
-        (ValueError("secret"), "an unexpected error"),
-        (KeyboardInterrupt(), "it was interrupted"),
+        (ConfigError("secret"), "invalid input"),
+        (AuditLogError("secret"), "failed before the end"),
+        (OSError("secret"), "refused by the operating system"),
+        (ValueError("secret"), "unexpected error"),
+        (KeyboardInterrupt(), "interrupted"),
     ],
 )
 def test_why_an_action_failed_is_told_in_words(error: BaseException, words: str) -> None:
@@ -537,7 +540,7 @@ def test_an_action_is_recorded_before_it_begins_and_after_it_has_ended(folder: P
     failed = entries(folder)[-1]
     assert (failed.outcome, failed.reason, failed.after) == (
         "failed",
-        "it cannot work as it was given",
+        "invalid input",
         None,
     )
     assert begun.request_id == done.request_id == running.request_id != failed.request_id
@@ -558,7 +561,7 @@ def test_an_action_that_cannot_be_recorded_is_not_begun(tmp_path: Path) -> None:
 
 def test_an_action_whose_end_cannot_be_recorded_says_that_it_was_done(folder: Path) -> None:
     with (
-        pytest.raises(AuditLogError, match=r"tenant.add alice was done, and .* not that it ended"),
+        pytest.raises(AuditLogError, match=r"tenant.add alice was done, but .* not its end"),
         recorded(Action.TENANT_ADD, "alice", folder=folder),
     ):
         (folder / "key.pem").write_text("no key")

@@ -1,4 +1,4 @@
-"""The tree of the log is that of RFC 6962, beside a definition without any thrift."""
+"""Tests of the Merkle tree against test vectors and a naive implementation of RFC 6962."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONTENTS = st.lists(st.binary(max_size=8), min_size=1, max_size=70)
 
 
 def naive_root(contents: list[bytes]) -> bytes:
-    """Return MTH of RFC 6962, 2.1, word for word."""
+    """Return MTH, implemented literally from RFC 6962, 2.1."""
     if not contents:
         return sha256().digest()
     if len(contents) == 1:
@@ -41,7 +41,7 @@ def grown(contents: list[bytes]) -> Frontier:
 
 
 def test_known_hashes() -> None:
-    # Of the test vectors of certificate transparency.
+    # Test vectors of certificate transparency.
     assert Frontier().root().hex() == sha256().hexdigest()
     assert leaf_hash(b"").hex() == (
         "6e340b9cffb37a989ca544e6bb780a2c78901d3fb33738768511a30617afa01d"
@@ -90,9 +90,9 @@ def test_paths_that_cannot_be_are_refused() -> None:
     leaf = leaf_hash(b"")
     with pytest.raises(ValueError, match="has no leaf 3"):
         sibling_ranges(3, 3)
-    with pytest.raises(ValueError, match="there are 2 leaves of 3"):
+    with pytest.raises(ValueError, match="only 2 of 3 leaves exist"):
         inclusion_path([leaf, leaf], 0, 3)
-    with pytest.raises(ValueError, match="has 1 hashes and needs 2"):
+    with pytest.raises(ValueError, match="has 1 hashes, but needs 2"):
         root_of_path(leaf, 0, 3, [leaf])
-    with pytest.raises(ValueError, match="1 peaks are no frontier of 3 leaves"):
+    with pytest.raises(ValueError, match="1 peaks are not the frontier of 3 leaves"):
         Frontier(3, [leaf])

@@ -1,4 +1,5 @@
-"""Whatever is changed in a log is found, with its file and line, and how much is still trusted."""
+"""Tests of `triolet audit verify`: it finds every change, with file, line and the last trusted
+head."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 EVENT: Final = AuditEvent(action=Action.MODEL_ALIAS, subject="llama", actor="key:root")
 SIZES: Final = (6, 11, 16)
-"""Entries that the three heads sign: the log's begin, and five at a time."""
+"""Number of entries that each of the three heads signs: log.begin, then five at a time."""
 SEGMENT: Final = "0000000000000000.jsonl"
 HEADS: Final = "heads.jsonl"
 
@@ -46,7 +47,7 @@ def write_log(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def pattern(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A log with three heads that tests copy."""
+    """Return a log with three heads for tests to copy."""
     folder = tmp_path_factory.mktemp("pattern") / "audit"
     write_log(folder)
     assert [head["size"] for head in heads_of(folder)] == list(SIZES)
@@ -68,14 +69,14 @@ def lines_of(path: Path) -> list[bytes]:
 
 
 def found(folder: Path) -> tuple[list[tuple[str, int]], int]:
-    """Return the places of all defects, and how many entries the trusted head covers."""
+    """Return the file and line of each defect, and the number of entries of the trusted head."""
     verdict = verify(folder)
     trusted = 0 if verdict.trusted is None else verdict.trusted.size
     return [(defect.file, defect.line) for defect in verdict.defects], trusted
 
 
 def rewritten(index: int, subject: str) -> bytes:
-    """Return a whole line of another event, with the hash that belongs to it."""
+    """Return a line with another event and its correct hash."""
     event = msgspec.structs.replace(EVENT, subject=subject)
     return encode_line(event, index, time_text(0.0))[0] + b"\n"
 
@@ -110,7 +111,7 @@ def test_any_flipped_bit_of_an_entry_is_found_in_its_line(
         places, trusted = found(pattern)
     finally:
         path.write_bytes(content)
-    # Without its newline the last line is torn, so that the log ends one line earlier.
+    # Without its newline the last line is incomplete, so that the log ends one line earlier.
     is_end = place == len(content) - 1
     assert places[0] == (SEGMENT, line - 1 if is_end else line)
     assert trusted == max((size for size in SIZES if size < line), default=0)
@@ -131,7 +132,7 @@ def test_any_flipped_bit_of_a_head_is_found_in_its_line(pattern: Path, data: st.
         path.write_bytes(content)
     line = content.count(b"\n", 0, place) + 1
     assert places[0] == (HEADS, line)
-    # Each of the others vouches for all before it; a lost newline takes two.
+    # Each other head covers all entries before it; a lost newline removes two heads.
     assert trusted == {1: 16, 2: 6 if content[place] == 10 else 16, 3: 11}[line]
 
 
@@ -142,7 +143,7 @@ def test_an_altered_entry_leaves_the_others_checked(folder: Path) -> None:
     path.write_bytes(b"".join(lines))
     verdict = verify(folder)
     assert [(one.line, one.what) for one in verdict.defects] == [
-        (8, "entry 7 was altered: its content does not give the hash that stands beside it")
+        (8, "entry 7 was altered: its content does not match its hash")
     ]
     assert verdict.heads == 3, "the hash beside it is the signed one"
     assert found(folder)[1] == 6
@@ -165,7 +166,7 @@ def test_a_removed_line_is_found(folder: Path, gone: int) -> None:
     path.write_bytes(b"".join(lines))
     trusted = max((size for size in SIZES if size <= gone), default=0)
     assert found(folder) == ([(SEGMENT, gone + 1)], trusted)
-    assert f"holds entry {gone + 1} in the place of {gone}" in verify(folder).defects[0].what
+    assert f"has entry {gone + 1} in place of {gone}" in verify(folder).defects[0].what
 
 
 def test_exchanged_and_added_lines_are_found(folder: Path) -> None:
@@ -186,8 +187,7 @@ def test_a_tail_that_was_cut_off_is_found(folder: Path, kept: int) -> None:
     trusted = max((size for size in SIZES if size <= kept), default=0)
     assert found(folder) == ([(SEGMENT, kept)], trusted)
     assert verify(folder).defects[0].what == (
-        f"the log ends after {kept} entries, and heads.jsonl, line 3, signs 16: "
-        "the tail was cut off"
+        f"the log ends after {kept} entries, but heads.jsonl, line 3, signs 16: the end was cut off"
     )
 
 
@@ -242,7 +242,7 @@ def test_what_only_heads_kept_elsewhere_can_find(folder: Path, tmp_path: Path) -
     verdict = verify(folder, witnesses)
     assert [(one.file, one.line) for one in verdict.defects] == [(SEGMENT, 11)]
     assert "kept.jsonl, line 2, signs 16" in verdict.defects[0].what
-    # Another history, signed by the log's own key.
+    # Another history, signed with the log's key.
     path = folder / SEGMENT
     lines = lines_of(path)[:6]
     lines.append(rewritten(6, "another"))
@@ -256,7 +256,7 @@ def test_what_only_heads_kept_elsewhere_can_find(folder: Path, tmp_path: Path) -
         (str(kept), 1),
         (str(kept), 2),
     ]
-    # A new log with a key of its own.
+    # A new log with its own key.
     shutil.rmtree(folder)
     write_log(folder)
     assert found(folder) == ([], 16)
@@ -271,7 +271,7 @@ def test_a_head_kept_without_its_newline_counts(folder: Path, tmp_path: Path) ->
     kept.write_bytes(lines[0] + lines[2].rstrip())
     assert verify(folder, read_witnesses(kept)).witnessed == 2
     kept.write_bytes(lines[0] + lines[2][:-9])
-    with pytest.raises(AuditLogError, match="line 2: it has not the form of a head"):
+    with pytest.raises(AuditLogError, match="line 2: it does not have the form of a head"):
         read_witnesses(kept)
 
 
@@ -280,10 +280,10 @@ def test_a_file_that_holds_no_heads_is_no_witness(tmp_path: Path) -> None:
     with pytest.raises(AuditLogError, match="cannot be read"):
         read_witnesses(path)
     path.write_text("")
-    with pytest.raises(AuditLogError, match="holds no head; `triolet audit head` prints one"):
+    with pytest.raises(AuditLogError, match="has no head; `triolet audit head` prints one"):
         read_witnesses(path)
     path.write_text("{}\n")
-    with pytest.raises(AuditLogError, match="line 1: it has not the form of a head"):
+    with pytest.raises(AuditLogError, match="line 1: it does not have the form of a head"):
         read_witnesses(path)
 
 
@@ -314,25 +314,25 @@ def test_a_damaged_log_proves_nothing(folder: Path) -> None:
     path = folder / SEGMENT
     lines = lines_of(path)
     path.write_bytes(b"".join([*lines[:7], rewritten(7, "another"), *lines[8:]]))
-    with pytest.raises(AuditLogError, match="not those that its newest head signs"):
+    with pytest.raises(AuditLogError, match="do not match its newest head"):
         prove(folder, 3)
     path.write_bytes(b"".join(lines[:12]))
-    with pytest.raises(AuditLogError, match="there are 12 leaves of 16"):
+    with pytest.raises(AuditLogError, match="only 12 of 16 leaves exist"):
         prove(folder, 3)
     path.write_bytes(b"".join(lines[1:]))
-    with pytest.raises(AuditLogError, match="line 1: it holds entry 1 in the place of 0"):
+    with pytest.raises(AuditLogError, match="line 1: it has entry 1 in place of 0"):
         list(read_entries(take_snapshot(folder)))
 
 
 def test_no_log_and_no_head_are_told_apart(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(AuditLogError, match="there is no audit log in"):
+    with pytest.raises(AuditLogError, match="has no audit log"):
         take_snapshot(tmp_path / "nowhere")
-    # A process was killed before the first head: there is no key yet.
+    # A process was killed before the first head, so no key exists yet.
     (folder / HEADS).write_bytes(b"")
     (folder / "key.pem").unlink()
     verdict = verify(folder)
     assert (verdict.unsigned, verdict.trusted, verdict.defects) == (16, None, [])
-    with pytest.raises(AuditLogError, match=r"holds no head; .* the next append signs the first"):
+    with pytest.raises(AuditLogError, match=r"has no head; .* the next append signs the first"):
         newest_head(take_snapshot(folder))
     record(Action.MODEL_TAG, "x", folder=folder)
     assert found(folder) == ([], 17)
@@ -353,15 +353,15 @@ def test_a_log_whose_heads_are_all_gone_is_wrong_and_never_signed_again(
         verdict = verify(folder)
         assert found(folder) == ([(HEADS, 0)], 0)
         assert verdict.defects[0].what == (
-            "it holds no head, though key.pem has signed one: the heads were removed"
+            "it has no head, but key.pem has signed one: the heads were removed"
         )
-        with pytest.raises(AuditLogError, match=r"heads were removed; .* or by moving .* away"):
+        with pytest.raises(AuditLogError, match=r"heads were removed; .* or move .* away"):
             record(Action.MODEL_TAG, "x", folder=folder)
         assert (folder / HEADS).read_bytes() == heads[: kept_bytes or 0]
     (folder / SEGMENT).unlink()
     assert found(folder) == ([(HEADS, 0)], 0)
     with pytest.raises(AuditLogError, match="heads were removed"):
         record(Action.MODEL_TAG, "x", folder=folder)
-    folder.rename(folder.with_name("kept"))  # what the error says to do
+    folder.rename(folder.with_name("kept"))  # follow the remedy in the error
     record(Action.MODEL_TAG, "x", folder=folder)
     assert found(folder) == ([], 2)

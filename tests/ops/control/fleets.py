@@ -1,4 +1,4 @@
-"""The other ends of control's sockets: a supervisor that runs plain processes, and clients."""
+"""Fakes for tests of control: a supervisor whose workers are sleeping processes, and clients."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ WORKERS = ("prefill", "decode")
 
 
 class FakeSupervisor:
-    """Answers as the supervisor does; the workers of a model are processes that sleep.
+    """A fake supervisor whose workers are sleeping processes.
 
     Attributes:
-      processes: that run, by model.
-      failures: why a model does not start, or cannot be added, by name.
-      fail_start: why a model does not start that can be added, by name.
-      gate: called before each answer to a request; tests stop there.
-      requests: that came: kind and model.
-      worker_seconds: told of each model.
-      busy: how many requests of a kind are refused before one is done, by kind.
-      run_id: of the fleet.
-      added: directory of each model that was added, by name.
-      reference_only: whether a model that was added had to be a version of the store, by name.
-      withdrawn: models that servers are told to let go.
-      on_served: called when servers are told of other models.
-      loaded: adapters in the workers of each model, by its name: what each was given as.
-      named: those of them that requests may name.
-      alike: refs of versions that compute as the one that they replace.
-      refs: of versions that took the place of another one, by name.
-      before: model and its ref before that, by the name given to the version.
-      routes: that servers are told of, by public name.
+      processes: running processes by model.
+      failures: why a model cannot be started or added, by name.
+      fail_start: why a model can be added but not started, by name.
+      gate: called before each answer, so that tests can stop there.
+      requests: received requests: kind and model.
+      worker_seconds: reported worker-seconds of each model.
+      busy: number of requests to refuse before one succeeds, by kind.
+      run_id: id of the run.
+      added: directory of each added model by name.
+      reference_only: whether an added model had to be a version in the store, by name.
+      withdrawn: models that servers are told to drop.
+      on_served: called when the models of servers change.
+      loaded: adapters in the workers of each model: reference by name.
+      named: adapters that requests may use.
+      alike: refs of versions with the same compute digest as the one they replace.
+      refs: refs of versions that replaced another one, by name.
+      before: the model and its previous ref, by the name drawn for the new version.
+      routes: current routes by public name.
     """
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class FakeSupervisor:
         async with stream:
             request = await stream.receive_some(READ_BYTES)
             if not request:
-                return  # control was ended before it asked
+                return  # control ended before its request
             asked = json.loads(request)
             try:
                 for line in await self._answer(asked["request"], asked):
@@ -171,7 +171,7 @@ class FakeSupervisor:
         return [{"event": "step", "text": f"{name}: {kind}"}, end]
 
     def _route(self, version: str, replaced: str, revision: int, *, is_moved: bool) -> None:
-        """Do it as the supervisor does."""
+        """Execute a request like the supervisor."""
         owners = {one: name for name, route in self.routes.items() for one in route["shares"]}
         public = owners.get(replaced, replaced)
         shares = {version: 1.0} if is_moved else {replaced: 1.0, version: 0.0}
@@ -187,11 +187,11 @@ class FakeSupervisor:
         self.on_served()
 
     def version(self, name: str) -> str:
-        """Return the digest of the version that a model has."""
+        """Return the digest of a model's version."""
         return version_of(self.refs.get(name, name))
 
     def _change_adapter(self, kind: str, model: str, asked: dict[str, Any]) -> str | None:
-        """Do it as the supervisor does; return why not."""
+        """Execute a request like the supervisor; return why it failed, if so."""
         adapter, loaded = asked["adapter"], self.loaded.setdefault(model, {})
         full, named = f"{model}:{adapter}", self.named.setdefault(model, set())
         if kind == "load_adapter":
@@ -238,7 +238,7 @@ def version_of(name: str) -> str:
 
 @contextmanager
 def fleet_folder() -> Iterator[Path]:
-    """Give a short private folder, because it is to hold sockets."""
+    """Yield a private directory whose path is short enough for sockets."""
     with tempfile.TemporaryDirectory(prefix="control-") as name:
         folder = Path(name)
         (folder / "model").mkdir()
@@ -246,7 +246,7 @@ def fleet_folder() -> Iterator[Path]:
 
 
 def config_of(folder: Path, *models: str, **fields: float) -> ControlConfig:
-    """Return the settings of control for models that take no memory worth mentioning."""
+    """Return settings of control for models that need almost no memory."""
     described = tuple(
         ControlledModelConfig(name, str(folder / "model"), version_of(name)) for name in models
     )
@@ -256,7 +256,7 @@ def config_of(folder: Path, *models: str, **fields: float) -> ControlConfig:
 
 @asynccontextmanager
 async def supervised(folder: Path, *models: str) -> AsyncIterator[FakeSupervisor]:
-    """Run a supervisor for models."""
+    """Run a fake supervisor."""
     supervisor = FakeSupervisor()
     supervisor.names = list(models)
     supervisor.added = {name: str(folder / "model") for name in models}
@@ -271,7 +271,7 @@ async def supervised(folder: Path, *models: str) -> AsyncIterator[FakeSupervisor
 
 
 class ControlProcess:
-    """`triolet control` as a process that is killed and started again."""
+    """Runs `triolet control` as a process that tests kill and restart."""
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
         self._folder = folder
@@ -279,7 +279,7 @@ class ControlProcess:
         self._process: Popen | None = None
 
     def start(self) -> None:
-        """Start it; it reports when it is ready."""
+        """Start it and wait until it reports ready."""
         self._process = Popen(
             [TRIOLET, "control", "--config", "-"],
             stdin=subprocess.PIPE,
@@ -294,7 +294,7 @@ class ControlProcess:
         assert json.loads(line)["event"] == "control_ready", line
 
     def end(self, number: signal.Signals = signal.SIGKILL) -> int:
-        """End it by a signal; return how it ended."""
+        """Send a signal and return the exit code."""
         assert self._process is not None
         self._process.send_signal(number)
         code = self._process.wait(PATIENCE_S)
@@ -304,25 +304,25 @@ class ControlProcess:
 
 
 def admin(folder: Path) -> httpx2.Client:
-    """Return a client of the admin routes."""
+    """Return a client of the admin API."""
     transport = httpx2.HTTPTransport(uds=str(folder / ADMIN_SOCKET))
     return httpx2.Client(transport=transport, base_url="http://localhost", timeout=PATIENCE_S)
 
 
 def ask(folder: Path, method: str, path: str, **given: object) -> tuple[int, Any]:
-    """Ask the admin routes once."""
+    """Send one request to the admin API."""
     with admin(folder) as client:
         answer = client.request(method, path, **given)  # type: ignore[arg-type]
         return answer.status_code, answer.json()
 
 
 async def ask_soon(folder: Path, method: str, path: str, **given: object) -> tuple[int, Any]:
-    """The same beside a Trio test."""
+    """Send one request to the admin API from a Trio test."""
     return await trio.to_thread.run_sync(lambda: ask(folder, method, path, **given))
 
 
 async def ended(folder: Path, operation_id: str) -> dict[str, Any]:
-    """Wait for the end of an operation."""
+    """Wait until an operation ends."""
     while True:
         status, operation = await ask_soon(folder, "GET", f"/admin/operations/{operation_id}")
         assert status == 200, operation
@@ -338,7 +338,7 @@ async def states(folder: Path) -> dict[str, str]:
 
 
 async def recorded(operation_id: str) -> list[tuple[str, str]]:
-    """Wait until the end of an operation is recorded; return what is recorded of it."""
+    """Wait until the end of an operation is in the audit log; return its entries."""
     while True:
         entries = read_entries(take_snapshot(default_folder()))
         found = [(e.action, e.outcome) for _, e in entries if e.request_id == operation_id]

@@ -1,4 +1,4 @@
-"""Worker-seconds, and what the journal keeps."""
+"""Tests of worker-seconds, the journal and memory measurement."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ sys.stdin.read()
 for pid in pids:
     os.kill(pid, signal.SIGKILL)
 """
-"""Prints the pids of three processes like workers: each with what it inherits, a file that they map
-in common, and pages of its own."""
+"""Prints the pids of three processes like workers: each has inherited pages, a shared mapped file
+and private pages."""
 SPAWNED = """\
 7f0000000000-7f0000100000 r--p 00000000 fe:01 11 /lib/libtorch_cpu.so
 Private_Clean:       400 kB
@@ -68,7 +68,7 @@ Private_Clean:         1 kB
 Private_Dirty:         4 kB
 VmFlags: rd wr ex mr mw me ac
 """
-"""What the kernel says of a worker that was spawned, where no other process has its libraries."""
+"""smaps of a spawned worker whose libraries no other process maps."""
 
 
 def test_workers_that_went_on_with_another_version_are_counted_once() -> None:
@@ -179,7 +179,7 @@ def test_a_journal_of_another_kind_is_refused_and_left_as_it_is(tmp_path: Path) 
     with closing(sqlite3.connect(tmp_path / FILE_NAME)) as database:
         database.execute("PRAGMA user_version = 9")
     with (
-        pytest.raises(ConfigError, match=r"is of version 9.*give another control.state_dir"),
+        pytest.raises(ConfigError, match=r"has version 9.*set another control.state_dir"),
         opened_journal(tmp_path),
     ):
         pass
@@ -193,7 +193,7 @@ def test_one_fleet_at_a_time_has_a_journal(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(journals, "BUSY_S", 0.01)
     with (
         opened_journal(tmp_path),
-        pytest.raises(ConfigError, match=r"is locked; .*end the fleet that has it open"),
+        pytest.raises(ConfigError, match=r"is locked; .*stop the fleet that has it open"),
         opened_journal(tmp_path),
     ):
         pass
@@ -213,7 +213,7 @@ def test_a_model_holds_its_own_pages_and_its_files_once(tmp_path: Path) -> None:
         alone, both = held_bytes(pids[:1]), held_bytes(pids[:2])
         three = held_bytes([*pids, 2**22 + 1])
         template.stdin.close()
-    # Some pages of the interpreter's own are copied at the first write.
+    # Some pages of the interpreter are copied at the first write.
     little = 4 * MIB
     assert FILE_BYTES + OWN_BYTES <= alone < FILE_BYTES + OWN_BYTES + little
     assert FILE_BYTES + 2 * OWN_BYTES <= both < FILE_BYTES + 2 * (OWN_BYTES + little)
@@ -232,7 +232,7 @@ def test_libraries_that_only_one_process_maps_are_no_memory_of_its_model(
 def test_a_budget_has_the_weights_that_are_mapped_once_also_after_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They count as available, as pages of any file do."""
+    """File pages count as available memory."""
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "smaps").write_text(SPAWNED)
     monkeypatch.setattr(memory, "PROC", tmp_path)

@@ -1,4 +1,4 @@
-"""Adapters are loaded into a model of a fleet and unloaded, wholly or not at all."""
+"""Tests of loading and unloading adapters through control; failures are rolled back."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ async def unload(one: Scene, name: str = "sql") -> tuple[int, Any]:
 
 
 async def shown(one: Scene) -> dict[str, str]:
-    """Return the adapters of the model that control shows."""
+    """Return the model's adapters as shown by control."""
     _, listed = await ask_soon(one.folder, "GET", "/admin/models")
     [chat] = listed["models"]
     return dict(chat["adapters"])
 
 
 async def vllm(one: Scene, order: str, body: dict[str, Any]) -> tuple[int, str]:
-    """Give an order in vLLM's words; return status and text."""
+    """Send a request to vLLM's routes; return status and text."""
 
     def ask() -> tuple[int, str]:
         transport = httpx2.HTTPTransport(uds=str(one.folder / "admin.sock"))
@@ -105,7 +105,7 @@ async def test_vllm_s_routes_answer_at_the_end() -> None:
         status, text = await vllm(one, "load", VLLM | {"lora_int_id": 1, "load_inplace": False})
         assert (status, text) == (200, "Success: LoRA adapter 'chat:sql' added successfully.")
         assert one.supervisor.named == {"chat": {"sql"}}
-        # The only model need not be named.
+        # With a single model, its name is optional.
         status, text = await vllm(one, "unload", {"lora_name": "sql"})
         assert (status, text) == (200, "Success: LoRA adapter 'sql' removed successfully.")
         one.supervisor.failures["chat:sql"] = "adapter sql: r is 128"
@@ -125,7 +125,7 @@ async def test_vllm_s_routes_answer_at_the_end() -> None:
         assert await one.end_of(await one.add()) == ("done", "code is added")
         status, text = await vllm(one, "load", {"lora_name": "sql", "lora_path": "/x"})
         assert status == 400
-        assert "says no model; give MODEL:NAME, with one of chat, code" in text
+        assert "does not name a model; give MODEL:NAME, with one of chat, code" in text
 
 
 async def test_what_servers_do_not_take_is_taken_back() -> None:
@@ -133,7 +133,7 @@ async def test_what_servers_do_not_take_is_taken_back() -> None:
         one.server.hides.add("chat:sql")
         status, why = await one.end_of(await load(one))
         assert status == "failed"
-        assert "did not take the name chat:sql within 0.3 s (control.servers_s)" in why
+        assert "did not accept chat:sql within 0.3 s (control.servers_s)" in why
         assert (one.supervisor.loaded, one.supervisor.named) == ({"chat": {}}, {"chat": set()})
         assert await shown(one) == {}
 
@@ -153,12 +153,12 @@ async def test_what_workers_do_not_let_go_at_once_is_taken_back_later(
         assert one.supervisor.loaded == {"chat": {"sql": PATH}}
         del one.supervisor.failures["chat:sql"]
         status, why = await one.end_of(answer)
-        assert (status, "did not take the name chat:sql" in why) == ("failed", True)
+        assert (status, "did not accept chat:sql" in why) == ("failed", True)
         assert (one.supervisor.loaded, one.supervisor.named) == ({"chat": {}}, {"chat": set()})
 
 
 async def test_the_supervisor_is_right_about_adapters_that_do_not_change() -> None:
-    """Control that started while the supervisor said nothing knows those of the settings only."""
+    """If the supervisor was silent at its start, control knows only the models in the settings."""
     async with scene(poll_s=0.05) as one:
         one.supervisor.loaded, one.supervisor.named = {"chat": {"sql": PATH}}, {"chat": {"sql"}}
         while await shown(one) != {"sql": version_of(PATH)}:
@@ -207,7 +207,7 @@ async def test_the_port_takes_versions_of_the_store_and_no_paths_of_adapters() -
             ):
                 status, answer = await trio.to_thread.run_sync(ask, path, body)
                 assert status == 403, answer
-                assert "a path is taken on the Unix socket only" in answer["error"]["message"]
+                assert "use the Unix socket to give a path" in answer["error"]["message"]
         assert one.supervisor.requests == []
         given = {"name": "sql", "ref": "chat-sql@stable"}
         answer = await trio.to_thread.run_sync(ask, ADAPTERS, given)
@@ -246,7 +246,7 @@ async def test_control_that_starts_anew_lets_requests_of_an_adapter_end(
 async def testkilled_at_any_step_an_adapter_is_there_wholly_or_not_at_all(
     request: pytest.FixtureRequest,
 ) -> None:
-    """Over a second: real processes of control are killed and started, which is the claim."""
+    """Takes over a second: kills and restarts real control processes."""
     is_whole = request.config.getoption("whole")
     unloading = ("withdraw_adapter", "drop_adapter") if is_whole else ("drop_adapter",)
     with fleet_folder() as folder:

@@ -1,4 +1,4 @@
-"""Models are added to a fleet and dropped, wholly or not at all, whatever ends in between."""
+"""Tests of adding and dropping models through control; crashes and failures are rolled back."""
 
 from __future__ import annotations
 
@@ -57,18 +57,18 @@ def no_wait_for_servers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class FakeServer:
-    """Says to control that it has the models that the supervisor tells servers to have.
+    """A fake server that reports the models that the supervisor tells servers to serve.
 
     Args:
-      folder: of the fleet.
-      supervisor: of the fleet.
+      folder: directory of the fleet.
+      supervisor: fake supervisor of the fleet.
 
     Attributes:
-      refused: why it does not take models, by name.
-      keeps: models and adapters that it does not let go yet.
-      hides: models and adapters of which it says nothing.
-      older: models of whose name it has an earlier version.
-      unready: models whose workers it has not met.
+      refused: why it refuses models, by name.
+      keeps: models and adapters that it has not dropped yet.
+      hides: models and adapters that it does not report.
+      older: models of which it reports an earlier version.
+      unready: models whose workers it has not connected to.
     """
 
     def __init__(self, folder: Path, supervisor: FakeSupervisor) -> None:
@@ -81,7 +81,7 @@ class FakeServer:
         self._supervisor = supervisor
 
     async def run(self) -> None:
-        """Say it again and again, and dial again where control is away."""
+        """Report repeatedly, and reconnect if control is away."""
         while True:
             try:
                 stream = await trio.open_unix_socket(str(self._path))
@@ -113,12 +113,12 @@ class FakeServer:
             await trio.sleep(SAID_S)
 
     def _version(self, model: str) -> str:
-        """Return the version that it says that it has of a model."""
+        """Return the version of a model that it reports."""
         is_older = model in self.older
         return version_of(f"{model} before") if is_older else self._supervisor.version(model)
 
     def _adapters(self, model: str) -> tuple[str, ...]:
-        """Return the digests of the adapters of a model, as their names are hidden and kept."""
+        """Return the adapter digests of a model that it reports, given `hides` and `keeps`."""
         told = self._supervisor
         named = {f"{model}:{one}" for one in told.named.get(model, ())} - self.hides
         loaded = told.loaded.get(model, {})
@@ -132,7 +132,7 @@ class FakeServer:
 
 
 class Scene:
-    """A fleet with control in this process, a supervisor and a server."""
+    """A fleet with control in this process, a fake supervisor and a fake server."""
 
     def __init__(self, folder: Path, supervisor: FakeSupervisor) -> None:
         self.folder = folder
@@ -148,7 +148,7 @@ class Scene:
         return await ask_soon(self.folder, "DELETE", f"{MODELS}/{name}")
 
     async def end_of(self, answer: tuple[int, Any]) -> tuple[str, str]:
-        """Return how an operation ended that was begun with this answer."""
+        """Return how the operation in a response ended."""
         assert answer[0] == 202, answer
         done = await ended(self.folder, answer[1]["id"])
         return done["status"], done["progress"]
@@ -188,7 +188,7 @@ async def test_a_model_is_added_and_dropped_and_both_are_recorded() -> None:
 
 
 async def test_a_server_that_has_another_model_of_this_name_has_not_taken_it() -> None:
-    """No drop waits for a server that was silent for `silence_s`, and it has what it had."""
+    """A drop does not wait for a server that was silent for `silence_s`, so it keeps the model."""
     async with scene(server_drain_s=0.05, servers_s=0.2) as one:
         one.server.keeps.add("code")
         one.server.older.add("code")
@@ -381,7 +381,7 @@ async def test_orders_that_contradict_are_refused() -> None:
             await ask_soon(one.folder, "POST", f"{MODELS}/code/load"),
         ):
             if answer[0] == 404:
-                assert "there is no model 'code'" in answer[1]["error"]["message"]
+                assert "no model is called 'code'" in answer[1]["error"]["message"]
                 continue
             assert answer[0] == 409, answer
             assert f"(operation {operation_id})" in answer[1]["error"]["message"]
@@ -390,14 +390,14 @@ async def test_orders_that_contradict_are_refused() -> None:
         assert (await one.end_of(first))[0] == "done"
         status, answer_body = await one.add()
         assert (status, answer_body["error"]["code"]) == (409, "conflict")
-        assert "there is a model code already" in answer_body["error"]["message"]
+        assert "a model code exists already" in answer_body["error"]["message"]
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
         ({}, "the body has no name"),
-        ({"name": "a/b", "ref": "x"}, "'a/b' is no name of a model"),
+        ({"name": "a/b", "ref": "x"}, "'a/b' is not a model name"),
         ({"name": "a", "reff": "x"}, "unknown field 'reff'; allowed: name, ref, aliases"),
         ({"name": "a", "ref": 1}, "ref is 1; allowed: text"),
         ({"name": "a", "ref": "x", "decode": 0}, "decode is 0; allowed: 1 to 64"),
@@ -425,7 +425,7 @@ async def test_the_port_takes_versions_of_the_store_and_no_paths() -> None:
         for ref in (one.model_dir, "./model", "~/model"):
             status, answer = await trio.to_thread.run_sync(ask, ref)
             assert status == 403, answer
-            assert "a path is taken on the Unix socket only" in answer["error"]["message"]
+            assert "use the Unix socket to give a path" in answer["error"]["message"]
         assert [*one.supervisor.added] == ["chat"]
         assert await one.end_of(await trio.to_thread.run_sync(ask, "code@stable")) == (
             "done",
@@ -455,7 +455,7 @@ async def test_what_is_asked_of_a_fleet_that_has_ended_is_not_done_in_the_next_o
             async with trio.open_nursery() as nursery:
                 await nursery.start(run_control, config_of(folder, "chat"))
                 status, why = await one.end_of(answer)
-                assert (status, "has ended before it was done" in why) == ("failed", True)
+                assert (status, "the fleet ended before" in why) == ("failed", True)
                 assert await states(folder) == {"chat": "staged"}
                 nursery.cancel_scope.cancel()
 
@@ -477,7 +477,7 @@ async def test_a_model_of_which_nothing_is_known_any_more_is_taken_back() -> Non
 async def testkilled_at_any_step_a_model_is_there_wholly_or_not_at_all(
     request: pytest.FixtureRequest,
 ) -> None:
-    """Over a second: real processes of control are killed and started, which is the claim."""
+    """Takes over a second: kills and restarts real control processes."""
     is_whole = request.config.getoption("whole")
     adding = ("add_model", "start_model", "serve_model") if is_whole else ("start_model",)
     dropping = ("serve_model", "drop_model") if is_whole else ("drop_model",)
@@ -505,7 +505,8 @@ async def testkilled_at_any_step_a_model_is_there_wholly_or_not_at_all(
 async def killed_at(
     step: str, order: Callable[[], Awaitable[tuple[int, Any]]], one: Scene, control: ControlProcess
 ) -> tuple[str, str]:
-    """Give an order, kill control as it does a step, start it again; return how the order ended."""
+    """Start an operation, kill and restart control during a step; return how the operation
+    ended."""
     reached, going_on = trio.Event(), trio.Event()
 
     async def gate(kind: str, name: str) -> None:

@@ -1,4 +1,4 @@
-"""What control decides: operations, wakes, evictions, and what it goes on with after a restart."""
+"""Tests of the Controller: operations, wakes, evictions, and resuming after a restart."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from triolet.status import GpuMemory
 
 NO_PAST = Past({}, {}, {}, ())
 START_S = 10.0
-"""Beyond the time in which servers may not have spoken yet."""
+"""A time after which every server has reported."""
 
 
 class Fleet:
-    """A controller, and a supervisor that does steps when it is told to."""
+    """A controller with a fake supervisor that completes steps on command."""
 
     def __init__(
         self,
@@ -57,19 +57,19 @@ class Fleet:
         return new
 
     def do(self, failure: str | None = None) -> None:
-        """Let the supervisor end its oldest step."""
+        """Complete the oldest step of the supervisor."""
         step = self.steps.pop(0)
         self.control.step_done(step.operation, failure, self.now, self.now)
 
     def settle(self) -> None:
-        """Do steps until there are none."""
+        """Complete steps until none is left."""
         self.tick()
         while self.steps:
             self.do()
             self.tick()
 
     def see(self, name: str, *, is_there: bool, is_ready: bool = True) -> None:
-        """Let the supervisor tell of a model's only worker."""
+        """Report the only worker of a model."""
         pid = 7 if is_there else None
         worker = RunningWorker(f"{name}.decode-0", Role.DECODE, pid, is_ready)
         state = SupervisedState.RUNNING if is_there else SupervisedState.FAILED
@@ -77,7 +77,7 @@ class Fleet:
         self.control.note_workers([its], self.now, self.now, self.now)
 
     def see_on_gpu(self, name: str, gpu: str, num_bytes: int, total_bytes: int = 100) -> None:
-        """Let the supervisor tell of a model's two workers, which share a GPU."""
+        """Report the two workers of a model, which share a GPU."""
         held = GpuMemory(gpu, num_bytes // 2, total_bytes)
         roles = (Role.PREFILL, Role.DECODE)
         workers = [RunningWorker(f"{name}.{role}-0", role, 7, True, held) for role in roles]
@@ -106,7 +106,7 @@ def test_a_load_runs_its_steps_and_a_second_one_is_the_same_operation() -> None:
     fleet.say(("a", 0))
     assert fleet.state("a") is ModelState.SERVING
     again = fleet.order("a", WantedState.LOAD)
-    assert (again.status, again.progress) == (OperationStatus.DONE, "a is serving already")
+    assert (again.status, again.progress) == (OperationStatus.DONE, "a is already serving")
     assert fleet.tick() == []
 
 
@@ -136,7 +136,7 @@ def test_an_order_during_another_one_comes_after_it_and_the_last_one_counts() ->
     unload = fleet.order("a", WantedState.UNLOAD)
     assert (sleep.status, sleep.progress) == (
         OperationStatus.FAILED,
-        "unload was asked for after it",
+        "replaced by a later unload",
     )
     fleet.settle()
     assert (load.status, unload.status) == (OperationStatus.DONE, OperationStatus.DONE)
@@ -218,14 +218,14 @@ def test_what_does_not_fit_is_refused_with_figures_and_a_remedy() -> None:
     assert fleet.control.outlook.news(fleet.now)[1].predicted_ready_s is None
     fleet.control.wake("b", fleet.now, fleet.now)
     assert fleet.tick() == []
-    with pytest.raises(UnknownModel, match="there is no model 'c'; this fleet has a, b"):
+    with pytest.raises(UnknownModel, match="no model is called 'c'; this fleet has a, b"):
         fleet.order("c", WantedState.LOAD)
 
 
 def test_files_that_are_gone_are_named() -> None:
     fleet = Fleet(model("a"))
     fleet.control.note_files("a", are_there=False, now=fleet.now)
-    with pytest.raises(NoRoom, match="the files of a are gone from /models/a"):
+    with pytest.raises(NoRoom, match="the files of a are missing from /models/a"):
         fleet.order("a", WantedState.LOAD)
     assert fleet.order("a", WantedState.UNLOAD).status is OperationStatus.DONE
     fleet.control.note_files("a", are_there=True, now=fleet.now)
@@ -242,7 +242,7 @@ def test_a_wake_evicts_an_idle_model_once_it_was_resident_for_a_minute() -> None
     assert fleet.tick() == []
     b = fleet.control.models["b"].waiting
     assert b is not None
-    assert b.progress == "waits for memory of a"
+    assert b.progress == "waiting for memory of a"
     predicted_s = fleet.control.outlook.news(fleet.now)[1].predicted_ready_s
     assert predicted_s is not None
     assert 55 < predicted_s < 65
@@ -260,8 +260,8 @@ def test_a_wake_evicts_an_idle_model_once_it_was_resident_for_a_minute() -> None
 
 
 def seconds_to_load_beside_three_smaller_ones(turn_after_s: float) -> float | None:
-    """Return when a model of 80 runs that is wanted while of three of 40 one begins each 35 s, and
-    has requests for 70 s: there is memory for two of them, and never two are idle."""
+    """Return when a wanted model of size 80 runs, while three models of size 40 take turns: one
+    starts every 35 s and has requests for 70 s. Two of them fit, and never are two idle."""
     small = ["s0", "s1", "s2"]
     fleet = Fleet(
         *map(model, small), model("large"), sizes={"large": 80}, turn_after_s=turn_after_s
@@ -302,7 +302,7 @@ def test_a_turn_ends_where_a_model_in_the_way_is_never_idle() -> None:
     fleet.tick(31.0)
     younger = fleet.order("s", WantedState.LOAD)
     assert fleet.tick() == []
-    assert younger.progress == "waits for memory of large"
+    assert younger.progress == "waiting for memory of large"
     predicted = {one.name: one.predicted_ready_s for one in fleet.control.outlook.news(fleet.now)}
     assert (predicted["s"] or 0.0) > 60.0, "the large one is to be loaded first"
     for _ in range(9):
@@ -342,7 +342,7 @@ def test_a_gpu_is_shared_within_its_budget_and_gives_no_pool_to_this_machine() -
         assert fleet.control.models[name].size_bytes == 20, "without the pool, which is on the GPU"
     assert fleet.control.budgets == {HOST: 1000, "GPU-1": 95}
     fleet.say(("a", 0), ("b", 0))
-    # Each had the memory when it started; together they exceed it.
+    # Each fit when it started; together they exceed the budget.
     fleet.tick(60.0)
     fleet.settle()
     assert sorted(fleet.state(name) for name in "ab") == [ModelState.SERVING, ModelState.SLEEPING]
@@ -353,7 +353,7 @@ def test_a_gpu_is_shared_within_its_budget_and_gives_no_pool_to_this_machine() -
     fleet.tick(60.0)
     assert (waiting.status, waiting.progress) == (
         OperationStatus.WAITING,
-        f"waits for memory of {other}",
+        f"waiting for memory of {other}",
     )
     fleet.say((other, 0))
     fleet.settle()
@@ -378,7 +378,7 @@ def test_a_load_for_another_gpu_does_not_wait_for_the_one_that_comes_first() -> 
             fleet.settle()
     large = fleet.order("large", WantedState.LOAD)
     fleet.tick(31.0)
-    assert large.progress == "waits for memory of busy"
+    assert large.progress == "waiting for memory of busy"
     other = fleet.order("other", WantedState.LOAD)
     fleet.settle()
     assert (large.status, other.status) == (OperationStatus.WAITING, OperationStatus.DONE)
@@ -504,7 +504,7 @@ MOVES = st.one_of(
 
 
 def check_steps(fleet: Fleet, steps: list[ControlStep], busy: set[str]) -> None:
-    """Check what control chose by itself in one tick."""
+    """Check invariants of the decisions in one tick."""
     control = fleet.control
     for step in steps:
         chosen = control.models[step.operation.model]

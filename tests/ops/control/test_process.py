@@ -1,4 +1,4 @@
-"""Control as a whole: over its real sockets, beside a supervisor that runs real processes."""
+"""Tests of the whole control process over real sockets, with a supervisor of real processes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def test_an_order_is_done_shown_and_recorded() -> None:
         assert (done["status"], done["wanted"]) == ("done", "load")
         assert len(supervisor.pids("chat")) == 2
         again = await ask_soon(folder, "POST", "/admin/models/chat/wake")
-        assert (again[0], again[1]["progress"]) == (200, "chat is warm already")
+        assert (again[0], again[1]["progress"]) == (200, "chat is already warm")
         _, listed = await ask_soon(folder, "GET", "/admin/models")
         chat, code = listed["models"]
         assert (chat["state"], code["state"]) == ("warm", "staged")
@@ -99,7 +99,7 @@ async def test_what_cannot_be_recorded_is_not_done_and_ends_nothing() -> None:
         status, answer = await ask_soon(folder, "POST", "/admin/models/chat/load")
         assert (status, "holds other files too" in answer["error"]["message"]) == (503, True)
         with pytest.raises(AuditLogError, match="holds other files too"):
-            # As at the end of an order that was recorded when the folder was still private.
+            # Recording the end of an order fails if the directory is no longer private.
             await audit(WantedState.LOAD, "chat", "port:1", "id", AuditOutcome.DONE)
         assert not supervisor.requests
 
@@ -110,10 +110,10 @@ async def test_what_cannot_be_is_refused_with_the_reason() -> None:
             ("POST", "/admin/models/chat/load", 409, "does not fit: the budget is 1000 B"),
             ("POST", "/admin/models/none/load", 404, "this fleet has chat"),
             ("POST", "/admin/models/chat/eat", 404, "allowed: load, wake, sleep, unload"),
-            ("GET", "/admin/operations/none", 404, "there is no operation 'none'"),
+            ("GET", "/admin/operations/none", 404, "operation 'none' does not exist"),
             ("GET", "/v1/models", 404, "the routes are below /admin"),
             ("DELETE", "/admin/models", 405, "the routes are below /admin"),
-            ("POST", "/models/load", 400, "the body is no object of JSON"),
+            ("POST", "/models/load", 400, "the body is not a JSON object"),
             ("POST", "/models/eat", 404, "allowed: load, unload"),
         ):
             answer = await ask_soon(folder, method, path)
@@ -170,7 +170,7 @@ async def test_sockets_are_this_users_alone() -> None:
 
 
 class ServerEnd:
-    """A server's end of the channel."""
+    """A server's connection to control."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self._stream = stream
@@ -186,7 +186,7 @@ class ServerEnd:
         )
 
     async def hear(self, state: str) -> ModelNews:
-        """Wait until the only model is in a state."""
+        """Wait until the only model has a state."""
         while True:
             for line in self._lines.feed(await self._stream.receive_some(65_536)):
                 (news,) = decode_told(line).models
@@ -227,7 +227,7 @@ async def test_what_changes_while_servers_are_told_is_told_at_once(
     states = [ModelState.WARM, ModelState.LOADING]
 
     def news() -> tuple[ModelNews, ...]:
-        """Return the state, which changes as soon as it was looked at."""
+        """Return the state and simulate a change right after the read."""
         state = states[-1]
         if len(states) > 1:
             states.pop()
@@ -285,7 +285,7 @@ MOMENTS = ("accepted", "asked", "started")
 async def test_killed_at_any_moment_nothing_is_half_done(
     action: str, request: pytest.FixtureRequest
 ) -> None:
-    """Over a second: real processes of control are killed and started, which is the claim."""
+    """Takes over a second: kills and restarts real control processes."""
     moments: list[str | float] = list(MOMENTS)
     if request.config.getoption("whole"):
         draw = random.Random(1)
@@ -313,7 +313,7 @@ async def _kill_in_the_middle(
     action: str,
     moment: str | float,
 ) -> None:
-    """Kill control at a moment of an operation, start it again, and check what has become of it."""
+    """Kill and restart control at a moment of an operation, and check the operation's result."""
     supervisor.gate = None
     before = {"load": "unload", "sleep": "load"}[action]
     _, operation = await ask_soon(folder, "POST", f"/admin/models/chat/{before}")

@@ -70,9 +70,9 @@ def test_signatures_of_several_come_with_the_version(
     pushes = [("model", "push", "chat:v1", location, "--store", str(one.root)) for one in stores]
     for push in pushes[:2]:
         assert main(push) == 0
-        assert "1 signatures and measurements sent" in capsys.readouterr().err
+        assert "1 signatures and measurements uploaded" in capsys.readouterr().err
         assert main(push) == 0
-        assert ", 0 signatures and measurements sent" in capsys.readouterr().err
+        assert ", 0 signatures and measurements uploaded" in capsys.readouterr().err
     found = pulled(stores[2], location)
     assert found.signers == tuple(sorted((key_id(ALICE), key_id(BOB))))
     assert signatures_of(stores[2], digest) == (found.signers, ())
@@ -225,7 +225,7 @@ def test_measurements_travel_with_the_version_and_replace_none_of_the_same_key(
     push = ("model", "push", "chat:v1", location, "--store", str(here.root))
     for num_sent in (2, 0):
         assert main(push) == 0
-        assert f", {num_sent} signatures and measurements sent" in capsys.readouterr().err
+        assert f", {num_sent} signatures and measurements uploaded" in capsys.readouterr().err
     assert pulled(there, location).notes == ()
     assert golden_for(there.root, digest, golden.key) is not None
     assert pulled(there, location).notes == (), "they are the same"

@@ -96,7 +96,7 @@ def test_the_longest_unused_goes_and_comes_back(
     assert main(("model", "gc", "--store-limit", limit, *where)) == 0
     err = capsys.readouterr().err
     command = f"triolet model pull {repository}/a@{digest} --name a --tag v1"
-    assert f"a@{digest} is evicted; `{command}` brings it back" in err
+    assert f"a@{digest} is evicted; `{command}` restores it" in err
     assert names(full) == ["b", "c"]
     assert size_of(full) < int(limit) - 300_000
     assert verify(full, full.entries()).faults == []
@@ -148,7 +148,7 @@ def test_gc_removes_packed_weights_also_where_there_is_no_store(
     assert file.exists(), "another store was named"
     capsys.readouterr()
     assert main(("model", "gc")) == 0
-    assert capsys.readouterr().err == "packed weights: 1 removed, 2 KiB; 0 in use, which stay\n"
+    assert capsys.readouterr().err == "packed weights: 1 removed, 2 KiB; 0 kept (in use)\n"
     assert not file.exists()
     file.write_bytes(bytes(2048))
     elsewhere = f"decode.engine.snapshots.folder={tmp_path / 'elsewhere'}"
@@ -264,7 +264,7 @@ def test_what_is_named_served_or_only_here_stays(
     assert main(("model", "gc", "--store-limit", "1KiB", "--store", str(full.root))) == 1
     assert names(full) == ["a", "b", "own"]
     err = capsys.readouterr().err
-    assert "more than the limit of 1 KiB, and no more can go: " in err
+    assert "more than the limit of 1 KiB, and nothing else can be evicted: " in err
     assert "1 in no known registry" in err
     assert "2 named by an alias or by another tag than it was pulled with" in err
 
