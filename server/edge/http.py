@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 PROBES: Final = (b"GET /health/live ", b"GET /ping ")
-"""An orchestrator's probes, which end a process that answers too late."""
+"""Probes of an orchestrator, which kills a process that answers too late."""
 
 
 class RequestTurns:

@@ -69,7 +69,7 @@ def open_listening_socket(config: ServerConfig) -> socket.socket:
 
 
 def open_own_socket(config: PeerServersConfig) -> socket.socket:
-    """Listen on this server's own socket, which peers use to reach this very server.
+    """Listen on this server's own socket, which peers use to reach this server and no other.
 
     Raises:
       ConfigError: the inherited descriptor is not a socket.

@@ -239,7 +239,7 @@ class PatchedTCPServer(TCPServer):
         """Close the sending side; the reading side closes once the client has closed its own.
 
         Closing with unread bytes would reset the connection, and the reset overtakes the answer: a
-        client still sending a too large body would never see the 413.
+        client still sending an oversized body would never see the 413.
         """
         if not self.send_lock.locked():
             with contextlib.suppress(

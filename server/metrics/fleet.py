@@ -215,7 +215,7 @@ class FleetMetrics(Observer):
         self.histograms["time_to_first_token_seconds"].observe(event.ttft_s)
 
     def attempt_failed(self, event: AttemptFailed) -> None:
-        """Count a failed attempt that is retried."""
+        """Count an attempt that is retried."""
         self.counters["attempts_failed"].labels(self._words["cause"].bounded(event.cause)).inc()
 
     def ended(self, event: RequestEnded) -> None:

@@ -46,7 +46,7 @@ class AdmissionAsk(NamedTuple):
 
     Attributes:
       scheduling: tenant and service class.
-      deadline_s: time by which all requests must be done.
+      deadline_s: seconds within which all requests must be done.
       request_id: the first request's random id.
       key: identifies the content, the same on a resend; 0 if unknown.
       requests: the requests; empty before tokenization.
@@ -86,7 +86,7 @@ class Refusal(NamedTuple):
 
 
 class Admission:
-    """Decide which requests this server accepts.
+    """Decides which requests this server accepts.
 
     Args:
       config: bounds, and which mechanisms are enabled.

@@ -248,9 +248,9 @@ class Intake:
 
 
 class Delivery(StreamDelivery):
-    """Streams with events for their readers. Tenants take turns; of a tenant, the stream that
-    waited longest is first. A stream is listed at most once. What readers take becomes token credit
-    for workers.
+    """Streams with events for their readers. Tenants take turns; within a tenant, the stream that
+    has waited longest is first. A stream is listed at most once. What readers take becomes token
+    credit for workers.
 
     Args:
       requests: the streams' requests.

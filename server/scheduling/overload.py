@@ -239,7 +239,7 @@ class Demand(NamedTuple):
     Attributes:
       scheduling: its tenant and class.
       num_tokens: tokens of its prompt, or the fewest it may have.
-      deadline_s: time by which it must be done.
+      deadline_s: seconds within which it must be done.
       key: identifies its content, the same on a resend; 0 if unknown.
       draw: random number between 0 and 1.
       together_tokens: tokens of all prompts in the same client request; 0 if it comes alone.
@@ -453,7 +453,7 @@ class Overload:
             self.prediction.ended(now - forecast.dispatched_at, standing.num_tokens)
 
     def kept_share(self, service_class: ServiceClass, now: float) -> float:
-        """Return the share of each worker that is currently reserved from a class."""
+        """Return the share of each worker that is currently withheld from a class."""
         if service_class is ServiceClass.CRITICAL or now >= self._critical_until:
             return 0.0
         return self._config.admission.headroom_share

@@ -78,7 +78,7 @@ class PickNext:
       workers: the fleet's workers, shared with `Requests`.
       queue: the waiting requests.
       recovery: the record of faults.
-      overload: returns the share of each worker that is reserved from a class.
+      overload: returns the share of each worker that is withheld from a class.
     """
 
     def __init__(

@@ -540,8 +540,8 @@ def is_under_share(queue: FairQueue[Any], places: Iterable[QueuePlace]) -> bool:
 
 def num_crowding(queue: FairQueue[Any], scheduling: Scheduling, count: int, most: int) -> int:
     """Return how many requests of a class and those above it wait if there is no room for `count`
-    more, else 0. There is room up to `most` in all, and for a tenant up to its share of `most` by
-    weight."""
+    more, else 0. There is room up to `most` in all, for a tenant up to its share of `most` by
+    weight, and if none waits."""
     scheduling = effective_scheduling(queue.config, scheduling)
     classes = queue.classes[: scheduling.service_class + 1]
     num_before = sum(one.num_waiting for one in classes)
