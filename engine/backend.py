@@ -44,10 +44,12 @@ if TYPE_CHECKING:
 _HIDDEN_SIZE_MULTIPLE: Final = 16
 ADVANTAGES: Final = {
     "avx512bf16": ("AVX-512 bf16", "bfloat16 is multiplied as float32"),
+    "avx512vnni": ("AVX-512 VNNI", "quantised weights take more instructions"),
     "avx512": ("AVX-512", "a vector holds 8 numbers instead of 16"),
+    "avxvnni": ("AVX-VNNI", "quantised weights take more instructions"),
     "avx2": ("AVX2 and FMA", "torch computes, at half the speed or less"),
 }
-"""Of each build of the kernels: the instructions that it uses, and what is so without them."""
+"""For each build of the kernels: the instructions that it needs, and the drawback without them."""
 NO_ADAPTERS: Final[Mapping[bytes, Adapter]] = {}
 
 

@@ -288,7 +288,7 @@ async def test_a_version_comes_under_the_name_of_another_one_and_takes_its_place
         assert names_told(one) == ["chat-2", "code"]
         assert '"models":["chat","code"]' in (tmp_path / NOTE).read_text().replace(" ", "")
         await one.models.drop("chat", one.tell)
-        with pytest.raises(RestartFailed, match="answers to 'chat' already"):
+        with pytest.raises(RestartFailed, match="already uses 'chat'"):
             await one.add("chat")
         await one.add("tall")  # the ladder contains the public name
         with pytest.raises(RestartFailed, match="chat"):

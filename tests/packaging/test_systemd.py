@@ -75,7 +75,7 @@ def test_its_commands_are_real_ones_without_a_secret() -> None:
 @pytest.mark.parametrize("page", ["ops/deploy/triolet.service", "docs/install.md"])
 def test_what_keeps_a_gpu_away_is_named(page: str) -> None:
     text = " ".join((ROOT / page).read_text(encoding="utf-8").replace("`", "").split())
-    assert "For a GPU take PrivateDevices and ProtectClock out" in text
+    assert "remove PrivateDevices and ProtectClock" in text
     assert setting("PrivateDevices") == setting("ProtectClock") == "true"
 
 

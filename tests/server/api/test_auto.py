@@ -463,7 +463,10 @@ async def test_a_server_does_not_start_with_ladders_of_models_that_it_has_not(
     tenants = TenantsConfig(str(file))
     model = {"model_dir": str(demo_model_path()), "port": 0, "model_name": MODEL}
     for changes, words in (
-        ({"auto": AutoConfig((CODE,))}, r"\[auto\] ladder names 'code', which is no model of this"),
+        (
+            {"auto": AutoConfig((CODE,))},
+            r"\[auto\] ladder names 'code', which is not a model of this",
+        ),
         ({"auto": AutoConfig((MODEL,)), "model_aliases": ("auto",)}, "is called 'auto' too"),
         ({"auto": AutoConfig((MODEL,)), "tenants": tenants}, r"\[tenants.a\] auto names 'code'"),
         ({"tenants": tenants}, "`model: auto` is off; turn it on with"),

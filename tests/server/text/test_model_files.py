@@ -81,7 +81,7 @@ def test_named_tokens_can_stand_in_a_file_of_their_own(tmp_path: Path) -> None:
         ({"tokenizer__json": "{}"}, "tokenizer.json is not a tokenizer"),
         ({"config__json": "{"}, "config.json is not valid JSON"),
         ({"config__json": "[" * 100_000}, "config.json is not valid JSON"),
-        ({"config__json": "[]"}, "config.json holds JSON that is no object"),
+        ({"config__json": "[]"}, "config.json holds JSON that is not an object"),
         ({"config__json": {"eos_token_id": 1}}, "max_position_embeddings"),
         ({"config__json": {"max_position_embeddings": True}}, "max_position_embeddings"),
         ({"config__json": {"max_position_embeddings": 8, "eos_token_id": "x"}}, "eos_token_id"),
