@@ -34,13 +34,13 @@ NO_SOURCE: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """One step.
+    """Places of one step's rows, and what to upload.
 
     Attributes:
-      size: places that are computed.
-      places: of each row.
+      size: number of places computed.
+      places: place of each row.
       fields: int64 [NUM_FIELDS, size].
-      patches: int64 [3, n]: place, column and block of every cell of the tables that is new.
+      patches: int64 [3, n]: place, column and block of every new cell of the tables.
     """
 
     size: int
@@ -50,10 +50,10 @@ class Arrangement:
 
 
 class DecodeRows:
-    """Gives rows their places, and remembers what the device's tables hold.
+    """Assigns places to rows, and tracks the contents of the device's tables.
 
     Args:
-      sizes: the buckets.
+      sizes: bucket sizes.
       block_size: tokens per block.
     """
 

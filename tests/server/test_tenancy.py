@@ -76,11 +76,11 @@ def test_a_change_counts_at_once_and_names_who_may_ask_no_more() -> None:
 
 def test_a_refused_file_changes_nothing_and_is_told_of_until_a_good_one_comes() -> None:
     tenancy = tenancy_of(alice="1")
-    tenancy.refuse("it is no TOML")
+    tenancy.refuse("it is not valid TOML")
     assert tenancy.tenant_of("1", 0.0).name == "alice"
     report = tenancy.report
     assert (report.tenants, report.num_taken, report.num_refused) == (1, 1, 1)
-    assert report.problem == "it is no TOML"
+    assert report.problem == "it is not valid TOML"
     tenancy.replace(tenants_of(tenant("alice"), tenant("bob")))
     report = tenancy.report
     assert (report.tenants, report.num_taken, report.problem) == (2, 2, "")
