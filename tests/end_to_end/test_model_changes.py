@@ -84,7 +84,7 @@ def test_a_model_is_added_beside_streams_though_control_is_killed(fleet: FleetPr
     assert names(fleet) == {"chat", "code", "coder"}
     assert complete(fleet, "coder", LONG_TOKENS) == whole
     assert fleet.metric("triolet_requests_total", model="code", outcome="length") == 1
-    assert "model code already" in order(fleet, "add", "code=demo", code=1)
+    assert "model code exists already" in order(fleet, "add", "code=demo", code=1)
 
 
 def test_a_server_that_is_killed_has_every_model_again(fleet: FleetProcess) -> None:
