@@ -312,8 +312,8 @@ class GrammarConstraint:
         return matcher
 
     def _take_one(self, matcher: LLMatcher, ahead: list[int]) -> int:
-        """Follow one token without holding the interpreter's lock, if the mask before it took long
-        and allows the token. Return the number of tokens followed."""
+        """Follow a single token, if the mask before it took long and allows it, without holding
+        the interpreter's lock; return how many were followed."""
         last, token_id = self._last, ahead[0]
         if not self.is_slow or len(ahead) > 1:
             return 0
@@ -323,8 +323,8 @@ class GrammarConstraint:
             return 0
         began_at = time.monotonic()
         self._follower.result().follow(matcher, token_id)
-        # This runs in the library's thread. The mask before it, whose search includes this token,
-        # bounds its processor time.
+        # It runs in the library's thread. The mask before it, whose search includes this token,
+        # says what it can take of a processor at most.
         self._spent_s += min(time.monotonic() - began_at, last.cpu_s)
         return 1
 
@@ -359,10 +359,10 @@ class ReasoningConstraint:
         self._reasoning = reasoning
         self._answer = answer
         self._vocab_size = vocab_size
-        # Within reasoning any token may follow, except an end token if an answer must follow.
+        # Within reasoning anything may follow, but no end if an answer has to.
         ends = tuple(i for i in eos_token_ids if i < vocab_size)
         self._unended = None if answer is None else AllBut(ends)
-        # Final tokens already searched for a closing marker, so that none is searched twice.
+        # Decided tokens without a closing, so that a long reasoning is not searched for each.
         self._num_searched = 0
         self._answer_at: int | None = None
 

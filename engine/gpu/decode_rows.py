@@ -34,13 +34,13 @@ NO_SOURCE: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """Places of one step's rows, and what to upload.
+    """One step.
 
     Attributes:
-      size: number of places computed.
-      places: place of each row.
+      size: places that are computed.
+      places: of each row.
       fields: int64 [NUM_FIELDS, size].
-      patches: int64 [3, n]: place, column and block of every new cell of the tables.
+      patches: int64 [3, n]: place, column and block of every cell of the tables that is new.
     """
 
     size: int
@@ -50,10 +50,10 @@ class Arrangement:
 
 
 class DecodeRows:
-    """Assigns places to rows, and tracks the contents of the device's tables.
+    """Gives rows their places, and remembers what the device's tables hold.
 
     Args:
-      sizes: bucket sizes.
+      sizes: the buckets.
       block_size: tokens per block.
     """
 

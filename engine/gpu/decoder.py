@@ -88,11 +88,11 @@ class Decoder:
         self._rows.forget_places()
 
     def launch(self, rows: Sequence[StepRow]) -> Callable[[], list[Sampled | None]]:
-        """Start a step. Return a function that waits for its tokens."""
+        """Begin a step; return what waits for its tokens."""
         try:
             return self._launch(rows)
         except Exception:
-            # For instance out of memory. The next step must upload what this one did not.
+            # Out of memory, say. What the device was not told must be told with the next step.
             self._rows.forget_tables()
             raise
 

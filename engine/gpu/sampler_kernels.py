@@ -138,8 +138,7 @@ def pick_kernel(
         cumulative = tl.cumsum(mass, 0)
         total = tl.max(cumulative, 0)
         target = tl.load(numbers + row) * total
-        # Tokens before the chosen one are not above the target; the last one with mass reaches the
-        # total.
+        # What is not above the target lies before it; what reaches the total is the last with mass.
         before = tl.sum((cumulative <= target).to(tl.int32), 0)
         last = tl.sum((cumulative < total).to(tl.int32), 0)
         place = tl.minimum(tl.minimum(before, last), num_tiles - 1)
@@ -154,7 +153,7 @@ def pick_kernel(
         count = tl.sum((reached <= target).to(tl.int32), 0)
         last_weight = tl.max(tl.where(weights > 0.0, tl.arange(0, tile), 0), 0)
         token = (place * tile + tl.minimum(count, last_weight)).to(tl.int64)
-    # A row of NaN has no weights. The result must still be a valid token.
+    # A row of NaN has no weights anywhere: whatever comes of it is still a token.
     tl.store(chosen + row, tl.minimum(token, vocab_size - 1))
 
 

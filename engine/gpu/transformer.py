@@ -58,7 +58,7 @@ class FusedTransformer:
           slots: int64 [T], block * block_size + offset.
 
         Returns:
-          Hidden states [T, hidden_size] after the final norm.
+          Hidden states [T, hidden_size] after the last norm.
         """
         residual = F.embedding(token_ids, self._weights.embedding)
         delta: Tensor | None = None
@@ -76,5 +76,5 @@ class FusedTransformer:
         return add_norm(delta, residual, self._weights.norm)
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Return logits [n, vocab_size] of some hidden states, in the weights' dtype."""
+        """Return logits [n, vocab_size], in the weights' dtype, for some rows of hidden states."""
         return self._weights.lm_head(hidden)

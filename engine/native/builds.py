@@ -1,6 +1,6 @@
-"""The builds of the C kernels (one per instruction set) and their compiler flags.
+"""The builds of the kernels, and what each is compiled with.
 
-setup.py reads this file before anything is installed, so it imports nothing from the package.
+Read by setup.py before anything is installed, so it imports nothing of the package.
 """
 
 from __future__ import annotations
@@ -25,4 +25,4 @@ BUILDS: Final[dict[str, tuple[str, ...]]] = {
     "avxvnni": (*_AVX2, "-mavxvnni"),
     "avx2": _AVX2,
 }
-"""Builds of the same source, best first."""
+"""Best first; each is the same source for other instructions."""
