@@ -75,7 +75,7 @@ def test_a_version_comes_back_byte_for_byte_and_nothing_is_sent_twice(
     assert "0 B already there" in err
     before = registry.log.count("PUT")
     run("push", "chat:v1", location, "--store", str(source.root))
-    assert "0 B sent in 0 blobs" in capsys.readouterr().err
+    assert "0 B uploaded in 0 blobs" in capsys.readouterr().err
     assert registry.log.count("PUT") == before
     run("pull", location, "--store", str(store.root))
     out, err = capsys.readouterr()
