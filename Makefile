@@ -45,7 +45,7 @@ $(VENV)/.installed: $(SOURCES) | $(BIN)/python
 	$(COMPILE)
 	@touch $@
 
-# All at once: what is installed twice has its kernels compiled twice.
+# In one command: installing twice would compile the kernels twice.
 $(VENV)/.installed-dev: $(SOURCES) | $(BIN)/python
 	$(INSTALL) $(CONSTRAINTS) --editable '.[dev]'
 	$(COMPILE)
@@ -55,7 +55,7 @@ install: $(VENV)/.installed  ## create .venv and install Triolet into it
 
 install-dev: $(VENV)/.installed-dev
 
-# Programs that tests use beside Python's: their tests are skipped, with a reason, where they are missing.
+# Non-Python programs that tests use. Tests are skipped with a reason if they are missing.
 SYSTEM_PACKAGES := chromium-headless-shell redis-server zsh prometheus docker-registry skopeo
 MISSING_PACKAGES = $(strip $(foreach name,$(SYSTEM_PACKAGES),$(if $(shell command -v $(name)),,$(name))))
 
@@ -85,7 +85,7 @@ SHOWN := --quiet -rfE -p tests.progress --override-ini console_output_style=none
 ready-to-test:
 	@$(MAKE) --no-print-directory --jobs 2 install-dev system-deps
 
-# Types are checked beside the tests, which wait a lot. What mypy says is shown in one piece after them.
+# mypy runs in parallel with the tests, which wait a lot. Its output is shown after theirs.
 test: ready-to-test  ## lint, types and the quick suite: a few minutes (ARGS="-k name" for some of its tests)
 	@began=$$(date +%s); mkdir -p build; \
 	echo "make test: lint, types and the quick suite; 'make test-slow' has the other tests"; \
@@ -113,7 +113,7 @@ INSTRUCTOR := instructor==1.17.0
 LITELLM := litellm[proxy]==1.108.7
 CLIENT_TESTS := tests/end_to_end/clients
 
-# What npm has goes beside them, without a lock file: that would name a registry.
+# npm packages are installed too, without a lock file, because that would name a registry.
 NPM := npm install --no-package-lock --no-audit --no-fund --loglevel=error
 
 $(CLIENTS)/.installed: pyproject.toml constraints.txt constraints-clients.txt $(CLIENT_TESTS)/package.json Makefile
@@ -131,54 +131,54 @@ $(CLIENTS)/.installed: pyproject.toml constraints.txt constraints-clients.txt $(
 	@touch $@
 
 .PHONY: clients proofs
-clients: $(CLIENTS)/.installed  ## clients of other makers, unpatched, against real fleets (docs/CLIENTS.md)
+clients: $(CLIENTS)/.installed  ## run unpatched third-party clients against real fleets (docs/CLIENTS.md)
 	$(CLIENTS)/bin/pytest $(CLIENT_TESTS) --ignore $(CLIENT_TESTS)/test_instructor.py $(ARGS)
 	PYTHONPATH=$(CLIENTS)/instructor $(CLIENTS)/bin/pytest $(CLIENT_TESTS)/test_instructor.py $(ARGS)
 
-proofs: clients faults  ## what needs packages or time beyond what tests have: clients, the fault matrix, whole proofs
+proofs: clients faults  ## long checks that need extra packages or time: clients, the fault matrix, full proofs
 	$(BIN)/pytest -m 'proof or hypothesis' --whole --hypothesis-profile=proofs --timeout=1800 --durations=40 $(ARGS)
 
-screenshot: install-dev system-deps  ## pictures of the pages, into docs/images/
+screenshot: install-dev system-deps  ## take pictures of the web pages, into docs/images/
 	$(BIN)/python -m tools.screenshot $(ARGS)
 
-loadtest: install-dev  ## locust, headless, against a server it starts; report in build/loadtest/
+loadtest: install-dev  ## run locust headless against a new server; report in build/loadtest/
 	$(BIN)/python -m loadtest.run $(ARGS)
 
 bench-restart: install-dev  ## restart every process under 20 live streams; compare every token
 	$(BIN)/python -m loadtest.restart $(ARGS)
 
-faults: install-dev  ## every fault in every phase of a request, against real processes; table in build/faults/
+faults: install-dev  ## inject every fault in every phase of a request, in real processes; table in build/faults/
 	$(BIN)/python -m tests.faults $(ARGS)
 
-simulate: install-dev  ## the protocol in virtual time with seeded faults (SEEDS=3000, FIRST=0, REPLAY=seed)
+simulate: install-dev  ## simulate the protocol in virtual time with seeded faults (SEEDS=3000, FIRST=0, REPLAY=seed)
 	$(BIN)/python -m simulation $(if $(REPLAY),--replay $(REPLAY) --story,--seeds $(SEEDS) --first $(FIRST))
 
-simulate-mutants: install-dev  ## take guards away, alone and together; the simulator must notice each
+simulate-mutants: install-dev  ## remove guards, alone and together; the simulator must detect each
 	$(BIN)/python -m simulation.mutants
 
-simulate-cancels: install-dev  ## COUNT=100000 clients leave at random moments, in virtual time
+simulate-cancels: install-dev  ## simulate COUNT=100000 clients that disconnect at random, in virtual time
 	$(BIN)/python -m simulation.cancels --count $(COUNT)
 
 bench-cancel: install-dev  ## close 1,000 connections at random moments; account for blocks, time, tokens, memory, files
 	$(BIN)/python -m loadtest.cancels $(ARGS)
 
-bench-hostile: install-dev  ## every kind of hostile client, then hostile neighbours inside every limit; what others notice (ARGS="--only enum")
+bench-hostile: install-dev  ## run hostile clients, then hostile tenants within their limits; measure the effect on others (ARGS="--only enum")
 	$(BIN)/python -m loadtest.hostile $(ARGS)
 
-security-mutants: install-dev  ## take each guard of docs/SECURITY.md away; a test of its row must fail (ARGS="A1 A2")
+security-mutants: install-dev  ## remove each guard of docs/SECURITY.md; a test of its row must fail (ARGS="A1 A2")
 	$(BIN)/python -m tests.security.mutants $(ARGS)
 
 .PHONY: document
-document: install-dev  ## ask a server for all that its OpenAPI document allows and forbids (ARGS="--examples 200 --only /api/")
+document: install-dev  ## send requests that the OpenAPI document allows and forbids (ARGS="--examples 200 --only /api/")
 	$(BIN)/python -m tests.security.document $(ARGS)
 
 bench-kills: install-dev  ## kill workers and server under 800 requests; compare every answer, time every pause
 	$(BIN)/python -m loadtest.kills $(ARGS)
 
-residency: install-dev  ## four models with memory for two, random traffic and kills (MINUTES=5)
+residency: install-dev  ## serve four models with memory for two, under random traffic and kills (MINUTES=5)
 	$(BIN)/python -m loadtest.residency --minutes $(MINUTES) $(ARGS)
 
-soak: install-dev  ## everything at once while workers die, with audits all along (MINUTES=5)
+soak: install-dev  ## run all kinds of traffic while workers are killed, with continuous audits (MINUTES=5)
 	$(BIN)/python -m loadtest.soak --minutes $(MINUTES) $(ARGS)
 
 bench-model: install-dev  ## write the random-weight model of the benchmarks, into build/bench/ (ARGS=15m for the small one)
@@ -192,50 +192,50 @@ benchmark-model: install-dev
 bench-peers: install-dev  ## install the engines that benchmarks compare with, into build/bench/peers/ (ARGS=vllm for one)
 	$(BIN)/python -m loadtest.bench.engines $(ARGS)
 
-bench-engine: benchmark-model  ## prefill and decode tokens/s beside other engines (ARGS=--full, ARGS="--peers vllm", ARGS="--gguf FILE")
+bench-engine: benchmark-model  ## compare prefill and decode tokens/s with other engines (ARGS=--full, ARGS="--peers vllm", ARGS="--gguf FILE")
 	$(BIN)/python -m loadtest.bench.engine $(ARGS)
 
-sanitize: install-dev  ## the kernels under AddressSanitizer and UndefinedBehaviorSanitizer
+sanitize: install-dev  ## run the C kernels under AddressSanitizer and UndefinedBehaviorSanitizer
 	$(BIN)/python -m tests.engine.sanitizing
 
-bench-front: install-dev  ## CPU, delay and memory of streamed tokens beside uvicorn with FastAPI and Starlette
+bench-front: install-dev  ## compare CPU, delay and memory of streamed tokens with uvicorn, FastAPI and Starlette
 	$(BIN)/python -m loadtest.bench.front $(ARGS)
 
-bench-serve: benchmark-model  ## whole servers over HTTP side by side: 1, 8, 32 streams and a real trace (ARGS="--trace FILE")
+bench-serve: benchmark-model  ## compare whole servers over HTTP: 1, 8, 32 streams and a real trace (ARGS="--trace FILE")
 	$(BIN)/python -m loadtest.bench.serve $(ARGS)
 
-bench-start: benchmark-model  ## how long clients wait for a killed, a sleeping and a new model, with and without templates and snapshots
+bench-start: benchmark-model  ## measure the start of killed, sleeping and new models, with and without templates and snapshots
 	$(BIN)/python -m loadtest.bench.start $(ARGS)
 
-bench-wire: install-dev  ## the KV path beside bare sockets, and its share of a prompt's time
+bench-wire: install-dev  ## compare the KV path with bare sockets, and measure its share of a prompt's time
 	$(BIN)/python -m loadtest.bench.wire $(ARGS)
 
-bench-fairness: install-dev  ## a quiet tenant beside a flood, shares by weight, Jain's index
+bench-fairness: install-dev  ## measure fairness: a quiet tenant during a flood, shares by weight, Jain's index
 	$(BIN)/python -m loadtest.bench.fairness $(ARGS)
 
-bench-queue: install-dev  ## what one step of the fair queue costs with up to 100,000 waiting, beside a sorted list
+bench-queue: install-dev  ## measure the fair queue with up to 100,000 waiting requests, compared with a sorted list
 	$(BIN)/python -m loadtest.bench.queue $(ARGS)
 
-bench-admission: install-dev  ## what deciding on a request costs, step by step, and how soon a real server says no
+bench-admission: install-dev  ## measure the cost of admission by step, and how fast a real server refuses
 	$(BIN)/python -m loadtest.bench.admission $(ARGS)
 
-bench-batches: install-dev  ## a batch of 500 lines while every process is killed, the supervisor too; every line is answered once
+bench-batches: install-dev  ## run a batch of 500 lines while every process is killed; every line must be answered once
 	$(BIN)/python -m loadtest.batches $(ARGS)
 
-bench-quotas: install-dev  ## one limit of two servers that share Redis, and what a reservation costs in both stores
+bench-quotas: install-dev  ## test one limit shared by two servers through Redis, and measure reservations in both stores
 	$(BIN)/python -m loadtest.bench.quotas $(ARGS)
 
-bench-cache: install-dev  ## what the prefix cache finds of real conversations, of what could be found (ARGS="--trace FILE")
+bench-cache: install-dev  ## measure the prefix cache's hit rate on real conversations, compared with the possible one (ARGS="--trace FILE")
 	$(BIN)/python -m loadtest.bench.cache $(ARGS)
 
-gpu-lease:  ## pack, list or run the stages for a GPU, without a network there (docs/gpu.md; ARGS="run --out DIR --part 1")
+gpu-lease:  ## pack, list or run the stages for a GPU machine without a network (docs/gpu.md; ARGS="run --out DIR --part 1")
 	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m tools.gpu_lease.lease $(or $(ARGS),list)
 
 .PHONY: overload overload-real
-overload: install-dev  ## half to ten times the load with and without each mechanism, in virtual time; curves (ARGS=-h)
+overload: install-dev  ## simulate half to ten times the load, with and without each mechanism; curves (ARGS=-h)
 	$(BIN)/python -m loadtest.overload --images docs/images $(ARGS)
 
-overload-real: install-dev  ## the same on processes whose devices only take time, over HTTP (ARGS="--kinds curve")
+overload-real: install-dev  ## the same over HTTP, with real processes and simulated devices (ARGS="--kinds curve")
 	$(BIN)/python -m loadtest.overload --real $(ARGS)
 
 .PHONY: wheel container
@@ -251,5 +251,5 @@ container:  ## build the image triolet:latest (docs/install.md; DEBIAN=bookworm 
 	$(IMAGES) --file Containerfile --tag triolet:latest \
 	  $(if $(DEBIAN),--build-arg BUILDER=localhost/triolet-builder --build-arg RUNTIME=localhost/triolet-runtime) $(ARGS) .
 
-clean:  ## remove what builds and tests leave behind, not the environment
+clean:  ## remove files of builds and tests, but not the environment
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

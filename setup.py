@@ -1,7 +1,7 @@
-"""The compiled part of the package: one shared library of kernels for each instruction set.
+"""Build the C kernels: one shared library per instruction set.
 
-All of it is optional. Where there is no compiler, or one for another processor, the installation
-succeeds without, and the engine computes with torch alone. Everything else is in pyproject.toml.
+The kernels are optional. Without a suitable compiler the installation succeeds, and the engine
+computes with torch.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ FLAGS = runpy.run_path(str(NATIVE / "builds.py"))
 
 
 class BuildApart(build_ext):
-    """Compiles each build in a folder of its own: all have the same source, so the same object."""
+    """Compiles each build in a separate folder, because all have the same object file names."""
 
     def build_extension(self, ext: Extension) -> None:
-        """Compile and link one build, beside the others."""
+        """Compile and link one build."""
         own = copy(self)
         own.build_temp = str(Path(self.build_temp) / ext.name)
         build_ext.build_extension(own, ext)
@@ -30,7 +30,7 @@ class BuildApart(build_ext):
 
 setup(
     cmdclass={"build_ext": BuildApart},
-    # A build takes a core for ten seconds, and no build waits for another.
+    # A build takes ten seconds of one core, and builds are independent.
     options={"build_ext": {"parallel": True}},
     ext_modules=[
         Extension(

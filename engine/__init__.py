@@ -1,1 +1,1 @@
-"""What both workers compute with: model, attention, KV pool, sampler, weights, runner."""
+"""The inference engine of both workers: model, attention, KV pool, sampler, weights, runner."""

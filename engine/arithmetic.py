@@ -1,7 +1,7 @@
-"""What the last bits of a result depend on beside model and settings: the hardware and kernels.
+"""Name the hardware and kernels that a result's exact bits depend on, beside model and settings.
 
-Two workers whose names for it are equal compute the same bits of the same tokens; that is what an
-attempt that goes on elsewhere, and a cached prefix, rely on. Knows no model's weights.
+Two workers with equal names compute the same bits for the same tokens. Retries on another worker
+and shared prefix caches rely on this.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 PROBED_POSITIONS: Final = 256
 _CPUINFO: Final = Path("/proc/cpuinfo")
 MAX_HOST_CLASS: Final = 100
-"""Letters of the name of a class of machines."""
+"""Length of a machine class's name."""
 _TELLING: Final = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 
 
@@ -34,9 +34,9 @@ def arithmetic(backend: str, device: Device, model: ModelConfig) -> str:
     """Name the hardware and the kernels.
 
     Our kernels give the same bits in every build, on every processor and with any number of
-    threads; what torch adds, angles and the sampler's exponentials, is tried out. All of torch
-    depends on its version, on the instructions that its libraries choose by maker and model of the
-    processor, and may on the number of threads; on a GPU on the GPU.
+    threads. What torch still computes beside them (angles, the sampler's exponentials) is tested by
+    computing a digest. A model that torch computes depends on torch's version, on the instructions
+    that its libraries choose for the processor, possibly on the number of threads, and on the GPU.
     """
     if backend == NATIVE.name:
         library = load_library()
@@ -67,7 +67,7 @@ def _processor() -> str:
 
 
 def host_class(device: Device) -> str:
-    """Name the class of machines that are as fast as this one: its processor or GPU, in a word."""
+    """Return one word for the processor or GPU: machines with equal names are equally fast."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else _model_name()
     return re.sub(r"[^!-~]+", "-", name.strip())[:MAX_HOST_CLASS] or platform.machine()
 

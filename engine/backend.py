@@ -1,7 +1,4 @@
-"""What computes a model's steps: chosen by a name in the config, checked, and built.
-
-Knows which backends there are and what each can do; knows no kernel.
-"""
+"""Choose the compute backend named in the config, check it, and build model and runner."""
 
 from __future__ import annotations
 
@@ -49,7 +46,7 @@ ADVANTAGES: Final = {
     "avxvnni": ("AVX-VNNI", "quantised weights take more instructions"),
     "avx2": ("AVX2 and FMA", "torch computes, at half the speed or less"),
 }
-"""For each build of the kernels: the instructions that it needs, and the drawback without them."""
+"""For each build of the kernels: its instruction set, and what happens without it."""
 NO_ADAPTERS: Final[Mapping[bytes, Adapter]] = {}
 
 
@@ -57,8 +54,8 @@ def choose_backend(config: EngineConfig, model: ModelConfig, device_type: str) -
     """Return the name of the backend to use.
 
     Raises:
-      ConfigError: the one that the config names does not exist, cannot serve this model here, or
-        computes no adapters and the config has some.
+      ConfigError: the configured backend does not exist, cannot serve this model here, or does not
+        support adapters and the config has some.
     """
     if config.backend == AUTO_BACKEND:
         return "sdpa" if _why_not_native(config, model, device_type) else NATIVE.name
@@ -69,13 +66,13 @@ def choose_backend(config: EngineConfig, model: ModelConfig, device_type: str) -
 
 
 def _why_not_native(config: EngineConfig, model: ModelConfig, device_type: str) -> str | None:
-    """Return what keeps the kernels from computing a model, or None."""
+    """Return why the kernels cannot compute a model, or None."""
     try:
         NATIVE.check(device_type, config.chosen_dtype, config.block_size, model.head_dim)
     except ConfigError as error:
         return str(error)
     if model.hidden_size % _HIDDEN_SIZE_MULTIPLE:
-        return f"the model's hidden_size {model.hidden_size} is no multiple of 16"
+        return f"the model's hidden_size {model.hidden_size} is not a multiple of 16"
     library = load_library()
     if library is None:
         return "its kernels are not built for this machine (`triolet doctor` says why)"
@@ -85,10 +82,10 @@ def _why_not_native(config: EngineConfig, model: ModelConfig, device_type: str) 
 
 
 def kernels_report(backend: str) -> dict[str, object]:
-    """Return what computes on this CPU, on how much of it and what that lacks, for the log.
+    """Return the kernels' build, the CPU cores used and what is missing, for the log.
 
     Args:
-      backend: as `choose_backend` returned it.
+      backend: the result of `choose_backend`.
     """
     library = load_library()
     if library is not None and backend != NATIVE.name:
@@ -119,18 +116,18 @@ def build_model(
     snapshots: Snapshots | None = None,
     adapters: Mapping[bytes, Adapter] = NO_ADAPTERS,
 ) -> StepModel:
-    """Read the weights and return what computes with them.
+    """Read the weights and return the model that computes with them.
 
     Args:
-      backend: as `choose_backend` returned it.
-      weights: what they are kept in.
+      backend: the result of `choose_backend`.
+      weights: format in which weights are kept.
       model_config: the model's shape.
-      checkpoint: its tensors.
-      pool: where its KV goes; gives the dtype and the device too.
-      max_model_len: positions that can occur.
-      on_progress: told the share of layers that are loaded.
-      snapshots: where packed weights are kept; None for nowhere.
-      adapters: that rows may name, by digest.
+      checkpoint: the model's tensors.
+      pool: the KV pool; also sets dtype and device.
+      max_model_len: longest sequence.
+      on_progress: called with the share of layers loaded.
+      snapshots: where packed weights are kept; None to keep none.
+      adapters: adapters that rows may name, by digest.
 
     Raises:
       ModelError: a tensor is missing, unknown or of another shape.
@@ -173,18 +170,18 @@ def build_runner(
     on_progress: Callable[[str, float], None],
     snapshots: Snapshots | None = None,
 ) -> Runner:
-    """Read the weights and return what computes steps with them.
+    """Read the weights and return a runner that computes steps with them.
 
     Args:
-      backend: as `choose_backend` returned it.
+      backend: the result of `choose_backend`.
       model_config: the model's shape.
-      checkpoint: its tensors.
-      pool: where its KV goes; gives the dtype and the device too.
+      checkpoint: the model's tensors.
+      pool: the KV pool; also sets dtype and device.
       config: sizes of steps.
-      max_model_len: positions that can occur.
-      on_progress: told (stage, share of it done): `weights`, and `graphs` where decode steps are
-        captured.
-      snapshots: where packed weights are kept; None for nowhere.
+      max_model_len: longest sequence.
+      on_progress: called with (stage, share of it done): `weights`, and `graphs` where decode steps
+        are captured.
+      snapshots: where packed weights are kept; None to keep none.
 
     Raises:
       ModelError: a tensor is missing, unknown or of another shape.

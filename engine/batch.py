@@ -1,7 +1,6 @@
-"""What a step computes and what comes of it, in plain integers.
+"""The input and output types of a step (rows, samples), and their flat layout for the forward pass.
 
-Knows rows, positions and block tables and lays them out flat; knows no tensors and no model, so
-that the workers' schedulers can be tested without either.
+Plain integers without tensors or a model, so that the workers' schedulers can be tested alone.
 """
 
 from __future__ import annotations
@@ -26,20 +25,20 @@ if TYPE_CHECKING:
     from .pooling import Pool
 
 STEP_TOKENS_MULTIPLE: Final = 4
-"""Steps are padded to a multiple of this, so that a token never depends on the other rows of the
-step. Kernels take rows four at a time and whatever is left over in another order of summation. With
-one thread that only shows below 4 rows; with several the rows are dealt out, and some thread may
-get a rest: in fp32 2 and 8 threads gave other bits for 5-7 and 9-11 rows, 16 threads for 17-19 and
-25-27 too. Multiples of 4 agreed with one another everywhere; bf16 agreed for any number."""
+"""Steps are padded to a multiple of this, so that a token's bits never depend on the other rows of
+the step. Kernels compute rows four at a time and the remainder in another order of summation. With
+one thread this shows below 4 rows only. With several, rows are divided and some thread may get a
+remainder: in fp32, 2 and 8 threads gave other bits for 5-7 and 9-11 rows, 16 threads for 17-19 and
+25-27 too. Multiples of 4 agreed everywhere; bf16 agreed for any number."""
 MAX_UNDER_WAY: Final = 2
-"""Steps that may be launched and not read: one that the device computes, one that waits for it."""
+"""Steps that may be launched before a result is read: one computing, one waiting behind it."""
 
 
 class Mask(NamedTuple):
     """Which tokens may come next.
 
     Attributes:
-      allowed: [vocab_size], of tokens that have text.
+      allowed: [vocab_size], which tokens with text are allowed.
       may_end: whether the completion may end here.
     """
 
@@ -48,48 +47,48 @@ class Mask(NamedTuple):
 
 
 class AllBut(NamedTuple):
-    """Any token may come next but these: no mask of the whole vocabulary for a few.
+    """Any token may come next except these. Saves a mask of the whole vocabulary.
 
     Attributes:
-      token_ids: of the vocabulary.
+      token_ids: the forbidden tokens.
     """
 
     token_ids: tuple[int, ...]
 
 
 class Barred(Enum):
-    """Why there is no mask, and so no token."""
+    """Why a row has no mask, and therefore no token."""
 
-    STUCK = auto()  # nothing may follow
-    TOO_COSTLY = auto()  # what may follow costs too much to know
-    LATE = auto()  # it is not known yet: the row computes its token again
+    STUCK = auto()  # no token may follow
+    TOO_COSTLY = auto()  # the mask takes too long to compute
+    LATE = auto()  # the mask is not ready: the row computes its token again
 
 
 PendingMask: TypeAlias = "Future[Mask | Barred] | Future[Mask | AllBut | None]"
-"""What may come next, or is on its way; None for any token."""
+"""A mask, possibly still being computed; None allows any token."""
 
 
 class Constraint(Protocol):
-    """What one sequence's completion has to be."""
+    """Restricts the tokens of one sequence's completion."""
 
     @property
     def is_slow(self) -> bool:
-        """Whether its masks take so long that other rows should not wait for them."""
+        """Whether masks take so long that other rows should not wait for them."""
         ...
 
     @property
     def is_awaited(self) -> bool:
-        """Whether a slow mask is not there yet, so that a row would be computed for nothing. Not to
-        be asked while a step runs."""
+        """Whether a slow mask is not ready yet, so that computing the row now would be wasted. Must
+        not be read while a step runs."""
         ...
 
     def begin(self, output_ids: Sequence[int]) -> PendingMask:
-        """Begin to find out what may follow the completion so far. Asked again for the same tokens
-        it goes on with what it has begun."""
+        """Start computing the mask that follows the completion so far. A second call for the same
+        tokens continues the first computation."""
         ...
 
     def late(self) -> Barred:
-        """Return what becomes of a row without a mask in time."""
+        """Return the outcome of a row whose mask was not ready in time."""
         ...
 
 
@@ -98,12 +97,12 @@ class SampleSpec:
     """How to choose the token that follows a row.
 
     Attributes:
-      params: the request's parameters.
-      position: which completion token it will be, from 0; with the seed it keys the randomness.
-      prompt_ids: for the repetition penalty.
+      params: the request's sampling parameters.
+      position: index of the completion token, from 0; seed and position determine the randomness.
+      prompt_ids: the prompt, for the repetition penalty.
       output_ids: the `position` completion tokens so far, for the penalties.
-      eos_token_ids: the model's own end tokens, not chosen before `min_tokens`.
-      constraint: what the completion has to be, None for anything.
+      eos_token_ids: the model's end tokens, not chosen before `min_tokens`.
+      constraint: restricts the completion; None allows any token.
     """
 
     params: SamplingParams
@@ -115,13 +114,13 @@ class SampleSpec:
 
 
 def is_plain(params: SamplingParams, position: int) -> bool:
-    """Return whether a token is chosen from its logits, temperature and `min_p` alone.
+    """Return whether a token depends on its logits, temperature and `min_p` only.
 
-    Such a choice needs neither the tokens before it nor the host.
+    Such a token can be sampled on the device, without the host and the tokens before it.
 
     Args:
-      params: the request's parameters.
-      position: which completion token it will be.
+      params: the request's sampling parameters.
+      position: index of the completion token.
     """
     return (
         params.logprobs is None
@@ -135,11 +134,11 @@ def is_plain(params: SamplingParams, position: int) -> bool:
 
 
 class FollowedBy(Sequence[int]):
-    """Tokens and a few more behind them, without a copy of the former.
+    """A view of tokens followed by a few more, without copying the first.
 
     Args:
-      tokens: not to be changed meanwhile.
-      more: what follows.
+      tokens: the first tokens; must not change while this object is used.
+      more: the tokens that follow.
     """
 
     __slots__ = ("_more", "_tokens")
@@ -168,22 +167,22 @@ class FollowedBy(Sequence[int]):
 class StepRow:
     """One sequence's part in a step: one token in decode, a chunk of the prompt in prefill.
 
-    A sequence may have several decode rows, each one token behind the one before it, with the same
-    table: KV of all rows is stored before any of them attends. So is a guess computed beside the
-    token that it follows, and with the bits that it would have alone.
+    A sequence may have several consecutive decode rows with the same block table. The KV of all
+    rows is stored before any of them attends, so speculated tokens are computed in one step, with
+    the same bits as one by one.
 
     Attributes:
       token_ids: tokens to compute, at least one; their KV is stored.
-      start: position of the first; the KV of all before it is in the blocks already.
+      start: position of the first token. The KV of all earlier positions is already in the blocks.
       block_table: the sequence's blocks, enough for `start + len(token_ids)` tokens.
       sample: how to choose the token after the last one, or None to compute KV only.
-      is_decode: whether it is one token of a completion. A row's bits depend on how it is computed,
-        so a prompt's token is prefill also where the borders of chunks leave it alone.
-      follows: index of the row, in the step that was launched just before, that chooses this row's
-        token; `token_ids` then holds a placeholder, for that step may still be under way.
-      pool: takes hidden states, of a row whose input becomes a vector; such a row samples nothing.
-      adapter: digest of the adapter that computes it, with all else of its sequence; empty for the
-        base alone.
+      is_decode: whether the row is one token of a completion. A row's bits depend on its kind, so a
+        prompt's token is prefill even when it is alone in its chunk.
+      follows: index of the row in the previous step that samples this row's token; `token_ids` then
+        holds a placeholder, because that step may still be running.
+      pool: receives hidden states if the input becomes an embedding vector; such a row samples
+        nothing.
+      adapter: digest of the sequence's adapter; empty for the base model.
     """
 
     token_ids: Sequence[int]
@@ -201,10 +200,10 @@ class Sampled:
     """A chosen token.
 
     Attributes:
-      token_id: its id.
-      logprob: natural logarithm before temperature and penalties, None if not asked for.
-      top: (token id, logprob) of the best, best first, as many as asked for.
-      barred: why no token could be chosen, because of the constraint; the others mean nothing then.
+      token_id: the token's id.
+      logprob: natural logarithm before temperature and penalties; None if not requested.
+      top: (token id, logprob) of the requested number of best tokens, best first.
+      barred: why the constraint allowed no token; the other fields are meaningless then.
     """
 
     token_id: int
@@ -214,13 +213,13 @@ class Sampled:
 
 
 class PooledRow(NamedTuple):
-    """Tokens of one row whose hidden states are wanted.
+    """Tokens of one row whose hidden states are pooled.
 
     Attributes:
       row: index of the row.
       first: index of the first token in `token_ids`.
-      num_tokens: how many; at least one.
-      pool: takes them.
+      num_tokens: number of tokens, at least one.
+      pool: receives the hidden states.
     """
 
     row: int
@@ -231,22 +230,22 @@ class PooledRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FlatStep:
-    """The rows of a step end to end, as the model's one forward takes them.
+    """The rows of a step concatenated, as input of one forward pass.
 
     Attributes:
       token_ids: all rows' tokens, then padding.
-      positions: of each token in its sequence.
-      slots: (block, offset) of each token's KV; padding has none and comes last.
+      positions: each token's position in its sequence.
+      slots: (block, offset) of each token's KV; none for padding.
       query_start_loc: where each row begins in `token_ids`, and where the last one ends.
-      seq_lens: tokens of each row's sequence after this step.
-      block_tables: of each row, cut to the blocks that `seq_lens` fills.
-      is_decode: of each row, whether it is one token of a completion.
-      continues: of each row, whether it is a decode row right behind the row before it, in the same
+      seq_lens: length of each row's sequence after this step.
+      block_tables: each row's blocks, cut to those that `seq_lens` fills.
+      is_decode: for each row, whether it is one token of a completion.
+      continues: for each row, whether it is a decode row that continues the previous row's
         sequence.
-      sample_rows: indices into the rows that choose a token.
+      sample_rows: indices of the rows that sample a token.
       sample_tokens: index in `token_ids` of the last token of each such row, padded.
-      pooled: rows of which hidden states are wanted.
-      adapters: of each row the digest of its adapter, empty for the base alone.
+      pooled: rows whose hidden states are pooled.
+      adapters: each row's adapter digest; empty for the base model.
     """
 
     token_ids: list[int]
@@ -264,7 +263,7 @@ class FlatStep:
 
 
 def flatten(rows: Sequence[StepRow], block_size: int) -> FlatStep:
-    """Lay rows out for one forward.
+    """Lay rows out for one forward pass.
 
     Args:
       rows: at least one.
@@ -275,8 +274,8 @@ def flatten(rows: Sequence[StepRow], block_size: int) -> FlatStep:
     for index, row in enumerate(rows):
         end = row.start + len(row.token_ids)
         num_blocks = -(-end // block_size)
-        assert row.token_ids, "a row without tokens"
-        assert num_blocks <= len(row.block_table), "a row that is longer than its blocks"
+        assert row.token_ids, "a row has no tokens"
+        assert num_blocks <= len(row.block_table), "a row needs more blocks than it has"
         assert not row.is_decode or len(row.token_ids) == 1, "decode goes token by token"
         step.token_ids.extend(row.token_ids)
         step.positions.extend(range(row.start, end))
@@ -314,10 +313,10 @@ def _continues(row: StepRow, before: StepRow) -> bool:
 
 
 def check_request(vocab_size: int, token_ids: Sequence[int], params: SamplingParams) -> None:
-    """Refuse what would break a step for everybody in it. To be called when a request arrives.
+    """Check a request when it arrives: a bad token id would fail the step for every row in it.
 
     Raises:
-      RequestError: 400; a token id of the prompt or of logit_bias is not in the vocabulary.
+      RequestError: 400, a token id of the prompt or of logit_bias is not in the vocabulary.
     """
     if not token_ids:
         raise invalid_request("the prompt has no tokens", "prompt")

@@ -1,13 +1,12 @@
-"""Leases of KV blocks: every block is free, leased or cached, and exactly one of these.
+"""Allocate KV blocks: leases, reference counts and eviction. A block is free, leased or cached.
 
-Knows block numbers, owners and reference counts; knows no bytes, no tensors, no tokens and no time.
-Block 0 is scratch: padding may point at it, so it is never handed out and not counted.
+Block 0 is scratch space for padding: it is never leased and not counted.
 
-A lease belongs to one owner, which alone may write its own blocks. Blocks that are finished may be
-shared by several leases (reference count > 1). What is *kept* outlives its leases as a cached
-block, which still holds KV that may be shared again; cached blocks are taken back when free
-ones run out, of the keeper that has most for its share, the least recently used first. Which KV is
-in a kept block is prefix_cache.py's business.
+A lease belongs to one owner, the only writer of its new blocks. Finished blocks may be shared by
+several leases (reference count > 1). A *kept* block outlives its leases as a cached block, whose KV
+later leases can share. When free blocks run out, cached blocks are evicted: first from the tenant
+furthest above its share, least recently used first. prefix_cache.py records which KV a kept block
+holds.
 """
 
 from __future__ import annotations
@@ -27,40 +26,40 @@ SCRATCH_BLOCK: Final = 0
 
 
 class Poison(Protocol):
-    """Marks freed blocks, so that it shows if anybody writes into them all the same."""
+    """Marks freed blocks, so that a later write to them can be detected."""
 
     def poison(self, block_ids: Sequence[int]) -> None:
-        """Mark blocks that have no owner any more."""
+        """Mark blocks that no lease owns."""
         ...
 
     def count_spoiled(self, block_ids: Sequence[int]) -> int:
-        """Return how many of these blocks do not bear the mark any more."""
+        """Return how many of these blocks have lost the mark."""
         ...
 
 
 class BlockLedger:
-    """The one place where blocks change hands. Synchronous, so that freeing needs no await.
+    """The block allocator. Synchronous, so that freeing needs no await.
 
     Args:
-      num_blocks: blocks of the pool, the scratch block included.
-      poison: marks free blocks, from the beginning; None to leave in them what was there.
+      num_blocks: blocks of the pool, including the scratch block.
+      poison: marks free blocks; None to leave them unmarked.
 
     Attributes:
-      total_blocks: blocks that can be leased at all.
-      kept: blocks, leased or cached, that hold finished KV, with their tenants; changed through
+      total_blocks: blocks that can be leased.
+      kept: leased or cached blocks that hold finished KV, with their tenants; changed through
         `keep` only.
-      cached: of these, those that no lease names; changed here only.
-      on_evict: told of each cached block that is about to hold something else.
+      cached: kept blocks that no lease names; changed here only.
+      on_evict: called with each cached block before it is reused.
     """
 
     def __init__(self, num_blocks: int, poison: Poison | None = None) -> None:
         if num_blocks < 2:
-            raise CapacityError(f"a pool of {num_blocks} blocks has none beside the scratch block")
+            raise CapacityError(f"a pool of {num_blocks} blocks has only the scratch block")
         self.total_blocks = num_blocks - 1
         self.kept: dict[int, Keeper] = {}
         self.on_evict: Callable[[int], None] | None = None
-        # First in, first out: a freed block is reused as late as possible, so that a stray read of
-        # it shows as poison in tests instead of plausible KV.
+        # First in, first out: a freed block is reused as late as possible, so that in tests a
+        # stray read finds poison instead of plausible KV.
         self._free: deque[int] = deque(range(1, num_blocks))
         self._leases: dict[Hashable, list[int]] = {}
         self._references: Counter[int] = Counter()
@@ -71,53 +70,53 @@ class BlockLedger:
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that hold nothing of use."""
+        """Blocks that are neither leased nor cached."""
         return len(self._free)
 
     @property
     def leased_blocks(self) -> int:
-        """Blocks that at least one lease names."""
+        """Blocks named by at least one lease."""
         return len(self._references)
 
     @property
     def cached_blocks(self) -> int:
-        """Blocks that no lease names but whose KV is kept for a later one."""
+        """Blocks that no lease names, whose KV is kept for reuse."""
         return len(self.cached)
 
     @property
     def available_blocks(self) -> int:
-        """What the next lease can get: free blocks and cached ones that it may push out."""
+        """Blocks that the next lease can get: free ones, and cached ones that it may evict."""
         return len(self._free) + len(self.cached)
 
     @property
     def num_leases(self) -> int:
-        """Owners that hold a lease, also one of no blocks."""
+        """Number of leases, including leases of no blocks."""
         return len(self._leases)
 
     @property
     def num_references(self) -> int:
-        """Blocks of all leases, a shared one counted once for each lease that names it."""
+        """Blocks of all leases; a shared block counts once per lease."""
         return self._references.total()
 
     @property
     def num_spoiled(self) -> int | None:
-        """Free blocks that were written since they were freed; None where they are not marked."""
+        """Free blocks written to since they were freed; None without marking."""
         return None if self._poison is None else self._poison.count_spoiled(tuple(self._free))
 
     def lease(self, owner: Hashable, num_blocks: int, shared: Sequence[int] = ()) -> list[int]:
         """Open a lease.
 
         Args:
-          owner: of the new lease; holds none yet.
-          num_blocks: new blocks wanted, 0 or more.
-          shared: leased or cached blocks whose KV the owner reads and does not write.
+          owner: owner of the new lease, without a lease so far.
+          num_blocks: number of new blocks, 0 or more.
+          shared: leased or cached blocks that the owner only reads.
 
         Returns:
           The shared blocks in the order given, then the new ones.
 
         Raises:
           CapacityError: fewer blocks are available; nothing has changed.
-          LeaseError: the owner has a lease already, or a shared block is neither leased nor cached.
+          LeaseError: the owner already has a lease, or a shared block is free.
         """
         self.check_lease(owner, num_blocks, shared)
         revived = [block for block in shared if block not in self._references]
@@ -128,12 +127,12 @@ class BlockLedger:
         return list(self._leases[owner])
 
     def check_lease(self, owner: Hashable, num_blocks: int, shared: Sequence[int] = ()) -> None:
-        """Raise what `lease` with the same arguments would raise. Changes nothing."""
+        """Raise what `lease` would raise for these arguments, without changing anything."""
         if owner in self._leases:
-            raise LeaseError(f"{owner} has a lease already")
+            raise LeaseError(f"{owner} already has a lease")
         for block in shared:
             if block not in self._references and block not in self.kept:
-                raise LeaseError(f"block {block} is free: there is nothing in it to share")
+                raise LeaseError(f"block {block} is free and cannot be shared")
         revived = {block for block in shared if block not in self._references}
         _require(num_blocks, self.available_blocks - len(revived))
 
@@ -141,13 +140,13 @@ class BlockLedger:
         """Add blocks to a lease.
 
         Args:
-          owner: of the lease.
-          num_blocks: new ones, at its end.
-          shared: finished blocks of other leases, which the owner reads and does not write; they
-            come before all that it has.
+          owner: owner of the lease.
+          num_blocks: number of new blocks, appended to the lease.
+          shared: finished blocks of other leases that the owner only reads; put before the lease's
+            own blocks.
 
         Returns:
-          The new ones.
+          The new blocks.
 
         Raises:
           CapacityError: fewer blocks are available; nothing has changed.
@@ -157,7 +156,7 @@ class BlockLedger:
         _require(num_blocks, self.available_blocks)
         for block in shared:
             if block not in self._references:
-                raise LeaseError(f"block {block} is not leased: nothing vouches for what is in it")
+                raise LeaseError(f"block {block} is not leased, so its content is not valid KV")
         self._references.update(shared)
         added = self._take(num_blocks)
         blocks[:0] = shared
@@ -165,24 +164,24 @@ class BlockLedger:
         return added
 
     def keep(self, block: int, keeper: Keeper = ANYBODY) -> None:
-        """Note that a leased block holds finished KV: it is cached once no lease names it.
+        """Record that a leased block holds finished KV: it is cached once no lease names it.
 
         Args:
-          block: which.
-          keeper: the tenant; one lease names kept blocks of one tenant only.
+          block: the block.
+          keeper: the tenant; a lease names kept blocks of one tenant only.
 
         Raises:
-          LeaseError: it is not leased.
+          LeaseError: the block is not leased.
         """
         if block not in self._references:
-            raise LeaseError(f"block {block} is not leased: nothing vouches for what is in it")
+            raise LeaseError(f"block {block} is not leased, so its content is not valid KV")
         self.kept[block] = keeper
 
     def release(self, owner: Hashable) -> int:
-        """End a lease. Idempotent: an owner without one releases nothing.
+        """End a lease. Idempotent.
 
         Returns:
-          How many blocks no lease names any more.
+          Number of blocks that no lease names now.
         """
         unnamed = []
         for block in self._leases.pop(owner, ()):
@@ -191,7 +190,7 @@ class BlockLedger:
                 del self._references[block]
                 unnamed.append(block)
         freed = [block for block in unnamed if block not in self.kept]
-        # The end of a sequence is pushed out before its beginning, without which it is of no use.
+        # Evict the end of a sequence before its beginning, without which the end is useless.
         cached = [block for block in reversed(unnamed) if block in self.kept]
         if cached:
             self.cached.add(cached, self.kept[cached[0]])
@@ -201,7 +200,7 @@ class BlockLedger:
         return len(unnamed)
 
     def num_only_of(self, owners: Iterable[Hashable]) -> int:
-        """Return how many blocks no other lease names: what ending these leases makes available."""
+        """Return how many blocks would become available if these leases ended."""
         named = Counter(block for owner in owners for block in self._leases.get(owner, ()))
         return sum(self._references[block] == count for block, count in named.items())
 
@@ -224,9 +223,9 @@ class BlockLedger:
     def check_invariants(self) -> None:
         """Assert that each block is in one state and each count is the number of its leases."""
         free, cached, leased = set(self._free), set(self.cached), set(self._references)
-        assert len(free) == len(self._free), "a block is free twice"
+        assert len(free) == len(self._free), "a block is listed as free twice"
         assert len(free) + len(cached) + len(leased) == self.total_blocks, (
-            "a block has no or two states"
+            "a block has no state or two states"
         )
         assert free | cached | leased == set(range(1, self.total_blocks + 1)), "a block is lost"
         named = Counter(block for blocks in self._leases.values() for block in blocks)
@@ -234,9 +233,9 @@ class BlockLedger:
         self.cached.check_invariants()
         for tenant in {self.kept[block].tenant for block in cached}:
             for block in self.cached.names_of(tenant):
-                assert self.kept[block].tenant == tenant, "a block is cached for another tenant"
+                assert self.kept[block].tenant == tenant, "a block is cached for the wrong tenant"
         assert cached <= self.kept.keys(), "a block is cached that was never kept"
-        assert self.kept.keys() <= cached | leased, "a block is kept although it is free"
+        assert self.kept.keys() <= cached | leased, "a kept block is free"
 
     def _lease_of(self, owner: Hashable) -> list[int]:
         try:
@@ -258,4 +257,4 @@ class BlockLedger:
 
 def _require(num_blocks: int, available: int) -> None:
     if num_blocks > available:
-        raise CapacityError(f"{num_blocks} blocks wanted, {available} available")
+        raise CapacityError(f"{num_blocks} blocks requested, {available} available")

@@ -1,11 +1,10 @@
-"""What completions have to be: grammars compiled, and followed token by token.
+"""Constrained decoding: compile grammars, follow them token by token, and compute token masks.
 
-A matcher is a function of (grammar, tokens so far); what it remembers only saves time, so that an
-attempt that begins again elsewhere, with its tokens replayed, goes on exactly. Nothing here runs on
-the thread that decides nor on the device's: grammars are compiled in one thread, so that none holds
-up a step, and masks are computed in others (mask_lanes.py), while the device computes. What that
-may cost is bounded twice: by counts of the library (triolet/grammar.py), which end a sequence at
-the same token everywhere, and by processor time, which ends it for good.
+A matcher is a function of (grammar, tokens so far), and its state is only a cache. A retry on
+another worker that replays the tokens therefore continues exactly. Grammars are compiled in one
+thread and masks are computed in others (mask_lanes.py), so neither the event loop nor the device
+thread waits for them. Two bounds limit the cost: limits of the library (triolet/grammar.py), which
+end a sequence at the same token on every machine, and processor time, after which a sequence fails.
 """
 
 from __future__ import annotations
@@ -46,21 +45,21 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 MAX_COMPILED: Final = 64
-"""Grammars that are kept compiled for the next request: clients send the same ones again."""
+"""Compiled grammars that are cached: clients repeat the same ones."""
 READ_AFTER_S: Final = 1.0
-"""From a worker's start until the tokenizer is read that only grammars need, unless one comes
-before: it takes 50 ms of a core, while a request may wait for the worker."""
+"""Delay from a worker's start until it reads the tokenizer, which only grammars need. Reading takes
+50 ms of a core while the first request may be waiting. An earlier grammar starts it at once."""
 REPLAYED_TOKENS: Final = 16
-"""Tokens followed between two looks at the clock."""
+"""Tokens followed between two readings of the clock."""
 
 
 class Constraints:
     """The grammars of one worker.
 
     Args:
-      tokenizer_path: the model's tokenizer.json; missing or unusable, nothing can be constrained.
-      vocab_size: ids of the model are below this.
-      eos_token_ids: the model's own end tokens.
+      tokenizer_path: the model's tokenizer.json; if it is missing or unusable, grammars fail.
+      vocab_size: size of the model's vocabulary.
+      eos_token_ids: the model's end tokens.
       config: bounds.
       new_clock: returns the calling thread's clock of processor time.
     """
@@ -86,15 +85,15 @@ class Constraints:
         self._is_wanted = threading.Event()
 
     def prepare(self) -> None:
-        """Begin to read the tokenizer soon, so that no request waits for it, and start all threads,
-        so that an audit finds as many after it as before."""
+        """Schedule reading the tokenizer, so that no request waits for it, and start all threads,
+        so that an audit counts the same number before and after the first grammar."""
         if self._tokenizer is None and self._tokenizer_path.exists():
             tokenizer = self._tokenizer = self._compiling.submit(self._read_tokenizer)
             self._follower = self._compiling.submit(lambda: Follower(tokenizer.result()))
             self._lanes.prepare()
 
     def constrain(self, grammar: Grammar) -> GrammarConstraint:
-        """Return what keeps one sequence within a grammar, which is compiled meanwhile."""
+        """Return a constraint for one sequence, and start compiling its grammar."""
         self.prepare()
         self._is_wanted.set()
         compiled = self._compiled.get(grammar)
@@ -108,8 +107,7 @@ class Constraints:
         )
 
     def constraint_of(self, sampling: SamplingParams) -> Constraint | None:
-        """Return what keeps one sequence within its grammar and its budget of reasoning; None if
-        any token may always follow."""
+        """Return the constraint for a sequence's grammar and reasoning budget, or None."""
         answer = None if sampling.grammar is None else self.constrain(sampling.grammar)
         reasoning = sampling.reasoning
         if reasoning is None or not sampling.is_constrained:
@@ -131,18 +129,18 @@ class Constraints:
         began_s = clock()
         matcher = compile_grammar(tokenizer, grammar)
         if clock() - began_s > self._config.compile_cpu_s:
-            raise GrammarTooCostly(f"{self._config.compile_cpu_s} s did not suffice to compile it")
+            raise GrammarTooCostly(f"it did not compile within {self._config.compile_cpu_s} s")
         return matcher
 
 
 class _Begun(NamedTuple):
-    """A mask that was asked for.
+    """A requested mask.
 
     Attributes:
-      output_ids: behind which tokens.
-      mask: what comes of it.
-      lane: which computes it.
-      generation: of the lane.
+      output_ids: the completion that the mask follows.
+      mask: the result.
+      lane: the lane that computes it.
+      generation: the lane's generation at the request.
     """
 
     output_ids: list[int]
@@ -152,7 +150,7 @@ class _Begun(NamedTuple):
 
     @property
     def is_good(self) -> bool:
-        """Whether there is a mask, or one is coming."""
+        """Whether the mask is ready or still being computed."""
         if self.mask.done():
             return self.mask.result() is not Barred.LATE
         return self.generation == self.lane.generation
@@ -162,9 +160,9 @@ class _Computed(NamedTuple):
     """The last mask of a sequence.
 
     Attributes:
-      num_tokens: behind how many tokens.
-      mask: what may follow.
-      cpu_s: what it took, with the tokens before it.
+      num_tokens: number of completion tokens before it.
+      mask: the mask.
+      cpu_s: processor time of the mask and of following the tokens before it.
     """
 
     num_tokens: int
@@ -173,12 +171,12 @@ class _Computed(NamedTuple):
 
 
 class GrammarConstraint:
-    """One sequence's place in its grammar (engine.batch.Constraint).
+    """One sequence's position in its grammar (engine.batch.Constraint).
 
     Args:
-      compiled: the grammar's matcher, at its beginning; not to be moved.
-      follower: moves matchers along; there once a grammar is compiled.
-      lanes: where everything else happens.
+      compiled: the grammar's matcher at its beginning; copied, never advanced.
+      follower: advances matchers; available once a grammar is compiled.
+      lanes: threads that compute masks.
       vocab_size: length of masks.
       config: bounds.
 
@@ -202,7 +200,7 @@ class GrammarConstraint:
         self._matcher: LLMatcher | None = None
         self._followed: list[int] = []
         self._last: _Computed | None = None
-        # A replaced thread may still be in the matcher when its successor comes to it.
+        # A replaced thread may still use the matcher when its successor starts.
         self._turn = threading.Lock()
         self._spent_s = 0.0
         self.is_slow = False
@@ -217,8 +215,8 @@ class GrammarConstraint:
     def begin(self, output_ids: Sequence[int]) -> Future[Mask | Barred]:
         """Begin to find out what may follow; the tokens are read at once."""
         token_ids = list(output_ids)
-        # What lies behind is decided, unless this is a guess: the row before it may still wait for
-        # its mask, and asks again with the next step.
+        # Earlier tokens are final, unless this row is a guess: the row before it may still wait for
+        # its mask and request it again with the next step.
         if not isinstance(output_ids, FollowedBy):
             self._begun = {n: begun for n, begun in self._begun.items() if n >= len(token_ids)}
         begun = self._begun.get(len(token_ids))
@@ -237,7 +235,7 @@ class GrammarConstraint:
         self._is_condemned = True
 
     def compute(self, output_ids: list[int], clock: Callable[[], float]) -> Mask | Barred:
-        """Return what may follow. In one of the lanes' threads."""
+        """Return the mask after some tokens. Called on a lane's thread."""
         with self._turn:
             if self._is_condemned:
                 return Barred.TOO_COSTLY
@@ -258,7 +256,7 @@ class GrammarConstraint:
         lane = self._lanes.slow if self.is_slow else self._lanes.quick
         if self._compiled.done():
             return _Begun(token_ids, lane.submit(self, token_ids), lane, lane.generation)
-        # It must not wait in a lane, where it would stand before others.
+        # It must not wait inside a lane, where it would block others.
         mask: Future[Mask | Barred] = Future()
         self._compiled.add_done_callback(lambda _: self._pass_on(lane, token_ids, mask))
         return _Begun(token_ids, mask, lane, lane.generation)
@@ -287,13 +285,13 @@ class GrammarConstraint:
         return Mask(allowed, may_end) if may_end or allowed.any() else Barred.STUCK
 
     def _follow(self, output_ids: list[int], spent_s: Callable[[], float]) -> LLMatcher | Barred:
-        """Return the matcher behind these tokens."""
+        """Return the matcher advanced past these tokens."""
         matcher = self._matcher
         if matcher is None:
             matcher, self._followed, self._last = self._compiled.result().deep_copy(), [], None
         num_common = _num_common(self._followed, output_ids)
         num_wrong = len(self._followed) - num_common
-        # Guesses that did not hold.
+        # Rejected guesses.
         if num_wrong and not matcher.rollback(num_wrong):
             matcher, num_common = self._compiled.result().deep_copy(), 0
         if num_wrong:
@@ -329,24 +327,24 @@ class GrammarConstraint:
         return 1
 
     def _too_costly(self, reason: str) -> Barred:
-        # A bound of the library ends the row alone: behind a wrong guess it says nothing of what
-        # is right.
+        # A limit of the library ends this row only: after a wrong guess it says nothing about the
+        # right tokens.
         log.warning("grammar_too_costly", reason=" ".join(reason.split())[:200])
         self._matcher = None
         return Barred.TOO_COSTLY
 
 
 class ReasoningConstraint:
-    """One sequence's place in its reasoning, and behind that in the grammar of its answer.
+    """One sequence's position in its reasoning and then in its answer's grammar.
 
-    Reasoning is free but for its budget; an answer has to follow if it has a grammar. The place is
-    a function of the tokens, so that an attempt that begins again elsewhere goes on exactly.
+    Reasoning is limited by its budget only. If the answer has a grammar, an answer must follow. The
+    position is a function of the tokens, so a retry on another worker continues exactly.
 
     Args:
-      reasoning: where the answer begins.
-      answer: what it has to be; None for anything.
+      reasoning: markers and budget of reasoning.
+      answer: constraint of the answer; None allows anything.
       vocab_size: length of masks.
-      eos_token_ids: what would end the sequence.
+      eos_token_ids: the model's end tokens.
     """
 
     def __init__(
@@ -402,15 +400,15 @@ class ReasoningConstraint:
         else:
             closing = self._reasoning.closing_behind(output_ids, self._num_searched)
             found = None if closing is None else closing[1]
-        # What is guessed may be taken back.
+        # Guessed tokens may be rejected later.
         if not isinstance(output_ids, FollowedBy) and output_ids:
             self._answer_at = found
-            # A closing may have begun with the last tokens.
+            # The last tokens may be the start of a closing marker.
             self._num_searched = max(0, len(output_ids) - MAX_MARKER_TOKENS)
         return found
 
     def _at_start(self, opening: int) -> PendingMask:
-        """Return what may come first: the opening of reasoning, or an answer."""
+        """Return the mask of the first tokens: the opening marker of reasoning, or an answer."""
         if self._reasoning.budget == 0:
             if self._answer is None:
                 return _known(AllBut((opening,)))
@@ -434,14 +432,14 @@ class ReasoningConstraint:
 
 
 def _known(mask: Mask | AllBut | None) -> Future[Mask | AllBut | None]:
-    """Return a mask that is there already."""
+    """Return a completed future."""
     future: Future[Mask | AllBut | None] = Future()
     future.set_result(mask)
     return future
 
 
 def _copy_with(into: Future[Mask | Barred], token_id: int, source: Future[Mask | Barred]) -> None:
-    """Pass on what came of another future, and allow a token beside it."""
+    """Copy another future's result and allow one more token."""
     if source.exception() is None and isinstance(mask := source.result(), Mask):
         allowed = mask.allowed.copy()
         allowed[token_id] = True
@@ -451,7 +449,7 @@ def _copy_with(into: Future[Mask | Barred], token_id: int, source: Future[Mask |
 
 
 def _copy(into: Future[Mask | Barred], source: Future[Mask | Barred]) -> None:
-    """Pass on what came of another future."""
+    """Copy another future's result."""
     error = source.exception()
     if error is None:
         into.set_result(source.result())
@@ -460,7 +458,7 @@ def _copy(into: Future[Mask | Barred], source: Future[Mask | Barred]) -> None:
 
 
 def _num_common(first: list[int], second: list[int]) -> int:
-    """Return how many leading tokens are the same."""
+    """Return the length of the common prefix."""
     shorter = min(len(first), len(second))
     if first[:shorter] == second[:shorter]:
         return shorter

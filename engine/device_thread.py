@@ -1,8 +1,7 @@
-"""The one thread that computes, seen from Trio.
+"""Run blocking device calls from Trio on one dedicated thread.
 
-Knows that jobs run one after another in the order given, and that a job which has begun is always
-waited for: its blocks are being written, so they must not count as free. Knows nothing of what the
-jobs do.
+Calls run one at a time, in order. A call that has started is always awaited, even when its caller
+is cancelled: it may be writing KV blocks, which must not count as free before it returns.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ class _Job:
 
 @dataclass(frozen=True, slots=True)
 class DeviceStatistics:
-    """What the thread is doing.
+    """The thread's state.
 
     Attributes:
-      steps: jobs finished; a heartbeat's progress counter.
-      busy_since: Trio time at which the running job began, None when idle.
-      waiting: jobs accepted and not begun.
+      steps: finished calls; heartbeats report it as progress.
+      busy_since: Trio time at which the running call started; None when idle.
+      waiting: accepted calls that have not started.
     """
 
     steps: int
@@ -54,15 +53,14 @@ class DeviceStatistics:
 class DeviceThread:
     """Runs blocking calls on one dedicated thread.
 
-    An async context manager: the thread starts on entry and is gone after exit.
+    An async context manager: the thread starts on entry and ends on exit.
 
     Args:
-      max_waiting: calls that may wait behind the running one; the next caller waits in Trio, where
-        it can be cancelled.
-      num_threads: CPU threads of torch's kernels there; None leaves torch's own choice.
-      close_timeout_s: how long a cancelled caller, or leaving the context, waits for the running
-        call.
-      niceness: how far the thread, and those that its kernels start, stand back for others.
+      max_waiting: calls queued behind the running one; further callers wait in Trio, where they can
+        be cancelled.
+      num_threads: CPU threads of torch's kernels; None for torch's default.
+      close_timeout_s: how long a cancelled caller, or exit, waits for the running call.
+      niceness: niceness added to the thread and the threads that its kernels start.
     """
 
     def __init__(
@@ -85,7 +83,7 @@ class DeviceThread:
     async def __aenter__(self) -> Self:
         trio_token = trio.lowlevel.current_trio_token()
         clock = trio.lowlevel.current_clock()
-        # A daemon, so that a wedged kernel cannot keep the process from leaving.
+        # A daemon, so that a wedged kernel cannot keep the process from exiting.
         threading.Thread(
             target=self._work, args=(trio_token, clock), name="device", daemon=True
         ).start()
@@ -100,13 +98,14 @@ class DeviceThread:
         await self.aclose(self._close_timeout_s)
 
     async def run(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
-        """Run `fn(*args)` on the device thread and return what it returns.
+        """Run `fn(*args)` on the device thread and return its result.
 
-        Cancellation: while waiting for room, at once. From then on the call runs to its end first.
+        Cancellation takes effect at once while waiting for a queue slot. Later, the call runs to
+        its end first.
 
         Raises:
           LocalProtocolError: the thread is closed.
-          DeviceWedged: cancelled, and the call has not ended within `close_timeout_s` of it.
+          DeviceWedged: cancelled, and the call did not end within `close_timeout_s`.
           Exception: whatever `fn` raises.
         """
         async with self._room:
@@ -126,11 +125,11 @@ class DeviceThread:
         return cast("T", job.result.unwrap())
 
     async def aclose(self, timeout_s: float) -> None:
-        """Take no more calls, and wait until those accepted have run. Idempotent.
+        """Refuse new calls and wait until accepted ones have run. Idempotent.
 
         Raises:
-          DeviceWedged: they have not within `timeout_s`; the thread still holds the pool, so only
-            leaving the process is safe.
+          DeviceWedged: they did not end within `timeout_s`. The thread still uses the pool, so the
+            process must exit.
         """
         if not self._is_closing:
             self._is_closing = True
@@ -141,12 +140,12 @@ class DeviceThread:
             raise _wedged(timeout_s)
 
     def statistics(self) -> DeviceStatistics:
-        """Return what the thread is doing, without waiting."""
+        """Return the thread's state, without waiting."""
         return DeviceStatistics(self._steps, self._busy_since, self._jobs.qsize())
 
     def _work(self, trio_token: trio.lowlevel.TrioToken, clock: trio.abc.Clock) -> None:
         if self._niceness:
-            # Linux keeps niceness by thread. Relative, because an inherited value may not be
+            # Linux has a niceness per thread. Relative, because an inherited value must not be
             # lowered.
             thread = threading.get_native_id()
             own = os.getpriority(os.PRIO_PROCESS, thread)
@@ -168,7 +167,7 @@ def _wedged(timeout_s: float) -> DeviceWedged:
 
 
 def _tell(trio_token: trio.lowlevel.TrioToken, event: trio.Event) -> bool:
-    """Set an event from outside Trio; return whether Trio still runs."""
+    """Set an event from outside Trio. Return whether Trio is still running."""
     try:
         trio_token.run_sync_soon(event.set)
     except trio.RunFinishedError:

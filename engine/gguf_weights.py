@@ -1,4 +1,4 @@
-"""Weights from a GGUF file: read by the names of Hugging Face's Llama family, dequantised."""
+"""Read weights from a GGUF file under Hugging Face's tensor names, dequantised or as blocks."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     Bytes = NDArray[np.uint8]
 
 ROWS_AT_ONCE: Final = 4096
-"""Rows of a tensor that are dequantised together: of an 8B model's embedding 64 MiB of fp32, not
-2 GiB."""
+"""Rows of a tensor that are dequantised at a time: 64 MiB of fp32 for an 8B model's embedding
+instead of 2 GiB."""
 
 
 class GgufCheckpoint(Checkpoint):
-    """The tensors of a GGUF file by Hugging Face's names, still on disk.
+    """The tensors of a GGUF file by Hugging Face's names, read from disk on demand.
 
     Args:
       model_dir: the file's directory (store/gguf/directory.py).
 
     Attributes:
-      files: the one file.
+      files: the GGUF file.
 
     Raises:
       ModelError: the file is broken.
@@ -52,7 +52,8 @@ class GgufCheckpoint(Checkpoint):
         self._heads: dict[str, int] = {}
         config = load_model_config(model_dir)
         if config.architecture == "LlamaForCausalLM":
-            # llama.cpp rotates neighbours, Hugging Face halves: its converter reorders these rows.
+            # llama.cpp rotates neighbouring pairs, Hugging Face halves. The converter reordered
+            # rows.
             self._heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}
         self._data: Bytes = np.memmap(self._file.path, np.uint8, "r")
 
@@ -62,7 +63,7 @@ class GgufCheckpoint(Checkpoint):
 
     @property
     def dtype(self) -> str:
-        """What most of its numbers are stored in, as llama.cpp calls it: F32, BF16, Q4_1 …"""
+        """Encoding of most numbers, by llama.cpp's name: F32, BF16, Q4_1 …"""
         return self._file.encoding
 
     @property
@@ -79,16 +80,7 @@ class GgufCheckpoint(Checkpoint):
         return Blocks(title, place.encoding, shape[1], self._rows(name, place))
 
     def read(self, name: str, shape: tuple[int, ...], into: Tensor) -> None:
-        """Copy one tensor, converted to the dtype of where it goes.
-
-        Args:
-          name: of the tensor.
-          shape: what it must have.
-          into: a tensor of that shape.
-
-        Raises:
-          ModelError: it is missing, or has another shape.
-        """
+        """See Checkpoint."""
         place = find_tensor(self._file, name, shape)
         rows = self._rows(name, place)
         target = into.view(shape[0], -1)
@@ -105,6 +97,6 @@ class GgufCheckpoint(Checkpoint):
         heads = self._heads.get(name.split(".")[-2])
         if heads is None:
             return rows
-        # Whole rows change places, and no block crosses two of them: they may stay packed.
+        # Whole rows are reordered and no block spans two rows, so they can stay packed.
         pairs = rows.reshape(heads, num_rows // heads // 2, 2, -1)
         return pairs.swapaxes(1, 2).reshape(num_rows, -1)

@@ -1,4 +1,4 @@
-"""How much a step may hold on this machine: guessed from one timed step, kept right by all others.
+"""Choose the token budget of a step: estimated from one timed step, then adjusted by every step.
 
 Pure arithmetic.
 """
@@ -11,31 +11,32 @@ if TYPE_CHECKING:
     from triolet.config import EngineConfig
 
 MEASURED_TOKENS: Final = 64
-"""Tokens of the step that is timed: as many as a full decode step has rows, and enough for the
-matrices to be used as in prefill."""
+"""Tokens of the timed step: as many as a full decode step has rows, and enough for matrix products
+to run as in prefill."""
 TRIED_TOKENS: Final = 16
-"""The same where the start shall be short. A step of n tokens takes a + b * n: told from 16 tokens
-the first budget is a fifth too small, told from 64 a fifth too large; each step mends it."""
+"""The same for a quick start. A step of n tokens takes a + b * n: estimated from 16 tokens the
+first budget is a fifth too small, from 64 a fifth too large. Each step corrects it."""
 MIN_FILL: Final = 0.5
-"""A step that used less of the budget says little of a full one: it reads all weights, too."""
+"""Steps that use a smaller share of the budget are ignored: they too read all weights, so their
+time says little about a full step."""
 MOST_TIMES_WIDER: Final = 4
-"""How many times what a step with prompts may hold at most a step without them may: what a step
-computes in takes memory, which an operator bounds by `max_num_batched_tokens`."""
+"""Largest budget of a step without waiting prompts, as a multiple of that with prompts: activations
+take memory, which the operator limits by `max_num_batched_tokens`."""
 TRUST: Final = 0.25
-"""How far one step moves the budget towards what it shows: a hiccup of the machine is forgotten
-after a few steps, a busy neighbour is believed after a few."""
+"""Weight of one step in the moving average: a short stall is forgotten after a few steps, and a
+lasting load is followed after a few."""
 
 
 class Pace(NamedTuple):
-    """What a worker found out about itself.
+    """Measured step budget and duration of a worker.
 
     Attributes:
-      step_tokens: budget of a prefill step.
-      step_s: seconds that a full step takes; a peer must be more patient than this.
-      target_s: how long a step should take.
-      least_tokens: a block; below it the weights are read for hardly any work.
-      most_tokens: the budget that the setting allows.
-      chunk_tokens: prompt tokens of a decode step beside running streams, by its setting.
+      step_tokens: token budget of a prefill step.
+      step_s: seconds of a full step; peers' timeouts must be longer.
+      target_s: target duration of a step.
+      least_tokens: smallest budget, one block; below it, reading the weights dominates.
+      most_tokens: largest budget, by the setting.
+      chunk_tokens: prompt tokens in a step with running streams, by the setting.
     """
 
     step_tokens: int
@@ -50,15 +51,15 @@ def pace_of(measured_tokens: int, elapsed_s: float, config: EngineConfig) -> Pac
     """Return the budget that keeps a step within `target_step_s`.
 
     Args:
-      measured_tokens: in the step that was timed.
-      elapsed_s: what it took.
-      config: target and largest budget.
+      measured_tokens: tokens of the timed step.
+      elapsed_s: duration of the timed step.
+      config: target duration and largest budget.
     """
     affordable = int(measured_tokens * config.target_step_s / max(elapsed_s, 1e-6))
     least_tokens, most_tokens = config.block_size, config.max_num_batched_tokens
     step_tokens = max(least_tokens, min(most_tokens, affordable))
-    # More tokens than were timed cost more; fewer cost about the same, for the weights are read
-    # all the same.
+    # More tokens than were timed take longer. Fewer take about the same time, because all weights
+    # are read anyway.
     step_s = elapsed_s * max(1.0, step_tokens / measured_tokens)
     return Pace(
         step_tokens,
@@ -71,13 +72,13 @@ def pace_of(measured_tokens: int, elapsed_s: float, config: EngineConfig) -> Pac
 
 
 class StepBudget:
-    """The tokens of a prefill step, following what steps really take.
+    """The token budget of a prefill step, adjusted to measured durations.
 
-    The step timed at the start ran alone; with decode, server and neighbours on the same cores the
+    The step timed at start ran alone. With decode, server and other programs on the same cores the
     same step can take twice as long, and a cancel waits for it.
 
     Args:
-      pace: what to begin with, and the bounds.
+      pace: initial budget and bounds.
     """
 
     def __init__(self, pace: Pace) -> None:
@@ -86,16 +87,16 @@ class StepBudget:
 
     @classmethod
     def of_wide_steps(cls, pace: Pace, most_tokens: int) -> StepBudget:
-        """Return a budget for steps in which no prompt waits for a first token.
+        """Return a budget for steps in which no prompt waits for its first token.
 
-        Their target is the same, but they hold at least as much as the step that was timed at the
-        start, whose time peers are patient for: where weights are so large that a step within the
-        target holds a block only, the others would read all weights for hardly any work. And they
-        may hold more than a prompt's steps where a device is fast.
+        They have the same target duration, but hold at least as many tokens as the step timed at
+        start, which peers' timeouts allow for: with very large weights, a step within the target
+        would hold one block only and read all weights for little work. On a fast device they may
+        hold more than steps with prompts.
 
         Args:
-          pace: of steps with prompts.
-          most_tokens: that may be in one of these.
+          pace: pace of steps with prompts.
+          most_tokens: most tokens of a step.
         """
         most = max(pace.most_tokens, min(most_tokens, MOST_TIMES_WIDER * pace.most_tokens))
         least = min(max(pace.least_tokens, MEASURED_TOKENS), pace.most_tokens)
@@ -108,11 +109,11 @@ class StepBudget:
 
     @property
     def tokens(self) -> int:
-        """What the next step may hold."""
+        """Token budget of the next step."""
         return int(self._tokens)
 
     def took(self, num_tokens: int, elapsed_s: float) -> None:
-        """Learn from a step."""
+        """Adjust the budget to a step's duration."""
         if num_tokens < MIN_FILL * self.tokens or elapsed_s <= 0.0:
             return
         affordable = num_tokens * self._pace.target_s / elapsed_s

@@ -1,6 +1,6 @@
-"""Counter-based random numbers: a pure function of (seed, position), with no state to move.
+"""Counter-based random numbers for sampling: a pure function of (seed, position), without state.
 
-A sequence that goes on in another process draws the same numbers at the same positions. Source:
+A sequence that continues in another process draws the same numbers at the same positions. Source:
 Philox4x64-10, Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC '11).
 """
 
@@ -35,6 +35,6 @@ def philox4x64(
 
 
 def uniform(seed: int, position: int) -> float:
-    """Return the number in [0, 1) that decides the token at a position."""
+    """Return the number in [0, 1) that determines the token at a position."""
     word = philox4x64((position, 0, 0, 0), (seed & _WORD, 0))[0]
     return (word >> 11) * 2.0**-53

@@ -1,7 +1,6 @@
-"""Hidden states of one input into its vector, chunk by chunk.
+"""Pool the hidden states of one input into its embedding vector, chunk by chunk.
 
-Knows positions and numbers; knows no model and no device. Sums are double, so that a vector does
-not depend on where chunks end.
+Sums are double precision, so that a vector does not depend on how the input was chunked.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ if TYPE_CHECKING:
     from triolet.pooling import VectorForm
 
 LEAST_NORM = 1e-12
-"""What is shorter stays as it is: torch's own bound."""
+"""Vectors with a smaller norm are not normalised; torch has the same bound."""
 
 
 class Pool:
-    """Takes in hidden states on the device's thread; asked for the vector once all are there.
+    """Collects hidden states on the device thread and returns the vector when all have arrived.
 
     Args:
-      form: what the vector is to be like.
-      num_tokens: of the input.
+      form: pooling, dimensions and normalisation of the vector.
+      num_tokens: length of the input.
     """
 
     def __init__(self, form: VectorForm, num_tokens: int) -> None:
@@ -35,7 +34,7 @@ class Pool:
         self._value: npt.NDArray[np.float64] | None = None
 
     def wanted(self, start: int, end: int) -> range:
-        """Return which of the positions of a chunk are to be handed in."""
+        """Return the positions of a chunk whose hidden states are needed."""
         match self._form.pooling:
             case Pooling.LAST:
                 return range(max(start, self._num_tokens - 1), end)
@@ -47,7 +46,7 @@ class Pool:
                 assert_never(never)
 
     def add(self, hidden: npt.NDArray[np.float32]) -> None:
-        """Take in the hidden states [n, hidden_size] of the wanted positions of a chunk."""
+        """Add the hidden states [n, hidden_size] of a chunk's wanted positions."""
         if not len(hidden):
             return
         if self._form.pooling is Pooling.MAX:
@@ -59,7 +58,7 @@ class Pool:
 
     def vector(self) -> bytes:
         """Return the vector as little-endian fp32 [dimensions]."""
-        assert self._value is not None, "a vector before its hidden states"
+        assert self._value is not None, "the hidden states are incomplete"
         value = self._value
         if self._form.pooling is Pooling.MEAN:
             value = value / self._num_tokens

@@ -1,18 +1,16 @@
-"""Which kept block holds the KV of which tokens: found again by prompts that begin with the same
-ones.
+"""The prefix cache: find kept KV blocks whose tokens a new prompt begins with.
 
-Knows token ids (packed, four bytes each), salts and block numbers; knows no tensors, requests or
-time. Leases, and the eviction of cached blocks, are the ledger's (block_ledger.py).
+Leases and the eviction of cached blocks are in block_ledger.py.
 
-Full blocks form a tree: a node is one block, its parent the block before it, its children are found
-by the very tokens that they hold. The path to a node is the whole prefix, so a hit compares every
-token id, and no hash can be made to collide: Python hashes bytes with a key of its own for each
-process. The first level of the tree are the salts, so that a prompt with another one never meets
-the same node. Source: radix attention (SGLang, 2024) over the full blocks of PagedAttention (SOSP
+Full blocks form a tree: a node is one block, its parent is the block before it, and children are
+found by their token ids (packed, four bytes each). The path to a node is the whole prefix, so a hit
+compares every token id. Hash collisions cannot be forced, because Python hashes bytes with a random
+key per process. The first level of the tree is the salt, so prompts with different salts never
+share a node. Source: radix attention (SGLang, 2024) over the full blocks of PagedAttention (SOSP
 '23).
 
-An evicted node may live on in host memory, from where a hit brings it back into a block of the
-pool. One that is in neither place is hollow; it is forgotten with its last child.
+An evicted node may stay in host memory, and a hit copies it back into a block of the pool. A node
+in neither place is hollow; it is removed with its last child.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ class BlockBytes(Protocol):
     """Copies blocks out of the pool and into it."""
 
     def export_blocks(self, block_ids: Sequence[int]) -> bytes | memoryview:
-        """Return the bytes of some blocks."""
+        """Return the bytes of blocks."""
         ...
 
     def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
@@ -50,12 +48,12 @@ class Node:
     """One full block of some prefix.
 
     Attributes:
-      parent: the block before it; None above all salts.
-      key: its tokens, packed; of a first level's node its salt.
-      children: what follows, by key.
-      block: of the pool, None if it holds none.
-      keeper: the tenant for which it is kept, once it has been. Below one salt there is one tenant
-        only, without exception: a lease, which is of one salt, names blocks of one tenant.
+      parent: the block before it; None for the root.
+      key: its packed tokens; on the first level, the salt.
+      children: following blocks, by key.
+      block: block of the pool; None if it is not in the pool.
+      keeper: the tenant for which it is kept. All nodes below a salt must have the same tenant,
+        because a lease has one salt and names blocks of one tenant.
     """
 
     parent: Node | None
@@ -67,14 +65,14 @@ class Node:
 
 @dataclass(slots=True)
 class CacheCounts:
-    """What the cache has done so far. Only rises.
+    """Counters of the cache.
 
     Attributes:
-      queried_tokens: of sequences that began.
-      hit_tokens: of these, whose KV was there.
-      evicted_blocks: cached blocks that gave way to others.
-      spilled_blocks: of these, whose bytes went to host memory.
-      restored_blocks: brought back from there.
+      queried_tokens: prompt tokens looked up.
+      hit_tokens: prompt tokens whose KV was found.
+      evicted_blocks: cached blocks evicted from the pool.
+      spilled_blocks: evicted blocks copied to host memory.
+      restored_blocks: blocks copied back from host memory.
     """
 
     queried_tokens: int = 0
@@ -85,19 +83,19 @@ class CacheCounts:
 
 
 class PrefixFrontier(NamedTuple):
-    """Where a sequence leaves the tree: two that do so at one place will compute the same block."""
+    """The first missing block of a sequence: equal frontiers would compute the same block."""
 
     node: Node
     next_key: bytes
 
 
 class Prospect(NamedTuple):
-    """What the cache would do for a sequence if it began now.
+    """What the cache would provide for a sequence now.
 
     Attributes:
-      num_cached_blocks: leading blocks that are there.
-      num_needed_blocks: what its lease takes of the blocks that are available.
-      frontier: the first block that is not there; None if that is not a full one.
+      num_cached_blocks: leading blocks in the cache.
+      num_needed_blocks: available blocks that its lease would take.
+      frontier: the first block that is missing; None if that is not a full block.
     """
 
     num_cached_blocks: int
@@ -106,11 +104,11 @@ class Prospect(NamedTuple):
 
 
 class Leased(NamedTuple):
-    """A lease that begins with what the cache had.
+    """A lease that starts with cached blocks.
 
     Attributes:
-      blocks: all of them, in sequence order.
-      num_cached_blocks: leading ones whose KV is final and that no attempt may write.
+      blocks: all blocks, in sequence order.
+      num_cached_blocks: leading blocks whose KV is final; they must not be written.
     """
 
     blocks: list[int]
@@ -118,21 +116,21 @@ class Leased(NamedTuple):
 
 
 class PrefixCache:
-    """What is in the kept blocks of one pool.
+    """Index of the kept blocks of one pool.
 
     Args:
-      ledger: the leases of blocks.
+      ledger: leases of blocks.
       block_size: tokens per block.
       pool: moves bytes to and from host memory.
-      host: where evicted blocks go; None to forget them.
-      keeps_completions: whether KV of completions is what a prompt with the same tokens would get,
-        bit for bit; if not, only prompts are kept.
-      is_enabled: False keeps and finds nothing.
+      host: where evicted blocks go; None to drop them.
+      keeps_completions: whether the KV of a completion has the same bits as that of a prompt with
+        the same tokens; if not, only prompts are kept.
+      is_enabled: False disables the cache.
 
     Attributes:
-      ledger: the leases of blocks.
-      counts: what it has done.
-      keeps_completions: as above.
+      ledger: leases of blocks.
+      counts: counters.
+      keeps_completions: whether completions are kept.
     """
 
     def __init__(
@@ -158,16 +156,16 @@ class PrefixCache:
 
     @property
     def host_bytes(self) -> int:
-        """Host memory that evicted blocks occupy."""
+        """Bytes of evicted blocks in host memory."""
         return 0 if self._host is None else self._host.used_bytes
 
     def prospect(self, tokens: bytes, salt: bytes, num_blocks: int) -> Prospect:
-        """Return what a sequence of `num_blocks` blocks would find. Changes nothing.
+        """Return what a sequence would find, without changing anything.
 
         Args:
           tokens: the prompt, packed.
-          salt: of the cache.
-          num_blocks: of its lease.
+          salt: the request's cache salt.
+          num_blocks: blocks of its lease.
         """
         path = self._find(tokens, salt)
         leased = sum(
@@ -176,20 +174,19 @@ class PrefixCache:
         return Prospect(len(path), num_blocks - leased, self._frontier(tokens, salt, path))
 
     def lease(self, owner: Hashable, tokens: bytes, salt: bytes, num_blocks: int) -> Leased:
-        """Open a lease that shares the blocks which hold the beginning of a prompt.
+        """Open a lease that shares the cached blocks of a prompt's beginning.
 
-        The prompt's last token is never among what is found: a step has to compute what follows
-        it.
+        A shared block never holds the prompt's last token: a step must compute it to get logits.
 
         Args:
-          owner: of the lease.
+          owner: owner of the lease.
           tokens: the prompt, packed.
-          salt: of the cache.
-          num_blocks: of the lease, shared ones included.
+          salt: the request's cache salt.
+          num_blocks: blocks of the lease, including shared ones.
 
         Raises:
           CapacityError: fewer blocks are available; nothing has changed.
-          LeaseError: the owner has a lease already.
+          LeaseError: the owner already has a lease.
         """
         path = self._find(tokens, salt)
         shared = [node.block for node in path if node.block is not None]
@@ -197,7 +194,7 @@ class PrefixCache:
         self.ledger.check_lease(owner, num_blocks - len(shared), shared)
         payloads = [self._host.take(node) for node in returning] if self._host else []
         for node in returning:
-            node.block = SCRATCH_BLOCK  # not hollow, while others are pushed out for it
+            node.block = SCRATCH_BLOCK  # not hollow while blocks are evicted for it
         blocks = self.ledger.lease(owner, num_blocks - len(shared), shared)
         for node, block, payload in zip(
             returning, blocks[len(shared) : len(path)], payloads, strict=True
@@ -212,15 +209,15 @@ class PrefixCache:
     def insert(
         self, tokens: bytes, salt: bytes, blocks: Sequence[int], keeper: Keeper = ANYBODY
     ) -> None:
-        """Note that some leased blocks hold the final KV of the beginning of a sequence.
+        """Record that leased blocks hold the final KV of a sequence's beginning.
 
-        What is known already stays where it is: a second copy is freed with its lease.
+        Blocks already in the cache stay; a second copy is freed with its lease.
 
         Args:
-          tokens: of the sequence, packed; at least those of the blocks.
-          salt: of the cache.
-          blocks: its leading blocks, all of them full.
-          keeper: of that salt; its share counts from now on.
+          tokens: tokens of the sequence, packed; at least those of the blocks.
+          salt: the request's cache salt.
+          blocks: the sequence's leading blocks, all full.
+          keeper: the salt's tenant, with its current share.
         """
         if not (self._is_enabled and blocks):
             return
@@ -237,24 +234,24 @@ class PrefixCache:
                 self._settle(node, block, keeper)
 
     def check_invariants(self) -> None:
-        """Assert that tree, pool and host memory agree, and the ledger with itself."""
+        """Assert that tree, pool and host memory agree, and that the ledger is consistent."""
         self.ledger.check_invariants()
-        assert self.ledger.kept.keys() == self._nodes.keys(), "kept blocks and known KV differ"
+        assert self.ledger.kept.keys() == self._nodes.keys(), "kept and indexed blocks differ"
         num_spilled = 0
         found: set[int] = set()
         for node in _descendants(self._top):
-            assert node.parent is not None, "a node above all salts has a parent"
+            assert node.parent is not None, "a root is indexed as a block"
             assert node.parent.children[node.key] is node, "a node is not its parent's child"
             is_spilled = self._host is not None and node in self._host
             assert node.block is None or not is_spilled, "a block is in two places"
             is_hollow = node.block is None and not is_spilled
-            assert node.children or not is_hollow, "a hollow node leads nowhere"
+            assert node.children or not is_hollow, "a hollow node has no children"
             num_spilled += is_spilled
             if node.block is not None:
-                assert self._nodes[node.block] is node, "a block is known as another's"
+                assert self._nodes[node.block] is node, "a block is indexed for another node"
                 found.add(node.block)
-        assert found == set(self._nodes), "a kept block cannot be found any more"
-        assert self._host is None or num_spilled == len(self._host), "host memory is lost"
+        assert found == set(self._nodes), "a kept block is not in the tree"
+        assert self._host is None or num_spilled == len(self._host), "a host slot is lost"
 
     def _keys(self, tokens: bytes) -> Iterator[bytes]:
         """Yield the packed tokens of each full block."""
@@ -262,8 +259,8 @@ class PrefixCache:
         return (tokens[start : start + size] for start in range(0, len(tokens) - size + 1, size))
 
     def _find(self, tokens: bytes, salt: bytes) -> list[Node]:
-        """Return the nodes of the leading blocks that are in the pool, then of those that are in
-        host memory; none of them holds the last token."""
+        """Return the nodes of leading blocks in the pool, then of those in host memory. None of
+        them holds the last token."""
         path: list[Node] = []
         node = self._top.children.get(salt)
         if node is None:
@@ -278,7 +275,7 @@ class PrefixCache:
                     break
                 is_spilled = True
             elif is_spilled:
-                break  # a lease's own blocks come after the shared ones
+                break  # a lease's new blocks come after the shared ones
             path.append(node)
         return path
 
@@ -310,7 +307,7 @@ class PrefixCache:
         self.ledger.keep(block, keeper)
 
     def _evicted(self, block: int) -> None:
-        """The ledger takes a cached block for another lease."""
+        """Handle the eviction of a cached block: move it to host memory or drop it."""
         node = self._nodes.pop(block)
         node.block = None
         self.counts.evicted_blocks += 1
@@ -323,7 +320,7 @@ class PrefixCache:
             self._prune(gone)
 
     def _prune(self, node: Node) -> None:
-        """Forget a node that is hollow and has no children, and parents that become so by that."""
+        """Remove a hollow node without children, and its parents that become such nodes."""
         while node.parent is not None and not node.children and self._is_hollow(node):
             del node.parent.children[node.key]
             node = node.parent

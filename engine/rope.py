@@ -1,6 +1,6 @@
-"""Rotary position embedding: the tables of cosines and sines, and the rotation itself.
+"""Rotary position embedding: tables of cosines and sines, and the rotation.
 
-Source: RoFormer (Su et al. 2021); frequency scaling as the models' own configs define it (Llama 3.1
+Source: RoFormer (Su et al. 2021); frequency scaling as defined by the models' configs (Llama 3.1
 and YaRN, Peng et al. 2023).
 """
 
@@ -21,7 +21,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]
     """Return the angle per position of each pair of dimensions, and the scale of cos and sin.
 
     Returns:
-      fp32 [head_dim / 2], and the factor.
+      fp32 [head_dim / 2], and the scale.
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
     inverse = 1.0 / (rope.theta**exponents)
@@ -41,7 +41,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]
 
 
 def _llama3(rope: RopeConfig, inverse: Tensor) -> Tensor:
-    """Stretch long wavelengths, keep short ones, and blend in between."""
+    """Stretch long wavelengths, keep short ones, and interpolate between them."""
     wavelength = 2 * math.pi / inverse
     blend = (rope.original_length / wavelength - rope.low_freq_factor) / (
         rope.high_freq_factor - rope.low_freq_factor
@@ -51,7 +51,7 @@ def _llama3(rope: RopeConfig, inverse: Tensor) -> Tensor:
 
 
 def _yarn(rope: RopeConfig, inverse: Tensor, head_dim: int) -> tuple[Tensor, float]:
-    """Blend by the number of rotations that a dimension makes over the original length."""
+    """Interpolate by the number of rotations of a dimension over the original length."""
 
     def dimension(rotations: float) -> float:
         length = rope.original_length / (rotations * 2 * math.pi)
@@ -68,13 +68,13 @@ def _yarn(rope: RopeConfig, inverse: Tensor, head_dim: int) -> tuple[Tensor, flo
 
 
 class RotaryTable:
-    """Cosines and sines of all positions, computed once.
+    """Cosines and sines of all positions.
 
     Args:
       rope: the model's parameters.
       head_dim: dimensions of a head.
-      max_model_len: positions that can occur.
-      device: where the step runs.
+      max_model_len: longest sequence.
+      device: device of the tables.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class RotaryTable:
     ) -> None:
         inverse, scale = inverse_frequencies(rope, head_dim)
         angles = torch.arange(max_model_len, dtype=torch.float32)[:, None] * inverse
-        # [2, max_model_len, 1, head_dim / 2]; fp32 whatever the model's dtype.
+        # [2, max_model_len, 1, head_dim / 2]; fp32 for every dtype of the model.
         table = torch.stack((angles.cos() * scale, angles.sin() * scale)).unsqueeze(2)
         self._table = table.to(device)
 
@@ -93,15 +93,15 @@ class RotaryTable:
         return cosines, sines
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines, each [T, 1, head_dim / 2], of a step's positions [T]."""
+        """Return cosines and sines, each [T, 1, head_dim / 2], for positions [T]."""
         cos, sin = self._table.index_select(1, positions).unbind(0)
         return cos, sin
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Rotate heads [T, H, head_dim] in place by their positions' angles.
+    """Rotate heads [T, H, head_dim] in place by the angles of their positions.
 
-    The halves of a head are the two coordinates, as Hugging Face stores the weights.
+    The halves of a head are the two coordinates, as in Hugging Face's weights.
     """
     first, second = heads.chunk(2, dim=-1)
     rotated = first * cos - second * sin

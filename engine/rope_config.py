@@ -1,7 +1,6 @@
-"""Which rotary embedding a model uses, read from either spelling of its config.
+"""Read a model's rotary embedding parameters from its config; engine/rope.py computes with them.
 
-Knows `rope_theta` + `rope_scaling` (transformers 4) and `rope_parameters` (transformers 5); the
-frequencies themselves are computed in engine/rope.py.
+Accepts `rope_theta` + `rope_scaling` (transformers 4) and `rope_parameters` (transformers 5).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class RopeKind(StrEnum):
-    """How positions beyond the original training length are squeezed in."""
+    """How the context is extended beyond the original training length."""
 
     DEFAULT = "default"
     LINEAR = "linear"
@@ -32,14 +31,14 @@ class RopeConfig:
 
     Attributes:
       theta: base of the frequencies.
-      factor: by how much the context was stretched.
-      original_length: context length before that (llama3, yarn).
+      factor: extension factor of the context.
+      original_length: context length before the extension (llama3, yarn).
       low_freq_factor: wavelengths above `original_length / low_freq_factor` are stretched (llama3).
-      high_freq_factor: wavelengths below `original_length / high_freq_factor` stay (llama3).
-      beta_fast: rotations over `original_length` above which a dimension stays (yarn).
+      high_freq_factor: wavelengths below `original_length / high_freq_factor` are kept (llama3).
+      beta_fast: rotations over `original_length` above which a dimension is kept (yarn).
       beta_slow: rotations below which it is stretched (yarn).
       attention_factor: scale of cos and sin; None derives it from `factor` (yarn).
-      divisors: of each frequency, as GGUF files have them (divisors).
+      divisors: a divisor for each frequency, from a GGUF file (divisors).
     """
 
     theta: float = 10_000.0
@@ -72,12 +71,12 @@ def read_rope(path: Path, fields: dict[str, Any], max_position_embeddings: int) 
     """Read the rotary embedding from a config's fields.
 
     Args:
-      path: of the config, for error texts.
+      path: path of the config, for errors.
       fields: the config's top level.
-      max_position_embeddings: stands in for a yarn config that names no original length.
+      max_position_embeddings: original length for a yarn config that has none.
 
     Raises:
-      ModelError: an unknown kind, a missing or impossible parameter.
+      ModelError: the kind is unknown, or a parameter is missing or invalid.
     """
     values: dict[str, Any] = {}
     for section in ("rope_scaling", "rope_parameters"):
@@ -126,5 +125,5 @@ def read_rope(path: Path, fields: dict[str, Any], max_position_embeddings: int) 
         and rope.beta_fast > rope.beta_slow > 0
         and all(divisor > 0 for divisor in rope.divisors)
     ):
-        raise ModelError(f"{path}: rope parameters {values} cannot be; fetch the file again")
+        raise ModelError(f"{path}: rope parameters {values} are out of range; fetch the file again")
     return rope

@@ -1,8 +1,4 @@
-"""One step: rows in, tokens out. Runs on the device thread.
-
-Knows how to lay a batch out as tensors; does not know which rows run, the owners of their blocks,
-or when a sequence ends.
-"""
+"""Run one step on the device thread: forward pass and sampling, rows in, tokens out."""
 
 from __future__ import annotations
 
@@ -33,13 +29,10 @@ class StepModel(Protocol):
     """A model with its KV pool. Used by the device thread only."""
 
     def compute(self, step: FlatStep) -> Tensor | None:
-        """Store the KV of a step's tokens and compute the logits of its sampled ones.
-
-        Args:
-          step: the rows.
+        """Store the KV of a step's tokens and compute the logits of its sampled rows.
 
         Returns:
-          fp32 [at least len(sample_rows), vocab_size]; None where no row samples.
+          fp32 [at least len(sample_rows), vocab_size]; None if no row samples.
         """
         ...
 
@@ -50,12 +43,12 @@ class Runner:
     Args:
       model: the forward pass.
       block_size: tokens per block.
-      pool: where KV goes.
-      decoder: launches steps of decode rows alone, where there is a GPU for it.
-      masks: how long a step waits for them.
+      pool: the KV pool.
+      decoder: launches steps of decode rows only, on a GPU.
+      masks: how long a step waits for masks.
 
     Attributes:
-      model: the same.
+      model: the forward pass.
     """
 
     def __init__(
@@ -75,13 +68,13 @@ class Runner:
         self._is_decoding = False
 
     def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
-        """Compute decode rows and chunks of prompts together.
+        """Compute decode rows and prompt chunks together.
 
-        Every token id must be in the vocabulary: `engine.batch.check_request` sees to that when a
-        request arrives.
+        Every token id must be in the vocabulary; `engine.batch.check_request` checks requests when
+        they arrive.
 
         Returns:
-          For each row its token, or None where it asked for none.
+          The sampled token of each row, or None for rows that do not sample.
 
         Raises:
           CapacityError: the device has no memory for a step of this size.
@@ -89,14 +82,14 @@ class Runner:
         return self.launch(rows)()
 
     def launch(self, rows: Sequence[StepRow]) -> Callable[[], list[Sampled | None]]:
-        """Begin a step, and finish it where the device cannot compute by itself.
+        """Start a step. On a device without asynchronous steps, also finish it.
 
         Args:
-          rows: as for `step`; those with `follows` name a row of the step launched before this.
+          rows: rows as in `step`; `follows` names a row of the step launched before this one.
 
         Returns:
-          What waits for the step to end and returns its tokens; to be called on this thread, in the
-          order of launching, before more than `MAX_UNDER_WAY` steps are under way.
+          A function that waits for the step and returns its tokens. Call it on this thread, in the
+          order of launches, so that at most `MAX_UNDER_WAY` steps are in flight.
 
         Raises:
           CapacityError: the device has no memory for a step of this size.
@@ -131,9 +124,9 @@ class Runner:
         return cache(decoder.launch(rows))
 
     def _step_apart(self, decoder: Decoder, rows: Sequence[StepRow]) -> list[Sampled | None]:
-        """Compute decode rows in batches of the one size, then the chunks beside them: together
-        they would be another number of rows, which has other bits. Rows of one sequence stay in
-        order, so that each finds the KV of the one before it."""
+        """Compute decode rows in batches of a fixed size, then the prompt chunks: together they
+        would have another number of rows and therefore other bits. Rows of one sequence stay in
+        order, because each reads the KV of the previous one."""
         results: list[Sampled | None] = [None] * len(rows)
         decoding = [index for index, row in enumerate(rows) if row.is_decode]
         chunks = [index for index, row in enumerate(rows) if not row.is_decode]
@@ -151,7 +144,7 @@ class Runner:
         return results
 
     def _told(self, rows: Sequence[StepRow]) -> Sequence[StepRow]:
-        """Wait for the tokens of rows that follow others."""
+        """Fill in the tokens of rows that follow others, waiting for them."""
         if all(row.follows is None for row in rows):
             return rows
         previous = self._previous()
@@ -170,15 +163,15 @@ class Runner:
             chosen = sample(logits, specs, masks, wait_s, wait_s if _are_slow(specs) else 0.0)
             for index, sampled in zip(flat.sample_rows, chosen, strict=True):
                 results[index] = sampled
-        # Sampling has waited for the device already; a caller that only fills blocks must not
-        # believe them final before they are.
+        # Sampling has already waited for the device. A step that only fills blocks must wait here,
+        # so that the caller does not treat them as final too early.
         if logits is None:
             self._pool.finish_writes()
         return results
 
 
 def _are_slow(specs: Sequence[SampleSpec]) -> bool:
-    """Return whether all rows have slow masks, so that waiting delays no others."""
+    """Return whether all rows have slow masks, so that waiting delays no other row."""
     return all(spec.constraint is not None and spec.constraint.is_slow for spec in specs)
 
 
@@ -186,5 +179,5 @@ def _with_token(row: StepRow, previous: Sequence[Sampled | None]) -> StepRow:
     if row.follows is None:
         return row
     sampled = previous[row.follows]
-    assert sampled is not None, "a row that follows one which chooses nothing"
+    assert sampled is not None, "a row follows one that samples nothing"
     return replace(row, token_ids=(sampled.token_id,), follows=None)

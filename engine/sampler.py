@@ -1,14 +1,13 @@
-"""From logits to tokens: a function of (seed, position, logits, tokens so far) and nothing else.
+"""Sample tokens from logits: a pure function of (seed, position, logits, tokens so far).
 
 A random token is the first whose cumulative probability exceeds one uniform number that
-(seed, position) determines (engine/philox.py). Rows do not see one another: a row's result is the
-same in every batch.
+(seed, position) determines (engine/philox.py). A row's result is the same in every batch.
 
 Order, as in Hugging Face: repetition penalty, presence and frequency penalty, logit bias, no end
-token before `min_tokens`, nothing that the constraint forbids; then, unless greedy: temperature,
-top-k, top-p, min-p. Reported logprobs are of the model's own distribution, before all of this.
-Greedy rows that ask for nothing cost one argmax. What a constraint allows depends on the tokens so
-far alone, so it is found out while the device still computes the logits.
+token before `min_tokens`, the constraint's mask; then, unless greedy: temperature, top-k, top-p,
+min-p. Reported logprobs are those of the model's distribution, before all of this. Greedy rows
+without other options cost one argmax. Masks depend on the tokens so far only, so they are computed
+while the device computes the logits.
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ if TYPE_CHECKING:
     from .batch import Constraint, PendingMask, SampleSpec
 
 Choice: TypeAlias = Mask | AllBut | None
-"""What may come next; None for any token."""
+"""The allowed tokens; None allows any."""
 UNHURRIED_S: Final = 10.0
-"""How long masks are waited for where the caller names no bound."""
+"""Default wait for masks."""
 TOP_P_CANDIDATES: Final = 1024
-"""A nucleus is looked for among this many best tokens first, then among more: sorting a vocabulary
-of 128k tokens costs 10 ms a row, and hardly any nucleus is larger than this."""
+"""The nucleus is searched among this many best tokens first, then among more: sorting a vocabulary
+of 128k tokens takes 10 ms a row, and few nuclei are larger than this."""
 
 
 def begin_masks(specs: Sequence[SampleSpec]) -> dict[int, PendingMask]:
-    """Begin to find out what may follow each row that has a constraint; by index."""
+    """Start computing the masks of all rows that have a constraint, by row index."""
     return {
         index: spec.constraint.begin(spec.output_ids)
         for index, spec in enumerate(specs)
@@ -59,15 +58,15 @@ def sample(
     wait_s: float = UNHURRIED_S,
     slow_wait_s: float = UNHURRIED_S,
 ) -> list[Sampled]:
-    """Choose one token per row.
+    """Sample one token per row.
 
     Args:
       logits: fp32 [at least len(specs), vocab_size]; rows beyond the specs are padding. Changed in
         place.
-      specs: how to choose, row by row.
-      masks: what `begin_masks` returned for them, if it was called already.
-      wait_s: how long the masks of all rows together are waited for.
-      slow_wait_s: how long those of rows with slow masks.
+      specs: sampling options of each row.
+      masks: the result of `begin_masks`, if it was called already.
+      wait_s: longest wait for the masks of all rows together.
+      slow_wait_s: longest wait for rows with slow masks.
     """
     if masks is None:
         masks = begin_masks(specs)
@@ -88,7 +87,7 @@ def sample(
         else:
             _adjust(logits[index], spec, mask)
     rows = logits[: len(specs)]
-    # On a CPU NumPy finds the same one, the first of equals, in a tenth of torch's time.
+    # On a CPU NumPy finds the same index, the first of equals, in a tenth of torch's time.
     token_ids = (rows.numpy() if rows.is_cpu else rows).argmax(-1).tolist()
     for index, spec in enumerate(specs):
         if spec.params.temperature > 0:
@@ -103,7 +102,7 @@ def sample(
 
 
 def _mask_of(constraint: Constraint, begun: PendingMask, give_up: float) -> Choice | Barred:
-    """Return a row's mask if it comes before `give_up`, by the monotonic clock."""
+    """Return a row's mask if it is ready before `give_up` on the monotonic clock."""
     try:
         return begun.result(max(0.0, give_up - time.monotonic()))
     except NotInTime:
@@ -119,7 +118,7 @@ def _sampled(token_id: int, logprobs: Tensor | None, num_top: int) -> Sampled:
 
 
 def _adjust(row: Tensor, spec: SampleSpec, mask: Choice) -> None:
-    """Apply, in place, whatever changes a row's logits beside temperature."""
+    """Apply penalties, bias and constraint to a row's logits in place."""
     params = spec.params
     if params.has_penalties:
         _penalise(row, spec)
@@ -128,7 +127,7 @@ def _adjust(row: Tensor, spec: SampleSpec, mask: Choice) -> None:
         row.index_add_(0, _ids(token_ids, row), torch.tensor(biases, device=row.device))
     ends: list[int] = []
     if spec.position < params.min_tokens:
-        # A stop id beyond the vocabulary can never be chosen anyway.
+        # A stop id beyond the vocabulary can never be sampled.
         ends = [i for i in end_token_ids(params, spec.eos_token_ids) if 0 <= i < len(row)]
     if isinstance(mask, Mask):
         _constrain(row, spec, mask, ends)
@@ -140,8 +139,8 @@ def _adjust(row: Tensor, spec: SampleSpec, mask: Choice) -> None:
 
 
 def _constrain(row: Tensor, spec: SampleSpec, mask: Mask, too_early: Sequence[int]) -> None:
-    """Leave nothing but what the constraint allows; of that no end that comes too early, unless
-    there is nothing else."""
+    """Remove tokens that the constraint forbids, and end tokens that come too early, unless no
+    other token is left."""
     allowed = torch.from_numpy(mask.allowed)
     own_ends = [i for i in spec.eos_token_ids if 0 <= i < len(row)]
     if mask.may_end and own_ends:
@@ -174,16 +173,16 @@ def _ids(token_ids: Sequence[int], row: Tensor) -> Tensor:
 
 
 def _draw(row: Tensor, best: int, params: SamplingParams, number: float) -> int:
-    """Choose a token at random.
+    """Sample a random token.
 
     Args:
       row: adjusted logits [vocab_size].
-      best: the index of the largest.
+      best: index of the largest logit.
       params: temperature and filters.
       number: uniform in [0, 1).
     """
-    # Shifted before dividing: a tiny temperature then gives -inf where it would give inf and NaN.
-    # The best token's weight is exp(0) = 1, so min_p is a bound on the weights themselves.
+    # Shift before dividing: a tiny temperature then gives -inf instead of inf and NaN.
+    # The best token's weight is exp(0) = 1, so min_p applies to the weights directly.
     scaled = (row - row[best]) / params.temperature
     if params.top_k == 0 and params.top_p >= 1.0:
         weights = scaled.exp_()
@@ -201,7 +200,7 @@ def _draw(row: Tensor, best: int, params: SamplingParams, number: float) -> int:
 
 
 def _nucleus(scaled: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
-    """Return values and indices of the best tokens, sorted, at least as many as reach a mass."""
+    """Return values and indices of the best tokens, sorted, at least up to the given mass."""
     count = TOP_P_CANDIDATES
     while True:
         values, indices = scaled.topk(min(count, len(scaled)))
@@ -211,11 +210,11 @@ def _nucleus(scaled: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _pick(weights: Tensor, number: float) -> int:
-    """Return the first index at which the cumulative share of the weights exceeds a number."""
+    """Return the first index whose cumulative share of the weights exceeds a number."""
     cumulative = weights.cumsum(0, dtype=torch.float64)
     total = cumulative[-1]
     index = torch.searchsorted(cumulative, number * total, right=True)
-    # A product that rounds up to the total would land behind the last token that has weight; NaN,
-    # from a model whose activations overflow, behind the vocabulary.
+    # Clamped: a product that rounds up to the total would give an index after the last token with
+    # weight, and NaN (overflowing activations) an index beyond the vocabulary.
     last = torch.searchsorted(cumulative, total)
     return min(int(index), int(last), len(weights) - 1)

@@ -1,7 +1,4 @@
-"""Whether two models mean the same by a token id.
-
-Reads tokenizer.json as far as ids are named there; knows no model and no text.
-"""
+"""Check that a draft model has the same token ids as its target model, from tokenizer.json."""
 
 from __future__ import annotations
 
@@ -15,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def check_same_vocabulary(model_dir: Path, draft_dir: Path) -> None:
-    """Refuse a draft model whose token ids mean something else.
+    """Refuse a draft model with another vocabulary.
 
     Raises:
-      ConfigError: says which id differs, or whose tokenizer is missing.
+      ConfigError: a token id differs, or a tokenizer is missing.
     """
     model, draft = _tokens(model_dir), _tokens(draft_dir)
     different = [
@@ -29,7 +26,7 @@ def check_same_vocabulary(model_dir: Path, draft_dir: Path) -> None:
     if different:
         first = different[0]
         raise ConfigError(
-            f"speculate is {str(draft_dir)!r}, whose vocabulary is another one than that of "
+            f"speculate is {str(draft_dir)!r}, whose vocabulary differs from that of "
             f"{str(model_dir)!r}: {len(different)} token ids differ, the first is {first} "
             f"({draft.get(first)!r} there, {model.get(first)!r} here); use a draft model of the "
             "same family, or speculate lookup"
@@ -41,7 +38,7 @@ def _tokens(directory: Path) -> dict[int, str]:
     try:
         document = read_json(path)
         vocabulary = document["model"]["vocab"]
-        # Of a unigram model it is a list of pieces with their scores.
+        # A unigram model has a list of (piece, score).
         pieces = (
             {token: token_id for token_id, (token, _) in enumerate(vocabulary)}
             if isinstance(vocabulary, list)

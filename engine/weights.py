@@ -1,7 +1,6 @@
-"""Weights from safetensors files: read, checked against the config, merged and converted.
+"""Read weights from safetensors files: check them against the config, merge and convert them.
 
-Knows the tensor names of Hugging Face's Llama family. Reads through mmap and never unpickles; every
-complaint names the file or the tensor.
+Expects the tensor names of Hugging Face's Llama family. Reads through mmap and never unpickles.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Checkpoint:
-    """The tensors of a model directory by name, still on disk.
+    """The tensors of a model directory by name, read from disk on demand.
 
     Args:
       model_dir: the directory.
@@ -49,12 +48,12 @@ class Checkpoint:
                 names: list[str] = list(opened.keys())  # type: ignore[no-untyped-call]
             except (SafetensorError, OSError) as error:
                 raise ModelError(
-                    f"{path} is not a sound safetensors file: {error}; fetch the file again"
+                    f"{path} is not a valid safetensors file: {error}; fetch the file again"
                 ) from error
             for name in names:
                 if name in self._file_of:
                     raise ModelError(
-                        f"{path}: tensor {name} is in {self._path_of[name].name} as well; "
+                        f"{path}: tensor {name} is also in {self._path_of[name].name}; "
                         "fetch the files again"
                     )
                 self._file_of[name] = opened
@@ -66,36 +65,36 @@ class Checkpoint:
 
     @property
     def dtype(self) -> str:
-        """What most of its tensors are stored in, as safetensors calls it: F32, BF16, F16 …"""
+        """Dtype of most tensors, by safetensors' name: F32, BF16, F16 …"""
         return most_common(f.get_slice(name).get_dtype() for name, f in self._file_of.items())
 
     @property
     def is_quantised(self) -> bool:
-        """Whether `blocks` has any matrix."""
+        """Whether `blocks` returns any matrix."""
         return False
 
     def blocks(self, name: str, shape: tuple[int, int]) -> Blocks | None:
-        """Return a matrix as it is stored, if that can be computed with; else None.
+        """Return a quantised matrix as stored, if kernels can compute with it; else None.
 
         Args:
-          name: of the tensor.
-          shape: what it must have.
+          name: name of the tensor.
+          shape: required shape.
 
         Raises:
-          ModelError: it is missing, or has another shape.
+          ModelError: the tensor is missing, or has another shape.
         """
         return None
 
     def read(self, name: str, shape: tuple[int, ...], into: Tensor) -> None:
-        """Copy one tensor, converted to the dtype of where it goes.
+        """Copy one tensor and convert it to the target's dtype.
 
         Args:
-          name: of the tensor.
-          shape: what it must have.
-          into: a tensor of that shape.
+          name: name of the tensor.
+          shape: required shape.
+          into: target tensor of that shape.
 
         Raises:
-          ModelError: it is missing, or has another shape or kind of number.
+          ModelError: the tensor is missing, or has another shape or an unsupported dtype.
         """
         opened = self._file_of.get(name)
         if opened is None:
@@ -113,9 +112,9 @@ class Checkpoint:
 
 
 def weights_digest(files: Iterable[Path]) -> str:
-    """Return 128 bits that tell one set of weights from another (xxh3, about 10 GB/s).
+    """Return a 128-bit digest of weight files (xxh3, about 10 GB/s).
 
-    Against mix-ups, not against forgery: both workers read their own files.
+    It detects mix-ups, not forgery: both workers read their own files.
     """
     digest = xxhash.xxh3_128()
     for path in files:
@@ -135,11 +134,11 @@ def load_weights(
     """Read all tensors of a model.
 
     Args:
-      config: what they must be.
-      checkpoint: where they are.
-      dtype: to convert them to.
-      device: to put them on.
-      on_progress: told the share of layers that are loaded.
+      config: the model's shape.
+      checkpoint: the checkpoint to read.
+      dtype: dtype to convert to.
+      device: device of the tensors.
+      on_progress: called with the share of layers loaded.
 
     Raises:
       ModelError: a tensor is missing, unknown or of another shape.
@@ -156,14 +155,14 @@ def load_weights(
 
 
 class WeightReader:
-    """Reads the tensors of one checkpoint piece by piece and notes which it has used.
+    """Reads the tensors of one checkpoint piece by piece and records which were used.
 
     Args:
-      config: what they must be.
-      checkpoint: where they are.
-      dtype: to convert them to.
-      device: to put them on.
-      keeps_blocks: leave quantised matrices as they are stored, where that can be computed with.
+      config: the model's shape.
+      checkpoint: the checkpoint to read.
+      dtype: dtype to convert to.
+      device: device of the tensors.
+      keeps_blocks: keep quantised matrices as stored, where kernels can compute with them.
     """
 
     def __init__(
@@ -190,21 +189,21 @@ class WeightReader:
         )
 
     def norm(self) -> RMSNorm:
-        """Read the last norm."""
+        """Read the final norm."""
         return self._norm("model.norm", self._config.hidden_size)
 
     def lm_head(self, table: Linear) -> Linear:
-        """Read the output layer; a tied model's is the embedding."""
+        """Read the output layer; in a tied model, return the embedding."""
         config = self._config
         if config.is_tied:
             return table
         return self._linear("lm_head", {"": config.vocab_size}, config.hidden_size, False)
 
     def finish(self) -> None:
-        """Refuse a checkpoint that holds more than was read.
+        """Refuse a checkpoint with unused tensors.
 
         Raises:
-          ModelError: a tensor has no place in the model.
+          ModelError: the model does not have one of the tensors.
         """
         refuse_unknown(self._config, self._checkpoint.names() - self._used)
 
@@ -234,7 +233,7 @@ class WeightReader:
         )
 
     def _linear(self, prefix: str, parts: dict[str, int], inputs: int, has_bias: bool) -> Linear:
-        """Stack layers that share their input; `parts` says how many outputs each has."""
+        """Stack layers that share their input; `parts` maps names to numbers of outputs."""
         blocks = self._blocks({f"{prefix}{part}.weight": parts[part] for part in parts}, inputs)
         weight = self._empty(0 if blocks else sum(parts.values()), inputs)
         bias = self._empty(sum(parts.values())) if has_bias else None
@@ -248,7 +247,7 @@ class WeightReader:
         return Linear(weight, bias, blocks)
 
     def _blocks(self, parts: dict[str, int], inputs: int) -> tuple[Blocks, ...]:
-        """Return a weight's parts as they are stored, unless one of them has to be read."""
+        """Return a weight's parts as stored; empty if any of them must be converted."""
         if not self._keeps_blocks:
             return ()
         found = [self._checkpoint.blocks(name, (parts[name], inputs)) for name in parts]
@@ -268,10 +267,10 @@ class WeightReader:
     def _empty(self, *shape: int) -> Tensor:
         try:
             return torch.empty(shape, dtype=self._dtype, device=self._device)
-        except RuntimeError as error:  # torch.OutOfMemoryError is one too
+        except RuntimeError as error:  # includes torch.OutOfMemoryError
             raise ConfigError(
                 f"device is {str(self._device)!r}, and its memory does not hold the model's "
-                "weights; take a smaller model, or dtype 'bfloat16'"
+                "weights; use a smaller model, or dtype 'bfloat16'"
             ) from error
 
     def _read(self, name: str, into: Tensor) -> None:

@@ -50,7 +50,7 @@ class StreamClock:
         self._last_s = now_s
 
     def record(self, protocol: str, prompt: str, tokens: int, failure: str | None) -> StreamRecord:
-        """Return what is to be kept.
+        """Return the figures to save.
 
         The mean time between tokens is taken over first and last text: servers may merge tokens
         into one piece, so that single gaps would say more about merging than about decoding.
@@ -87,7 +87,7 @@ class Row:
 
 
 def rows(records: Sequence[StreamRecord]) -> list[Row]:
-    """Return what is to be shown of the streams that ended well."""
+    """Return the rows of successful streams for the table."""
     table = []
     for protocol in sorted({record.protocol for record in records}):
         good = [r for r in records if r.protocol == protocol and r.failure is None]

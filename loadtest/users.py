@@ -82,7 +82,7 @@ def _fire(
 
 
 class ChatUser(HttpUser):
-    """What both kinds of users share: prompts of their own, and the model's name."""
+    """Base class of both kinds of users: random prompts and the model's name."""
 
     abstract = True
     wait_time = between(*THINKING_S)
@@ -208,7 +208,7 @@ def _create(prompt: Prompt, model: str) -> dict[str, Any]:
 
 
 def _refusal(response: Response) -> str:
-    """Say status and code of an answer that is no stream, or what kept it from coming at all."""
+    """Describe a failed answer: status and error code, or the connection error."""
     try:
         code = response.json()["error"]["code"]
     except (ValueError, LookupError, TypeError):

@@ -1,9 +1,9 @@
-"""Installs into the environment of the Python that runs it: `tools/install.py ARGUMENTS OF PIP`.
+"""Install packages into the running Python's environment: `tools/install.py PIP-ARGUMENTS`.
 
-uv does it where it can: it unpacks a package once and links it afterwards, on all cores, where pip
-takes a minute of one core. uv reads none of pip's settings, so they are translated. With a setting
-that has no translation here, and where uv cannot be had or fails, pip does it. Both show their own
-progress: bars on a terminal, plain lines elsewhere.
+Uses uv if possible: it unpacks packages once and links them, on all cores, while pip takes a minute
+of one core. uv does not read pip's settings, so they are translated. pip is used if a setting has
+no translation here, or if uv is unavailable or fails. Both show progress: bars on a terminal, plain
+lines elsewhere.
 """
 
 import ast
@@ -14,7 +14,7 @@ import time
 
 UV = "uv>=0.9,<1"
 
-# What pip's settings are called in uv's environment, and what separates the values of a list there.
+# pip's settings as uv's environment variables, with the separator of lists.
 TRANSLATIONS = {
     "index-url": ("UV_DEFAULT_INDEX", ""),
     "extra-index-url": ("UV_INDEX", " "),
@@ -25,7 +25,7 @@ TRANSLATIONS = {
 }
 UV_PIP = [sys.executable, "-m", "uv", "pip"]
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-# They change nothing of what is installed. pip's timeout may be a fraction, which uv refuses.
+# Settings that do not change what is installed. pip's timeout may be a fraction, which uv refuses.
 WITHOUT_MEANING = {
     "default-timeout",
     "disable-pip-version-check",
@@ -36,18 +36,19 @@ WITHOUT_MEANING = {
     "root-user-action",
     "timeout",
 }
-# Packages and megabytes of a machine without a GPU, with the torch of constraints.txt.
+# Packages and megabytes for a machine without a GPU, with the torch of constraints.txt.
 OF_TRIOLET, OF_DEVELOPMENT = (76, 250), (152, 590)
-# A wheel is looked for in every index, as pip does; uv stops at the first that knows the name.
+# Search every index for a wheel, like pip; by default uv stops at the first with the name.
 LIKE_PIP = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
 
 
 class Untranslatable(Exception):
-    """pip has a setting which may change what is installed, and which uv would not get."""
+    """A pip setting that may change what is installed has no translation for uv."""
 
 
 def settings(listing: str) -> dict[str, str]:
-    """pip's settings as `pip config list` tells them: the environment, [install], [global]."""
+    """Return pip's settings from the output of `pip config list`: environment, [install],
+    [global]."""
     found: dict[tuple[int, str], str] = {}
     precedence = {"global": 0, "install": 1, ":env:": 2}
     for line in listing.splitlines():
@@ -59,15 +60,15 @@ def settings(listing: str) -> dict[str, str]:
 
 
 def constraints(of_pip: dict[str, str]) -> list[str]:
-    """uv's arguments for the constraints of pip's settings. As arguments they add to those of the
-    command; uv drops those of its environment when the command names any."""
+    """Return uv's arguments for constraints in pip's settings. As arguments they add to those of
+    the command; uv ignores constraints in its environment if the command has any."""
     return [
         word for file in of_pip.get("constraint", "").split() for word in ("--constraint", file)
     ]
 
 
 def environment(of_pip: dict[str, str]) -> dict[str, str]:
-    """uv's environment with the same meaning, apart from `constraints`.
+    """Return uv's environment for pip's settings, except `constraints`.
 
     Raises:
         Untranslatable: a setting has no translation.
@@ -84,48 +85,48 @@ def environment(of_pip: dict[str, str]) -> dict[str, str]:
 
 
 def say(text: str) -> None:
-    """Writes a line of progress to stderr."""
+    """Write a line of progress to stderr."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
 
 def install(arguments: list[str]) -> int:
-    """Installs with uv, else with pip; the exit code of the one that did it."""
+    """Install with uv, or else with pip. Return the exit code."""
     config = [*PIP, "config", "list"]
     listing = subprocess.run(config, stdout=subprocess.PIPE, text=True, check=True)
     of_pip = settings(listing.stdout)
     try:
         told = environment(of_pip)
     except Untranslatable as problem:
-        say(f"{problem}: pip installs")
+        say(f"{problem}: using pip instead")
     else:
-        say("uv is fetched first (18 MB), unless it is there: it installs faster than pip.")
-        # Twice quiet: pip warns of each folder in which there is no uv.
+        say("Installing uv first (18 MB) if it is missing: it is faster than pip.")
+        # Twice quiet: pip warns about each folder without uv.
         if subprocess.run([*PIP, "install", "-qq", UV], check=False).returncode == 0:
             uv = [*UV_PIP, "install", "--python", sys.executable, *constraints(of_pip), *arguments]
             if subprocess.run(uv, env=told | os.environ, check=False).returncode == 0:
                 return 0
-        say("uv cannot be had, or did not do it: pip installs")
+        say("uv is unavailable or failed: using pip instead")
     pip = [*PIP, "install", "--no-compile", *arguments]
     return subprocess.run(pip, check=False).returncode
 
 
 def main(arguments: list[str]) -> int:
-    """Installs, and says before how much that is and afterwards how long it took."""
+    """Install, and report the size before and the duration after."""
     began_at = time.monotonic()
     is_for_development = any("[dev]" in one for one in arguments)
     packages, megabytes = OF_DEVELOPMENT if is_for_development else OF_TRIOLET
     say(
-        f"Installing what is missing of {packages} packages into {sys.prefix}: up to {megabytes} "
-        "MB to download, or several GB where the package index gives a CUDA build of torch, and "
-        "kernels to compile. One minute on an idle machine with a fast connection, else several."
+        f"Installing missing ones of {packages} packages into {sys.prefix}: up to {megabytes} "
+        "MB to download, or several GB if the package index has a CUDA build of torch, and kernels "
+        "to compile. This takes a minute on an idle machine with a fast connection, else several."
     )
     code = install(arguments)
     took_s = time.monotonic() - began_at
     if code == 0:
         say(f"Installed after {took_s:.0f} s.")
     else:
-        say(f"Not installed: it failed after {took_s:.0f} s, and the lines above say why.")
+        say(f"Installation failed after {took_s:.0f} s; see the lines above for the reason.")
     return code
 
 

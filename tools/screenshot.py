@@ -1,7 +1,7 @@
-"""`python -m tools.screenshot`: pictures of the pages, for the documentation.
+"""`python -m tools.screenshot`: take the documentation's pictures of the chat page and dashboard.
 
-Starts a server, asks the demo model some questions in Chromium and keeps what a reader sees in
-docs/images: the chat page, and the dashboard while others ask too.
+Starts a server, asks the demo model some questions in Chromium, and writes screenshots to
+docs/images. The dashboard is taken while other clients send requests.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 EARLIER = ("Reverse the word lamp.", "Who are you?")
-"""Asked in chats of their own, for the list."""
+"""Questions of earlier chats, for the list of chats."""
 QUESTIONS = ("Tell me a story about a dragon named Ember.", "What is 12 + 30?")
 CHAT_SIZE: ViewportSize = {"width": 1200, "height": 720}
 DASHBOARD_SIZE: ViewportSize = {"width": 1200, "height": 860}
 SCALE = 1.25
-"""Pixels for each of the page's: sharp enough, and a file that a repository can hold."""
+"""Device pixels per CSS pixel: sharp enough, and small enough for the repository."""
 ANSWER_WAIT_MS = 60_000
 NUM_LOOKS = 24
-"""How often the dashboard has looked before its picture is taken."""
+"""Dashboard refreshes before its picture is taken."""
 SETTINGS = """localStorage["triolet.settings"] = '{"temperature": "0"}'"""
-"""The same answers in every picture."""
+"""Temperature 0, for the same answers in every picture."""
 OTHERS = """async (model) => {
   const ask = async () => {
     const body = JSON.stringify({model, stream: true, max_tokens: 400, ignore_eos: true,
@@ -44,7 +44,7 @@ OTHERS = """async (model) => {
   };
   for (let n = 0; n < 4; n += 1) (async () => { for (;;) await ask(); })();
 }"""
-"""Four clients that go on asking for as long as their page is open."""
+"""Four clients that send requests as long as their page is open."""
 
 
 def ask(page: Page, question: str) -> None:
@@ -56,7 +56,7 @@ def ask(page: Page, question: str) -> None:
 
 
 def take(url: str, folder: Path, scheme: str) -> None:
-    """Chat at this address, look at the dashboard, and keep the pictures."""
+    """Chat at this address, open the dashboard, and save the pictures."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium-headless-shell") or shutil.which("chromium"),
@@ -82,7 +82,7 @@ def take(url: str, folder: Path, scheme: str) -> None:
 
 
 def take_dashboard(page: Page, picture: Path) -> None:
-    """Look at the fleet while it has something to do."""
+    """Take a picture of the dashboard while the fleet is busy."""
     dashboard = page.context.new_page()
     dashboard.set_viewport_size(DASHBOARD_SIZE)
     dashboard.goto(page.url.partition("#")[0] + "dashboard")
@@ -94,11 +94,11 @@ def take_dashboard(page: Page, picture: Path) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Take the picture and return the exit code."""
+    """Take the pictures and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.screenshot", description="Take pictures of the pages."
     )
-    parser.add_argument("--url", help="use this server and start none")
+    parser.add_argument("--url", help="use this server instead of starting one")
     parser.add_argument("--out", type=Path, default=IMAGES, help="folder to write to (docs/images)")
     parser.add_argument("--scheme", choices=("light", "dark"), default="light")
     options = parser.parse_args(arguments)

@@ -1,1 +1,1 @@
-"""LoRA adapters: their matrices, and the rows of a step that have one."""
+"""LoRA adapters: shapes and checks, tensors, and the rows of a step that use one."""

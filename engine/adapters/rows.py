@@ -1,4 +1,4 @@
-"""The tokens of a step that have an adapter, and what torch adds to their rows."""
+"""Apply LoRA adapters to the tokens of a step, in torch. The C kernels have engine/native."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def tokens_by_adapter(step: FlatStep) -> dict[bytes, list[int]]:
-    """Return the tokens of a step that have an adapter, by its digest."""
+    """Return the indices of a step's tokens that use an adapter, by the adapter's digest."""
     found: dict[bytes, list[int]] = {}
     if any(step.adapters):
         for row, adapter in enumerate(step.adapters):
@@ -30,12 +30,12 @@ def tokens_by_adapter(step: FlatStep) -> dict[bytes, list[int]]:
 
 
 class AdaptedTokens:
-    """The tokens of one step that have an adapter, and what is added to their rows; in torch.
+    """The tokens of one step that use an adapter; adds the adapters' output to their rows.
 
     Args:
-      adapters: all, by digest.
-      step: names the adapters of its rows.
-      device: where it is computed.
+      adapters: all adapters, by digest.
+      step: the step; its rows name their adapters.
+      device: where the additions are computed.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class AdaptedTokens:
         ]
 
     def add(self, layer: int, product: str, inputs: Tensor, outputs: Tensor) -> Tensor:
-        """Add to the outputs of a product, in place: [T, out] for inputs [T, in]."""
+        """Add the adapters' share to a product's outputs [T, out] in place, from inputs [T, in]."""
         for adapter, tokens, padded in self._groups:
             low = adapter.layers[layer].get(product)
             if low is not None:
@@ -57,6 +57,6 @@ class AdaptedTokens:
 
 
 def _padded(tokens: list[int], device: torch.device) -> Tensor:
-    """Return as many tokens as kernels take without a rest: see STEP_TOKENS_MULTIPLE."""
+    """Return the tokens padded to a multiple of STEP_TOKENS_MULTIPLE, which gives the reason."""
     missing = -len(tokens) % STEP_TOKENS_MULTIPLE
     return torch.tensor(tokens + [tokens[0]] * missing, device=device)

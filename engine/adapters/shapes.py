@@ -1,4 +1,4 @@
-"""Shapes of what an adapter adds to a layer, and the memory that adapters take. Needs no torch."""
+"""Shapes of LoRA adapters, checks of adapter files, and their memory. Does not import torch."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ PRODUCTS: Final[Mapping[str, tuple[str, ...]]] = {
     "gate_up": ("gate_proj", "up_proj"),
     "down": ("down_proj",),
 }
-"""A layer's products and the modules that each stacks, in order."""
+"""A layer's matrix products, and the modules that each one stacks, in order."""
 
 
 def module_shapes(model: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Return outputs and inputs of each module."""
+    """Return (outputs, inputs) of each module."""
     hidden, inner = model.hidden_size, model.intermediate_size
     queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     return {
@@ -42,7 +42,7 @@ def module_shapes(model: ModelConfig) -> dict[str, tuple[int, int]]:
 
 
 def require_shapes(files: AdapterFiles, model: ModelConfig) -> None:
-    """Look whether an adapter belongs to a base of this shape.
+    """Check that an adapter fits a base model of this shape.
 
     Raises:
       ModelError: it does not.
@@ -51,20 +51,20 @@ def require_shapes(files: AdapterFiles, model: ModelConfig) -> None:
     for place, matrix in files.matrices.items():
         if place.layer >= model.num_layers:
             raise ModelError(
-                f"{files.weights}: tensor {matrix.name} is of layer {place.layer}, and the base "
+                f"{files.weights}: tensor {matrix.name} is for layer {place.layer}, but the base "
                 f"has {model.num_layers}; give the adapter to the base that it was made for"
             )
         outputs, inputs = shapes[place.module]
         wanted = (files.rank, inputs) if place.matrix == "A" else (outputs, files.rank)
         if matrix.shape != wanted:
             raise ModelError(
-                f"{files.weights}: tensor {matrix.name} is {list(matrix.shape)}, and the base "
-                f"wants {list(wanted)}; give the adapter to the base that it was made for"
+                f"{files.weights}: tensor {matrix.name} is {list(matrix.shape)}, but the base "
+                f"needs {list(wanted)}; give the adapter to the base that it was made for"
             )
 
 
 def require_finite(files: AdapterFiles) -> None:
-    """Look whether all numbers of an adapter are finite, as a worker computes with them.
+    """Check that all numbers of an adapter are finite.
 
     Raises:
       ModelError: some are not.
@@ -93,9 +93,9 @@ def not_finite(files: AdapterFiles, matrix: Matrix) -> ModelError:
 
 
 def adapter_numbers(configs: Iterable[AdapterConfig], model: ModelConfig) -> int:
-    """Return how many numbers a worker holds for adapters, by the headers of their files.
+    """Return how many numbers a worker holds for adapters, from the headers of their files.
 
-    The B of modules that share a product are blocks of a diagonal; the zeros beside them count, the
+    The B matrices of modules that share a product form a block diagonal. Its zeros count; the
     padding of packed panels does not.
 
     Raises:

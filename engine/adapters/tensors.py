@@ -1,8 +1,8 @@
-"""LoRA adapters as tensors, in the form that the forward pass uses.
+"""Load LoRA adapters as tensors, in the form that the forward pass uses.
 
-Layers that share their input share a product, as in engine/layers.py: the A of query, key and value
-lie one below the other, and their B are the blocks of a diagonal. So an adapter adds two thin
-products to each of a layer's four. Its scale is within B.
+Modules that share their input share a product, as in engine/layers.py: the A matrices of query, key
+and value are stacked, and their B matrices form a block diagonal. An adapter therefore adds two
+thin products to each of a layer's four. The adapter's scale is multiplied into B.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..model_config import ModelConfig
 
 _DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""By the names of store.adapter_files.FLOATS."""
+"""Dtypes by the names of store.adapter_files.FLOATS."""
 
 
 class LowRank(NamedTuple):
@@ -37,7 +37,7 @@ class LowRank(NamedTuple):
 
     Attributes:
       down: [ranks, inputs].
-      up: [outputs, ranks], the scale within.
+      up: [outputs, ranks], already scaled.
     """
 
     down: Tensor
@@ -48,8 +48,9 @@ class Adapter(NamedTuple):
     """One adapter.
 
     Attributes:
-      name: what requests call it, for errors.
-      layers: for each layer of the base what it adds, by product; nothing where it leaves one.
+      name: the name in requests; used in errors.
+      layers: for each layer of the base, what the adapter adds, by product. Products that it does
+        not change are missing.
     """
 
     name: str
@@ -63,21 +64,21 @@ def load_adapters(
     dtype: torch.dtype,
     device: torch.device,
 ) -> dict[bytes, Adapter]:
-    """Read adapters of a base.
+    """Read the adapters of a base model.
 
     Args:
-      configs: where they are, and the digests that they must have.
-      max_rank: the largest rank.
+      configs: paths of the adapters, and the digests that they must have.
+      max_rank: the largest rank allowed.
       model: the base's shape.
-      dtype: to convert them to.
-      device: to put them on.
+      dtype: the dtype to convert to.
+      device: where the tensors are put.
 
     Returns:
-      Each by its digest.
+      The adapters by digest.
 
     Raises:
-      ModelError: one is broken, has changed, belongs to a base of another shape, or has numbers
-        that are not finite.
+      ModelError: an adapter is broken, has changed, belongs to a base of another shape, or has
+        numbers that are not finite.
     """
     loaded = {}
     for config in configs:
@@ -95,10 +96,11 @@ def load_adapters(
 def layers_of(
     files: AdapterFiles, model: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> list[dict[str, LowRank]]:
-    """Return what an adapter adds to each layer, from the very bytes that its digest covers.
+    """Return what an adapter adds to each layer, read from the bytes that its digest covers.
 
     Raises:
-      ModelError: it belongs to a base of another shape, or has numbers that are not finite.
+      ModelError: the adapter belongs to a base of another shape, or has numbers that are not
+        finite.
     """
     require_shapes(files, model)
     shapes = module_shapes(model)
@@ -128,11 +130,11 @@ def layers_of(
 
 
 def _diagonal(outputs: Sequence[tuple[int, bool]], blocks: Sequence[Tensor]) -> Tensor:
-    """Return blocks along a diagonal, rows of zeros for outputs that have none.
+    """Return a block-diagonal matrix, with rows of zeros for modules that have no block.
 
     Args:
-      outputs: of each module how many, and whether it has a block.
-      blocks: [outputs, rank] of those that have one.
+      outputs: for each module, its number of outputs and whether it has a block.
+      blocks: the blocks, each [outputs, rank].
     """
     found = torch.zeros(sum(count for count, _ in outputs), sum(one.shape[1] for one in blocks))
     row, column, left = 0, 0, iter(blocks)

@@ -1,8 +1,8 @@
-"""Attention of prompts by flash-attn's paged kernel, which reads blocks in place: NVIDIA only.
+"""The `flash` attention backend: flash-attn's paged kernel for prompts. NVIDIA only.
 
-Decode rows are computed as with `triton`. The package is imported when the backend is created, not
-before. Written against flash-attn 2.8.3; only the last dimension of its cache must be contiguous,
-so a layer's slice of the block-major pool serves as it is.
+Decode rows are computed as in the `triton` backend. flash-attn is imported when the backend is
+created. Written against flash-attn 2.8.3, which needs only the last dimension of its cache to be
+contiguous, so a layer's slice of the block-major pool is passed as it is.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 TRAITS: Final = FLASH
 
 MIN_CHUNK_LEN: Final = 2
-"""Least `max_seqlen_q` that the kernel is told; an upper bound is all that it needs. At 1 it
-changes over to a decode kernel, with a number of splits that depends on the batch's size."""
+"""Smallest `max_seqlen_q` passed to the kernel, which needs an upper bound only. At 1 the kernel
+switches to decode, whose number of splits depends on the batch's size."""
 
 
 @dataclass(frozen=True, slots=True)
 class _DeviceGroup:
-    """A RowGroup on the device, and the two numbers that its kernel wants on the host."""
+    """A RowGroup on the device, and the two numbers that the kernel needs on the host."""
 
     tokens: Tensor
     block_table: Tensor
@@ -59,9 +59,9 @@ class FlashAttention(TritonAttention):
     """The backend for NVIDIA GPUs with flash-attn.
 
     Args:
-      pool: the worker's KV.
-      num_heads: query heads.
-      max_model_len: the longest sequence; sizes the splits.
+      pool: the worker's KV pool.
+      num_heads: number of query heads.
+      max_model_len: longest sequence; sets the size of splits.
 
     Raises:
       ConfigError: flash-attn or Triton is not installed.

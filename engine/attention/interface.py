@@ -1,7 +1,7 @@
-"""What every attention backend offers, and what it can be used with.
+"""The interface of attention backends.
 
-Knows no kernel. A backend is asked to `plan` once per step and to `attend` once per layer; it
-stores the step's keys and values itself, so that a backend may fuse the two.
+`plan` is called once per step and `attend` once per layer. The backend stores the step's keys and
+values itself, so that it can fuse storing and attending.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ class AttentionBackend(Protocol):
     """Attention for one worker's pool. Used by the device thread only."""
 
     def plan(self, step: FlatStep) -> None:
-        """Prepare what all layers of a step share. Called once, before the first `attend`."""
+        """Prepare what all layers of a step share."""
         ...
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Store a layer's keys and values, then attend, causally, to each row's whole sequence.
+        """Store a layer's keys and values, then attend causally to each row's whole sequence.
 
         Args:
           layer: index of the layer.
-          query: [T, num_heads, head_dim], rotated; T counts padding.
+          query: [T, num_heads, head_dim], rotated; T includes padding.
           key: [T, num_kv_heads, head_dim], rotated.
           value: [T, num_kv_heads, head_dim].
 
         Returns:
-          [T, num_heads, head_dim]; what stands at padding is finite and means nothing.
+          [T, num_heads, head_dim]; values at padding are finite but meaningless.
         """
         ...
 
 
 class PagedAttention(ABC):
-    """An AttentionBackend whose kernels read blocks in place, wherever keys were stored.
+    """An AttentionBackend whose kernels read KV blocks in place.
 
-    What else happens to a layer's keys and values may be fused with storing them; such a caller
-    stores by itself and uses `attend_stored`.
+    A caller that fuses storing keys and values with other work stores them itself and calls
+    `attend_stored`.
 
     Args:
-      pool: the worker's KV.
+      pool: the worker's KV pool.
     """
 
     def __init__(self, pool: KVPool) -> None:
@@ -69,20 +69,20 @@ class PagedAttention(ABC):
 
     @abstractmethod
     def plan_rows(self, step: FlatStep) -> None:
-        """Prepare what all layers of a step share, but for where keys are stored."""
+        """Prepare what all layers of a step share, except where keys are stored."""
 
     @abstractmethod
     def plan_decode(self, block_table: Tensor, seq_lens: Tensor) -> None:
-        """Prepare a step of one token per row, whose rows are told by tensors.
+        """Prepare a step of one token per row, given as tensors.
 
         Args:
           block_table: int32 [rows, W]; contiguous in its last dimension.
-          seq_lens: int32 [rows], at least 1, this step's token included.
+          seq_lens: int32 [rows], at least 1, including this step's token.
         """
 
     @abstractmethod
     def attend_stored(self, layer: int, query: Tensor) -> Tensor:
-        """Attend as in `attend`; keys and values are in the pool.
+        """Attend as in `attend`, to keys and values that are already in the pool.
 
         Args:
           layer: index of the layer.

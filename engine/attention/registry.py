@@ -1,4 +1,4 @@
-"""Which backends there are, by the name that the config calls them."""
+"""Attention backends by their names in the config."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _CREATE: Final[dict[str, Callable[[KVPool, int, int], AttentionBackend]]] = {
 
 
 def backend_traits(name: str) -> BackendTraits:
-    """Return what a backend can do.
+    """Return a backend's traits.
 
     Raises:
-      ConfigError: there is no such backend.
+      ConfigError: no backend has this name.
     """
     require(name in TRAITS, "backend", name, ", ".join(sorted(TRAITS)))
     return TRAITS[name]
@@ -36,10 +36,10 @@ def backend_traits(name: str) -> BackendTraits:
 def create_attention(
     name: str, pool: KVPool, num_heads: int, max_model_len: int
 ) -> AttentionBackend:
-    """Return a backend over a pool.
+    """Create an attention backend over a pool.
 
     Raises:
-      ConfigError: there is no such backend, or its package is not installed.
+      ConfigError: no backend has this name, or its package is not installed.
     """
     backend_traits(name)
     return _CREATE[name](pool, num_heads, max_model_len)

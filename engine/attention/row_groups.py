@@ -1,4 +1,4 @@
-"""A step's rows by kind, laid out as paged kernels want them. Knows no kernel and no device."""
+"""Group a step's rows by kind (decode, prompt) in the layout that paged attention kernels take."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """The rows of a step that go through one kernel, as it wants them.
+    """The rows of a step that go through one kernel.
 
     Attributes:
-      tokens: int64 [n], where their tokens lie in the step.
+      tokens: int64 [n], indices of their tokens in the step.
       block_table: int32 [rows, W]; cells beyond a sequence hold the scratch block.
-      seq_lens: int32 [rows], tokens of each sequence after the step.
+      seq_lens: int32 [rows], length of each sequence after the step.
       query_start_loc: int32 [rows + 1], over `tokens`.
       key_start_loc: int32 [rows + 1], running sum of `seq_lens`.
     """
@@ -37,20 +37,20 @@ class RowGroup:
 
     @property
     def max_query_len(self) -> int:
-        """Tokens of the longest row."""
+        """Length of the longest row, in tokens."""
         return int(np.diff(self.query_start_loc).max())
 
     @property
     def max_seq_len(self) -> int:
-        """Tokens of the longest sequence."""
+        """Length of the longest sequence, in tokens."""
         return int(self.seq_lens.max())
 
     def tiles(self, tile_tokens: int) -> npt.NDArray[np.int32]:
-        """Cut the rows into tiles of at most so many tokens.
+        """Cut the rows into tiles of at most `tile_tokens` tokens.
 
         Returns:
-          [n, 4]: row, where its first token lies in the step, that token's position, how many. The
-          tiles that see most keys come first, so that the last to end are short ones.
+          [n, 4]: row, index of the tile's first token in the step, that token's position, number of
+          tokens. Tiles with most keys come first, so that the last ones to finish are short.
         """
         tiles = []
         for row, (begin, end) in enumerate(
@@ -70,8 +70,8 @@ def group_rows(step: FlatStep, is_decode: bool, width: int | None = None) -> Row
 
     Args:
       step: the rows.
-      is_decode: which of them.
-      width: of the block table, in blocks; None for that of the longest row.
+      is_decode: whether to take the decode rows or the prompt rows.
+      width: width of the block table in blocks; None for that of the longest row.
     """
     rows = [index for index, decodes in enumerate(step.is_decode) if decodes is is_decode]
     if not rows:
@@ -83,7 +83,7 @@ def group_rows(step: FlatStep, is_decode: bool, width: int | None = None) -> Row
         width = max(len(step.block_tables[row]) for row in rows)
     block_table = np.full((len(rows), width), SCRATCH_BLOCK, dtype=np.int32)
     for index, row in enumerate(rows):
-        # A lease may hold more blocks than its sequence can fill: those are never read.
+        # A lease may hold more blocks than its sequence can fill. Those are never read.
         held = step.block_tables[row][:width]
         block_table[index, : len(held)] = held
     return RowGroup(

@@ -1,14 +1,14 @@
-"""Attention by torch's scaled_dot_product_attention: works on any device, needs no extra package.
+"""The `sdpa` attention backend: torch's scaled_dot_product_attention, on any device.
 
-SDPA knows no block tables, so each sequence's blocks are gathered into one workspace that is
-allocated once. One sequence at a time: gathering the batch and masking its padding is slower
-(it leaves the cache) and makes a row's bits depend on its neighbours.
+SDPA does not support block tables, so each sequence's blocks are gathered into one workspace that
+is allocated once. Sequences are computed one at a time: gathering the whole batch and masking its
+padding is slower (it does not fit the CPU cache) and makes a row's bits depend on its neighbours.
 
 The bits of a row depend on its own sequence only: not on the batch, and not on how its prompt was
-cut into chunks, so that a prompt computed again gives the same KV. Matrix kernels choose their
-order of summation by shape; therefore prefill always computes whole tiles of `QUERY_TILE` positions
-that start at multiples of it and see the keys up to their end, wherever the chunk begins and ends.
-It also is the faster way: tiles see no keys that are all hidden.
+cut into chunks. A prompt that is computed again gives the same KV. Matrix kernels choose their
+order of summation by shape. Prefill therefore computes whole tiles of `QUERY_TILE` positions that
+start at multiples of it, wherever the chunk begins and ends. This is also faster, because a tile
+does not read keys that all its queries mask.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from ..kv_pool import KVPool
 
 QUERY_TILE: Final = 64
-"""Positions per call of the kernel: 512 tokens took 14.1 ms in one call, 8.4 in tiles of 64 and 9.2
-in tiles of 128 (fp32, 16 heads of 64, one core)."""
+"""Positions per call of the kernel: 512 tokens took 14.1 ms in one call, 8.4 ms in tiles of 64 and
+9.2 ms in tiles of 128 (fp32, 16 heads of 64, one core)."""
 
 TRAITS: Final = SDPA
 
@@ -40,11 +40,11 @@ class _Row:
     """One sequence of the planned step.
 
     Attributes:
-      first: index of its first token in the step.
-      num_tokens: how many it has there.
-      seq_len: tokens of its sequence after the step.
-      blocks: its blocks, int64 [W].
-      is_decode: whether it is the one new token of a completion.
+      first: index of the row's first token in the step.
+      num_tokens: number of the row's tokens in the step.
+      seq_len: length of the sequence after the step.
+      blocks: the sequence's blocks, int64 [W].
+      is_decode: whether the row is one new token of a completion.
     """
 
     first: int
@@ -58,9 +58,9 @@ class SdpaAttention:
     """The portable backend.
 
     Args:
-      pool: the worker's KV.
-      num_heads: query heads.
-      max_model_len: the longest sequence; sizes the workspace.
+      pool: the worker's KV pool.
+      num_heads: number of query heads.
+      max_model_len: longest sequence; sets the size of the workspace.
     """
 
     def __init__(self, pool: KVPool, num_heads: int, max_model_len: int) -> None:
@@ -123,9 +123,9 @@ class SdpaAttention:
         return output
 
     def _gather(self, which: int, cache: Tensor, row: _Row) -> Tensor:
-        """Copy a sequence's keys or values together: [1, num_kv_heads, n, head_dim].
+        """Gather a sequence's keys or values: [1, num_kv_heads, n, head_dim].
 
-        n is the sequence's length in decode, and goes to the end of its last tile in prefill.
+        n is the sequence's length in decode, and its last tile's end in prefill.
         """
         workspace = self._workspace[which]
         num_gathered = len(row.blocks) * self._block_size
@@ -134,12 +134,12 @@ class SdpaAttention:
         num_keys = row.seq_len
         if not row.is_decode:
             num_keys = -(-row.seq_len // QUERY_TILE) * QUERY_TILE
-            # A hidden key's weight is 0, but 0 times what a former owner left there may be NaN.
+            # A masked key has weight 0, but 0 times a NaN left by a former owner is NaN.
             workspace[row.seq_len : num_keys].zero_()
         return workspace[:num_keys].transpose(0, 1).unsqueeze(0)
 
     def _decode(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Attend one token. Heads that share keys are its query axis: one pass over the keys."""
+        """Attend one token. Heads that share keys form the query axis: one pass over the keys."""
         grouped = query.view(1, self._num_kv_heads, self._group, self._head_dim)
         attended = F.scaled_dot_product_attention(grouped, keys, values, scale=self._scale)
         return attended.view(1, -1, self._head_dim)
@@ -150,11 +150,11 @@ class SdpaAttention:
         """Attend the tokens of a chunk.
 
         Args:
-          start: position of the first.
+          start: position of the chunk's first token.
           query: [n, num_heads, head_dim].
           keys: [1, num_kv_heads, a multiple of QUERY_TILE, head_dim].
-          values: the same.
-          output: [n, num_heads, head_dim], to be written.
+          values: same shape as the keys.
+          output: [n, num_heads, head_dim]; written.
         """
         end = start + len(query)
         first_tile = start - start % QUERY_TILE

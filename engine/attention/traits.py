@@ -1,4 +1,4 @@
-"""What each backend can compute, and on what. Imports no torch: a start is checked with it."""
+"""What each backend supports: devices, dtypes, sizes. Checked before torch is imported."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BackendTraits:
-    """What a backend can do; checked against the config once, at start.
+    """What a backend supports; checked against the config at start.
 
     Attributes:
-      name: as in `EngineConfig.backend`.
+      name: name in `EngineConfig.backend`.
       device_types: torch device types.
       dtypes: cache dtypes.
       block_size_multiple: block sizes must be multiples of this.
-      head_dim_multiple: head dimensions must be multiples of this,
-      max_head_dim: and at most this.
-      is_capturable: its decode steps take everything that changes from tensors, so that a CUDA
-        graph of one computes any other of the same number of rows.
-      is_path_invariant: KV of a token has the same bits whether it was computed as a part of a
-        prompt or of a completion.
+      head_dim_multiple: head dimensions must be multiples of this.
+      max_head_dim: largest head dimension.
+      is_capturable: whether decode steps read everything that changes from tensors, so that a CUDA
+        graph of one step computes every step with the same number of rows.
+      is_path_invariant: whether a token's KV has the same bits when computed as part of a prompt
+        and as part of a completion.
     """
 
     name: str
@@ -108,17 +108,16 @@ TRITON: Final = BackendTraits(
 )
 ALL_TRAITS: Final = {traits.name: traits for traits in (NATIVE, SDPA, FLASH, TRITON)}
 FUSED: Final = frozenset({FLASH.name, TRITON.name})
-"""Backends that compute with fused kernels, and decode steps without waiting for the host."""
+"""Backends with fused kernels, whose decode steps do not wait for the host."""
 
 
 def check_backend(config: EngineConfig, dtype: Dtype, head_dim: int, device_type: str) -> None:
-    """Refuse a backend that was named and cannot serve a model with these settings, or computes no
-    adapters where there are some.
+    """Check that the configured backend can serve a model with these settings and adapters.
 
     Args:
-      config: names the backend, which is not `auto`.
-      dtype: that is computed in.
-      head_dim: of the model.
+      config: settings of the engine; the backend is not `auto`.
+      dtype: dtype of the computation.
+      head_dim: the model's head dimension.
       device_type: cpu or cuda.
 
     Raises:
@@ -127,7 +126,7 @@ def check_backend(config: EngineConfig, dtype: Dtype, head_dim: int, device_type
     if config.adapters and config.backend in FUSED:
         names = ", ".join(one.name for one in config.adapters)
         raise ConfigError(
-            f"backend is {config.backend!r}, whose kernels compute no adapters, and the model has "
+            f"backend is {config.backend!r}, which does not support adapters, and the model has "
             f"some ({names}); use backend 'sdpa', or 'native' on a CPU, or remove the adapters"
         )
     allowed = ", ".join(sorted((AUTO_BACKEND, *ALL_TRAITS)))

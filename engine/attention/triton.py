@@ -1,10 +1,10 @@
-"""Attention by Triton kernels of our own, which read blocks in place: NVIDIA, no further package.
+"""The `triton` attention backend: paged attention kernels for NVIDIA GPUs.
 
-The kernels (engine/gpu/attention_kernels.py) are imported when the backend is created, not before:
-Triton comes with a CUDA build of torch and is missing elsewhere.
+The kernels (engine/gpu/attention_kernels.py) are imported when the backend is created, because
+Triton comes with CUDA builds of torch only.
 
-A decode row is cut into splits of a size that is fixed at the start, so that its sums have the same
-order in every batch; how many programs share the splits is a matter of speed alone.
+A decode row is cut into splits of a size that is fixed at start, so its sums have the same order in
+every batch. The number of programs that share the splits affects speed only.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
 TRAITS: Final = TRITON
 
 MIN_SPLIT_TOKENS: Final = 256
-"""Below it combining the splits costs more than sharing the work gains."""
+"""Smallest split: below it, combining splits costs more than sharing the work gains."""
 MAX_SPLITS: Final = 64
-"""Bounds the memory of unfinished sums; longer contexts get longer splits."""
+"""Most splits per row. Bounds the memory of partial sums; longer contexts get longer splits."""
 BUSY_PROGRAMS: Final = 1024
-"""Programs that keep a large GPU busy: several for each of the 132 units of an H100."""
+"""Programs that keep a large GPU busy: several for each of an H100's 132 multiprocessors."""
 KEY_TILE: Final = 64
 PREFILL_LANES: Final = 64
-"""Rows of a tile of queries: tokens times the heads that share keys."""
+"""Rows of a query tile: tokens times the heads that share keys."""
 MIN_DOT_ROWS: Final = 16
-"""Fewest rows of a product that tensor cores take."""
+"""Fewest rows of a product that tensor cores compute."""
 LOG2_E: Final = math.log2(math.e)
 
 
 def split_tokens_for(max_model_len: int) -> int:
-    """Return how many tokens a split has: whole tiles, the same for every sequence."""
+    """Return the tokens per split: whole tiles, the same for every sequence."""
     needed = -(-max_model_len // MAX_SPLITS)
     return max(MIN_SPLIT_TOKENS, -(-needed // KEY_TILE) * KEY_TILE)
 
@@ -59,9 +59,9 @@ class TritonAttention(PagedAttention):
     """The backend for NVIDIA GPUs that needs no further package.
 
     Args:
-      pool: the worker's KV.
-      num_heads: query heads.
-      max_model_len: the longest sequence; sizes the splits.
+      pool: the worker's KV pool.
+      num_heads: number of query heads.
+      max_model_len: longest sequence; sets the size of splits.
 
     Raises:
       ConfigError: Triton is not installed.
@@ -108,7 +108,7 @@ class TritonAttention(PagedAttention):
         self.plan_chunks(None)
 
     def plan_chunks(self, group: RowGroup | None) -> None:
-        """Prepare the prompt rows of a step; None where it has none."""
+        """Prepare the prompt rows of a step; None if it has none."""
         self._chunks_in_tiles = None
         if group is not None:
             device = self._pool.device
@@ -129,9 +129,9 @@ class TritonAttention(PagedAttention):
         return LOG2_E / math.sqrt(self._layout.head_dim)
 
     def _precision(self) -> tuple[str, Any]:
-        """Return how products are computed, and of what.
+        """Return the precision of products and the dtype of their operands.
 
-        The interpreter knows no arithmetic in bf16, so there its operands are widened.
+        Triton's interpreter does not support bf16 arithmetic, so operands are widened there.
         """
         is_float32 = self._kernels.IS_INTERPRETED or self._layout.dtype is torch.float32
         language = self._kernels.tl
@@ -196,9 +196,9 @@ class TritonAttention(PagedAttention):
         """Attend the prompt rows of a step.
 
         Args:
-          query: as in `attend_stored`.
+          query: queries as in `attend_stored`.
           cache: keys and values of one layer.
-          output: is written where prompt rows are.
+          output: written at the prompt rows.
         """
         if self._chunks_in_tiles is None:
             return

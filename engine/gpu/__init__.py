@@ -1,1 +1,1 @@
-"""What only an NVIDIA GPU needs: fused kernels, graphs of whole steps, copies beside them."""
+"""NVIDIA GPU code: fused kernels, CUDA graphs of decode steps, asynchronous KV copies."""

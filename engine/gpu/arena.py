@@ -1,33 +1,29 @@
-"""Which parts of a fixed piece of memory are in use: runs of equal units, taken and given back.
+"""A ring allocator for a fixed number of equal units; staging buffers use it.
 
-Pure. Giving back may happen on any thread (the one that drops the last reference to a buffer);
-taking on one only.
+Pure. `take` is called on one thread; `give` on any (the one that drops the last reference to a
+buffer).
 """
 
 from __future__ import annotations
 
 
 class Arena:
-    """Units 0…num_units-1, each free or taken.
-
-    Args:
-      num_units: how many.
-    """
+    """Units 0…num_units-1, each free or taken."""
 
     def __init__(self, num_units: int) -> None:
-        # One byte a unit: a single store marks a run, so no lock is needed beside Python's own.
+        # One byte per unit: a single slice store marks a run, so the interpreter's lock is enough.
         self._taken = bytearray(num_units)
         self._next = 0
 
     @property
     def free_units(self) -> int:
-        """Units that are not held."""
+        """Number of free units."""
         return self._taken.count(0)
 
     def take(self, count: int) -> int | None:
         """Take a run of units and return the first, or None if no run is long enough.
 
-        Goes round, so that a run is reused as late as possible and what is freed meanwhile joins.
+        Searches round robin, so that a run is reused late and freed neighbours can join.
         """
         wanted = bytes(count)
         first = self._taken.find(wanted, self._next)
@@ -40,6 +36,6 @@ class Arena:
         return first
 
     def give(self, first: int, count: int) -> None:
-        """Give a run back."""
-        assert self._taken[first : first + count].count(1) == count, "given back twice"
+        """Free a run."""
+        assert self._taken[first : first + count].count(1) == count, "a run is freed twice"
         self._taken[first : first + count] = bytes(count)

@@ -1,10 +1,9 @@
-"""Paged attention in Triton: one token per sequence in splits, and chunks of prompts.
+"""Paged attention kernels in Triton: split decode (one token per row), and prefill chunks.
 
-Knows a layer's slice of the block-major pool by its strides; knows no step and no plan. Every sum
-has one order that follows from the sequence alone: keys are taken in tiles from position 0 on (in
-decode, from the beginning of a split whose size never changes), there are no atomics, and splits
-are combined first to last. So a row's bits depend on no other row of the batch, and a prompt's not
-on how it was cut into chunks.
+The order of every sum depends on the sequence alone: keys are read in tiles from position 0 (in
+decode, from the start of a split of fixed size), there are no atomics, and splits are combined
+first to last. A row's bits therefore do not depend on other rows of the batch, nor on how its
+prompt was cut into chunks.
 
 Source: FlashAttention's online softmax (Dao et al. 2022) and Flash-Decoding's splits (Dao et al.
 2023).
@@ -29,7 +28,7 @@ def places_of(
     num_kv_heads: tl.constexpr,
     head_dim: tl.constexpr,
 ) -> tl.tensor:
-    """Return where in the pool a head's keys of some positions begin."""
+    """Return the offsets in the pool of one head's keys at some positions."""
     blocks = tl.load(table + positions // block_size, mask=is_key, other=0)
     places = blocks.to(tl.int64) * block_stride
     return places + ((positions % block_size) * num_kv_heads + key_head) * head_dim
@@ -63,8 +62,8 @@ def attend_tile(
     return new_largest, total, weighted * shrink[:, None] + product
 
 
-# Block tables are as wide as the longest row of a step. Triton would compile one kernel for a width
-# of 1, one for multiples of 16 and one for all others, seconds each, while requests wait.
+# Block tables are as wide as the longest row of a step. Triton would compile separate kernels for
+# width 1, multiples of 16 and all others, taking seconds each while requests wait.
 @triton.jit(do_not_specialize=["table_stride"])
 def decode_splits_kernel(
     query: tl.tensor,
@@ -93,7 +92,7 @@ def decode_splits_kernel(
     """Attend one row's token to some of its splits, for the query heads that share a key head.
 
     Grid: rows, key heads, programs that share a row's splits. `scale` includes log2(e). Writes
-    weighted values [rows, heads, max_splits, head_dim], largest scores and sums of weights beside.
+    weighted values [rows, heads, max_splits, head_dim], largest scores and sums of weights.
     """
     row, key_head = tl.program_id(0), tl.program_id(1)
     seq_len = tl.load(seq_lens + row)
@@ -184,10 +183,10 @@ def prefill_kernel(
     precision: tl.constexpr,
     operand: tl.constexpr,
 ) -> None:
-    """Attend some tokens of a prompt, for the query heads that share a key head.
+    """Attend a tile of a prompt's tokens, for the query heads that share a key head.
 
     Grid: tiles of tokens, key heads. `tiles` is int32 [n, 4]: row of the block table, index of the
-    first token in the step, its position, how many tokens. `scale` includes log2(e).
+    first token in the step, its position, number of tokens. `scale` includes log2(e).
     """
     plan = tiles + tl.program_id(0) * 4
     row, first_token = tl.load(plan), tl.load(plan + 1)
@@ -200,7 +199,7 @@ def prefill_kernel(
     heads = (first_token + offsets).to(tl.int64) * (num_kv_heads * group) + key_head * group
     cells = (heads + members)[:, None] * head_dim + dims[None, :]
     queries = tl.load(query + cells, mask=is_query, other=0.0).to(operand)
-    # A lane without a token sees what the last token sees: nothing is ever divided by zero.
+    # A lane without a token repeats the last token, so that nothing is divided by zero.
     positions = first_position + tl.minimum(offsets, num_tokens - 1)
     largest = tl.full([tile_tokens * padded_group], float("-inf"), tl.float32)
     total = tl.zeros([tile_tokens * padded_group], tl.float32)
@@ -223,4 +222,4 @@ def prefill_kernel(
 
 
 IS_INTERPRETED: Final = not isinstance(prefill_kernel, triton.JITFunction)
-"""Whether kernels run in Triton's interpreter, on the CPU."""
+"""Whether kernels run in Triton's interpreter on the CPU."""

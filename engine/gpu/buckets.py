@@ -1,4 +1,4 @@
-"""Sizes of batches for which a decode step is captured once and replayed ever after. Pure."""
+"""Batch sizes for which a decode step is captured as a CUDA graph. Pure."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ if TYPE_CHECKING:
 
 SMALL: Final = (1, 2, 4)
 STEP: Final = 8
-"""Between two sizes: at most seven rows of padding, which cost hardly anything where the weights
-are what takes time."""
+"""Distance between two sizes: at most seven rows of padding, which cost little because reading the
+weights takes most of the time."""
 
 
 def bucket_sizes(max_num_seqs: int, *, fixed: bool) -> tuple[int, ...]:
-    """Return the sizes, rising.
+    """Return the sizes in ascending order.
 
     Args:
       max_num_seqs: most rows of a step; the largest size.
-      fixed: only that size. Every step then goes through the same kernels, whatever else is in it.
+      fixed: return that size only, so that every step uses the same kernels.
     """
     if fixed:
         return (max_num_seqs,)
@@ -29,5 +29,5 @@ def bucket_sizes(max_num_seqs: int, *, fixed: bool) -> tuple[int, ...]:
 
 
 def bucket_for(num_rows: int, sizes: Sequence[int]) -> int:
-    """Return the smallest size that holds so many rows; there must be one."""
+    """Return the smallest size that holds `num_rows`; one must exist."""
     return sizes[bisect_left(sizes, num_rows)]

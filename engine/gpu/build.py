@@ -1,4 +1,4 @@
-"""From weights to what computes on a GPU; chosen by `--backend flash` and `--backend triton`."""
+"""Build the GPU model and decoder for `--backend flash` and `--backend triton`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class GpuParts(NamedTuple):
-    """What computes on a GPU.
+    """The computing parts on a GPU.
 
     Attributes:
-      model: steps of any kind.
-      decoder: steps of decode rows alone.
+      model: computes steps of any kind.
+      decoder: computes steps of decode rows only.
     """
 
     model: FusedModel
@@ -42,10 +42,10 @@ def build_parts(
     config: EngineConfig,
     max_model_len: int,
 ) -> GpuParts:
-    """Put the fused forward pass together.
+    """Build the fused forward pass.
 
     Raises:
-      ConfigError: Triton is not installed, or the backend's package.
+      ConfigError: Triton or the backend's package is not installed.
     """
     try:
         from .decoder import Decoder
@@ -57,7 +57,7 @@ def build_parts(
             "build of torch, which brings it, or use backend 'sdpa'"
         ) from error
     attention = create_attention(backend, pool, model_config.num_heads, max_model_len)
-    assert isinstance(attention, PagedAttention), "only paged backends come here"
+    assert isinstance(attention, PagedAttention), "the backend is not paged"
     transformer = FusedTransformer(model_config, weights, pool, attention, max_model_len)
     model = FusedModel(transformer, pool.layout.block_size, pool.blocks.device)
     sizes = bucket_sizes(config.max_num_seqs, fixed=config.gpu.fixed_batch)
@@ -66,7 +66,8 @@ def build_parts(
 
 
 def capture(backend: str, decoder: Decoder, on_progress: Callable[[float], None]) -> None:
-    """Replay decode steps from CUDA graphs from now on, if the backend can be captured."""
+    """Capture decode steps as CUDA graphs and replay those from now on, if the backend allows
+    it."""
     if backend_traits(backend).is_capturable:
         from .graphs import StepGraphs
 

@@ -1,4 +1,4 @@
-"""Queues of copies that run beside the steps: CUDA streams on a GPU, plain calls elsewhere."""
+"""Streams for copies that run beside the steps: CUDA streams on a GPU, plain calls elsewhere."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ class CopyMark(Protocol):
 
     @property
     def is_reached(self) -> bool:
-        """Whether everything queued before the mark has run. Does not wait."""
+        """Return whether everything queued before the mark has run, without waiting."""
         ...
 
     def hold_back(self) -> None:
-        """Let the work that the calling thread queues next wait for the mark."""
+        """Make work that the calling thread queues next wait for the mark."""
         ...
 
 
 class CopyStream(Protocol):
-    """Runs work in the order in which it is queued, independent of other streams."""
+    """Runs work in queue order, independent of other streams."""
 
     def queue(self, work: Callable[[], object]) -> None:
         """Queue the device operations that `work` launches."""
         ...
 
     def record(self) -> CopyMark:
-        """Return a mark behind everything queued so far."""
+        """Return a mark after everything queued so far."""
         ...
 
     def wait_for(self, mark: CopyMark) -> None:
-        """Let the work queued from now on wait for a mark of another stream."""
+        """Make work queued from now on wait for a mark of another stream."""
         ...
 
     def synchronize(self) -> None:
-        """Return when everything queued so far has run."""
+        """Wait until everything queued so far has run."""
         ...
 
 
@@ -49,9 +49,8 @@ class CudaStream:
     """A CUDA stream. See CopyStream.
 
     Args:
-      device: of the copies. Every call makes it the current device, because events and launches go
-        to the current device of the calling thread, which is device 0 unless that thread says
-        otherwise.
+      device: the device. Every call makes it the calling thread's current device, which events and
+        launches use and which is device 0 in a new thread.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -1,8 +1,8 @@
-"""Where each row of a decode step stands on the device, and what the device must be told of it.
+"""Assign decode rows to places on the device, and list what to upload for each step.
 
-Plain integers and numpy. The device keeps block tables and the tokens it chose last; a row that
-goes on stays at its place, so that of a table only what is new travels, and its token not at all.
-What the host knows without asking (lengths, seeds) is told anew in each step, in one small copy.
+Plain integers and numpy. The device keeps block tables and the tokens that it sampled last. A row
+that continues keeps its place, so only new blocks of its table are uploaded, and not its token.
+Lengths, seeds and sampling parameters are uploaded in every step in one small copy.
 
 A place without a row is padding: length 1, in the scratch block.
 """
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from ..batch import StepRow
 
 SOURCE, TOKEN, LENGTH, SEED, POSITION, TEMPERATURE, MIN_P = range(7)
-"""Rows of the array that is told in each step: place whose last choice is this place's token, or
--1; the token where there is none; tokens of the sequence after the step; seed; position of the
+"""Rows of the array that is uploaded in each step: place whose last sampled token is this place's
+input, or -1; the input token if -1; length of the sequence after the step; seed; position in the
 completion; temperature and min_p as fp64 bits."""
 NUM_FIELDS: Final = 7
 NO_SOURCE: Final = -1
@@ -68,16 +68,16 @@ class DecodeRows:
         self._places = []
 
     def forget_tables(self) -> None:
-        """Note that the device may not have taken the last arrangement: tell it everything anew."""
+        """Record that the last upload may have failed, so that the next one sends everything."""
         self._tables = [[] for _ in self._tables]
         self._places = []
 
     def arrange(self, rows: Sequence[StepRow]) -> Arrangement:
-        """Place the rows of a step.
+        """Assign places to the rows of a step.
 
         Args:
-          rows: decode rows, not more than the largest bucket. Those with `follows` follow a row of
-            the step that was arranged last.
+          rows: decode rows, at most the largest bucket. `follows` names a row of the step that was
+            arranged last.
         """
         size = bucket_for(len(rows), self._sizes)
         places = self._place(rows, size)
@@ -105,12 +105,12 @@ class DecodeRows:
         return Arrangement(size, places, fields, patches)
 
     def _place(self, rows: Sequence[StepRow], size: int) -> list[int]:
-        """Leave rows that go on where they are, and put the others into the lowest free places."""
+        """Keep continuing rows in place, and put others into the lowest free places."""
         places = [-1] * len(rows)
         taken = set()
         for index, row in enumerate(rows):
             if row.follows is not None and (place := self._places[row.follows]) < size:
-                assert place not in taken, "two rows follow one"
+                assert place not in taken, "two rows follow the same row"
                 places[index] = place
                 taken.add(place)
         free = iter(place for place in range(size) if place not in taken)
@@ -122,12 +122,12 @@ class DecodeRows:
         wanted: dict[int, Sequence[int]] = {}
         for row, place in zip(rows, places, strict=True):
             num_blocks = -(-(row.start + 1) // self._block_size)
-            assert num_blocks <= len(row.block_table), "a row that is longer than its blocks"
+            assert num_blocks <= len(row.block_table), "a row needs more blocks than it has"
             wanted[place] = row.block_table[:num_blocks]
         patches = []
         for place in range(size):
             held = self._tables[place]
-            # Padding writes into the first block of its place: it must not be anybody's.
+            # Padding writes into the first block of its place, which must not be leased.
             table = list(wanted.get(place, (SCRATCH_BLOCK,)))
             patches += [
                 (place, column, block)

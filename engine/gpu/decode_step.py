@@ -1,7 +1,7 @@
-"""One decode step as the device sees it: tensors that stay, and what it does to them.
+"""The device side of a decode step: persistent tensors and the computation on them.
 
-Nothing here depends on the host's values but the number of places, so that a CUDA graph of it
-computes every later step of that size. Positions, slots and tokens follow on the device.
+Only the number of places is a host value, so a CUDA graph of one step computes every later step of
+that size. Positions, slots and tokens are derived on the device.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 
 class DecodeState:
-    """What stays on the device from step to step.
+    """Tensors that stay on the device from step to step.
 
     Args:
       num_places: rows of the largest step.
       max_blocks: blocks of the longest sequence.
-      vocab_size: tokens that can be chosen.
-      device: where.
+      vocab_size: size of the vocabulary.
+      device: the device.
 
     Attributes:
-      fields: int64 [NUM_FIELDS, num_places], of the running step.
+      fields: int64 [NUM_FIELDS, num_places], fields of the running step.
       tables: int32 [num_places, max_blocks].
-      chosen: int64 [num_places], what each place chose last.
-      logits: fp32 [num_places, vocab_size], of the last step.
+      chosen: int64 [num_places], token that each place sampled last.
+      logits: fp32 [num_places, vocab_size], logits of the last step.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class DecodeState:
         self.logits = torch.zeros(num_places, vocab_size, dtype=torch.float32, device=device)
 
     def take(self, fields: Tensor, patches: Tensor) -> None:
-        """Take in what the host says of the next step.
+        """Store the host's arrangement of the next step.
 
         Args:
           fields: int64 [NUM_FIELDS, size].
@@ -60,7 +60,7 @@ class DecodeState:
 def compute_step(
     transformer: FusedTransformer, state: DecodeState, block_size: int, size: int
 ) -> None:
-    """Compute the first `size` places: tokens in from `chosen`, the next ones out to it."""
+    """Compute the first `size` places: read tokens from `chosen` and write the next ones to it."""
     fields = state.fields[:, :size]
     source = fields[SOURCE]
     token_ids = torch.where(source >= 0, state.chosen[source.clamp(min=0)], fields[TOKEN])

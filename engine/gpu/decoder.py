@@ -1,11 +1,9 @@
-"""Decode steps that the host launches without waiting for the one before.
+"""Launch decode steps on a GPU without waiting for the previous step.
 
-Knows rows, places and what a step's tensors are; does not know the owners of blocks, nor which rows
-run. At most `MAX_UNDER_WAY` steps may be under way: the caller of `launch` reads the older one
-first.
+At most `MAX_UNDER_WAY` steps may be in flight: the caller of `launch` reads the older one first.
 
-A row that asks for more than temperature and min_p is sampled by engine/sampler.py once its logits
-are there; a step that holds one is waited for at once.
+A row with sampling options beyond temperature and min_p is sampled on the host by
+engine/sampler.py. A step with such a row is awaited at once.
 """
 
 from __future__ import annotations
@@ -37,9 +35,9 @@ class Decoder:
 
     Args:
       transformer: the forward pass.
-      pool: where keys and values are.
-      sizes: of batches, rising.
-      max_model_len: the longest sequence.
+      pool: the KV pool.
+      sizes: batch sizes, ascending.
+      max_model_len: longest sequence.
       mask_wait_s: how long a step waits for masks.
     """
 
@@ -67,24 +65,24 @@ class Decoder:
         self._replay: Callable[[int], None] = self.compute
 
     def compute(self, size: int) -> None:
-        """Launch a step of one size, operation by operation, on what was told last."""
+        """Launch a step of one size, operation by operation, on the last uploaded fields."""
         compute_step(self._transformer, self._state, self._block_size, size)
 
     def replay_with(self, replay: Callable[[int], None]) -> None:
-        """From now on launch by this what `compute` would."""
+        """Use `replay` instead of `compute` from now on."""
         self._replay = replay
 
     @property
     def is_fixed(self) -> bool:
-        """Whether all steps have one size, so that all go through the same kernels."""
+        """Whether all steps have one size and use the same kernels."""
         return len(self.sizes) == 1
 
     def takes(self, rows: Sequence[StepRow]) -> bool:
-        """Return whether a step can be launched here."""
+        """Return whether this decoder can compute a step."""
         return len(rows) <= self.sizes[-1] and all(row.is_decode for row in rows)
 
     def forget_places(self) -> None:
-        """Note that the step before the next one was not launched here."""
+        """Record that the last step was not launched here."""
         self._rows.forget_places()
 
     def launch(self, rows: Sequence[StepRow]) -> Callable[[], list[Sampled | None]]:

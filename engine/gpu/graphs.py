@@ -1,7 +1,7 @@
-"""Captures a step as a CUDA graph for each size of batch, and replays it.
+"""Capture a decode step as a CUDA graph for each batch size, and replay it.
 
-A step of a small batch is hundreds of tiny kernels; launching them one by one takes longer than
-running them. A graph is launched as one.
+A step of a small batch is hundreds of tiny kernels, and launching them one by one takes longer than
+running them. A graph needs one launch.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 WARM_UP_RUNS: Final = 2
-"""Before a capture: kernels are compiled and libraries choose their workspaces in the first."""
+"""Steps before a capture: the first compiles kernels and lets libraries choose workspaces."""
 
 
 class StepGraphs:
-    """Replays a step's graphs.
+    """Captures and replays the graphs of a step.
 
     Args:
-      compute: launches a step of some size; reads and writes the same tensors each time.
-      sizes: of the steps to capture. The largest comes first: what it allocates serves all
-        others, which share its memory because only one runs at a time.
-      on_progress: told the share of sizes that are captured: each may wait for a compiler.
+      compute: launches a step of a given size; reads and writes the same tensors each time.
+      sizes: sizes to capture. The largest is captured first, and the others reuse its memory,
+        because only one graph runs at a time.
+      on_progress: called with the share of sizes captured; each may wait for a compiler.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Small copies between host and device that are waited for as late as possible.
+"""Small asynchronous copies between host and device.
 
-On a GPU the host's side is pinned memory and a mark is an event; anywhere else both are nothing, so
-that whatever uses them runs in tests without a GPU.
+On a GPU, host memory is pinned and a mark is a CUDA event. On a CPU, memory is ordinary and marks
+do nothing, so that the callers can be tested without a GPU.
 """
 
 from __future__ import annotations
@@ -17,16 +17,12 @@ if TYPE_CHECKING:
 
 
 def host_tensor(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
-    """Return host memory that a device can read and write while the host goes on."""
+    """Return host memory that a device can read and write asynchronously."""
     return torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")
 
 
 class Mark:
-    """A point in what the device was told to do, by the thread that makes it.
-
-    Args:
-      device: which.
-    """
+    """A point in the current stream of a device, set by the thread that creates it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -36,29 +32,29 @@ class Mark:
             self._event.record(torch.cuda.current_stream(device))
 
     def wait(self) -> None:
-        """Return when the device has come to it. Python's lock is released meanwhile."""
+        """Wait until the device has reached the mark, with the interpreter's lock released."""
         if self._event is not None:
             self._event.synchronize()
 
     @property
     def is_reached(self) -> bool:
-        """Whether the device has come to it. Does not wait."""
+        """Return whether the device has reached the mark, without waiting."""
         return self._event is None or self._event.query()
 
     def hold_back(self) -> None:
-        """Let what the calling thread launches next wait for it on the device."""
+        """Make work that the calling thread launches next wait for the mark on the device."""
         if self._event is not None:
             torch.cuda.current_stream(self._device).wait_event(self._event)
 
 
 class HostUpload:
-    """Copies arrays of one shape to the device, through host memory that it may reuse.
+    """Uploads arrays to the device through reused pinned buffers.
 
     Args:
-      device: where to.
-      rows: of each array.
-      max_columns: most of them.
-      depth: arrays that may be under way; the caller sees to it that no more are.
+      device: target device.
+      rows: rows of each array.
+      max_columns: most columns of an array.
+      depth: most uploads in flight; the caller must keep to it.
     """
 
     def __init__(self, device: torch.device, rows: int, max_columns: int, depth: int) -> None:

@@ -1,8 +1,7 @@
-"""Host memory of others, locked in RAM so that a GPU reads and writes it without the host's help.
+"""Pin existing host memory with `cudaHostRegister`, so that a GPU can read and write it directly.
 
-Registration is CUDA's `cudaHostRegister`. The runtime keeps the error of a failed call until it is
-asked for, and reports it at the next launch of an unrelated kernel; every failure here is therefore
-taken back at once.
+The CUDA runtime latches the error of a failed call and reports it at the next launch of an
+unrelated kernel. Every failure here therefore clears the error at once.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ log = structlog.get_logger()
 _MAPS: Final = Path("/proc/self/maps")
 _RUNTIME: Final = "libcudart.so"
 _FOR_EVERY_DEVICE: Final = 1
-"""cudaHostRegisterPortable: pinned memory in every CUDA context, not the current device's alone."""
+"""cudaHostRegisterPortable: pinned in every CUDA context, not only the current device's."""
 
 
 class Cudart(Protocol):
-    """The calls of the CUDA runtime that are needed here, as `torch.cuda.cudart()` has them."""
+    """The CUDA runtime calls used here, as in `torch.cuda.cudart()`."""
 
     # The library's own names.
     def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> Any: ...  # noqa: ANN401
@@ -36,11 +35,11 @@ class Cudart(Protocol):
 
 
 class HostMemory:
-    """What is locked. Calls are idempotent: a second `pin` of the same memory registers nothing.
+    """Pinned host memory. Calls are idempotent.
 
     Args:
-      runtime: registers memory; results are error numbers, 0 for success.
-      drain_error: takes the runtime's latched error and returns its number.
+      runtime: the CUDA runtime; results are error numbers, 0 for success.
+      drain_error: clears the runtime's latched error and returns its number.
     """
 
     def __init__(self, runtime: Cudart, drain_error: Callable[[], int]) -> None:
@@ -49,7 +48,7 @@ class HostMemory:
         self._pinned: dict[int, int] = {}  # bytes by address
 
     def pin(self, memory: memoryview) -> bool:
-        """Lock memory; return whether that was possible."""
+        """Pin memory. Return whether it succeeded."""
         address = _address(memory)
         if self._pinned.get(address) == len(memory):
             return True
@@ -62,7 +61,7 @@ class HostMemory:
         return True
 
     def unpin(self, memory: memoryview) -> None:
-        """Unlock memory that `pin` locked; to be called before the memory is freed."""
+        """Unpin memory. Call it before the memory is freed."""
         address = _address(memory)
         if self._pinned.get(address) != len(memory):
             return
@@ -74,21 +73,21 @@ class HostMemory:
 
 
 def cuda_host_memory() -> HostMemory:
-    """Return a HostMemory over the CUDA runtime that torch uses."""
+    """Return a HostMemory for the CUDA runtime that torch uses."""
     return HostMemory(torch.cuda.cudart(), error_drain(_MAPS.read_text()))
 
 
 def error_drain(maps: str) -> Callable[[], int]:
-    """Return what takes the latched error of the CUDA runtime.
+    """Return a function that clears the latched error of the CUDA runtime.
 
-    torch has no call for it, and every copy of the runtime keeps an error of its own, so the very
-    library is asked that this process has loaded.
+    torch has no call for it, and every copy of the runtime has a separate error, so the library
+    that this process has loaded is called.
 
     Args:
       maps: the process's memory map, as `/proc/self/maps` shows it.
     """
     path = next((line.split()[-1] for line in maps.splitlines() if _RUNTIME in line), None)
-    if path is None:  # linked into torch: a launch takes the error and raises it
+    if path is None:  # linked into torch: a launch clears the error and raises it
         return _drain_by_launch
     take: Callable[[], int] = ctypes.CDLL(path).cudaGetLastError
     return take

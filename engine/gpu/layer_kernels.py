@@ -1,7 +1,8 @@
-"""What stands between the matrix products of a layer, each in one pass over memory.
+"""Fused Triton kernels for the operations between a layer's matrix products.
 
-Every kernel has one program per row of the step or part of it, computes in fp32, and rounds where
-torch's own operations would: a row never depends on the others.
+Norms, activation, rotation and storing KV each take one pass over memory. Every program handles one
+row of the step or a part of one, computes in fp32, and rounds where torch's operations would, so a
+row never depends on other rows.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def add_norm_kernel(
     block: tl.constexpr,
     adds: tl.constexpr,
 ) -> None:
-    """Add to the residual stream, in place, and norm the sum. Grid: rows."""
+    """Add to the residual stream in place and normalise the sum. Grid: rows."""
     columns = tl.arange(0, block)
     inside = columns < size
     cells = tl.program_id(0).to(tl.int64) * size + columns
@@ -51,7 +52,7 @@ def add_norm_kernel(
 def silu_mul_kernel(
     gate_up: tl.tensor, output: tl.tensor, size: tl.constexpr, block: tl.constexpr
 ) -> None:
-    """Multiply silu of the gates with the ups. Grid: rows, blocks of columns."""
+    """Multiply silu(gate) by up. Grid: rows, blocks of columns."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * block + tl.arange(0, block)
     inside = columns < size
@@ -72,7 +73,7 @@ def norm_halves(
     eps: float,
     half: tl.constexpr,
 ) -> tl.tensor:
-    """Norm one head, given as its two halves; fp32, rounded as the head is stored."""
+    """Normalise one head, given as two halves, in fp32, rounded to the head's dtype."""
     inside = columns < half
     dtype = first.dtype
     first_float, second_float = first.to(tl.float32), second.to(tl.float32)
@@ -108,7 +109,8 @@ def rotate_store_kernel(
     block_size: tl.constexpr,
     norms: tl.constexpr,
 ) -> None:
-    """Norm and rotate a head of a token; write queries to `query`, keys and values to the pool.
+    """Normalise and rotate one head of a token; write queries to `query`, keys and values to the
+    pool.
 
     Grid: tokens, all heads. `heads` is [T, num_heads + 2 * num_kv_heads, 2 * half].
     """
@@ -144,7 +146,7 @@ def rotate_store_kernel(
 
 
 def add_norm(delta: Tensor | None, residual: Tensor, norm: RMSNorm) -> Tensor:
-    """Add `delta` to `residual` in place, if there is one, and return the sum's norm: [T, size]."""
+    """Add `delta` (if any) to `residual` in place and return the normalised sum [T, size]."""
     rows, size = residual.shape
     output = torch.empty_like(residual)
     add_norm_kernel[(rows,)](
@@ -181,12 +183,12 @@ def rotate_store(
     """Rotate queries and keys, and store keys and values in one layer of the pool.
 
     Args:
-      heads: [T, num_heads + 2 * num_kv_heads, head_dim], as the product gives them.
+      heads: [T, num_heads + 2 * num_kv_heads, head_dim], the product's output.
       tables: cosines and sines of all positions, fp32 [max_model_len, head_dim / 2].
       positions: int64 [T].
       slots: int64 [T], block * block_size + offset; padding points into the scratch block.
-      norms: of queries and keys, where the model has them.
-      cache: the layer, [num_blocks, 2, block_size, num_kv_heads, head_dim].
+      norms: norms of queries and keys, if the model has them.
+      cache: the layer's KV, [num_blocks, 2, block_size, num_kv_heads, head_dim].
 
     Returns:
       The queries, [T, num_heads, head_dim].

@@ -1,6 +1,6 @@
-"""Steps of any kind on the GPU: prompts, and decode rows beside them, operation by operation.
+"""Compute steps with prompt rows on the GPU, operation by operation.
 
-Steps of decode rows alone go through engine/gpu/decoder.py where they can.
+Steps of decode rows only go through engine/gpu/decoder.py where possible.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class FusedModel:
-    """Computes steps as they come. See engine.runner.StepModel.
+    """The StepModel (engine/runner.py) of a GPU.
 
     Args:
       transformer: the forward pass.
       block_size: tokens per block.
-      device: where it runs.
+      device: the GPU.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class FusedModel:
         hidden = self._transformer.forward(
             torch.tensor(step.token_ids, device=self._device),
             torch.tensor(step.positions, device=self._device),
-            # Padding goes into the scratch block.
+            # Padding is stored in the scratch block.
             torch.tensor(slots + [0] * padding, device=self._device),
         )
         hand_out(step, hidden)

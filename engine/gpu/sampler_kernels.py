@@ -1,8 +1,8 @@
-"""Greedy and plain random choice of tokens on the device, without asking the host.
+"""Sample tokens on the device: greedy, temperature and min_p. The host samples all other rows.
 
-Follows engine/sampler.py: a random token is the first whose cumulative weight exceeds the one
-number that (seed, position) determines, and that number has the same bits as engine/philox.py's.
-The weights' last bits are the device's own. Rows that ask for more are the host's.
+As in engine/sampler.py, a random token is the first whose cumulative weight exceeds the number that
+(seed, position) determines. That number has the same bits as in engine/philox.py; the last bits of
+the weights depend on the device.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 TILE: Final = 4096
-"""Logits per program: a vocabulary of 128k tokens is 32 of them a row."""
+"""Logits per program: a vocabulary of 128k tokens takes 32 programs a row."""
 
 
 @triton.jit
@@ -48,12 +48,12 @@ def philox_uniform(seed: tl.tensor, position: tl.tensor) -> tl.tensor:
     return (c0 >> 11).to(tl.float64) * (1.0 / 9007199254740992.0)
 
 
-# The number of rows changes from step to step: one kernel for all of them.
+# The number of rows changes from step to step: compile one kernel for all.
 @triton.jit(do_not_specialize=["count"])
 def uniform_kernel(
     seeds: tl.tensor, positions: tl.tensor, numbers: tl.tensor, count: int, block: tl.constexpr
 ) -> None:
-    """Draw each row's number. Grid: blocks of rows."""
+    """Draw each row's random number. Grid: blocks of rows."""
     rows = tl.program_id(0) * block + tl.arange(0, block)
     inside = rows < count
     seed = tl.load(seeds + rows, mask=inside, other=0)
@@ -70,7 +70,7 @@ def best_kernel(
     num_tiles: int,
     tile: tl.constexpr,
 ) -> None:
-    """Find the largest logit of a tile and where it is, the first of equals. Grid: rows, tiles."""
+    """Find a tile's largest logit and its index, the first of equals. Grid: rows, tiles."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * tile + tl.arange(0, tile)
     values = tl.load(
@@ -168,14 +168,14 @@ def uniforms(seeds: Tensor, positions: Tensor) -> Tensor:
 def choose(
     logits: Tensor, temperatures: Tensor, min_ps: Tensor, seeds: Tensor, positions: Tensor
 ) -> Tensor:
-    """Choose one token per row, as engine.sampler does for rows that ask for nothing more.
+    """Choose one token per row, as engine.sampler does for plain rows.
 
     Args:
       logits: fp32 [n, vocab_size], contiguous.
       temperatures: fp64 [n]; 0 is greedy.
       min_ps: fp64 [n].
       seeds: int64 [n].
-      positions: int64 [n], of the completion.
+      positions: int64 [n], positions in the completion.
 
     Returns:
       int64 [n].

@@ -1,16 +1,16 @@
-"""How KV leaves and enters a GPU's pool: by way of pinned host memory, on streams of its own.
+"""Copy KV blocks out of and into a GPU's pool, through pinned host memory and separate streams.
 
-Copies run beside the steps and wait for none that they have nothing to do with. A block is one
-contiguous piece: a copy is one call and needs no kernel.
+Copies run beside the steps and wait only for steps that they depend on. A block is contiguous, so a
+copy is one call and needs no kernel.
 
 Order of copies and steps:
-- Exported bytes are final: the step that wrote them has returned and no later one writes them. An
-  export is waited for, since its bytes are shipped next. An import or a copy of the same block may
-  still be queued, so an export waits for all writes queued before it.
+- Exported bytes are final: the step that wrote them has returned and no later one writes them. The
+  caller waits for an export, because its bytes are shipped next. An import or a copy of the same
+  block may still be queued, so an export waits for all writes queued before it.
 - A written block belongs to a lease that has no row yet. Steps launched later wait on the device
   (`await_imports`); the host does not wait.
-- All writes (imports, copies between blocks, fills) go through one stream, so that blocks which
-  changed hands meanwhile are written in the order in which they were leased.
+- All writes (imports, copies between blocks, fills) go through one stream, so that a block that
+  changes owners is written in the order of its leases.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 
 class Staging:
-    """Copies blocks of one pool out and in.
+    """Copies blocks out of and into one pool.
 
     Args:
       blocks: the pool on the device, [num_blocks, …].
-      num_units: blocks that may be on their way in, at least one.
-      make_stream: returns a stream of copies to and from a device.
+      num_units: most blocks of imports in flight, at least one.
+      make_stream: creates a copy stream for a device.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Staging:
         self._arena = Arena(num_units)
         self._out = make_stream(blocks.device)
         self._in = make_stream(blocks.device)
-        # The pool itself may still be about to be zeroed by the stream that made it.
+        # The stream that created the pool may still be zeroing it.
         made = Mark(blocks.device)
         for stream in (self._out, self._in):
             stream.wait_for(made)
@@ -68,12 +68,12 @@ class Staging:
         self.unpinned_copies = 0
 
     def pin(self, memory: memoryview) -> bool:
-        """Lock memory into which blocks will be exported, so that the device writes it by itself.
+        """Pin memory into which blocks will be exported, so that the device writes it directly.
 
-        Idempotent. Undone by `unpin`, which must come before the memory is freed.
+        Idempotent. Call `unpin` before the memory is freed.
 
         Returns:
-          Whether that was possible; if not, copies into it are slower.
+          Whether pinning succeeded; if not, copies into the memory are slower.
         """
         if not self._blocks.is_cuda:
             return True
@@ -89,11 +89,11 @@ class Staging:
                 self._host_memory.unpin(memory)
 
     def export_blocks(self, block_ids: Sequence[int], target: npt.NDArray[np.uint8]) -> None:
-        """Copy some blocks out and wait for it.
+        """Copy blocks out and wait until they have arrived.
 
         Args:
-          block_ids: which.
-          target: [len(block_ids), bytes of a block]; fastest where it is pinned.
+          block_ids: the blocks.
+          target: [len(block_ids), bytes of a block]; fastest if pinned.
         """
         places = torch.from_numpy(target)
 
@@ -107,11 +107,11 @@ class Staging:
         self._out.synchronize()
 
     def import_blocks(self, block_ids: Sequence[int], payload: npt.NDArray[np.uint8]) -> None:
-        """Overwrite some blocks; steps launched from now on see it once they `await_imports`.
+        """Overwrite blocks. Steps launched after `await_imports` see the new bytes.
 
         Args:
-          block_ids: which.
-          payload: [len(block_ids), bytes of a block]; may be reused at once.
+          block_ids: the blocks.
+          payload: [len(block_ids), bytes of a block]; the caller may reuse it at once.
         """
         self._reclaim()
         count = len(block_ids)
@@ -132,11 +132,11 @@ class Staging:
             self._arriving.append((mark, first, count))
 
     def copy_block(self, source: int, target: int) -> None:
-        """Overwrite a block with another one; visible as an import is."""
+        """Overwrite one block with another; visible like an import."""
         self._write(lambda: self._pool[target].copy_(self._pool[source], non_blocking=True))
 
     def fill(self, block_ids: Sequence[int], value: float) -> None:
-        """Fill blocks with one number; visible as an import is."""
+        """Fill blocks with one number; visible like an import."""
 
         def fill() -> None:
             for block in block_ids:
@@ -145,7 +145,7 @@ class Staging:
         self._write(fill)
 
     def await_imports(self) -> None:
-        """Let what the calling thread launches next wait for all that was written so far."""
+        """Make work that the calling thread launches next wait for all writes so far."""
         mark = self._last_write
         if mark is not None:
             mark.hold_back()
@@ -156,7 +156,7 @@ class Staging:
         return mark
 
     def _reclaim(self) -> None:
-        """Take back the memory of copies that have arrived."""
+        """Free the staging memory of finished copies."""
         while self._arriving:
             mark, first, count = self._arriving[0]
             if not mark.is_reached:

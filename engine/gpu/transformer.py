@@ -1,7 +1,6 @@
-"""The forward pass with fused kernels: the same sums as engine/model.py, in fewer operations.
+"""The forward pass with fused GPU kernels: the sums of engine/model.py in fewer operations.
 
-Knows how a layer's operations follow one another; knows no rows and no graphs. All that happens
-here is launched without the host ever waiting, so it can be captured.
+The host never waits here, so the pass can be captured as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ class FusedTransformer:
     """A model of the Llama family.
 
     Args:
-      config: its shape.
-      weights: its tensors, on one device.
-      pool: where keys and values are stored.
-      attention: reads them there.
-      max_model_len: positions that can occur.
+      config: the model's shape.
+      weights: the model's tensors, on one device.
+      pool: the KV pool.
+      attention: attention over the pool.
+      max_model_len: longest sequence.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class FusedTransformer:
         self._tables = rotary.tables
 
     def forward(self, token_ids: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
-        """Compute a step that the attention has planned.
+        """Compute a step for which the attention backend has run `plan`.
 
         Args:
           token_ids: int64 [T].

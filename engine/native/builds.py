@@ -10,9 +10,9 @@ from typing import Final
 COMMON: Final = (
     "-O3",
     "-std=c11",
-    # No sum is fused that the source does not fuse: every compiler and build give the same bits.
+    # No implicit fused multiply-add, so that every compiler and build gives the same bits.
     "-ffp-contract=off",
-    # OpenMP's calls, but no runtime: see library.py.
+    # OpenMP pragmas without linking a runtime: see library.py.
     "-fopenmp",
     "-fvisibility=hidden",
 )
@@ -25,4 +25,4 @@ BUILDS: Final[dict[str, tuple[str, ...]]] = {
     "avxvnni": (*_AVX2, "-mavxvnni"),
     "avx2": _AVX2,
 }
-"""Best first; each is the same source for other instructions."""
+"""Builds of the same source, best first."""

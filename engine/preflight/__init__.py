@@ -1,1 +1,1 @@
-"""What can be known about a model before anything of it is loaded. Imports no torch."""
+"""Checks of a model before it is loaded. Does not import torch."""

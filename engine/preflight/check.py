@@ -1,5 +1,7 @@
-"""Whether a model can be served on this machine with given settings, found out within a second:
-from its JSON files, the headers of its weights and the machine's devices."""
+"""Check within a second whether a model can be served on this machine with given settings.
+
+Reads the model's JSON files, the headers of its weights and the machine's devices.
+"""
 
 from __future__ import annotations
 
@@ -35,22 +37,22 @@ if TYPE_CHECKING:
 DTYPE_BYTES: Final = {Dtype.FLOAT32: 4, Dtype.BFLOAT16: 2}
 _DEVICE: Final = re.compile(r"cpu|cuda(?::\d+)?")
 _GPU_FILES: Final = ("nvidia[0-9]*", "dxg", "nvhost-gpu", "nvmap")
-"""In /dev: of NVIDIA's driver on a PC, under WSL, and on Jetson boards."""
+"""Device files of NVIDIA's driver on a PC, under WSL, and on Jetson boards."""
 _NO_CUDA: Final = re.compile(r"^cuda\b[^=]*=\s*None\s*$", re.MULTILINE)
 
 
 class CheckedModel(NamedTuple):
-    """A model that nothing known keeps from being served.
+    """A model that passed the checks.
 
     Attributes:
-      config: its shape.
-      weight_bytes: size of all files with weights.
-      loaded_bytes: what their numbers take in the memory of a worker.
-      adapter_bytes: what its adapters take there beside them.
+      config: the model's shape.
+      weight_bytes: size of all weight files.
+      loaded_bytes: memory of the weights in a worker.
+      adapter_bytes: memory of the adapters in a worker.
       max_model_len: longest sequence that model and pool allow.
-      dtype: what it is computed in.
-      engine: the settings with the device chosen, and the size of the pool where that is known
-        without the device's driver.
+      dtype: dtype of the computation.
+      engine: the settings with the device chosen, and the pool's size if it is known without the
+        device's driver.
     """
 
     config: ModelConfig
@@ -63,14 +65,14 @@ class CheckedModel(NamedTuple):
 
 
 class CheckedWeights(NamedTuple):
-    """Weights whose headers are sound.
+    """Weights whose headers are valid.
 
     Attributes:
-      files: that hold them.
-      dtype: what most of them are stored in, as safetensors or llama.cpp calls it.
-      num_numbers: in all tensors together.
-      num_quantised: of these, that the native kernels compute as they are.
-      block_bytes: what those take.
+      files: files with weights.
+      dtype: dtype of most weights, by safetensors' or llama.cpp's name.
+      num_numbers: numbers in all tensors.
+      num_quantised: quantised numbers that the native kernels use as stored.
+      block_bytes: size of the quantised numbers.
     """
 
     files: list[Path]
@@ -84,8 +86,8 @@ def check_model(model_dir: Path, engine: EngineConfig) -> CheckedModel:
     """Check a model against the settings of its workers.
 
     Args:
-      model_dir: the directory.
-      engine: what the workers are to compute with.
+      model_dir: the model's directory.
+      engine: settings of the workers' engine.
 
     Raises:
       ModelError: the model is broken, incomplete or of an unsupported kind.
@@ -102,7 +104,7 @@ def check_model(model_dir: Path, engine: EngineConfig) -> CheckedModel:
         2 * model.num_layers * model.num_kv_heads * model.head_dim * DTYPE_BYTES[dtype]
     )
     bytes_per_block = engine.block_size * bytes_per_token
-    # How much a GPU has left only its driver says, which a worker asks.
+    # A GPU's free memory is known to its driver only, which a worker asks later.
     free_bytes = available_memory_bytes() if device_type == "cpu" else None
     adapter_bytes = adapter_numbers(engine.adapters, model) * DTYPE_BYTES[dtype]
     sized = with_pool_size(engine, model, bytes_per_block, free_bytes, adapter_bytes)
@@ -119,7 +121,7 @@ def check_model(model_dir: Path, engine: EngineConfig) -> CheckedModel:
 
 
 def _loaded_bytes(engine: EngineConfig, weights: CheckedWeights, dtype_bytes: int) -> int:
-    """Return what weights take in memory; the kernels are taken to be built."""
+    """Return the memory that weights take, assuming that the native kernels are built."""
     is_native = engine.device == "cpu" and engine.backend in (AUTO_BACKEND, NATIVE.name)
     if not is_native or engine.weights is WeightFormat.DTYPE:
         return weights.num_numbers * dtype_bytes
@@ -127,10 +129,10 @@ def _loaded_bytes(engine: EngineConfig, weights: CheckedWeights, dtype_bytes: in
 
 
 def check_weights(model: ModelConfig, model_dir: Path) -> CheckedWeights:
-    """Look at the headers of the weights, which are in safetensors form or a GGUF file.
+    """Check the headers of the weights, in safetensors or GGUF files.
 
     Raises:
-      ModelError: a file is missing or broken, or its tensors are not those of the model.
+      ModelError: a file is missing or broken, or its tensors do not match the model.
     """
     if (path := gguf_weights(model_dir)) is not None:
         file = read_gguf(path)
@@ -151,10 +153,10 @@ def check_weights(model: ModelConfig, model_dir: Path) -> CheckedWeights:
 
 
 def chosen_device(engine: EngineConfig) -> str:
-    """Return the device of the settings, or for `auto` a GPU where nothing keeps one from use.
+    """Return the configured device; for `auto`, a GPU if one is usable.
 
     Raises:
-      ConfigError: `auto` finds no GPU, and the backend that is set computes on nothing else.
+      ConfigError: `auto` finds no GPU, and the configured backend needs one.
     """
     if engine.device != AUTO_DEVICE:
         return engine.device
@@ -165,17 +167,17 @@ def chosen_device(engine: EngineConfig) -> str:
     missing = _missing_gpu()
     if missing is not None and needs_gpu:
         raise ConfigError(
-            f"device is 'auto', which chose 'cpu', for {missing.reason}: backend "
-            f"{engine.backend!r} computes on 'cuda' alone; use backend 'auto', or {missing.cure}"
+            f"device is 'auto', which chose 'cpu' because {missing.reason}; backend "
+            f"{engine.backend!r} needs 'cuda'; use backend 'auto', or {missing.cure}"
         )
     return "cuda" if missing is None else "cpu"
 
 
 def check_device(device: str) -> str:
-    """Return the type of a device, once nothing tells that it is not there.
+    """Return the type of a device, after checking that nothing rules it out.
 
     Raises:
-      ConfigError: there is no such device here, or torch is built for none.
+      ConfigError: this machine has no such device, or torch is built without support for it.
     """
     if not _DEVICE.fullmatch(device):
         raise ConfigError(f"device is {device!r}; allowed: auto, cpu, cuda, cuda:1 and so on")
@@ -190,14 +192,14 @@ def check_device(device: str) -> str:
 
 
 class _MissingGpu(NamedTuple):
-    """Why no GPU can be used, and what makes one usable."""
+    """Why no GPU can be used, and how to change that."""
 
     reason: str
     cure: str
 
 
 def _missing_gpu() -> _MissingGpu | None:
-    """Return what keeps every GPU from use, or None."""
+    """Return why no GPU can be used, or None."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and visible.strip() in ("", "-1"):
         return _MissingGpu(
@@ -218,8 +220,8 @@ def _missing_gpu() -> _MissingGpu | None:
 
 
 def is_cpu_torch() -> bool:
-    """Return whether the torch that is installed says that it was built without CUDA."""
-    spec = importlib.util.find_spec("torch")  # finds it and loads nothing
+    """Return whether the installed torch is a CPU build, by its version."""
+    spec = importlib.util.find_spec("torch")  # does not import it
     if spec is None or spec.origin is None:
         return False
     version = Path(spec.origin).with_name("version.py")
@@ -229,17 +231,17 @@ def is_cpu_torch() -> bool:
 
 
 def most_common(dtypes: Iterable[str]) -> str:
-    """Return what most tensors are stored in, as safetensors calls it: F32, BF16, F16 …"""
+    """Return the most common dtype, by safetensors' name: F32, BF16, F16 …"""
     counts = Counter(dtypes).most_common(1)
     return counts[0][0] if counts else "F32"
 
 
 def dtype_for(config: EngineConfig, stored: str) -> Dtype:
-    """Return what to compute in. See EngineConfig.dtype.
+    """Return the dtype of the computation. See EngineConfig.dtype.
 
     Args:
       config: settings of the engine.
-      stored: what most weights are stored in, as safetensors or llama.cpp calls it.
+      stored: dtype of most weights, by safetensors' or llama.cpp's name.
     """
     if config.dtype is not Dtype.AUTO:
         return config.dtype
@@ -257,13 +259,13 @@ def with_pool_size(
 
     Args:
       config: settings of the engine.
-      model_config: shape of the model.
-      bytes_per_block: of the pool.
-      free_bytes: memory that is free on the device; None where that is not known.
-      adapter_bytes: of the worker's adapters, which take their part of the pool's share.
+      model_config: the model's shape.
+      bytes_per_block: size of a block of the pool.
+      free_bytes: free memory of the device; None if unknown.
+      adapter_bytes: memory of the worker's adapters, taken from the pool's share.
 
     Raises:
-      ConfigError: the free memory holds no sequence at all, or not one of the length asked for.
+      ConfigError: the free memory does not hold a sequence of the configured length, or of any.
     """
     if config.kv_pool_bytes is not None:
         return config
@@ -290,7 +292,7 @@ def with_pool_size(
 
 
 def _blocks_of(length: int, config: EngineConfig) -> int:
-    """Return the blocks that a sequence of a length needs, with one to write into."""
+    """Return the blocks that a sequence needs, including one to write into."""
     return 1 + -(-length // config.block_size)
 
 
@@ -301,11 +303,11 @@ def fit_model_len(
 
     Args:
       config: settings of the engine, the size of the pool among them.
-      model_config: shape of the model.
-      bytes_per_block: of the pool.
+      model_config: the model's shape.
+      bytes_per_block: size of a block of the pool.
 
     Raises:
-      ConfigError: the pool holds no sequence at all, or not one of the length asked for.
+      ConfigError: the pool does not hold a sequence of the configured length, or of any.
     """
     assert config.kv_pool_bytes is not None
     num_blocks = config.kv_pool_bytes // bytes_per_block
@@ -329,4 +331,4 @@ def fit_model_len(
             + (f", or a smaller max_model_len than {length}" if least > 2 else "")
         )
     held = (num_blocks - 1) * config.block_size
-    return held, f"kv_pool_bytes of {config.kv_pool_bytes}; the model itself could do {length}"
+    return held, f"kv_pool_bytes of {config.kv_pool_bytes}; the model allows {length}"

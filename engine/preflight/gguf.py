@@ -1,4 +1,4 @@
-"""Tensors of a GGUF file by Hugging Face's names, compared with what its config asks for."""
+"""Check a GGUF file's tensors against its config, and map them to Hugging Face's names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..model_config import ModelConfig
 
 COMPUTED: Final = frozenset({2, 3, 6, 7, 8, 12, 13, 14})
-"""Q4_0 to Q8_0 and Q4_K to Q6_K, which the native kernels compute with as they are."""
+"""Q4_0 to Q8_0 and Q4_K to Q6_K: the native kernels compute with these without dequantising."""
 _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 _OF_LAYER: Final = {
     "input_layernorm": "attn_norm",
@@ -43,7 +43,7 @@ _NAME_OF: Final = {value: key for key, value in _OF_MODEL.items()}
 
 
 def check_gguf_tensors(config: ModelConfig, file: GgufFile) -> None:
-    """Compare what a file holds with what its config asks for.
+    """Check that a file has exactly the tensors of its config.
 
     Raises:
       ModelError: a tensor is missing, unknown or of another shape.
@@ -61,32 +61,32 @@ def check_gguf_tensors(config: ModelConfig, file: GgufFile) -> None:
 
 
 def find_tensor(file: GgufFile, name: str, shape: tuple[int, ...]) -> TensorPlace:
-    """Return where a tensor lies.
+    """Return a tensor's place in the file.
 
     Args:
-      file: that has it.
-      name: Hugging Face's.
-      shape: what it must have.
+      file: the GGUF file.
+      name: Hugging Face's name of the tensor.
+      shape: required shape.
 
     Raises:
-      ModelError: it is missing, or has another shape.
+      ModelError: the tensor is missing, or has another shape.
     """
     own_name = llama_cpp_name(name)
     place = file.tensors.get(own_name)
     if place is None:
         raise ModelError(
-            f"{file.path}: tensor {own_name} is missing; the metadata wants {list(shape)}; {REMEDY}"
+            f"{file.path}: tensor {own_name} is missing; the metadata needs {list(shape)}; {REMEDY}"
         )
     if place.shape != shape:
         raise ModelError(
             f"{file.path}: tensor {own_name} is {ENCODINGS[place.encoding].name} "
-            f"{list(place.shape)}; the metadata wants {list(shape)}; {REMEDY}"
+            f"{list(place.shape)}; the metadata requires {list(shape)}; {REMEDY}"
         )
     return place
 
 
 def llama_cpp_name(name: str) -> str:
-    """Return what llama.cpp calls a tensor of Hugging Face's name."""
+    """Return llama.cpp's name of a tensor, given Hugging Face's."""
     if (match := _LAYER.fullmatch(name)) is None:
         return _OF_MODEL.get(name, name)
     layer, part, kind = match.groups()
@@ -94,7 +94,7 @@ def llama_cpp_name(name: str) -> str:
 
 
 def hugging_face_name(name: str) -> str:
-    """Return what Hugging Face calls a tensor of llama.cpp's name; the same where it has none."""
+    """Return Hugging Face's name of a tensor, given llama.cpp's; unchanged if there is none."""
     match = _BLOCK.fullmatch(name)
     if match is None or match[2] not in _PART_OF:
         return _NAME_OF.get(name, name)

@@ -1,4 +1,5 @@
-"""Which tensors a model of a given shape has, by the names of Hugging Face's Llama family."""
+"""List the tensors that a model needs, by Hugging Face's names, and check a checkpoint's
+headers."""
 
 from __future__ import annotations
 
@@ -16,10 +17,10 @@ if TYPE_CHECKING:
     from ..model_config import ModelConfig
 
 _IGNORED: Final = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
-"""Old checkpoints carry the rotary frequencies, which follow from the config."""
+"""Old checkpoints contain the rotary frequencies, which the config determines."""
 FLOATS: Final = frozenset({"F32", "F16", "BF16"})
 LM_HEAD: Final = "lm_head.weight"
-"""Some checkpoints of tied models store it too."""
+"""Some checkpoints of tied models contain it too."""
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -57,10 +58,10 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def check_tensors(config: ModelConfig, stored: Mapping[str, StoredTensor], model_dir: Path) -> None:
-    """Compare what a checkpoint holds with what its config asks for.
+    """Check that a checkpoint has exactly the tensors of its config.
 
     Raises:
-      ModelError: a tensor is missing, unknown, of another shape or no float.
+      ModelError: a tensor is missing, unknown, of another shape, or not floating point.
     """
     wanted = tensor_shapes(config)
     for name, shape in wanted.items():
@@ -81,22 +82,22 @@ def missing(name: str, model_dir: Path) -> ModelError:
 
 
 def mismatched(name: str, found: StoredTensor, shape: tuple[int, ...]) -> ModelError:
-    """Return the error for a tensor that is not as the config wants it."""
+    """Return the error for a tensor whose dtype or shape does not match the config."""
     return ModelError(
         f"{found.path}: tensor {name} is {found.dtype} {list(found.shape)}; "
-        f"config.json wants floats {list(shape)}: check that they belong together"
+        f"config.json requires floats {list(shape)}: check that they belong together"
     )
 
 
 def refuse_unknown(config: ModelConfig, names: Collection[str]) -> None:
-    """Refuse tensors that nothing reads.
+    """Refuse tensors that the model does not have.
 
     Args:
-      config: of the model.
-      names: of the tensors that the model does not ask for.
+      config: the model's shape.
+      names: names of tensors that the model does not need.
 
     Raises:
-      ModelError: one of them has no place in the model.
+      ModelError: one of them is unknown.
     """
     allowed = {LM_HEAD} if config.is_tied else set()
     unknown = sorted(name for name in names if not (name in allowed or _IGNORED.fullmatch(name)))

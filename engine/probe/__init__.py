@@ -1,1 +1,1 @@
-"""What a loaded model computes, and how fast."""
+"""Measurements of a loaded model: golden tokens and speed."""

@@ -1,7 +1,6 @@
-"""How fast a loaded model is: the rate of prompts, and what a decode step takes.
+"""Measure a loaded model's speed: the prefill rate, and the duration of decode steps.
 
-To be measured on the device thread, before there are requests, on a machine with nothing else to
-do.
+Runs on the device thread before the first request, on an otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -22,27 +21,26 @@ if TYPE_CHECKING:
     from ..load import Engine
 
 MAX_PROMPT_TOKENS: Final = 512
-"""Of the step that is timed: beyond that a rate changes little."""
+"""Most tokens of the timed step: the rate changes little beyond that."""
 MAX_ROWS: Final = 8
-"""Of the widest decode step that is timed: two widths suffice for a line."""
+"""Rows of the widest timed decode step: two widths are enough for a line."""
 SHORT_TOKENS: Final = 16
 LONG_TOKENS: Final = 1024
-"""Attended to by each row of a decode step that is timed: little beside the weights, and enough to
-be seen."""
+"""Context of each row of a timed decode step: cheap compared with the weights, but measurable."""
 REPETITIONS: Final = 7
-"""Of each step; the fastest counts, which other programs have disturbed least."""
+"""Repetitions of each step; the fastest counts, because other programs disturbed it least."""
 _GREEDY: Final = SamplingParams(temperature=0.0)
 _LEASE: Final = "capacity"
 
 
 class Rates(NamedTuple):
-    """What was measured.
+    """The measured rates.
 
     Attributes:
-      prefill_tokens_per_s: of a full step.
-      step_s: of any decode step.
-      row_s: of each row more.
-      kv_token_s: of each token that a row attends to.
+      prefill_tokens_per_s: prefill rate of a full step.
+      step_s: fixed seconds per decode step.
+      row_s: further seconds per row.
+      kv_token_s: further seconds per token that a row attends to.
     """
 
     prefill_tokens_per_s: float
@@ -55,19 +53,19 @@ def measure_rates(engine: Engine, most_tokens: int, most_rows: int) -> Rates:
     """Time prompts and decode steps.
 
     Args:
-      engine: that is loaded.
-      most_tokens: of a step.
-      most_rows: of a decode step.
+      engine: the loaded model.
+      most_tokens: most tokens of a step.
+      most_rows: most rows of a decode step.
 
     Raises:
-      ConfigError: the KV pool or the context holds no prompt of SHORT_TOKENS.
+      ConfigError: the KV pool or the context does not hold a prompt of SHORT_TOKENS.
     """
     block_size, available = engine.pool.layout.block_size, engine.ledger.available_blocks
     longest = min(engine.max_model_len, available * block_size)
     if longest <= SHORT_TOKENS:
         raise ConfigError(
-            f"kv_pool_bytes and max_model_len leave room for {longest} tokens, and a measurement "
-            f"takes {SHORT_TOKENS + 1}; raise them"
+            f"kv_pool_bytes and max_model_len leave room for {longest} tokens, but a measurement "
+            f"needs {SHORT_TOKENS + 1}; raise them"
         )
     num_prompt = min(MAX_PROMPT_TOKENS, most_tokens, longest - 1)
     num_rows = max(1, min(MAX_ROWS, most_rows, available // -(-(SHORT_TOKENS + 1) // block_size)))
@@ -91,10 +89,10 @@ def measure_rates(engine: Engine, most_tokens: int, most_rows: int) -> Rates:
 
 
 def step_model(steps: Sequence[tuple[int, int, float]]) -> tuple[float, float, float]:
-    """Return seconds of a step, of a row and of a token in the KV, none below 0: least squares.
+    """Fit seconds per step, per row and per KV token, none below 0, by least squares.
 
     Args:
-      steps: rows, tokens in the KV of all of them, and seconds of each.
+      steps: (rows, KV tokens of all rows, seconds) of each step.
     """
     seconds = numpy.array([one[2] for one in steps])
     columns = numpy.array([(1.0, rows, tokens) for rows, tokens, _ in steps])
@@ -104,14 +102,14 @@ def step_model(steps: Sequence[tuple[int, int, float]]) -> tuple[float, float, f
         below = [place for place, value in zip(used, found, strict=True) if value < 0.0]
         if not below:
             break
-        # Noise made it cheaper than nothing: it is nothing, and the others take its part.
+        # Noise made the cost negative: set it to 0 and fit the others again.
         used = [place for place in used if place not in below]
     fitted = dict(zip(used, found.tolist(), strict=True)) if used else {}
     return fitted.get(0, 0.0), fitted.get(1, 0.0), fitted.get(2, 0.0)
 
 
 def _time_of(engine: Engine, rows: Sequence[StepRow]) -> float:
-    engine.runner.step(rows)  # what a step needs is loaded by the first of its kind
+    engine.runner.step(rows)  # the first step of a kind loads its kernels
     took = []
     for _ in range(REPETITIONS):
         began_at = perf_counter()

@@ -1,7 +1,7 @@
-"""Golden tokens: the first greedy tokens of some prompts, by which a loaded model is recognised.
+"""Golden tokens: the first greedy tokens of some prompts, which verify a loaded model.
 
-Computed where they are made, checked where a model is loaded: on the device thread, before there
-are requests.
+`triolet model probe` computes them, and a worker checks them when it loads the model. Both run on
+the device thread before the first request.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Expected(NamedTuple):
     """Golden tokens that a model should compute.
 
     Attributes:
-      prompts: with their tokens.
-      place: where that is written.
+      prompts: prompts with their golden tokens.
+      place: file that holds them, for errors.
     """
 
     prompts: tuple[GoldenPrompt, ...]
@@ -46,19 +46,19 @@ class Expected(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        """Of all prompts."""
+        """Number of golden tokens of all prompts."""
         return sum(len(one.token_ids) for one in self.prompts)
 
 
 class GoldenSteps:
-    """Steps of a model that has just been loaded.
+    """Computes and checks golden tokens on a model that was just loaded.
 
     Args:
-      runner: computes them.
-      ledger: of its pool, empty.
-      block_size: tokens of a block.
-      max_model_len: the longest sequence.
-      model: its shape.
+      runner: computes steps.
+      ledger: leases of the pool, empty.
+      block_size: tokens per block.
+      max_model_len: longest sequence.
+      model: the model's shape.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class GoldenSteps:
         self._vocab_size = model.vocab_size
 
     def compute(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[tuple[int, ...]]:
-        """Return the first greedy tokens of prompts: a step for all prompts, then decode steps.
+        """Return the first greedy tokens of prompts: one step for all prompts, then decode steps.
 
         Args:
-          prompts: token ids of the vocabulary, at least one in each.
-          num_tokens: of each.
+          prompts: token ids, at least one per prompt.
+          num_tokens: number of golden tokens per prompt.
 
         Raises:
           ConfigError: the KV pool or the context is too small.
@@ -98,25 +98,26 @@ class GoldenSteps:
         return [tuple(own) for own in chosen]
 
     def check(self, golden: Expected) -> float:
-        """Compute golden tokens in two steps: the prompts, then all tokens but the last of each,
-        as guesses are. One row more is sampled by the host, whose code is thereby loaded too.
+        """Check golden tokens in two steps: the prompts, then all golden tokens but the last of
+        each prompt, computed like speculated tokens. One more row is sampled on the host to load
+        its code.
 
         Args:
-          golden: what is expected; it must be of the model's version and this arithmetic.
+          golden: expected tokens for this model version and arithmetic.
 
         Returns:
-          How long the prompts took [s].
+          Seconds that the prompts took.
 
         Raises:
-          ModelError: other tokens came.
+          ModelError: the model computed other tokens.
           ConfigError: the KV pool or the context is too small.
         """
         prompts = golden.prompts
         largest = max(max(*one.token_ids, *one.golden_ids) for one in prompts)
         if largest >= self._vocab_size:
             raise ModelError(
-                f"{golden.place} has golden tokens up to {largest}, and the model has a vocabulary "
-                f"of {self._vocab_size}; {_REMEDY}"
+                f"{golden.place} has golden tokens up to {largest}, but the vocabulary has only "
+                f"{self._vocab_size} tokens; {_REMEDY}"
             )
         lengths = [len(one.token_ids) + len(one.golden_ids) for one in prompts]
         with self._leased(lengths) as tables:
@@ -149,16 +150,16 @@ class GoldenSteps:
     def _step(self, rows: Sequence[StepRow]) -> list[int]:
         chosen = []
         for sampled in self._runner.step(rows):
-            assert sampled is not None, "each row chooses"
+            assert sampled is not None, "every row samples"
             chosen.append(sampled.token_id)
         return chosen
 
     @contextmanager
     def _leased(self, lengths: Sequence[int]) -> Iterator[list[list[int]]]:
-        """Give a table of blocks for each sequence."""
+        """Lease a block table for each sequence."""
         if max(lengths) > self._max_model_len:
             raise ConfigError(
-                f"max_model_len is {self._max_model_len}, and the golden tokens of this version "
+                f"max_model_len is {self._max_model_len}, but the golden tokens of this version "
                 f"are sequences of up to {max(lengths)} tokens; raise it"
             )
         sizes = [-(-length // self._block_size) for length in lengths]
@@ -166,8 +167,8 @@ class GoldenSteps:
             blocks = self._ledger.lease(_LEASE, sum(sizes))
         except CapacityError:
             raise ConfigError(
-                f"kv_pool_bytes leaves {self._ledger.total_blocks} blocks, and the golden tokens "
-                f"of this version take {sum(sizes)}; raise it"
+                f"kv_pool_bytes leaves {self._ledger.total_blocks} blocks, but the golden tokens "
+                f"of this version need {sum(sizes)}; raise it"
             ) from None
         try:
             left = iter(blocks)
@@ -177,7 +178,7 @@ class GoldenSteps:
 
 
 _REMEDY: Final = (
-    "`triolet model probe REF --replace` makes them anew, on a machine that is known to be sound"
+    "`triolet model probe REF --replace` computes them again, on a machine that is known to work"
 )
 
 
@@ -188,7 +189,7 @@ def _decode_row(
     table: Sequence[int],
     params: SamplingParams = _GREEDY,
 ) -> StepRow:
-    """Return the row that chooses the token behind the first `count` golden ones."""
+    """Return the row that samples the token after the first `count` golden ones."""
     spec = SampleSpec(params, count, prompt, tuple(golden_ids[:count]))
     token_id = golden_ids[count - 1]
     return StepRow([token_id], len(prompt) + count - 1, table, spec, is_decode=True)
@@ -198,12 +199,12 @@ def _require_equal(golden: Expected, prompt: GoldenPrompt, computed: tuple[int, 
     expected = prompt.golden_ids
     if computed == expected:
         return
-    # Behind the first difference tokens follow what was expected, and say nothing.
+    # Tokens after the first difference were computed from the expected ones, so they mean nothing.
     pairs = enumerate(zip(computed, expected, strict=True))
     same = next(at for at, (got, wanted) in pairs if got != wanted)
     raise ModelError(
-        f"the model computes other golden tokens than {golden.place} says: after the prompt "
+        f"the model's tokens differ from the golden tokens in {golden.place}: after the prompt "
         f"{list(prompt.token_ids)} expected {list(expected)}, got {list(computed[: same + 1])}; it "
-        "is not served. If that stays so with worker.engine.snapshots.keep=false, look at this "
-        f"machine's memory and at `triolet model verify`; if the tokens are wrong, {_REMEDY}"
+        "is not served. If the error persists with worker.engine.snapshots.keep=false, check this "
+        f"machine's memory and run `triolet model verify`; if the tokens are wrong, {_REMEDY}"
     )

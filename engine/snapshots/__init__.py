@@ -1,1 +1,2 @@
-"""Packed weights that are kept between starts, and mapped by every process of their model."""
+"""Snapshots: packed weights cached on disk between starts and mapped by all processes of a
+model."""

@@ -1,8 +1,8 @@
-"""The file of a snapshot: pieces of packed weights end to end, then a list of them, then a mark.
+"""Write and map a snapshot file: the pieces of packed weights, a list of them, an end mark.
 
-Each load reads every byte and compares digests, so a file that is torn, cut or flipped anywhere is
-found: 128 bits of xxh3, which read memory faster than a decode step does. They stand against damage
-and mix-ups, not against forgery: only files of this user that no other user may write are read.
+Each load reads every byte and compares digests (128 bits of xxh3, faster than a decode step reads
+memory), so truncated or damaged files are detected. Digests do not protect against forgery: for
+that, only files of this user that no other user can write are read.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ if TYPE_CHECKING:
 
 MAGIC: Final = b"TRIOPAK1"
 ALIGNMENT: Final = 4096
-"""Of a piece: kernels read whole cache lines, and pages are mapped."""
+"""Alignment of a piece: kernels read whole cache lines, and pages are mapped."""
 MAX_LIST_BYTES: Final = 16 * 2**20
-"""Of the list of pieces: a hundred bytes a piece, some twenty pieces a layer."""
+"""Largest list of pieces: a hundred bytes per piece, about twenty pieces per layer."""
 _TAIL: Final = struct.Struct("<Q16s8s")
-"""Bytes of the list, their digest, the mark."""
+"""Trailer: length of the list, its digest, the end mark."""
 
 
 class SnapshotDamagedError(TrioletError):
-    """A file is no snapshot, or no whole one, or one of something else."""
+    """A file is not a snapshot, is damaged, or holds other weights."""
 
 
 class SnapshotKey(msgspec.Struct, frozen=True):
     """What the bytes of packed weights depend on.
 
     Attributes:
-      weights: digest of the model's own weights.
-      place: of their files. That digest can be forged; in a store the place cannot be.
+      weights: digest of the model's weights.
+      place: path of the weight files. The digest can be forged; a path in a store cannot.
       shape: digest of the model's configuration.
-      dtype: that is computed in.
-      format: that weights are kept in.
-      kernels: build and digest of the library that packed them, and digest of the code around it.
+      dtype: dtype of the computation.
+      format: format in which weights are kept.
+      kernels: build and digest of the packing library, and digest of the code that calls it.
     """
 
     weights: str
@@ -57,12 +57,12 @@ class SnapshotKey(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """Of its file."""
+        """Name of the file."""
         return f"{xxhash.xxh3_128(msgspec.json.encode(self)).hexdigest()}.packed"
 
 
 class _Entry(msgspec.Struct, frozen=True, array_like=True):
-    """Where one piece lies. See Piece."""
+    """Offset and fields of one piece. See Piece."""
 
     name: str
     offset: int
@@ -72,11 +72,11 @@ class _Entry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _List(msgspec.Struct, frozen=True):
-    """What stands behind the pieces.
+    """The list after the pieces.
 
     Attributes:
-      key: what they are.
-      digest: of everything before this list.
+      key: the snapshot's key.
+      digest: digest of everything before this list.
       entries: the pieces.
     """
 
@@ -89,7 +89,7 @@ def write_snapshot(fd: int, key: SnapshotKey, pieces: Iterable[tuple[str, Piece]
     """Write a snapshot into an empty file and return its size.
 
     Raises:
-      OSError: it cannot be written to its end.
+      OSError: writing failed.
     """
     digest = xxhash.xxh3_128()
     entries: list[_Entry] = []
@@ -109,15 +109,15 @@ def write_snapshot(fd: int, key: SnapshotKey, pieces: Iterable[tuple[str, Piece]
 
 
 def map_snapshot(fd: int, key: SnapshotKey) -> dict[str, Piece]:
-    """Map a snapshot for reading and return its pieces; they last as long as any of them.
+    """Map a snapshot for reading and return its pieces. The mapping lasts as long as any piece.
 
     Args:
       fd: the file; may be closed afterwards.
-      key: what it has to hold.
+      key: the expected key.
 
     Raises:
-      SnapshotDamagedError: it does not, or not whole.
-      OSError: it cannot be mapped.
+      SnapshotDamagedError: the file is damaged, or has another key.
+      OSError: the file cannot be mapped.
     """
     size = os.fstat(fd).st_size
     if size < _TAIL.size:

@@ -1,7 +1,7 @@
-"""The folder of snapshots: found, built once by whichever process comes first, bounded, private.
+"""The private, size-limited cache folder of snapshots. The first process builds one, others wait.
 
-Nothing here can keep a model from being served: whatever goes wrong with a snapshot is logged, and
-the weights are packed into this process's own memory.
+Errors never prevent a model from being served: they are logged, and the weights are packed into the
+process's own memory.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 BUILD_WAIT_S: Final = 60.0
-"""Longest wait for another process that packs the same weights, half of what a supervisor waits for
-a sign of life. A billion weights take some three seconds."""
+"""Longest wait for another process that packs the same weights: half of the supervisor's timeout
+for progress. A billion weights take about three seconds."""
 BUILD_POLL_S: Final = 0.005
 STRAY_AGE_NS: Final = 3600 * 10**9
-"""After which a receipt that a killed process left unfinished is removed."""
+"""Age after which a killed process's unfinished receipt is removed."""
 _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -63,9 +63,9 @@ class Snapshots:
     """The snapshots of one model.
 
     Args:
-      config: whether, where and how many.
-      files: the model's weights.
-      is_on: False where `files` do not say what the weights are.
+      config: settings of snapshots.
+      files: the model's weight files.
+      is_on: False if `files` do not determine the weights.
     """
 
     def __init__(
@@ -78,15 +78,15 @@ class Snapshots:
 
     @property
     def place(self) -> str:
-        """Where the weights lie, links followed: for a version of a store the SHA-256 of each."""
+        """Resolved paths of the weight files; in a store, these contain their SHA-256 digests."""
         return "\n".join(str(path.resolve()) for path in self._files)
 
     @property
     def folder(self) -> Path:
-        """Where they are.
+        """Path of the folder.
 
         Raises:
-          _NotKeptError: no folder is named, and this user has no home.
+          _NotKeptError: no folder is configured, and this user has no home directory.
         """
         try:
             return packed_folder(self._config.folder)
@@ -97,7 +97,8 @@ class Snapshots:
             ) from error
 
     def weights_digest(self) -> str:
-        """Return the digest of the model's weights, from a receipt if they have not changed."""
+        """Return the digest of the model's weights, from a receipt if the files have not
+        changed."""
         self._digest = self._digest or self._find_digest()
         return self._digest
 
@@ -111,7 +112,7 @@ class Snapshots:
             if digest is None:
                 began_at_ns = now_ns()
                 digest = weights_digest(self._files)
-                with suppress(OSError):  # a lost receipt costs time and nothing else
+                with suppress(OSError):  # a lost receipt only costs time
                     receipts.write(self._files, digest, began_at_ns)
         except (OSError, _NotKeptError) as error:
             self._give_up(error)
@@ -119,12 +120,12 @@ class Snapshots:
         return digest
 
     def load(self, key: SnapshotKey, packing: Packing, num_threads: int) -> dict[str, Piece]:
-        """Return packed weights: mapped from a snapshot, which is written if there is none.
+        """Return packed weights, mapped from a snapshot. Write the snapshot if it does not exist.
 
         Args:
-          key: what they are.
-          packing: makes them.
-          num_threads: to pack with where others do the same.
+          key: the snapshot's key.
+          packing: packs the weights.
+          num_threads: number of threads if other processes pack at the same time.
 
         Raises:
           ModelError: a tensor is missing, unknown or of another shape.
@@ -153,13 +154,13 @@ class Snapshots:
         found = self.folder.stat()
         if found.st_uid != os.geteuid() or found.st_mode & _OTHERS_MAY_WRITE:
             raise _NotKeptError(
-                f"others may write there (mode {stat.S_IMODE(found.st_mode):04o}, owner "
-                f"{found.st_uid}), and weights from there would be theirs: `chmod 700` it, or set "
+                f"other users can write there (mode {stat.S_IMODE(found.st_mode):04o}, owner "
+                f"{found.st_uid}) and could replace the weights: `chmod 700` it, or set "
                 "worker.engine.snapshots.folder to a folder of this user"
             )
 
     def _mapped(self, key: SnapshotKey) -> dict[str, Piece] | None:
-        """Return the pieces of a sound snapshot; None if there is none."""
+        """Return the pieces of an intact snapshot, or None."""
         path = self.folder / key.name
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -169,12 +170,12 @@ class Snapshots:
             hold(fd)
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
-                raise SnapshotDamagedError("it is no file of this user")
+                raise SnapshotDamagedError("it is not a file of this user")
             if found.st_mode & _OTHERS_MAY_WRITE:
-                raise SnapshotDamagedError("others may write it")
+                raise SnapshotDamagedError("other users can write it")
             pieces = map_snapshot(fd, key)
-            with suppress(OSError):  # on a read-only file system nothing is removed
-                os.utime(fd)  # the least recently used one is removed first
+            with suppress(OSError):  # read-only file systems
+                os.utime(fd)  # for removing the least recently used
         except SnapshotDamagedError as error:
             log.warning("packed_weights_refused", path=str(path), reason=f"{error}; packed again")
             path.unlink(missing_ok=True)
@@ -185,12 +186,12 @@ class Snapshots:
         return pieces
 
     def _built(self, key: SnapshotKey, packing: Packing) -> dict[str, Piece]:
-        """Write a snapshot and map it, or wait for the process that does."""
+        """Write a snapshot and map it, or wait for the process that writes it."""
         path = self.folder / key.name
         unfinished = path.with_suffix(UNFINISHED)
         give_up = time.monotonic() + BUILD_WAIT_S
         while True:
-            # Its lock ends with the process that holds it, however that ends.
+            # The kernel releases the lock when its process ends, even after a crash.
             fd = os.open(
                 unfinished, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE
             )
@@ -205,7 +206,7 @@ class Snapshots:
                 os.close(fd)
             if time.monotonic() >= give_up:
                 raise _NotKeptError(
-                    f"another process has not packed the same weights within {BUILD_WAIT_S:.0f} s"
+                    f"another process did not finish packing these weights in {BUILD_WAIT_S:.0f} s"
                 )
             time.sleep(BUILD_POLL_S)
             pieces = self._mapped(key)
@@ -217,29 +218,29 @@ class Snapshots:
     ) -> dict[str, Piece]:
         began_at = time.monotonic()
         path = self.folder / key.name
-        # Others that start wait for this, so their cores are free.
+        # Other starting processes wait for this one, so their cores are free.
         is_linux = sys.platform == "linux"
         num_threads = len(os.sched_getaffinity(0)) if is_linux else os.cpu_count() or 1
         try:
-            os.ftruncate(fd, 0)  # what a killed process has left
+            os.ftruncate(fd, 0)  # remove a killed process's data
             num_bytes = write_snapshot(fd, key, packing.pieces(ReusedPages(), num_threads))
             self._make_room(num_bytes)
             pieces = map_snapshot(fd, key)
             unfinished.rename(path)
-            hold(fd)  # no longer alone; others that wait for the lock would write it once more
+            hold(fd)  # shared now; waiting processes would otherwise write it again
         except BaseException:
             unfinished.unlink(missing_ok=True)
             raise
-        return_free_memory()  # what packing took: these weights are this process's no more
+        return_free_memory()  # memory used for packing
         elapsed_s = round(time.monotonic() - began_at, 3)
         log.info("packed_weights_kept", path=str(path), bytes=num_bytes, seconds=elapsed_s)
         return pieces
 
     def _make_room(self, num_bytes: int) -> None:
-        """Remove what was not used for longest until a new snapshot fits, and what was left behind.
+        """Remove leftovers, and the least recently used snapshots until a new one fits.
 
         Raises:
-          _NotKeptError: it never fits, or not beside those that are in use.
+          _NotKeptError: the new one is too large, alone or together with those in use.
         """
         most = self._config.max_bytes
         if num_bytes > most:
@@ -269,6 +270,6 @@ class Snapshots:
                 log.info("packed_weights_removed", path=str(path), bytes=size, max_bytes=most)
         if total > most:
             raise _NotKeptError(
-                f"the packed weights are {num_bytes} bytes, those that other processes use "
+                f"the packed weights are {num_bytes} bytes, those used by other processes "
                 f"{total - num_bytes}, and worker.engine.snapshots.max_bytes is {most}: raise it"
             )

@@ -1,5 +1,4 @@
-"""What reads checkpoints and orders packed weights: Triolet's own code, told from that of other
-releases by a digest, so that none maps what another has packed."""
+"""A digest of the code that packs weights, so that no release maps a snapshot of another one."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ _DEQUANTIZER: Final = "gguf"
 
 
 def code_digest(root: Path) -> str:
-    """Return a digest of the code below a folder that weights pass through, and of what it uses."""
+    """Return a digest of the code under a folder that reads and packs weights."""
     digest = xxhash.xxh3_128(version(_DEQUANTIZER).encode())
     for package in _PACKAGES:
         for path in sorted((root / package).rglob("*.py")):
@@ -24,5 +23,5 @@ def code_digest(root: Path) -> str:
 
 
 CODE_DIGEST: Final = code_digest(Path(__file__).resolve().parents[2])
-"""Taken when the code is imported: a process that runs on while its files are exchanged packs as
-the old ones said. Some milliseconds, which a template spends for all of its forks."""
+"""Computed at import: a running process whose files are replaced still packs with the old code.
+Takes some milliseconds, which a template process spends once for all of its forks."""

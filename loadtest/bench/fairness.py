@@ -151,7 +151,7 @@ class Client:
 async def at_random(
     act: Callable[[random.Random], Awaitable[None]], per_s: float, seconds: float
 ) -> None:
-    """Begin what comes at random moments, the same ones each time, and wait for all."""
+    """Start tasks at random times from a fixed seed, and wait for all."""
     rng = random.Random("arrivals")
     async with trio.open_nursery() as nursery:
         until = trio.current_time() + seconds

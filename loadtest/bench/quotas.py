@@ -121,7 +121,7 @@ class Unwatched(SpendWatch):
         super().__init__(QuotaObserver())
 
     def call_failed(self, reason: str) -> None:
-        """Say so: what is decided locally is no worse, but another thing."""
+        """Print a warning: locally decided limits are a different measurement."""
         sys.stderr.write(f"a call failed: {reason}\n")
 
 

@@ -139,9 +139,9 @@ class Answer:
     """A whole answer.
 
     Attributes:
-      text: what was said.
+      text: the answer's text.
       token_ids: its tokens; empty where the surface tells none (WebSocket).
-      logprobs: of its tokens, where they were asked for.
+      logprobs: log-probabilities of its tokens, if requested.
       end: finish_reason, or the status of a response.
       prompt_tokens: as the server counted them.
       completion_tokens: likewise.
@@ -315,7 +315,7 @@ READERS: dict[Surface, type[ChatLines] | type[ChatBody] | type[ResponseMessages]
 def read_stream(
     messages: Iterable[str | bytes], reader: AnswerReader, note: Callable[[float], None]
 ) -> int:
-    """Read a stream to its end and return its tokens; what comes behind the end is left unread.
+    """Read a stream to its end and return its tokens, without reading beyond the end.
 
     Args:
       messages: lines or messages as they come.

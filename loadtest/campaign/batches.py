@@ -317,10 +317,10 @@ def wrongs_of(
     good: Sequence[Mapping[str, Any]],
     bad: Sequence[Mapping[str, Any]],
 ) -> list[str]:
-    """Return what is wrong with a batch that has ended; nothing if every line is answered once.
+    """Return the faults of a finished batch; empty if every line was answered exactly once.
 
     Args:
-      lines: that were asked for.
+      lines: requested lines.
       batch: as the server shows it.
       good: lines of its output.
       bad: lines of its errors.

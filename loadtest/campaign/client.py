@@ -30,7 +30,7 @@ MALFORMED = (ValueError, LookupError, TypeError)
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A try whose connection ended before the answer did.
+    """An attempt whose connection ended before the answer.
 
     Attributes:
       at: when that was noticed.
@@ -142,7 +142,7 @@ class _Lines(Stream):
     their own.
 
     Attributes:
-      on_line: told each line and when it came.
+      on_line: called with each line and its arrival time.
       error: of the answer or its connection.
     """
 

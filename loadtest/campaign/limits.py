@@ -35,7 +35,7 @@ class UnexpectedAnswerError(Exception):
 
 @dataclass
 class Taken:
-    """What a tenant got who asked for more than there is, and had found nothing left in the end.
+    """What a tenant got that sent requests until its limits were exhausted.
 
     Attributes:
       tokens: used.

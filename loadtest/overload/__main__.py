@@ -2,7 +2,7 @@
 
 First its capacity, with clients that ask again after each answer. Then an open loop: half of that
 to ten times as much, with and without each mechanism; a minute of three times as much between calm
-times; refused clients that return when they are told to; tenants that exceed their share; real
+times; refused clients that retry as told by Retry-After; tenants that exceed their share; real
 traces. By default in virtual time, in minutes; with --real against processes, over HTTP. Writes
 build/bench/overload.json (or overload-real.json) and the curves.
 """
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def planned(
     options: argparse.Namespace, capacity: float
 ) -> tuple[list[Experiment], dict[str, str]]:
-    """Return the experiments that were asked for, and what is left out and why."""
+    """Return the selected experiments, and those that are skipped with the reason."""
     times = plan.SHORT if options.real else plan.Times()
     loads = options.loads or (REAL_LOADS if options.real else plan.LOADS)
     names = options.mechanisms or ((EVERYTHING, NOTHING) if options.real else ALL)
@@ -118,7 +118,7 @@ def reported(
     skipped: dict[str, str],
     options: argparse.Namespace,
 ) -> Report:
-    """Return what is written and shown."""
+    """Return the report's data."""
     return Report(
         name="overload-real" if options.real else "overload",
         machine=machine,

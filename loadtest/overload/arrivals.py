@@ -37,8 +37,8 @@ class Arrival:
       at_s: after the beginning.
       prompt_tokens: in.
       output_tokens: out.
-      slo_s: its first token is of use until so long after `at_s`.
-      deadline_s: the whole answer is of use until so long after `at_s`.
+      slo_s: deadline of the first token, relative to `at_s`.
+      deadline_s: deadline of the whole answer, relative to `at_s`.
       tenant: its tenant; empty for none.
       service_class: how early it may go.
     """
@@ -141,7 +141,7 @@ def requests(
 
 
 def merged(*streams: Sequence[Arrival]) -> list[Arrival]:
-    """Return everybody in the order in which they come."""
+    """Return all arrivals in order of time."""
     return sorted((a for stream in streams for a in stream), key=lambda arrival: arrival.at_s)
 
 
@@ -330,7 +330,7 @@ def read_rows(path: Path) -> list[tuple[float, int, int]]:
 
 
 def _lengths(path: Path) -> dict[str, tuple[tuple[float, ...], tuple[float, ...]]]:
-    """Return quantiles of prompts and of answers, by client; of those whose lengths are known."""
+    """Return quantiles of prompt and answer lengths by client, where lengths are known."""
 
     def quantiles(row: dict[str, str], kind: str) -> tuple[float, ...]:
         p10, p50, p90, p99 = (float(row[f"{kind}_tokens_p{p}"]) for p in (10, 50, 90, 99))

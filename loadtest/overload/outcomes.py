@@ -152,13 +152,13 @@ def within(outcomes: Iterable[Outcome], begin_s: float, end_s: float) -> list[Ou
 
 
 def in_slo(outcomes: Iterable[Outcome]) -> float:
-    """Return the share of requests that were of use; 1 if there were none."""
+    """Return the share of requests answered within their SLO; 1 if there were none."""
     listed = list(outcomes)
     return sum(outcome.is_good for outcome in listed) / len(listed) if listed else 1.0
 
 
 def wasted(outcomes: Iterable[Outcome], computed_tokens: int) -> float:
-    """Return the share of computed prompt tokens that nobody ever decoded with.
+    """Return the share of computed prompt tokens that were never used by decode.
 
     Args:
       outcomes: of everybody; whoever came again counts twice. Prompts have nothing in common, so

@@ -69,7 +69,7 @@ class Experiment:
       end_s: later arrivals are not counted.
       load: of the capacity.
       schedulings: of tenants.
-      do_return: refused requests return when told to.
+      do_return: whether refused requests are retried after Retry-After.
     """
 
     kind: str

@@ -1,7 +1,7 @@
-"""Tiny random checkpoints, written by transformers, and what transformers answers on them.
+"""Write tiny random checkpoints with transformers, and return transformers' answers for them.
 
 The classes are named, not imported: transformers takes seconds to load one, and most processes that
-collect these tests run none of them.
+collect these tests do not use any.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ YARN_ROPE = {
 
 @dataclass(frozen=True)
 class Family:
-    """One kind of checkpoint: its classes' names in transformers, and what differs from `SHAPE`."""
+    """One kind of checkpoint: its classes' names in transformers, and the differences from
+    `SHAPE`."""
 
     model: str
     config: str
@@ -118,7 +119,7 @@ class Checkpoint:
 
 
 def write_checkpoint(path: Path, name: str) -> Checkpoint:
-    """Write a checkpoint of one family; the same one each time."""
+    """Write a checkpoint of one family, the same one each time."""
     family = FAMILIES[name]
     torch.manual_seed(20)
     config = getattr(transformers, family.config)(**{**SHAPE, **family.fields})

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Keep tests to one core, as a worker beside others is."""
+    """Limit tests to one core, like a worker that shares a machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -30,7 +30,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoint]:
-    """Return a function that gives a family's checkpoint, written at its first use."""
+    """Return a function that returns a family's checkpoint, written at its first use."""
     written: dict[str, Checkpoint] = {}
 
     def of(name: str) -> Checkpoint:
@@ -43,7 +43,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Chec
 
 @pytest.fixture(scope="session")
 def quantised(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the directory of a model with weights in every form that is computed as it is."""
+    """Return the directory of a model with weights in every quantised form that kernels support."""
     folder = tmp_path_factory.mktemp("quantised")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))

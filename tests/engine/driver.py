@@ -1,4 +1,4 @@
-"""The smallest scheduler that an engine can have: all prompts prefill in chunks, then decode."""
+"""A minimal scheduler for engine tests: prefill all prompts in chunks, then decode."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GREEDY = SamplingParams(temperature=0.0, logprobs=20)
 
 
 def open_engine(path: Path, config: EngineConfig | None = None) -> Engine:
-    """Load an engine with a pool that a test fits into."""
+    """Load an engine with a small pool."""
     return load_engine(path, config or EngineConfig(kv_pool_bytes=4 * MIB), lambda *_: None)
 
 
@@ -127,7 +127,7 @@ def generate(
     params: SamplingParams = GREEDY,
     chunk: int = 512,
 ) -> list[list[Sampled]]:
-    """Return each prompt's completion, all of them computed in one batch."""
+    """Return the prompts' completions, computed in one batch."""
     sequences = [Running(engine, i, prompt, num_tokens) for i, prompt in enumerate(prompts)]
     for sequence in sequences:
         prefill(engine, sequence, params, chunk)
@@ -139,5 +139,5 @@ def generate(
 
 
 def ids(results: Sequence[Sampled]) -> list[int]:
-    """Return the tokens alone."""
+    """Return the token ids only."""
     return [result.token_id for result in results]

@@ -1,4 +1,4 @@
-"""Explicit attention in plain torch, which the kernels are compared with."""
+"""Reference attention in plain torch, for comparison with the kernels."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""`python -m tests.engine.sanitizing`: the kernels' driver, compiled with sanitizers and run.
-
-Of the package it knows the flags of its builds, and which of them this machine runs.
-"""
+"""`python -m tests.engine.sanitizing`: compile the C kernels with sanitizers and run their
+driver."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ def compiler() -> str | None:
 
 
 def compile_with(flags: tuple[str, ...], source: Path, to: Path | None = None) -> str:
-    """Compile one file, or only check it; return what the compiler says, nothing if all is well."""
+    """Compile one file, or only check it. Return the compiler's messages, empty on success."""
     name = compiler()
     assert name is not None, "the caller has looked"
     what = ["-fsyntax-only"] if to is None else ["-o", str(to)]
@@ -46,7 +44,7 @@ def compile_with(flags: tuple[str, ...], source: Path, to: Path | None = None) -
 def run_driver(
     build: str, folder: Path, *arguments: str, head_dim: int = HEAD_DIMS[0]
 ) -> tuple[int, str]:
-    """Compile the driver for a build, unless that is done, and run it: exit code, what it said."""
+    """Compile the driver for a build unless it exists, and run it. Return exit code and output."""
     program = folder / f"{build}-{head_dim}"
     if not program.exists():
         flags = (*SANITIZERS, *BUILDS[build], f"-DDIM={head_dim}")

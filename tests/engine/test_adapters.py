@@ -1,4 +1,4 @@
-"""Adapters answer as their merged weights do, and no row's bits depend on another's adapter."""
+"""Adapters answer like merged weights, and a row's bits do not depend on other rows' adapters."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ATTENTION = ("q_proj", "v_proj")
 
 
 def config_of(backend: str, *adapters: Written, dtype: Dtype = Dtype.FLOAT32) -> EngineConfig:
-    """Return the config of an engine with adapters, each called by the name of its directory."""
+    """Return the config of an engine with adapters, each named after its directory."""
     return EngineConfig(
         backend=backend,
         dtype=dtype,
@@ -53,7 +53,7 @@ def config_of(backend: str, *adapters: Written, dtype: Dtype = Dtype.FLOAT32) ->
 
 
 def told(adapter: Written) -> AdapterConfig:
-    """Return what workers are told of an adapter of a base that is in no store."""
+    """Return the adapter's config for workers, for a base that is not in a store."""
     digest = read_adapter(adapter.path, "", 64).digest
     return AdapterConfig(adapter.path.name, str(adapter.path), "", digest)
 
@@ -65,7 +65,7 @@ def digest_of(adapter: Written) -> bytes:
 def generate_mixed(
     engine: Engine, asked: Sequence[tuple[Sequence[int], bytes]], chunk: int = 64
 ) -> list[list[Sampled]]:
-    """Return completions of prompts with their adapters, all rows of all in each step."""
+    """Return completions of prompts with their adapters, computed together in each step."""
     sequences = [
         Running(engine, index, prompt, NUM_TOKENS) for index, (prompt, _) in enumerate(asked)
     ]

@@ -1,4 +1,4 @@
-"""The kernels' bits are those that their number stands for."""
+"""The kernels compute exactly the recorded bits of their ARITHMETIC number."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ ARITHMETIC = 2
 
 
 def write_model(path: Path) -> None:
-    """Write a small model; numpy promises the same numbers for ever."""
+    """Write a small model; numpy guarantees the same random numbers in every version."""
     numbers = np.random.RandomState(12)
 
     def matrix(*shape: int) -> Tensor:
@@ -90,5 +90,5 @@ def test_a_change_of_bits_is_a_change_of_number(
     path = quantised if weights is WeightFormat.AUTO else tmp_path
     logits = teacher_forced(path, token_ids, getattr(torch, dtype.value), "native", weights)
     bits = hashlib.sha256(logits.contiguous().numpy().tobytes()).hexdigest()[:16]
-    # Other bits are no mistake; but then raise ARITHMETIC in model.h, and note the new ones here.
+    # Other bits may be intended. Then raise ARITHMETIC in model.h and record the new bits here.
     assert (library.arithmetic, bits) == (ARITHMETIC, BITS[dtype, weights])

@@ -1,4 +1,4 @@
-"""Every backend computes explicit softmax attention over what the block tables name."""
+"""Every backend computes softmax attention over the blocks in the block tables."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_sdpa_is_explicit_attention(block_size: int) -> None:
 
 
 def test_the_reference_computes_where_its_inputs_are() -> None:
-    """The device `meta` mixes with no other, as a GPU does not."""
+    """The device `meta`, like a GPU, cannot be mixed with another device."""
     query = torch.empty(3, 4, 8, device="meta")
     keys = torch.empty(5, 2, 8, device="meta")
     assert attention_of_one(query, keys, keys, 1.0).device.type == "meta"

@@ -1,4 +1,4 @@
-"""Rows of any mixture lie end to end, padded to what keeps their bits independent."""
+"""Rows of all kinds are flattened and padded so that their bits stay independent."""
 
 from __future__ import annotations
 

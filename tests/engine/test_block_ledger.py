@@ -1,4 +1,4 @@
-"""Each block is free, leased or cached, and what is refused changes nothing."""
+"""Each block is free, leased or cached, and a refused call changes nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_lease_may_be_given_finished_blocks_of_another_one_to_read() -> None:
     assert ledger.leased_blocks == 5
     assert ledger.release("origin") == 1, "two of its blocks are read by the fork"
     ledger.check_invariants()
-    with pytest.raises(LeaseError, match="vouches"):
+    with pytest.raises(LeaseError, match="not valid KV"):
         ledger.extend("fork", 0, origin[2:])
     assert ledger.release("fork") == 4
     assert ledger.free_blocks == 9
@@ -53,17 +53,17 @@ def test_a_lease_takes_blocks_and_its_release_gives_them_back_once() -> None:
 def test_a_refusal_changes_nothing() -> None:
     ledger = BlockLedger(5)
     held = ledger.lease("a", 3)
-    with pytest.raises(CapacityError, match="2 blocks wanted, 1 available"):
+    with pytest.raises(CapacityError, match="2 blocks requested, 1 available"):
         ledger.lease("b", 2)
     with pytest.raises(CapacityError):
         ledger.extend("a", 2)
-    with pytest.raises(LeaseError, match="a has a lease already"):
+    with pytest.raises(LeaseError, match="a already has a lease"):
         ledger.lease("a", 1)
     with pytest.raises(LeaseError, match="b has no lease"):
         ledger.extend("b", 1)
     with pytest.raises(LeaseError):
         ledger.blocks_of("b")
-    with pytest.raises(LeaseError, match="nothing in it to share"):
+    with pytest.raises(LeaseError, match="cannot be shared"):
         ledger.lease("b", 0, shared=[next(iter({1, 2, 3, 4} - set(held)))])
     assert ledger.blocks_of("a") == tuple(held)
     assert ledger.num_leases == 1
@@ -71,7 +71,7 @@ def test_a_refusal_changes_nothing() -> None:
 
 
 class Marks:
-    """Blocks that are marked; a test spoils one by taking it out.
+    """Marked blocks; a test spoils a block by removing it.
 
     Attributes:
       marked: the blocks.

@@ -1,4 +1,4 @@
-"""Masks follow a grammar, whatever was guessed or replayed; the sampler chooses within them."""
+"""Masks follow a grammar, also after wrong guesses and replays; the sampler obeys them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def ids_of(text: str) -> list[int]:
 
 
 def mask_after(constraints: Constraints, grammar: Grammar, ids: list[int]) -> Mask | Barred:
-    """Return what a matcher that has seen nothing else says."""
+    """Return the mask of a fresh matcher."""
     constraint = constraints.constrain(grammar)
     assert constraint is not None
     return constraint.begin(ids).result()
@@ -199,7 +199,7 @@ def test_a_row_whose_grammar_leaves_nothing_says_so_alone(constraints: Constrain
 
 
 class Clock:
-    """Processor time that passes when a test says so."""
+    """A processor clock that the test advances."""
 
     def __init__(self, step_s: float = 0.0) -> None:
         self.now_s = 0.0
@@ -211,14 +211,14 @@ class Clock:
 
 
 def opened(clock: Clock | None = None, **bounds: float) -> Constraints:
-    """Return constraints for which no processor time passes, unless `clock` says otherwise."""
+    """Return constraints whose processor time is 0 unless `clock` is given."""
     clock = Clock() if clock is None else clock
     config = MaskConfig(**bounds)  # type: ignore[arg-type]
     return Constraints(DEMO / "tokenizer.json", VOCAB_SIZE, EOS, config, lambda: clock)
 
 
 class Held:
-    """A matcher whose next mask waits until the test lets it go."""
+    """A matcher whose next mask waits until the test releases it."""
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
@@ -238,7 +238,7 @@ class Held:
 
 
 def hold_next_mask(constraint: GrammarConstraint) -> Held:
-    """Have a constraint's masks wait from now on."""
+    """Make a constraint's masks wait from now on."""
     held = Held(constraint._compiled.result().deep_copy())
     constraint._compiled = Future()
     constraint._compiled.set_result(held)  # type: ignore[arg-type]
@@ -261,7 +261,7 @@ def test_a_mask_that_takes_too_long_ends_its_sequence_and_holds_up_no_other() ->
     assert costly.late() is Barred.LATE, "it has taken as long as it may, and no longer"
     clock.now_s += 0.001
     assert costly.late() is Barred.TOO_COSTLY
-    # What had waited behind it was asked for again, of another thread.
+    # Masks queued behind it were requested again from another thread.
     again = other.begin(ids_of("a"))
     assert isinstance(again.result(), Mask)
     assert same(other.begin([]).result(), expected)
@@ -279,7 +279,7 @@ def test_a_sequence_has_so_much_time_for_all_its_masks() -> None:
         return [constraint.begin(ids[:position]).result() for position in range(len(ids))]
 
     assert Barred.TOO_COSTLY not in masks(Clock())
-    # A mask takes two looks at the clock or more, which is more than a token's allowance.
+    # A mask takes two or more clock readings, which exceeds a token's budget.
     spent = masks(Clock(step_s=MaskConfig().burst_cpu_s / 8))
     first = spent.index(Barred.TOO_COSTLY)
     assert first > 1
@@ -313,7 +313,7 @@ def test_a_long_replay_is_followed_by_turns() -> None:
 
 
 class Never(NamedTuple):
-    """A constraint without a mask for ever."""
+    """A constraint whose mask is never ready."""
 
     verdict: Barred
     is_slow: bool = False
@@ -386,7 +386,7 @@ def test_with_as_many_stragglers_as_may_be_a_thread_is_not_replaced() -> None:
 
 
 class Watched:
-    """A matcher that counts what it follows under the interpreter's lock."""
+    """A matcher that counts tokens followed under the interpreter's lock."""
 
     def __init__(self, matcher: LLMatcher) -> None:
         self.matcher = matcher
@@ -411,7 +411,7 @@ class FollowerOfWatched:
 
 
 def test_a_slow_sequence_follows_allowed_tokens_without_the_interpreters_lock() -> None:
-    # Each look at the clock costs more than a quick mask.
+    # Each clock reading costs more than a quick mask.
     clock = Clock(step_s=MaskConfig().slow_mask_cpu_s + 0.001)
     constraint = opened(clock, burst_cpu_s=9.0).constrain(SCHEMA)
     assert isinstance(constraint.begin([]).result(), Mask)
@@ -425,7 +425,7 @@ def test_a_slow_sequence_follows_allowed_tokens_without_the_interpreters_lock() 
         mask = constraint.begin(ids[:length]).result()
         assert same(mask, mask_after(opened(), SCHEMA, ids[:length]))
     assert watched.locked == []
-    # What the mask forbids, such as a wrong guess, leaves the matcher usable.
+    # A forbidden token, such as a wrong guess, leaves the matcher usable.
     assert isinstance(mask, Mask)
     forbidden = int(np.flatnonzero(~mask.allowed)[0])
     assert constraint.begin([*ids[:11], forbidden]).result() is Barred.STUCK

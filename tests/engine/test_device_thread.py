@@ -20,7 +20,7 @@ def open_thread(max_waiting: int = 2, num_threads: int | None = None) -> DeviceT
 
 
 class Gate:
-    """A job that begins, says so to Trio, and waits to be let through."""
+    """A job that starts, notifies Trio, and waits to be released."""
 
     def __init__(self) -> None:
         self.entered = trio.Event()
@@ -122,7 +122,7 @@ async def test_a_cancelled_caller_of_a_wedged_job_leaves_at_the_deadline(
             await gate.entered.wait()
             nursery.cancel_scope.cancel()
     assert trio.current_time() - began_at == 5.0
-    # The thread lives in real time: a clock that still jumped would reach the deadline before it.
+    # The thread runs in real time: a clock that still jumped would reach the deadline first.
     autojump_clock.autojump_threshold = math.inf
     gate.open()
     await device.aclose(5.0)

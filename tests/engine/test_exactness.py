@@ -1,4 +1,4 @@
-"""The engine's answers are the model's own, whatever the batch, the chunks and the process."""
+"""The engine computes the model's exact answers for every batch, chunking and process."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_chunks_of_any_size_give_the_same_bits(
     engine = open_engine(checkpoint("llama").path, config)
     one_shot = generate(engine, PROMPTS, 4)
     for chunk in (1, 2, 7, 16, 61, 256, 299):
-        # Steps of the smallest are many; short prompts pass the ends of blocks, too.
+        # The smallest chunks need many steps; short prompts also cross block borders.
         cut = PROMPTS if whole or chunk > 2 else PROMPTS[:4]
         assert generate(engine, cut, 4, chunk=chunk) == one_shot[: len(cut)]
 
@@ -123,7 +123,7 @@ def test_the_number_of_threads_may_change_from_step_to_step(
     config = EngineConfig(dtype=Dtype.BFLOAT16, backend=backend, kv_pool_bytes=4 * MIB)
     engine = open_engine(checkpoint("llama").path, config)
     model = engine.runner.model
-    assert isinstance(model, NativeModel)  # elsewhere the number may change bits, and stays
+    assert isinstance(model, NativeModel)  # elsewhere the number may change bits, so it stays
     alone = generate(engine, PROMPTS, 6)
     for num_threads in (3, 1, 2):
         model.num_threads = num_threads
@@ -190,7 +190,7 @@ def test_a_small_trained_model_tells_its_published_story() -> None:
         pytest.skip("the stories260K checkpoint is not beside the repository")
     published = json.loads((STORIES / "expected_greedy.json").read_text())
     prompt, expected = published["prompt_ids"], published["greedy_ids"]
-    # Its heads are too narrow for the kernels: this also shows what is chosen then.
+    # Its heads are too narrow for the kernels: this also tests the fallback.
     engine = open_engine(STORIES, EngineConfig(kv_pool_bytes=4 * MIB))
     [results] = generate(engine, [prompt], len(expected) - len(prompt))
     assert prompt + ids(results) == expected

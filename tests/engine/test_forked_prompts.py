@@ -1,4 +1,4 @@
-"""A copy of a prompt's last block and its last token computed again are as good as the prompt."""
+"""A fork that copies a prompt's last block and recomputes its last token is exact."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SEEDED = [SamplingParams(temperature=0.9, top_p=0.95, seed=n, logprobs=20) for n
 
 
 def alone(engine: Engine, prompt: list[int], params: SamplingParams) -> Running:
-    """Complete a prompt of which nothing is there."""
+    """Complete a prompt without cached KV."""
     sequence = Running(engine, object(), prompt, NUM_TOKENS)
     prefill(engine, sequence, params, len(prompt))
     decode(engine, [sequence], params, NUM_TOKENS)
@@ -36,7 +36,7 @@ def alone(engine: Engine, prompt: list[int], params: SamplingParams) -> Running:
 
 
 def forked(engine: Engine, origin: Running, params: SamplingParams) -> Running:
-    """Complete the prompt of a sequence that has gone on already."""
+    """Complete the prompt of a sequence that has already continued."""
     fork = Running(engine, object(), origin.prompt, NUM_TOKENS)
     num_shared = (len(origin.prompt) - 1) // engine.pool.layout.block_size
     fork.blocks[:num_shared] = origin.blocks[:num_shared]

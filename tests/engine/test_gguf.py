@@ -1,4 +1,4 @@
-"""Weights of GGUF files give the answers that transformers' own loading of the same file gives."""
+"""GGUF files give the same answers as transformers loading the same file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PROMPTS = [RANDOM.integers(3, VOCAB_SIZE, size=n).tolist() for n in (1, 17, 60)]
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the directories of a test's files apart from the user's."""
+    """Use a cache folder separate from the user's."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
@@ -80,7 +80,7 @@ def test_greedy_tokens_are_those_that_transformers_gives_for_the_same_file(
 def test_greedy_tokens_are_those_of_the_model_that_the_file_was_made_of(
     checkpoint: Callable[[str], Checkpoint], tmp_path: Path, family: str
 ) -> None:
-    # transformers reads neither the biases nor Qwen3's head size out of a file.
+    # transformers reads neither the biases nor Qwen3's head size from a GGUF file.
     path, model = tmp_path / "model.gguf", checkpoint(family)
     write_model(path, model.model)
     assert greedy(path, 32) == [model.greedy(prompt, 32) for prompt in PROMPTS]
@@ -90,7 +90,7 @@ def test_greedy_tokens_are_those_of_the_model_that_the_file_was_made_of(
 def test_rotary_divisors_of_a_file_stretch_as_the_config_did(
     checkpoint: Callable[[str], Checkpoint], tmp_path: Path
 ) -> None:
-    # What llama.cpp's converter writes of Llama 3.1's rope_scaling.
+    # What llama.cpp's converter writes for Llama 3.1's rope_scaling.
     model = checkpoint("llama3-tied")
     plain = 1.0 / 10_000.0 ** (np.arange(0, 16, 2) / 16)
     stretched = cast("Any", model.model).model.rotary_emb.inv_freq.numpy()
@@ -109,7 +109,7 @@ def test_every_encoding_is_of_the_size_that_llama_cpp_has() -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    # The greedy tokens above are those of the two that transformers cannot unpack by itself.
+    # The greedy tokens above belong to the two forms that transformers cannot unpack.
     sorted(ENCODINGS.keys() - {Kind.Q5_0, Kind.Q5_1}),
     ids=lambda kind: ENCODINGS[kind].name,
 )

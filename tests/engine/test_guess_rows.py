@@ -1,4 +1,4 @@
-"""Guesses computed beside the token that they follow have the bits that they would have alone."""
+"""Speculated tokens computed in one step have the same bits as one by one."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ def guessed(
     params: SamplingParams,
     counts: Iterator[int],
 ) -> tuple[list[list[Sampled]], int]:
-    """Decode all prompts together with guesses of which some are wrong; return the completions and
+    """Decode all prompts together, with some wrong guesses. Return the completions and
     the number of steps."""
-    # Room for what is guessed behind the last token.
+    # Room for guesses after the last token.
     sequences = [Running(engine, i, prompt, NUM_TOKENS + 8) for i, prompt in enumerate(PROMPTS)]
     for sequence in sequences:
         prefill(engine, sequence, params, 64)
@@ -186,7 +186,7 @@ def test_rows_that_continue_one_another_attend_together() -> None:
         (task[3], task[1], task[2], *tables[task[0] : task[0] + -(-(task[1] + task[2]) // 4)])
         for task in tasks.tolist()
     }
-    # First token, its position, how many, and the blocks that they see.
+    # First token, its position, number of tokens, and the blocks that they attend to.
     assert found == {(0, 6, 3, 4, 2, 7), (3, 2, 1, 5), (4, 0, 2, 9)}
     _, narrow = plan_tasks(step, task_tokens=2)
     assert sorted(task[1:3] for task in narrow.tolist()) == [[0, 2], [2, 1], [6, 2], [8, 1]]

@@ -1,4 +1,4 @@
-"""Host memory holds as many blocks as it may, and the oldest gives way."""
+"""Host memory holds blocks up to its bound and evicts the oldest."""
 
 from __future__ import annotations
 

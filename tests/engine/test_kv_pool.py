@@ -1,4 +1,4 @@
-"""Blocks leave as bytes and come back as the same bytes, elsewhere and in another order."""
+"""Exported blocks can be imported unchanged, into other blocks and in another order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine is ready when it is returned, and says why when it cannot be."""
+"""`load_engine` returns a ready engine, or raises an error that says why it cannot."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_the_length_is_what_model_and_pool_allow(checkpoint: Callable[[str], Che
     small = open_engine(path, EngineConfig(kv_pool_bytes=9 * BLOCK_BYTES))
     assert small.max_model_len == 128
     assert "kv_pool_bytes of" in small.max_model_len_reason
-    assert "could do 512" in small.max_model_len_reason
+    assert "allows 512" in small.max_model_len_reason
     asked = open_engine(path, EngineConfig(kv_pool_bytes=9 * BLOCK_BYTES, max_model_len=100))
     assert (asked.max_model_len, asked.max_model_len_reason) == (100, "the setting max_model_len")
     shortest = open_engine(path, EngineConfig(kv_pool_bytes=2 * BLOCK_BYTES, max_model_len=1))

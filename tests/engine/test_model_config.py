@@ -1,4 +1,4 @@
-"""Either spelling of a config is read; what Triolet cannot compute is refused with a remedy."""
+"""Both spellings of a config are read; unsupported settings are refused with a remedy."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_architectures_differ_in_biases_and_norms(
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "needs low_freq_factor"),
         ({"rope_scaling": {"type": "yarn", "factor": 2.0, "mscale": 1.0}}, "mscale"),
         ({"rope_scaling": {"type": "linear", "factor": "x"}}, "rope parameters: could not convert"),
-        ({"rope_theta": -1.0}, "cannot be"),
+        ({"rope_theta": -1.0}, "out of range"),
         ({"rope_parameters": {"full_attention": {}}}, "one set of parameters is supported"),
         ({"rope_scaling": ["yarn"]}, "one set of parameters is supported"),
         ({"rms_norm_eps": None}, "rms_norm_eps is None"),

@@ -1,4 +1,4 @@
-"""The kernels compute what they say, in every build that this machine can run."""
+"""Tests of the C kernels, in every build that this machine can run."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def attend(library: Library, pool: KVPool, step: FlatStep, queries: Tensor) -> T
 def filled_pool(
     dtype: torch.dtype, block_size: int, num_kv_heads: int, head_dim: int, rows: list[StepRow]
 ) -> KVPool:
-    """Return a pool that is random where these rows look, and NaN everywhere else."""
+    """Return a pool with random numbers in these rows' tokens and NaN everywhere else."""
     pool = KVPool(KVLayout(2, block_size, num_kv_heads, head_dim, dtype), 300, CPU)
     pool.poison(range(300))
     for row in rows:
@@ -147,7 +147,7 @@ def test_attention_is_explicit_attention_and_reads_nothing_beyond(
         torch.testing.assert_close(output[own].float(), expected, rtol=0, atol=allowed)
 
 
-# Where heads are wide enough, up to six query heads of a key head go another way than more do.
+# With wide heads, up to six query heads per key head take another code path than more do.
 @pytest.mark.parametrize(
     ("num_heads", "head_dim"), [(8, 64), (2, 64), (6, 128), (12, 64), (14, 64), (4, 192), (8, 80)]
 )
@@ -212,7 +212,7 @@ def test_decode_and_prefill_of_the_same_token_agree_bit_for_bit(
     again = Running(engine, "prefilled", PROMPT + sequence.output_ids[:39], 1)
     prefill(engine, again, GREEDY, 512)
     assert again.results == sequence.results[39:]
-    # What prefill computes of the completion's tokens is what decode wrote, also in the KV.
+    # Prefill of the completion's tokens gives what decode wrote, also in the KV.
     num_whole = len(again.prompt) // 16
     first, second = (
         bytes(exported(engine.pool, blocks[:num_whole]))

@@ -1,4 +1,4 @@
-"""The kernels' source is clean, and an installation without a compiler does without them."""
+"""The C source compiles without warnings, and installing without a compiler works."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_kernels_touch_nothing_that_is_not_theirs(tmp_path: Path) -> None:
 
 
 def install(folder: Path, cc: str) -> None:
-    """Build what an installation builds, with a compiler of one's own."""
+    """Build the extension as an installation does, with a given compiler."""
     folders = ["--build-lib", str(folder / "lib"), "--build-temp", str(folder / "temp")]
     done = subprocess.run(
         [sys.executable, "setup.py", "build_ext", *folders],
@@ -75,7 +75,7 @@ def install(folder: Path, cc: str) -> None:
 
 @pytest.mark.slow
 def test_builds_that_are_made_side_by_side_do_not_mix(tmp_path: Path) -> None:
-    """One that holds another's instructions ends the process on a processor without them."""
+    """A build with another build's instructions would crash on a CPU without them."""
     (tmp_path / "cc").write_text(NOTES_ITS_FLAGS)
     (tmp_path / "cc").chmod(0o700)
     install(tmp_path, str(tmp_path / "cc"))

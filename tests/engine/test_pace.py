@@ -1,4 +1,4 @@
-"""A worker's budget of tokens follows from one timed step."""
+"""The token budget of a step: the first estimate, and how steps adjust it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_one_hiccup_moves_the_budget_by_a_quarter_and_small_steps_by_nothing() -
     ("elapsed_s", "most_tokens", "expected"),
     [
         (10.0, 4096, 64),  # a large model: as many as were timed, not one block
-        (0.05, 4096, 128),  # what fits into the target, as ever
+        (0.05, 4096, 128),  # what fits into the target
         (0.002, 4096, 2048),  # fast: four times the setting of prompts
         (0.002, 1024, 1024),  # or what a batch may hold
         (0.002, 1, 512),  # one by one: an input is not cut smaller than a prompt

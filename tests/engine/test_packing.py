@@ -1,4 +1,4 @@
-"""Weights come into panels whole."""
+"""Packing weights into panels loses nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 
 def unpacked(packed: Packed, panel: int, dtype: torch.dtype) -> Tensor:
-    """Return a weight as it was, [whole panels of outputs, inputs]."""
+    """Return the unpacked weight, [whole panels of outputs, inputs]."""
     per_word = 4 // dtype.itemsize
     numbers = packed.weight.view(dtype).view(packed.panels, packed.steps, panel, per_word)
     return numbers.transpose(1, 2).reshape(packed.panels * panel, packed.steps * per_word)
@@ -58,7 +58,7 @@ def test_packed_weights_lie_where_large_pages_are_allowed(library: Library) -> N
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gates_share_their_panel_with_their_ups(library: Library, dtype: torch.dtype) -> None:
     half = library.panel // 2
-    gates = half + 3  # of the second panel all but three gates, and their ups, are missing
+    gates = half + 3  # the second panel has only three gates and their ups
     weight = torch.arange(1.0, 2 * gates + 1).view(-1, 1).expand(-1, 2).to(dtype)
     packed = pack(library, weight, is_gate_up=True)
     assert packed.panels == 2

@@ -38,7 +38,7 @@ def test_known_answers(
 @settings(deadline=None)
 @given(st.tuples(WORDS, WORDS, WORDS, WORDS), st.tuples(WORDS, WORDS))
 def test_numpy_agrees(counter: tuple[int, int, int, int], key: tuple[int, int]) -> None:
-    # numpy counts up before it generates.
+    # numpy increments the counter before it generates.
     as_number = sum(word << (64 * index) for index, word in enumerate(counter))
     before = (as_number - 1) % 2**256
     start = np.array([(before >> (64 * index)) & ONES for index in range(4)], dtype=np.uint64)

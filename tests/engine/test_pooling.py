@@ -1,4 +1,4 @@
-"""Vectors of inputs equal those that transformers and plain arithmetic give."""
+"""Embedding vectors equal those of transformers and of plain arithmetic."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ INPUTS = [[5], list(range(3, 40)), [7] * 16, list(range(200, 60, -3))]
 
 
 def reference(model: Checkpoint, ids: list[int], pooling: Pooling) -> npt.NDArray[np.float64]:
-    """Return what transformers' hidden states make, not normalised."""
+    """Return the vector pooled from transformers' hidden states, not normalised."""
     with torch.inference_mode():
         states = model.model.base_model(torch.tensor([ids])).last_hidden_state
     hidden = states[0].double().numpy()
@@ -47,7 +47,7 @@ def reference(model: Checkpoint, ids: list[int], pooling: Pooling) -> npt.NDArra
 def vectors(
     engine: Engine, inputs: list[list[int]], form: VectorForm, chunk: int
 ) -> list[npt.NDArray[np.float32]]:
-    """Compute all inputs together, in chunks, beside a prompt that samples."""
+    """Compute all inputs together in chunks, with a sampling prompt in the same steps."""
     block_size = engine.pool.layout.block_size
     pools = [Pool(form, len(ids)) for ids in inputs]
     tables = [engine.ledger.lease(i, -(-len(ids) // block_size)) for i, ids in enumerate(inputs)]

@@ -1,4 +1,4 @@
-"""KV is found by its tokens and its salt only, gives way when it must, and is never mixed up."""
+"""The prefix cache finds KV by tokens and salt only, evicts fairly, and never mixes up blocks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def pack(tokens: Sequence[int]) -> bytes:
 
 
 class Pool:
-    """Blocks whose bytes are the tokens that they hold."""
+    """A pool whose blocks' bytes are the tokens that they hold."""
 
     def __init__(self, num_blocks: int, host_blocks: int = 0, **switches: bool) -> None:
         self.memory = [NOBODYS] * (num_blocks + 1)
@@ -54,7 +54,8 @@ class Pool:
         salt: bytes = b"",
         keeper: Keeper = ANYBODY,
     ) -> int:
-        """Lease blocks for a prompt, compute what is missing; return the tokens that were there."""
+        """Lease blocks for a prompt and compute missing ones. Return the number of cached
+        tokens."""
         packed = pack(tokens)
         blocks, num_cached = self.cache.lease(owner, packed, salt, -(-len(tokens) // BLOCK_SIZE))
         for index, block in enumerate(blocks):
@@ -68,7 +69,7 @@ class Pool:
         return num_cached * BLOCK_SIZE
 
     def run(self, tokens: Sequence[int], salt: bytes = b"", keeper: Keeper = ANYBODY) -> int:
-        """Begin and end a prompt; return how many of its tokens were there."""
+        """Begin and end a prompt. Return the number of cached tokens."""
         num_cached = self.begin("passing", tokens, salt, keeper)
         self.ledger.release("passing")
         self.cache.check_invariants()
@@ -203,7 +204,7 @@ def test_what_is_forgotten_leaves_no_node_behind() -> None:
     ("num_blocks", "length", "flood", "found", "restored_blocks"),
     [
         (16, 25, 16, 24, 0),
-        # All of the pool is leased at once, so that the quiet one's blocks go to host memory.
+        # The whole pool is leased at once, so that the quiet tenant's blocks go to host memory.
         (8, 29, 32, 16, 4),
     ],
     ids=["pool", "host memory"],
@@ -234,7 +235,7 @@ TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=22)
 
 
 class Prompts(RuleBasedStateMachine):
-    """Prompts at random in a pool that is too small for them."""
+    """Random prompts in a pool that is too small for them."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a check of headers finds is what a loader of the tensors finds."""
+"""The header check and the loader of tensors find the same problems."""
 
 from __future__ import annotations
 
@@ -163,8 +163,8 @@ def test_a_backend_for_gpus_says_why_auto_chose_the_cpu_and_what_to_set(
     with pytest.raises(ConfigError) as refused:
         chosen_device(EngineConfig(backend=backend))
     assert str(refused.value) == (
-        "device is 'auto', which chose 'cpu', for CUDA_VISIBLE_DEVICES is '-1' and hides every "
-        f"GPU: backend '{backend}' computes on 'cuda' alone; use backend 'auto', or unset "
+        "device is 'auto', which chose 'cpu' because CUDA_VISIBLE_DEVICES is '-1' and hides "
+        f"every GPU; backend '{backend}' needs 'cuda'; use backend 'auto', or unset "
         "CUDA_VISIBLE_DEVICES"
     )
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")

@@ -1,4 +1,4 @@
-"""Weights of a GGUF file computed as they are: the same bits everywhere, and those of plain C."""
+"""Products with quantised weights: the same bits in every build, equal to a plain C oracle."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_a_scale_that_is_not_finite_is_refused_with_file_and_tensor(
         kind, QUANTISED.vocab_size, QUANTISED.hidden_size, np.random.RandomState(12)
     )
     content = bytearray(path.read_bytes())
-    at = content.index(rows.tobytes()) + rows.shape[1]  # of token_embd.weight the second row
+    at = content.index(rows.tobytes()) + rows.shape[1]  # the second row of token_embd.weight
     at += 208 if kind is Kind.Q6_K else 0
     content[at : at + 2] = bits.to_bytes(2, "little")
     path.write_bytes(content)

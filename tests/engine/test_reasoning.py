@@ -1,4 +1,4 @@
-"""Reasoning is free up to its budget; the grammar is the answer's, wherever an attempt begins."""
+"""Reasoning is limited by its budget only, and the grammar applies to the answer."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def constraint_of(constraints: Constraints, sampling: SamplingParams) -> Constra
 
 
 def allowed(constraint: Constraint, ids: Sequence[int]) -> set[int] | None:
-    """Return which of a few tokens may follow; None for any token without a mask."""
+    """Return which of a few tokens may follow; None if there is no mask."""
     mask = constraint.begin(ids).result()
     if mask is None:
         return None

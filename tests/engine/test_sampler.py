@@ -1,4 +1,4 @@
-"""Tokens are drawn from the distribution that the parameters describe, and from no other."""
+"""Sampled tokens follow the distribution that the parameters define."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_nucleus_larger_than_the_first_look_is_still_whole() -> None:
     flat = torch.zeros(4 * TOP_P_CANDIDATES)
     flat[0] = 1.0
     drawn = draw(flat, {"top_p": 0.9})
-    # All but one are alike: nine tenths of the 4,096 can be drawn, 3,000 draws hit about 2,050.
+    # All but one are equal: nine tenths of the 4,096 can be drawn, 3,000 draws hit about 2,050.
     assert 1900 < len(set(drawn)) < 2200
 
 

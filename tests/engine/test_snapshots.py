@@ -1,4 +1,4 @@
-"""Snapshots of packed weights: the same bits as without, whatever has happened to the files."""
+"""Snapshots of packed weights give the same bits as packing, even if files are damaged."""
 
 from __future__ import annotations
 
@@ -94,7 +94,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def load(path: Path, folder: Path | None, **more: Any) -> tuple[Engine, list[str]]:  # noqa: ANN401
-    """Return an engine and the names of what was logged of its weights; no folder, no snapshot."""
+    """Return an engine and the names of log events about its weights. Without a folder, no
+    snapshot."""
     kept = more.pop("snapshots", {})
     snapshots = SnapshotConfig(keep=folder is not None, folder=str(folder), min_bytes=0, **kept)
     config = EngineConfig(kv_pool_bytes=4 * MIB, snapshots=snapshots, **more)
@@ -104,7 +105,7 @@ def load(path: Path, folder: Path | None, **more: Any) -> tuple[Engine, list[str
 
 
 def answers(engine: Engine) -> list[list[Sampled]]:
-    """Return greedy tokens, with the log-probabilities of the likeliest ones."""
+    """Return greedy tokens with the top log-probabilities."""
     return generate(engine, PROMPTS, 8)
 
 
@@ -230,7 +231,7 @@ def test_weights_from_elsewhere_have_a_snapshot_of_their_own(
     signed = checkpoint("llama").path
     forged = tmp_path / "forged"
     shutil.copytree(checkpoint("llama").path, forged)
-    # Equal bytes, in place of other weights with an equal digest.
+    # Equal bytes at another path must not be taken for the same weights.
     assert load(forged, folder)[1] == ["kept"]
     assert load(signed, folder)[1] == ["kept"]
     (tmp_path / "link").symlink_to(signed)
@@ -297,7 +298,7 @@ def test_the_least_recently_used_snapshot_makes_room(
     kept = snapshot_of(folder)
     load(second, folder)
     os.utime(kept, (0, 0))
-    assert load(first, folder)[1] == ["mapped"]  # which is a use
+    assert load(first, folder)[1] == ["mapped"]  # loading counts as a use
     load(third, tmp_path / "elsewhere")
     most = kept.stat().st_size + snapshot_of(tmp_path / "elsewhere").stat().st_size
     assert load(third, folder, snapshots={"max_bytes": most})[1] == ["removed", "kept"]
@@ -353,7 +354,7 @@ def test_weights_below_the_bound_are_packed_each_time(
 
 
 def test_weights_are_mapped_and_nowhere_copied(folder: Path) -> None:
-    """The demo model by default settings: resident weights are at most its file and 5 %."""
+    """With default settings, the demo model's resident weights exceed its file by at most 5 %."""
     config = EngineConfig(kv_pool_bytes=4 * MIB, snapshots=SnapshotConfig(folder=str(folder)))
     engine = load_engine(DEMO, config, lambda *_: None)
     parts = Path("/proc/self/smaps").read_text().split("VmFlags:")
@@ -422,7 +423,7 @@ def test_what_a_killed_process_left_of_other_weights_is_removed(
 ) -> None:
     folder.mkdir(mode=0o700)
     left = [folder / f"{'0123' * 8}.{suffix}" for suffix in ("unfinished", "4567")]
-    # An operator may have named a folder that holds other things too, however old.
+    # The configured folder may contain other files, of any age.
     others = [folder / name for name in ("notes.txt", "thesis.2024", "model.unfinished")]
     for path in (*left, *others):
         path.write_bytes(b"half")

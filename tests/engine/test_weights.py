@@ -1,4 +1,4 @@
-"""Broken and hostile weights are refused by name; sound ones arrive where they belong."""
+"""Broken and hostile weights are refused by name; valid ones are loaded correctly."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def load(path: Path, dtype: torch.dtype = torch.float32) -> Weights:
 
 @pytest.fixture
 def model_dir(checkpoint: Callable[[str], Checkpoint], tmp_path: Path) -> Path:
-    """Return a copy that a test may break."""
+    """Return a copy that a test may damage."""
     return shutil.copytree(checkpoint("llama").path, tmp_path / "model")
 
 
@@ -78,7 +78,7 @@ def test_a_tied_model_has_one_matrix(checkpoint: Callable[[str], Checkpoint]) ->
         (lambda t: t.pop("lm_head.weight"), "tensor lm_head.weight is missing"),
         (
             lambda t: t.update({"model.norm.weight": torch.ones(63)}),
-            "tensor model.norm.weight is F32 [63]; config.json wants floats [64]",
+            "tensor model.norm.weight is F32 [63]; config.json requires floats [64]",
         ),
         (
             lambda t: t.update({"model.norm.weight": torch.ones(64, dtype=torch.int64)}),
@@ -123,7 +123,7 @@ def header(fields: dict[str, object], body: bytes = b"") -> bytes:
 )
 def test_a_lying_file_is_a_clean_error(model_dir: Path, content: bytes) -> None:
     (model_dir / "model.safetensors").write_bytes(content)
-    with pytest.raises(ModelError, match=r"model\.safetensors is not a sound safetensors file"):
+    with pytest.raises(ModelError, match=r"model\.safetensors is not a valid safetensors file"):
         load(model_dir)
 
 
@@ -155,7 +155,7 @@ def test_a_tensor_in_two_files_is_refused(model_dir: Path) -> None:
     shutil.copy(model_dir / "model.safetensors", model_dir / "again.safetensors")
     index = {"weight_map": {"a": "model.safetensors", "b": "again.safetensors"}}
     (model_dir / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ModelError, match=r"is in again\.safetensors as well"):
+    with pytest.raises(ModelError, match=r"is also in again\.safetensors"):
         load(model_dir)
 
 

@@ -133,7 +133,7 @@ def test_a_failed_stage_leaves_its_last_lines_and_the_next_one_runs(tmp_path: Pa
     assert breaks["last_lines"] == ["a word", "the last one"]
     assert breaks["figures"] == works["figures"]
     assert dies["reason"] == "killed by SIGKILL"
-    assert hangs["reason"].startswith("stopped after 0 s")
+    assert hangs["reason"].startswith("stopped at its time limit of 0 s")
     assert "3 failed, 1 passed" in (tmp_path / "summary.txt").read_text()
     assert "the last one" in (tmp_path / "log.txt").read_text()
 
@@ -212,7 +212,7 @@ def test_what_is_missing_is_refused_with_the_cure(tmp_path: Path) -> None:
         prepare(["trio"], tmp_path, tmp_path)
     manifest |= {"glibc": "2.1", "wheels": {"a-1-py3-none-any.whl": "0" * 64}}
     (tmp_path / MANIFEST).write_text(json.dumps(manifest))
-    with pytest.raises(RefusedError, match="is missing or damaged: carry the whole folder again"):
+    with pytest.raises(RefusedError, match="is missing or damaged: copy the whole folder again"):
         prepare(["trio"], tmp_path, tmp_path)
 
 
@@ -234,7 +234,7 @@ def test_wheels_that_are_too_large_to_travel_are_refused(tmp_path: Path) -> None
     check_size(tmp_path, MAX_BYTES - num_bytes, said.append)
     assert "1 wheels" in said[-1]
     assert "64.0 of 64 MiB" in said[-1]
-    with pytest.raises(PackError, match="too large to travel"):
+    with pytest.raises(PackError, match="too large to copy"):
         check_size(tmp_path, MAX_BYTES - num_bytes + 1, said.append)
 
 

@@ -224,8 +224,8 @@ def nothing(path: Path) -> None:
     ("write", "name", "words"),
     [
         (large, "new", "adapter new: .*: r is 128, and ranks up to 64 are served; raise"),
-        (other_base, "new", r"and the base wants .*; give the adapter to the base that it was"),
-        (deeper_base, "new", "is of layer 99, and the base has .*; give the adapter to the base"),
+        (other_base, "new", r"but the base needs .*; give the adapter to the base that it was"),
+        (deeper_base, "new", "is for layer 99, but the base has .*; give the adapter to the base"),
         (not_finite, "new", "has numbers that are not finite .*; use an earlier checkpoint"),
         (partial(not_finite, dtype=torch.float16), "new", "has numbers that are not finite"),
         (partial(not_finite, dtype=torch.float32), "new", "has numbers that are not finite"),

@@ -101,7 +101,7 @@ BROKEN: list[tuple[str, Callable[[Path], object], str]] = [
     ("GPT-2", config(architectures=["GPT2LMHeadModel"]), "'GPT2LMHeadModel' is not supported"),
     ("Gemma", config(architectures=["Gemma3ForCausalLM"]), "'Gemma3ForCausalLM' is not supp"),
     ("quantised", config(quantization_config={"bits": 4}), "quantised weights are not supported"),
-    ("other shapes", config(hidden_size=32), "config.json wants floats"),
+    ("other shapes", config(hidden_size=32), "config.json requires floats"),
     ("pickles", file("pytorch_model.bin", ""), "files that can run code are refused"),
     ("no tokenizer", lambda model: (model / "tokenizer.json").unlink(), "tokenizer.json is miss"),
     ("no real tokenizer", file("tokenizer.json", "{}"), "is not a tokenizer"),
@@ -114,7 +114,11 @@ BROKEN: list[tuple[str, Callable[[Path], object], str]] = [
     ("a list as header", weights(struct.pack("<Q", 2) + b"[]"), "broken header: not a JSON object"),
     ("no header", weights(struct.pack("<Q", 4) + b"{{{{"), "the header of "),
     ("unreadable weights", unreadable, "cannot be read: Is a directory; let this user read it"),
-    ("integers", weights(safetensors(SHAPES, "I32")), "is I32 [8, 16]; config.json wants floats"),
+    (
+        "integers",
+        weights(safetensors(SHAPES, "I32")),
+        "is I32 [8, 16]; config.json requires floats",
+    ),
     ("a false size", weights(safetensors(SHAPES, "F16")), "is F16 [8, 16] in 512 bytes"),
     (
         "a missing tensor",
@@ -198,7 +202,7 @@ def of_type_99(path: Path) -> None:
         ),
         (
             lambda path: write_tiny(path, shapes={"blk.0.attn_k.weight": (64, 64)}),
-            "tensor blk.0.attn_k.weight is F32 [64, 64]; the metadata wants [32, 64]",
+            "tensor blk.0.attn_k.weight is F32 [64, 64]; the metadata requires [32, 64]",
         ),
         (
             lambda path: write_tiny(path, shapes={"blk.0.ffn_gate_exps.weight": (64, 64)}),
@@ -256,7 +260,7 @@ def test_the_doctor_accepts_a_gguf_file_and_fetches_no_known_model(
         ("--device tpu", "--device is 'tpu'; allowed: auto, cpu, cuda"),
         ("--backend xla", "--backend is 'xla'; allowed: auto"),
         ("--backend flash --device cpu", "--device is 'cpu'; allowed: cuda with --backend 'flash'"),
-        ("--backend triton", "--device is 'auto', which chose 'cpu', for "),
+        ("--backend triton", "--device is 'auto', which chose 'cpu' because "),
     ],
 )
 def test_doctor_and_serve_refuse_settings_by_the_options_that_were_typed(

@@ -138,7 +138,9 @@ def test_a_worker_computes_the_golden_tokens_of_its_key_and_refuses_other_ones(
     assert code == 2
     assert b"worker_ready" not in said
     first = golden.prompts[0]
-    assert f"the model computes other golden tokens than {path} says: after the prompt " in errors
+    assert (
+        f"the model's tokens differ from the golden tokens in {path}: after the prompt " in errors
+    )
     assert f"{list(first.token_ids)} expected {list(first.golden_ids)}, got [" in errors
     assert "`triolet model probe REF --replace`" in errors
     capsys.readouterr()

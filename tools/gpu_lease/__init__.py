@@ -1,1 +1,1 @@
-"""Stages that run on a rented GPU machine: packed, started, measured, and their results kept."""
+"""Run tests and benchmarks in stages on a rented GPU machine without a network."""

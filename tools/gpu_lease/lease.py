@@ -1,7 +1,7 @@
 """`make gpu-lease`: pack wheels, list stages, run them on a GPU machine without a network.
 
-Standard library only, apart from the stages' own processes. Exit code 0: every stage passed; 1: a
-stage failed or did not begin; 2: nothing was run, with a line that says what is missing.
+Standard library only, except in the stages' processes. Exit code 0: every stage passed; 1: a stage
+failed or was skipped; 2: nothing ran, and a line says what is missing.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ if TYPE_CHECKING:
 
 REFUSED: Final = 2
 LAST_LINES: Final = 40
-"""Of a failed stage's output, kept in the results; all of it is in log.txt."""
+"""Last lines of a failed stage's output in the results; all output is in log.txt."""
 MAX_LOG_BYTES: Final = 8 * 2**20
-"""What a stage writes beyond that is counted, not kept: files that come back are bounded."""
+"""Limit of log.txt: output beyond it is only counted, because returned files are limited."""
 PROBE_S: Final = 120.0
-"""Importing torch for the first time on a machine that has just started reads several GB."""
+"""Timeout of the probe: the first import of torch on a new machine reads several GB."""
 POLL_S: Final = 0.2
 LAST_WORDS_S: Final = 2.0
-"""To read what a stopped stage has written; a process that it left behind may hold its pipe."""
+"""Wait for a stopped stage's remaining output; an orphaned process may hold its pipe open."""
 MAX_UNREAD_LINES: Final = 1000
-"""Of a stage; one that writes faster than they are kept waits."""
+"""Most queued lines of a stage; a stage that writes faster waits."""
 FIGURE: Final = "figure "
 PROBE: Final = """
 import json, torch, triton
@@ -77,16 +77,16 @@ class RefusedError(Exception):
 
 @dataclass(slots=True)
 class Result:
-    """What came of a stage.
+    """The result of a stage.
 
     Attributes:
-      stage: its name.
+      stage: name of the stage.
       state: running, passed, failed or skipped.
-      at_most_s: that it might take.
-      seconds: that it took.
-      reason: why it failed or did not begin.
-      figures: what it measured, also before it failed.
-      last_lines: what it wrote last, where it failed.
+      at_most_s: time limit in seconds.
+      seconds: duration in seconds.
+      reason: why it failed or was skipped.
+      figures: its measurements, including those before a failure.
+      last_lines: its last output lines, if it failed.
     """
 
     stage: str
@@ -99,11 +99,11 @@ class Result:
 
 
 class Results:
-    """Everything known so far, on disk at every moment: results.json, summary.txt, log.txt.
+    """All results so far, always on disk: results.json, summary.txt, log.txt.
 
     Args:
       out: the folder.
-      machine: what the stages run on.
+      machine: description of the machine.
     """
 
     def __init__(self, out: Path, machine: dict[str, Any]) -> None:
@@ -113,19 +113,19 @@ class Results:
         self._log_bytes = 0
 
     def add(self, result: Result) -> None:
-        """Note a stage that begins, or does not."""
+        """Add the result of a stage that starts or is skipped."""
         self.results.append(result)
         self.write()
 
     def log(self, line: str) -> None:
-        """Keep a line of output, while there is room."""
+        """Write a line to log.txt unless it is full."""
         self._log_bytes += len(line)
         if self._log_bytes <= MAX_LOG_BYTES:
             with (self._out / "log.txt").open("a") as file:
                 file.write(line)
 
     def write(self) -> None:
-        """Replace results.json and summary.txt as wholes: a cut leaves the old or the new ones."""
+        """Replace results.json and summary.txt atomically."""
         fields = {"machine": self._machine, "stages": [asdict(one) for one in self.results]}
         _replace(self._out / "results.json", json.dumps(fields, indent=1) + "\n")
         _replace(self._out / "summary.txt", self.summary())
@@ -162,12 +162,12 @@ def run_stages(
     """Run stages one after another; return the exit code.
 
     Args:
-      stages: in this order.
-      command_of: what starts one.
-      environment: of their processes.
+      stages: stages in order.
+      command_of: returns the command of a stage.
+      environment: environment of their processes.
       results: written after each stage and each figure.
-      deadline: of `monotonic`, after which nothing runs any more.
-      say: takes a line.
+      deadline: time of `monotonic` after which nothing runs.
+      say: prints a line.
     """
     for stage in stages:
         reason = refusal(stage, 0.0, deadline - monotonic())
@@ -191,7 +191,7 @@ def _run_stage(
     result: Result,
     results: Results,
 ) -> None:
-    """Run a stage in a process group of its own until it ends or its time does."""
+    """Run a stage in a separate process group until it ends or times out."""
     began_at = monotonic()
     last: deque[str] = deque(maxlen=LAST_LINES)
     lines: queue.Queue[str | None] = queue.Queue(MAX_UNREAD_LINES)
@@ -213,7 +213,7 @@ def _run_stage(
             try:
                 line = lines.get(timeout=POLL_S)
             except queue.Empty:
-                # A process that the stage left behind may hold the pipe: the stage has ended.
+                # The stage has ended, but an orphaned process may hold the pipe open.
                 if process.poll() is not None:
                     break
             else:
@@ -221,7 +221,7 @@ def _run_stage(
             is_late = monotonic() > began_at + stage.most_s
     finally:
         _stop(process)
-    # What it wrote while it was stopped, its traceback say.
+    # Output written while it was stopped, for example a traceback.
     give_up_at = monotonic() + LAST_WORDS_S
     with suppress(queue.Empty):
         while line is not None:
@@ -229,7 +229,7 @@ def _run_stage(
             take(line)
     result.seconds = round(monotonic() - began_at, 1)
     if is_late:
-        result.reason = f"stopped after {stage.most_s:.0f} s, the most that it may take"
+        result.reason = f"stopped at its time limit of {stage.most_s:.0f} s"
     elif process.returncode < 0:
         result.reason = f"killed by {signal.Signals(-process.returncode).name}"
     elif process.returncode:
@@ -261,7 +261,7 @@ def _read_lines(process: subprocess.Popen[str], lines: queue.Queue[str | None]) 
 
 
 def _take_figure(line: str, result: Result, results: Results) -> bool:
-    """Keep a line if it is a figure; two processes that write at once may spoil one."""
+    """Record a line if it is a valid figure; two processes writing at once may garble a line."""
     if not line.startswith(FIGURE):
         return False
     try:
@@ -276,7 +276,7 @@ def _take_figure(line: str, result: Result, results: Results) -> bool:
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
-    """End a process and its group: in order, by force if that takes too long."""
+    """Terminate a process group, and kill it if that takes too long."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGTERM)
     try:
@@ -287,15 +287,16 @@ def _stop(process: subprocess.Popen[str]) -> None:
 
 
 def prepare(missing: Sequence[str], wheels: Path, site_parent: Path) -> Path | None:
-    """Return the folder for PYTHONPATH that holds what this Python lacks; None if it lacks nothing.
+    """Install missing packages into a folder for PYTHONPATH and return it; None if nothing is
+    missing.
 
     Args:
       missing: requirements that this Python does not meet.
-      wheels: the folder that `pack` has filled.
-      site_parent: where the folder is made.
+      wheels: folder of packed wheels.
+      site_parent: parent of the new folder.
 
     Raises:
-      RefusedError: there are no wheels for this machine, or they cannot be installed.
+      RefusedError: no wheels fit this machine, or they cannot be installed.
     """
     if not missing:
         return None
@@ -305,12 +306,12 @@ def prepare(missing: Sequence[str], wheels: Path, site_parent: Path) -> Path | N
         if manifest is None:
             raise RefusedError(
                 f"{len(missing)} packages are missing ({', '.join(missing[:4])} ...) and {wheels} "
-                f"holds no packed wheels: run {again}, and bring that folder along"
+                f"has no packed wheels: run {again}, and copy that folder here"
             )
         if manifest["python"] != python_version():
             raise RefusedError(
                 f"the wheels are for Python {manifest['python']}, this is {python_version()} "
-                f"({sys.executable}): name another one with PYTHON=, or run {again}"
+                f"({sys.executable}): choose another Python with PYTHON=, or run {again}"
             )
         found = platform.libc_ver()[1]
         if _numbers(found) < _numbers(manifest["glibc"]):
@@ -324,12 +325,12 @@ def prepare(missing: Sequence[str], wheels: Path, site_parent: Path) -> Path | N
 
 
 def probe(environment: dict[str, str]) -> dict[str, Any]:
-    """Return what this machine's torch, Triton and GPU are.
+    """Return the versions of torch and Triton, and the GPU.
 
     Raises:
-      RefusedError: kernels cannot run here.
+      RefusedError: this machine cannot run the kernels.
     """
-    if "+cpu" in version("torch"):  # seen without the seconds that importing it takes
+    if "+cpu" in version("torch"):  # without importing torch, which takes seconds
         raise RefusedError(_WITHOUT_CUDA.format(version("torch")))
     finished = subprocess.run(
         [sys.executable, "-c", PROBE],
@@ -373,7 +374,7 @@ def _run(options: argparse.Namespace, say: Callable[[str], None]) -> int:
     environment["TRITON_CACHE_DIR"] = str(LEASE / "triton-cache")
     if options.rehearse:
         stages = [replace(one, most_s=REHEARSAL_FACTOR * one.most_s) for one in stages]
-        # Several processes side by side on few cores: more threads would only wait for each other.
+        # Several processes share few cores: more threads would only wait for each other.
         environment["OMP_NUM_THREADS"] = "1"
     machine: dict[str, Any] = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -385,10 +386,10 @@ def _run(options: argparse.Namespace, say: Callable[[str], None]) -> int:
     absent = lacking(THERE)
     if absent:
         raise RefusedError(
-            f"this Python ({sys.executable}) lacks {', '.join(absent)}: name another one with "
+            f"this Python ({sys.executable}) lacks {', '.join(absent)}: choose another one with "
             "PYTHON=, or install a CUDA build of torch, which brings Triton"
         )
-    # The GPU first: where there is none, no wheel is installed.
+    # Check the GPU first: without one, no wheels are installed.
     if not options.rehearse:
         machine |= probe(environment)
     site = prepare(lacking(needs()), options.wheels, LEASE)
@@ -412,7 +413,7 @@ def _run(options: argparse.Namespace, say: Callable[[str], None]) -> int:
 
 
 def listed() -> str:
-    """Return the stages, how long each may take and what it writes."""
+    """Return a list of stages with their time limits and results."""
     lines = []
     for part in PARTS:
         stages = [stage for stage in STAGES if stage.part == part]
@@ -429,17 +430,17 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="gpu-lease", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     packing = commands.add_parser("pack", help="download wheels for the GPU machine")
-    packing.add_argument("--python", default="3.12", help="version there (3.12)")
-    packing.add_argument("--glibc", default=GLIBC, help=f"version there, at least ({GLIBC})")
+    packing.add_argument("--python", default="3.12", help="Python version there (3.12)")
+    packing.add_argument("--glibc", default=GLIBC, help=f"minimum glibc there ({GLIBC})")
     packing.add_argument("--wheels", type=Path, default=WHEELS, help="folder (build/gpu-lease/...)")
     commands.add_parser("list", help="show the stages")
     running = commands.add_parser("run", help="run stages on the GPU of this machine")
     running.add_argument("--out", type=Path, required=True, help="folder for the results")
     running.add_argument("--part", type=int, nargs="+", choices=PARTS, default=list(PARTS))
     names = [stage.name for stage in STAGES]
-    running.add_argument("--stages", nargs="+", choices=names, default=[], help="these alone")
-    running.add_argument("--seconds", type=float, help=f"for everything ({PART_S:.0f} a part)")
-    running.add_argument("--wheels", type=Path, default=WHEELS, help="folder that pack has filled")
+    running.add_argument("--stages", nargs="+", choices=names, default=[], help="only these")
+    running.add_argument("--seconds", type=float, help=f"time limit ({PART_S:.0f} a part)")
+    running.add_argument("--wheels", type=Path, default=WHEELS, help="folder of packed wheels")
     running.add_argument("--rehearse", action="store_true", help="tiny models on the CPU")
     options = parser.parse_args(arguments)
     if options.command == "run" and options.seconds is None:
@@ -449,7 +450,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do what the command says; return the exit code."""
+    """Run the command and return the exit code."""
     options = parse(arguments)
 
     def say(text: str) -> None:
@@ -462,7 +463,7 @@ def main(arguments: Sequence[str]) -> int:
             return 0
         if options.command == "pack":
             pack(options.python, options.glibc, options.wheels, say)
-            say(f"{options.wheels}: complete; bring it along with the working tree")
+            say(f"{options.wheels}: complete; copy it to the GPU machine with the working tree")
             return 0
         return _run(options, say)
     except (RefusedError, PackError) as error:

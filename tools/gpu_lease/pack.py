@@ -1,7 +1,7 @@
-"""The wheels that a GPU machine without a network lacks: downloaded, checked, installed there.
+"""Download and check wheels for a GPU machine without a network, and install them there.
 
-Standard library and pip only. `pack` runs where there is a package index, `install` where there is
-none. torch, triton and numpy are expected on the GPU machine: a wheel of torch alone is 500 MB.
+Standard library and pip only. `pack` runs where a package index is available, `install` on the GPU
+machine. torch, triton and numpy must already be there: torch's wheel alone is 500 MB.
 """
 
 from __future__ import annotations
@@ -31,24 +31,26 @@ LEASE: Final = ROOT / "build" / "gpu-lease"
 WHEELS: Final = LEASE / "wheels"
 MANIFEST: Final = "manifest.json"
 MAX_BYTES: Final = 64 * 2**20
-"""Of the working tree and the wheels together: what travels to such a machine in one go."""
+"""Largest size of working tree and wheels together: what can be copied to such a machine at
+once."""
 THERE: Final = ("torch>=2.11", "triton>=3.6", "numpy>=2.0")
-"""Expected on the GPU machine, in these versions. Triton 3.6 is the one that torch 2.11 brings."""
+"""Packages expected on the GPU machine, in these versions. torch 2.11 comes with Triton 3.6."""
 TESTING: Final = ("pytest", "pytest-trio", "pytest-timeout", "hypothesis", "transformers")
-"""What the stages need of the extra `dev`; transformers computes the references of parity tests."""
+"""Packages of the extra `dev` that the stages need; transformers computes the references of
+tests."""
 GLIBC: Final = "2.31"
-"""llguidance has no wheel for an older one; Debian 11 and Ubuntu 20.04 have it."""
+"""The oldest glibc with a wheel of llguidance, as in Debian 11 and Ubuntu 20.04."""
 ROUNDS: Final = 3
-"""pip reads the markers of requirements for its own Python, not for the target's. What the target
-needs beyond that is found by `unmet` and downloaded in another round."""
+"""Most download rounds. pip evaluates markers for its own Python, not for the target's. `unmet`
+finds what the target needs beyond that, and another round downloads it."""
 
 
 class PackError(Exception):
-    """Wheels cannot be packed, or are not what was packed. The message says what to do."""
+    """Wheels cannot be packed, or have changed since. The message says what to do."""
 
 
 def needs() -> list[str]:
-    """Return the requirements of what runs in a lease, without what is expected there."""
+    """Return the requirements of the stages, without packages expected on the machine."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     present = {_name(one) for one in THERE}
     chosen = [one for one in project["dependencies"] if _name(one) not in present]
@@ -102,15 +104,15 @@ def pack(python: str, glibc: str, folder: Path, say: Callable[[str], None]) -> N
 
 
 def check_size(folder: Path, other_bytes: int, say: Callable[[str], None]) -> None:
-    """Say what the wheels weigh.
+    """Print the sizes of the wheels and check the total.
 
     Args:
-      folder: of the wheels.
-      other_bytes: that travel as well.
-      say: takes a line.
+      folder: folder of the wheels.
+      other_bytes: bytes copied along with the wheels.
+      say: prints a line.
 
     Raises:
-      PackError: together they are larger than `MAX_BYTES`.
+      PackError: the total exceeds `MAX_BYTES`.
     """
     sizes = {wheel.name: wheel.stat().st_size for wheel in folder.glob("*.whl")}
     for name, num_bytes in sorted(sizes.items(), key=lambda item: -item[1])[:8]:
@@ -122,14 +124,14 @@ def check_size(folder: Path, other_bytes: int, say: Callable[[str], None]) -> No
     )
     if wheels + other_bytes > MAX_BYTES:
         raise PackError(
-            f"{total}: too large to travel. Remove untracked files, or what is largest above from "
+            f"{total}: too large to copy. Remove untracked files, or the largest wheels above from "
             "`needs` in tools/gpu_lease/pack.py"
         )
     say(total)
 
 
 def tree_bytes() -> int:
-    """Return the bytes of the working tree's files that git knows or would add."""
+    """Return the size of the working tree's tracked and untracked files."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -144,10 +146,10 @@ def unmet(folder: Path, roots: Sequence[str], python: str, present: AbstractSet[
     """Return the requirements of roots and wheels that no wheel meets on the target.
 
     Args:
-      folder: of the wheels.
-      roots: where to begin.
-      python: of the target, as `3.12`.
-      present: canonical names that the target has.
+      folder: folder of the wheels.
+      roots: requirements to start from.
+      python: Python version of the target, for example `3.12`.
+      present: canonical names of packages on the target.
     """
     environment = {
         "python_version": python,
@@ -191,7 +193,7 @@ def unmet(folder: Path, roots: Sequence[str], python: str, present: AbstractSet[
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """Return the manifest of packed wheels after comparing every file with it; None if none is.
+    """Return the manifest of packed wheels after checking every file; None if there is none.
 
     Raises:
       PackError: a wheel is missing or has other bytes.
@@ -203,20 +205,20 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     for name, digest in manifest["wheels"].items():
         if not (folder / name).exists() or _sha256(folder / name) != digest:
             raise PackError(
-                f"{folder / name} is missing or damaged: carry the whole folder again, or pack "
-                'anew with make gpu-lease ARGS="pack"'
+                f"{folder / name} is missing or damaged: copy the whole folder again, or pack "
+                'again with make gpu-lease ARGS="pack"'
             )
     return manifest
 
 
 def install(folder: Path, manifest: dict[str, Any], parent: Path, timeout_s: float) -> Path:
-    """Install packed wheels, without a network, into a folder for PYTHONPATH; return it.
+    """Install packed wheels, without a network, into a folder for PYTHONPATH and return it.
 
-    A folder that an earlier call has completed is used again. Triolet itself is run from the tree;
-    its metadata, which names its version, is written beside the others'.
+    A complete folder of an earlier call is reused. Triolet runs from the working tree; its
+    metadata, which contains its version, is written into the folder too.
 
     Raises:
-      PackError: pip refuses, with its words.
+      PackError: pip failed; contains its message.
     """
     digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:12]
     site = parent / f"site-{digest}"
@@ -260,7 +262,7 @@ def _write_own_metadata(site: Path) -> None:
 
 def _download(requirements: Sequence[str], python: str, glibc: str, folder: Path) -> None:
     major, minor = map(int, glibc.split("."))
-    # The least demanding first: pip prefers what is named first.
+    # Oldest platform first: pip prefers earlier ones.
     tags = ["manylinux1", "manylinux2010", "manylinux2014"]
     tags += [f"manylinux_{major}_{number}" for number in range(5, minor + 1)]
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet"]

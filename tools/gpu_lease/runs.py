@@ -1,7 +1,7 @@
-"""What runs in a stage of `gpu_lease`: `python -m tools.gpu_lease.runs STAGE --out DIR`.
+"""Run one stage of `gpu_lease`: `python -m tools.gpu_lease.runs STAGE --out DIR`.
 
-A figure is a line `figure {json}` on stdout, written as soon as it is known. With `--rehearse`
-every stage runs with tiny models on the CPU, so that a mistake shows before there is a GPU.
+Figures are lines `figure {json}` on stdout, written as soon as they are measured. With `--rehearse`
+every stage runs with tiny models on the CPU, to find mistakes before a GPU is rented.
 """
 
 from __future__ import annotations
@@ -58,21 +58,21 @@ if TYPE_CHECKING:
     from loadtest.harness.streams import Stream
 
 SHOWN_LINES: Final = 60
-"""Of each log of a fleet with a stage that failed."""
+"""Last bytes shown of each fleet log of a failed stage."""
 PEER_PAGE: Final = 256
-"""Tokens of a block of the peer's cache: its own default."""
+"""Tokens per block of the peer's cache: its default."""
 PEER: Final = "transformers, continuous batching"
 ANSWERS: Final = LEASE / "answers.json"
-"""What `separate` heard, for `together` to compare with."""
+"""Answers of `separate`, with which `together` compares its own."""
 WARMED: Final = ("0.5b", "8b", "demo-bfloat16", "demo-float32")
-"""Each is compiled by a process of its own: what differs between models' kernels."""
+"""Models whose kernels differ; each is compiled in a separate process."""
 
 
 def run_compile(scale: Scale, out: Path, stage: str) -> None:
     """Compile kernels in parallel processes, into the cache that later stages read.
 
     Raises:
-      RuntimeError: a process failed, with its last words.
+      RuntimeError: a process failed; contains the end of its output.
     """
     commands = {f"{name}, first calls": _own(scale, f"warm-{name}", out) for name in WARMED}
     if stage == "compile":
@@ -85,7 +85,7 @@ def run_compile(scale: Scale, out: Path, stage: str) -> None:
 
 
 def run_warm(scale: Scale, out: Path, stage: str) -> None:
-    """Call every kernel of one layer of a model in each way that later stages do."""
+    """Call every kernel of one layer in each way that later stages use."""
     name = stage.removeprefix("warm-")
     dtype = Dtype.BFLOAT16
     if name.startswith("demo"):
@@ -109,7 +109,7 @@ def run_kernels(scale: Scale, out: Path, stage: str) -> None:
     """
     files = sorted(str(path.relative_to(ROOT)) for glob in scale.tests for path in ROOT.glob(glob))
     options = ["-q", "-rfEs", "--tb=short", "-p", "no:cacheprovider", "-W", "default"]
-    # Only the plugins that the tests use: another one of that machine may change what they do.
+    # Only the plugins that the tests use: others on that machine may change the tests.
     for plugin in ("pytest_trio.plugin", "pytest_timeout", "_hypothesis_pytestplugin"):
         options += ["-p", plugin]
     _all_of({file: [sys.executable, "-m", "pytest", *options, file] for file in files}, 4)
@@ -118,8 +118,8 @@ def run_kernels(scale: Scale, out: Path, stage: str) -> None:
 def run_peer(scale: Scale, out: Path, stage: str) -> None:
     """Measure transformers' continuous batching on the same model.
 
-    The time of a run with many tokens less that of one with few is what the tokens between took,
-    so prompts do not count.
+    The time of a run with few tokens is subtracted from that of a run with many, so prompts do not
+    count.
     """
     from transformers import AutoModelForCausalLM
 
@@ -142,19 +142,19 @@ def run_peer(scale: Scale, out: Path, stage: str) -> None:
 
 
 def _seconds_of(scale: Scale, model: Any, prompts: list[list[int]], tokens: int) -> float:  # noqa: ANN401
-    """Return what so many tokens for each prompt take."""
+    """Return the seconds that `tokens` tokens for each prompt take."""
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
     settings: dict[str, Any] = {"max_new_tokens": tokens, "do_sample": False, "eos_token_id": -1}
     config = GenerationConfig.from_dict(settings)
-    # As much cache as the rows need: by itself it takes what the machine has free.
+    # Only the cache that the rows need: by default it takes all free memory.
     blocks = len(prompts) * (-(-(scale.context + tokens) // PEER_PAGE) + 1)
     batching = ContinuousBatchingConfig(
         page_size=PEER_PAGE, num_blocks=blocks, max_batch_tokens=scale.chunk
     )
     scale.finish()
     began_at = perf_counter()
-    with torch.no_grad():  # inference mode is one thread's, and it generates in another
+    with torch.no_grad():  # inference mode is per thread, and it generates in another
         results = model.generate_batch(
             inputs=prompts, generation_config=config, continuous_batching_config=batching
         )
@@ -166,7 +166,7 @@ def _seconds_of(scale: Scale, model: Any, prompts: list[list[int]], tokens: int)
 
 
 def run_fleet(scale: Scale, out: Path, stage: str) -> None:
-    """Stream over HTTP from a fleet, twice the same, and compare the answers."""
+    """Stream the same requests over HTTP from a fleet twice, and compare the answers."""
     size = scale.sizes["small"]
     prompt_tokens, answer_tokens = scale.stream_tokens
     model = written(size)
@@ -215,7 +215,7 @@ def _show_round(case: str, answers: Sequence[Stream], tokens: int) -> None:
 
 
 def text_of(answer: Stream) -> str:
-    """Return what a stream said."""
+    """Return the text of a stream."""
     return "".join(choice["text"] for event in answer.events() for choice in event["choices"])
 
 
@@ -224,7 +224,8 @@ def _num_different(expected: Sequence[str], found: Sequence[str]) -> int:
 
 
 def run_campaign(scale: Scale, out: Path, stage: str) -> None:
-    """Run a campaign of loadtest against a fleet of the demo model; it judges by itself."""
+    """Run a loadtest campaign against a fleet of the demo model; the campaign decides pass or
+    fail."""
     command = [sys.executable, "-m", f"loadtest.{stage}", "--out", str(LEASE / stage)]
     serve = list(scale.serve)
     if stage == "kills":
@@ -245,10 +246,10 @@ def _own(scale: Scale, stage: str, out: Path) -> list[str]:
 
 
 def _all_of(commands: dict[str, list[str]], at_once: int) -> None:
-    """Run processes side by side; a figure for each as it ends.
+    """Run processes in parallel, and write a figure as each ends.
 
     Raises:
-      RuntimeError: one failed.
+      RuntimeError: a process failed.
     """
     failed: list[str] = []
 
@@ -271,10 +272,10 @@ def _all_of(commands: dict[str, list[str]], at_once: int) -> None:
 
 
 def _output_of(command: list[str]) -> str:
-    """Return what a process wrote to stdout.
+    """Return a process's stdout.
 
     Raises:
-      RuntimeError: it failed, with the end of what it wrote.
+      RuntimeError: the process failed; contains the end of its output.
     """
     environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     finished = subprocess.run(
@@ -306,8 +307,8 @@ RUN: Final[dict[str, Callable[[Scale, Path, str], None]]] = {
 
 
 def main() -> int:
-    """Run one stage; its failure is the exit code, and its last words are on stderr."""
-    # So that a stage that is out of time still ends the servers that it started.
+    """Run one stage. The exit code reports failure, and stderr the reason."""
+    # So that a stage that is stopped at its time limit still stops its servers.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("stage", choices=sorted(RUN))
@@ -326,7 +327,7 @@ def main() -> int:
 
 
 def _show_logs(since: float) -> None:
-    """Write the ends of the fleets' logs to stdout: their files do not come back."""
+    """Write the ends of the fleets' logs to stdout, because their files are not returned."""
     for path in sorted(LEASE.rglob("*.log")):
         if path.stat().st_mtime >= since:
             lines = path.read_text(errors="replace").splitlines()[-SHOWN_LINES:]

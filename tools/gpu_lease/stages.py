@@ -1,4 +1,4 @@
-"""The stages of `gpu_lease`: what each runs, how long it may take, what it writes.
+"""The stages of `gpu_lease`: what each runs, its time limit, and its results.
 
 Standard library only: the stages are listed before any dependency is installed.
 """
@@ -9,28 +9,29 @@ from dataclasses import dataclass
 from typing import Final
 
 PART_S: Final = 540.0
-"""One invocation, installation included: a minute below the ten that a command may take, for the
-copying of trees and results."""
+"""Time limit of one invocation including installation: a minute below the ten-minute limit of a
+command, for copying the tree and the results."""
 INSTALL_S: Final = 40.0
-"""Unpacking about 70 wheels takes 15 s on a laptop; the first import of torch on a machine that has
-just started, as long again."""
+"""Time for installation: unpacking about 70 wheels takes 15 s on a laptop, and the first import of
+torch on a new machine takes as long again."""
 STOP_S: Final = 15.0
-"""From SIGTERM to SIGKILL of a stage that is out of time: a fleet then ends its processes."""
+"""Time from SIGTERM to SIGKILL for a stage at its time limit, in which a fleet stops its
+processes."""
 REHEARSAL_FACTOR: Final = 3.0
-"""Bounds are for 16 cores and a GPU. A rehearsal on two shared cores may take so much longer."""
+"""Factor on time limits for a rehearsal on two shared cores; limits are for 16 cores and a GPU."""
 RUNS: Final = "tools.gpu_lease.runs"
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One part of an invocation, in processes of its own.
+    """One part of an invocation, in separate processes.
 
     Attributes:
-      name: of the stage.
-      part: 1, 2 or 3: the invocation that it belongs to.
-      most_s: it is stopped after so long, and does not begin with less time left.
-      what: it runs.
-      writes: which figures it leaves.
+      name: name of the stage.
+      part: invocation that it belongs to: 1, 2 or 3.
+      most_s: time limit in seconds; the stage is skipped if less time is left.
+      what: description of what it runs.
+      writes: description of its figures.
     """
 
     name: str
@@ -40,7 +41,7 @@ class Stage:
     writes: str
 
     def command(self, python: str, *, rehearse: bool) -> list[str]:
-        """Return what starts it."""
+        """Return the command that starts the stage."""
         return [python, "-m", RUNS, self.name, *(["--rehearse"] if rehearse else [])]
 
 
@@ -50,14 +51,14 @@ STAGES: Final = (
         1,
         120.0,
         "every kernel for sm_90 ahead of time; those of the shapes below by their first call, each "
-        "model in a process of its own, into one cache",
+        "model in a separate process, into one cache",
         "seconds of each process; passed or not",
     ),
     Stage(
         "kernels",
         1,
         260.0,
-        "tests/engine/gpu and tests/gpu/test_engine.py, each file in a process of its own, four at "
+        "tests/engine/gpu and tests/gpu/test_engine.py, each file in a separate process, four at "
         "once",
         "tests passed, failed and skipped, by file",
     ),
@@ -147,7 +148,7 @@ PARTS: Final = (1, 2, 3)
 
 
 def refusal(stage: Stage, elapsed_s: float, total_s: float) -> str | None:
-    """Return why a stage must not begin any more, or None."""
+    """Return why there is not enough time for a stage, or None."""
     left_s = total_s - elapsed_s
     if left_s >= stage.most_s + STOP_S:
         return None

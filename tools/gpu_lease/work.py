@@ -1,6 +1,6 @@
-"""What the stages of `gpu_lease` measure of an engine in one process: steps, prompts, KV, products.
+"""Measure an engine in one process for the stages of `gpu_lease`: steps, prompts, KV, products.
 
-Everything takes a `Scale`: what a GPU computes, or tiny models on the CPU in a rehearsal.
+Each measurement takes a `Scale`: real models on a GPU, or tiny ones on the CPU in a rehearsal.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ if TYPE_CHECKING:
     from engine.load import Engine
 
 BYTES: Final = 2
-"""Of a number in bf16."""
+"""Bytes of a bf16 number."""
 GREEDY: Final = SamplingParams(temperature=0.0)
 TOP_P: Final = SamplingParams(temperature=0.8, top_p=0.9, seed=1)
 WARM_UP_STEPS: Final = 8
 JOIN_EVERY: Final = 4
-"""Steps between two replaced rows: about what 256 rows of 1,000 tokens each would see."""
+"""Steps between two replaced rows: about as with 256 rows of 1,000 tokens each."""
 BLOCK_SIZES: Final = {"triton": 16, "flash": 256, "sdpa": 16}
 MAX_TRACE_BYTES: Final = 12 * 2**20
-"""What comes back from such a machine is bounded: a larger trace is dropped, its table stays."""
+"""Largest trace that is returned from such a machine; a larger one is dropped, its table kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,8 @@ class Peaks:
     """A card's limits.
 
     Attributes:
-      bytes_per_s: of its memory.
-      flops: dense, bf16, per second.
+      bytes_per_s: memory bandwidth.
+      flops: dense bf16 operations per second.
     """
 
     bytes_per_s: float
@@ -73,22 +73,22 @@ KNOWN: Final = {
     "L40S": Peaks(0.864e12, 362e12),
     "L4": Peaks(0.3e12, 121e12),
 }
-"""The makers' figures for a whole card. The first name that a card's own contains counts."""
+"""Vendors' figures by card. The first entry whose name occurs in the card's name is used."""
 
 
 def peaks_of(name: str) -> Peaks | None:
-    """Return the limits of a card, None if it is not known."""
+    """Return the limits of a card, or None if it is unknown."""
     return next((peaks for known, peaks in KNOWN.items() if known in name), None)
 
 
 def num_parameters(shape: Shape) -> int:
-    """Return the parameters that a token is multiplied with; a tied embedding once."""
+    """Return the parameters that each token is multiplied with; a tied embedding counts once."""
     return sum(prod(size) for size in shape.tensors().values())
 
 
 def decode_ceiling(shape: Shape, batch: int, context: int, peaks: Peaks | None) -> float | None:
-    """Return tokens per second if a step did nothing but read weights and KV, or multiply; None for
-    a card that is not known."""
+    """Return the roofline of decode in tokens per second: reading weights and KV, or multiplying.
+    None for an unknown card."""
     if peaks is None:
         return None
     num_bytes = num_parameters(shape) * BYTES + batch * context * shape.kv_bytes_per_token
@@ -97,31 +97,31 @@ def decode_ceiling(shape: Shape, batch: int, context: int, peaks: Peaks | None) 
 
 
 def prefill_ceiling(shape: Shape, peaks: Peaks | None) -> float | None:
-    """Return prompt tokens per second if nothing but the matrices took time; None for a card that
-    is not known."""
+    """Return the roofline of prefill in tokens per second: matrix products only. None for an
+    unknown card."""
     return None if peaks is None else peaks.flops / (2 * num_parameters(shape))
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How large everything is: on a GPU, or in a rehearsal.
+    """Sizes of all measurements, on a GPU or in a rehearsal.
 
     Attributes:
-      device: of torch.
-      backends: of the engine.
+      device: torch device.
+      backends: engine backends.
       sizes: names in `SHAPES`, by stage.
-      batches: rows of decode steps, rising.
+      batches: rows of decode steps, ascending.
       context: tokens of each row before the first step.
-      steps: that are timed; those with top_p a quarter of them.
-      prompt_tokens: of the prompt.
-      chunk: of it, in one step.
-      copy_bytes: of a copy.
-      side: of a square product.
-      kv_blocks: that are shipped.
-      streams: over HTTP at once.
-      stream_tokens: prompt and answer of each.
-      requests: of `kills`, so many that a kill hits some.
-      cancels: of `cancels`.
+      steps: timed steps; a quarter of them with top_p.
+      prompt_tokens: length of the prompt.
+      chunk: prompt tokens per step.
+      copy_bytes: size of the memory copy.
+      side: side of the square product.
+      kv_blocks: blocks shipped.
+      streams: concurrent HTTP streams.
+      stream_tokens: tokens of each stream's prompt and answer.
+      requests: requests of `kills`, enough for a kill to hit some.
+      cancels: cancels of `cancels`.
       serve: options of fleets.
       tests: files for pytest.
     """
@@ -145,13 +145,13 @@ class Scale:
     tests: tuple[str, ...]
 
     def finish(self) -> None:
-        """Wait until the device has computed everything."""
+        """Wait until the device is idle."""
         if self.device == "cuda":
             torch.cuda.synchronize()
 
     @property
     def peaks(self) -> Peaks | None:
-        """Of the card."""
+        """Limits of the card."""
         return peaks_of(torch.cuda.get_device_name()) if self.device == "cuda" else None
 
 
@@ -196,7 +196,7 @@ IN_REHEARSAL: Final = Scale(
 
 
 def figure(case: str, engine: str, value: float, unit: str, ceiling: float | None = None) -> None:
-    """Write a figure, and its share of what the card could do."""
+    """Write a figure and its share of the card's roofline."""
     share = None if ceiling is None else round(value / ceiling, 3)
     row = {"case": case, "engine": engine, "value": round(value, 2), "unit": unit}
     sys.stdout.write(f"figure {json.dumps(row | {'share_of_roofline': share})}\n")
@@ -204,7 +204,7 @@ def figure(case: str, engine: str, value: float, unit: str, ceiling: float | Non
 
 
 class DummyCheckpoint(Checkpoint):
-    """Weights that no file holds: normal numbers, drawn on the device, the same each time.
+    """A checkpoint of random weights, generated on the device, the same each time.
 
     Args:
       model_dir: a directory with a config.json.
@@ -215,11 +215,11 @@ class DummyCheckpoint(Checkpoint):
 
     @property
     def dtype(self) -> str:
-        """As what it would be stored."""
+        """Nominal dtype of the weights."""
         return "BF16"
 
     def names(self) -> set[str]:
-        """Return nothing: there is no tensor without a place in the model."""
+        """Return an empty set, so that no tensor counts as unused."""
         return set()
 
     def read(self, name: str, shape: tuple[int, ...], into: Tensor) -> None:
@@ -232,7 +232,7 @@ class DummyCheckpoint(Checkpoint):
 
 
 def open_engine(scale: Scale, backend: str, model: Path, dtype: Dtype = Dtype.BFLOAT16) -> Engine:
-    """Load a model with a pool that holds the largest batch; weights where there are any."""
+    """Load a model, with random weights if it has none, and a pool for the largest batch."""
     block_size = BLOCK_SIZES[backend]
     shape = load_model_config(model)
     per_token = (
@@ -284,15 +284,15 @@ def backends_of(scale: Scale) -> list[str]:
 def time_decode(
     scale: Scale, engine: Engine, batch: int, params: SamplingParams, *, ahead: int, joins: bool
 ) -> float:
-    """Return the seconds of a step of rows that have `context` tokens, after a warm-up.
+    """Return the seconds of a decode step of rows with `context` tokens, after a warm-up.
 
     Args:
-      scale: how many steps.
-      engine: the engine; what its KV holds does not matter.
-      batch: rows.
-      params: of sampling.
-      ahead: steps that are launched before the one before is read.
-      joins: every fourth step a row ends and another one takes its place.
+      scale: number of steps.
+      engine: the engine; the content of its KV does not matter.
+      batch: number of rows.
+      params: sampling parameters.
+      ahead: steps launched before an earlier one is read.
+      joins: whether every fourth step replaces a row.
     """
     steps = scale.steps if params is GREEDY else max(JOIN_EVERY, scale.steps // 4)
     rows = _Rows(engine, batch, scale.context + scale.steps + WARM_UP_STEPS)
@@ -308,7 +308,7 @@ def time_decode(
 
 
 class _Rows:
-    """Rows that decode, and their leases."""
+    """Decode rows and their leases."""
 
     def __init__(self, engine: Engine, batch: int, tokens: int) -> None:
         self._engine = engine
@@ -353,7 +353,7 @@ class _Rows:
 
 
 def time_prefill(scale: Scale, engine: Engine) -> float:
-    """Return prompt tokens per second of one long prompt, in chunks, the second time."""
+    """Return prompt tokens per second of one long prompt in chunks, in the second run."""
     num_tokens = min(scale.prompt_tokens, engine.max_model_len)
     table = engine.ledger.lease("prompt", -(-num_tokens // engine.pool.layout.block_size))
     try:
@@ -392,13 +392,13 @@ def run_speed(scale: Scale, out: Path, stage: str) -> None:
         case = f"{size} prefill {scale.prompt_tokens}"
         figure(case, backend, speed, "tokens/s", prefill_ceiling(shape, peaks))
         del engine
-        gc.collect()  # two pools of the larger model do not fit side by side
+        gc.collect()  # two pools of the larger model do not fit at once
         if scale.device == "cuda":
             torch.cuda.empty_cache()
 
 
 def run_trace(scale: Scale, out: Path, stage: str) -> None:
-    """Profile a few decode steps: trace.json.gz for a viewer, the largest kernels as figures."""
+    """Profile a few decode steps: write trace.json.gz for a viewer, and the largest kernels."""
     size, batch, steps = scale.sizes["small"], scale.batches[1], 12
     engine = open_engine(scale, scale.backends[0], described(SHAPES[size], size))
     time_decode(scale, engine, batch, GREEDY, ahead=1, joins=False)
@@ -432,7 +432,7 @@ def run_trace(scale: Scale, out: Path, stage: str) -> None:
 
 
 def run_limits(scale: Scale, out: Path, stage: str) -> None:
-    """Measure the card, and which sizes of batch agree bit for bit."""
+    """Measure the card's limits, and which batch sizes give the same bits."""
     peaks, device = scale.peaks, scale.device
     source = torch.empty(scale.copy_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -462,7 +462,7 @@ def run_limits(scale: Scale, out: Path, stage: str) -> None:
 
 
 def sizes_that_agree(device: str, outputs: int, inputs: int, sizes: tuple[int, ...]) -> list[int]:
-    """Return the numbers of rows for which a product has the bits of the largest, at every row."""
+    """Return the numbers of rows for which every row of a product has the largest batch's bits."""
     torch.manual_seed(0)
     weight = torch.randn(outputs, inputs, device=device).bfloat16() * 0.02
     rows = torch.randn(sizes[-1], inputs, device=device).bfloat16()
@@ -488,19 +488,19 @@ def _best_s(scale: Scale, work: Callable[[], object]) -> float:
 
 
 def run_staging(scale: Scale, out: Path, stage: str) -> None:
-    """Ship KV through two registered rings, one after the other, and copy what has just come in.
+    """Ship KV through two registered rings in turn, and copy blocks right after their import.
 
     Raises:
-      RuntimeError: bytes changed on the way.
+      RuntimeError: bytes changed in transit.
     """
     layout = KVLayout(32, 16, 8, 128, torch.bfloat16)
     pool = KVPool(layout, 2 * scale.kv_blocks + 2, torch.device(scale.device), 32 * 2**20)
     chunk = 4
     blocks = list(range(1, scale.kv_blocks + 1))
-    for _ in range(2):  # the second ring may lie where the first one was
+    for _ in range(2):  # the second ring may have the first one's address
         ring = OwnRing(chunk * pool.bytes_per_block)
         figure("ring is pinned", scale.device, pool.pin(ring.memory), "1: yes")
-        torch.ones(1, device=scale.device).sum().item()  # shows an error that was left behind
+        torch.ones(1, device=scale.device).sum().item()  # raises a latched error, if any
         out_s, in_s = _ship(pool, blocks, ring.memory, chunk)
         pool.unpin(ring.memory)
         ring.close()
@@ -527,12 +527,13 @@ def _ship(pool: KVPool, blocks: list[int], ring: memoryview, chunk: int) -> tupl
         pool.finish_writes()
         in_s += perf_counter() - began_at
         if bytes(pool.export_blocks(some)) != bytes(payload):
-            raise RuntimeError(f"KV of blocks {some} changed on its way out and in")
+            raise RuntimeError(f"KV of blocks {some} changed in transit")
     return out_s, in_s
 
 
 def _copies_that_differ(pool: KVPool, blocks: list[int]) -> int:
-    """Import a block behind a queue of others and copy it on in the same turn, again and again."""
+    """Repeatedly import a block behind a queue of others and copy it at once. Return wrong
+    copies."""
     wrong = 0
     target = blocks[-1] + 1
     queued = pool.export_blocks(blocks[:-1])

@@ -1,10 +1,10 @@
-/* Causal attention over KV blocks where they lie.
+/* Causal attention over KV blocks in place.
  *
- * A task is some neighbouring positions of one sequence, and one key head with the query heads that
- * share it: at most TILE_ROWS rows. Keys come in tiles of TILE_KEYS absolute positions; each is
- * packed once for all rows, and each row keeps its own running maximum and sum. A row's arithmetic
- * is the same whichever rows are beside it: tiles that it does not see change nothing, and keys
- * that it does not see weigh exactly nothing. So chunks of any size, and decode, give the same bits.
+ * A task is a range of positions of one sequence, with one key head and the query heads that share
+ * it: at most TILE_ROWS rows. Keys are read in tiles of TILE_KEYS absolute positions. A tile is
+ * packed once for all rows, and each row has its own running maximum and sum. A row's arithmetic
+ * does not depend on the other rows: masked tiles change nothing, and masked keys have weight 0. So
+ * chunks of any size, and decode, give the same bits.
  * Source: online softmax as in FlashAttention (Dao et al. 2022).
  */
 #ifndef TRIOLET_ATTENTION_H
@@ -12,8 +12,8 @@
 
 #include "few_rows.h"
 
-/* Add one tile of keys, from position `first` on, to a task's rows of one key head, which begin at
- * `begin` in the tile. */
+/* Add one tile of keys, starting at position `first`, to a task's rows of one key head, which start
+ * at `begin` in the tile. */
 INLINE void attend_tile(const int is_bf16, const Model *model, const Task *task, int64_t first,
                         int64_t count, int64_t begin, Fetch *fetch, Tile *tile) {
     const int64_t group = model->num_heads / model->num_kv_heads;
@@ -44,7 +44,7 @@ INLINE void attend_tile(const int is_bf16, const Model *model, const Task *task,
     }
 }
 
-/* What one thread does at a time: a task, and key heads `head` to `head + heads`. */
+/* One thread's unit of work: a task, and key heads `head` to `head + heads`. */
 typedef struct {
     const Model *model;
     const Task *task;
@@ -53,7 +53,7 @@ typedef struct {
     Cache cache;
 } Job;
 
-/* Go through the keys of a job's sequence. The queries are in the tile. */
+/* Attend to all keys of a job's sequence. The queries are in the tile. */
 INLINE void attend_keys(const int is_bf16, const Job *job, Tile *tile) {
     const Model *model = job->model;
     const int64_t head_bytes = model->head_dim * (is_bf16 ? 2 : 4);
@@ -111,8 +111,8 @@ INLINE void attend_job(const int is_bf16, const Job *job, const char *queries, c
                     v_div(v_load(tile->sums + r * wide + i), v_set(tile->total[r])));
 }
 
-/* How many key heads a job takes. All of them if possible, for then memory is read in one piece;
- * fewer where a tile holds no more rows, or threads would have nothing to do. */
+/* Key heads per job. All of them if possible, so that memory is read sequentially; fewer if the
+ * tile does not hold the rows, or if threads would be idle. */
 INLINE int64_t heads_per_job(const Model *model, int64_t num_tasks, int64_t most_tokens,
                              int64_t threads) {
     const int64_t rows = most_tokens * (model->num_heads / model->num_kv_heads);

@@ -1,8 +1,9 @@
-/* Attention of few rows, as decode has them: the query heads that share a key head, and guesses.
+/* Attention for few rows, as in decode: the query heads that share a key head, and speculated
+ * tokens.
  *
- * The products of a tile then take less time than packing it, and one panel's sums are too few to
- * keep the core busy. So values are read where they lie, and as many panels are summed at a time as
- * a tile has keys for. The order of every sum is that of product.h: the bits are the same.
+ * With few rows the products of a tile take less time than packing it, and one panel's sums are too
+ * few to keep the core busy. So values are read in place, and several panels are summed at a time.
+ * Sums have the order of product.h, so the bits are the same.
  */
 #ifndef TRIOLET_FEW_ROWS_H
 #define TRIOLET_FEW_ROWS_H
@@ -15,8 +16,7 @@
 
 _Static_assert(TILE_KEYS == TILE_PANELS * PANEL, "score_rows takes a tile at once");
 
-/* Few rows times the keys of a tile. What is not packed of them is masked where scores become
- * weights. */
+/* Few rows times the keys of a tile. Keys that are not packed are masked later, in the softmax. */
 INLINE void score_rows(const int is_bf16, const int rows, const char *queries, const char *keys,
                        int64_t words, int64_t count, Fetch *fetch, float *scores) {
     (void)count; /* the whole tile at once */
@@ -90,7 +90,7 @@ INLINE void add_panels(const int is_bf16, const int rows, const char *weights,
         for (int n = 0; n < TILE_PANELS * NV; n++) v_store(to + r * wide + n * VL, sums[r][n]);
 }
 
-/* The same of all numbers of a head. */
+/* The same for all numbers of a head. */
 INLINE void add_values(const int is_bf16, const int rows, const char *weights,
                        const char *const *values, int64_t words, Fetch *fetch, float *to,
                        int64_t dim) {
@@ -100,8 +100,8 @@ INLINE void add_values(const int is_bf16, const int rows, const char *weights,
 
 #else
 
-/* Vectors whose sums are kept at a time: eight sums or more keep the core busy, and columns need
- * some of the 16 registers. */
+/* Vectors of sums kept in registers: eight or more keep the core busy, and columns need some of the
+ * 16 registers. */
 #define ACROSS(rows) ((rows) == 1 ? 8 : (rows) <= 3 ? 4 : 2)
 
 typedef vf Sums[FEW_ROWS][ACROSS(1)];
@@ -117,7 +117,7 @@ INLINE void add_columns(const int rows, const float *factors, int64_t stride, co
             sums[r][n] = v_fma(v_set(factors[r * stride]), columns[n], sums[r][n]);
 }
 
-/* Numbers as floats: where they are, or at `to`. */
+/* Numbers as floats: in place if they are floats already, else converted to `to`. */
 INLINE const float *as_floats(const int is_bf16, const char *numbers, int64_t count, float *to) {
     if (!is_bf16) return (const float *)numbers;
     for (int64_t i = 0; i < count; i += VL) v_store(to + i, v_read(1, numbers, i));
@@ -203,8 +203,8 @@ INLINE void add_values(const int is_bf16, const int rows, const char *weights,
 
 #endif
 
-/* Add one tile of keys, from position `first` on, to a task's rows of one key head, which begin at
- * `begin` in the tile. The values are not packed. */
+/* Add one tile of keys, starting at position `first`, to a task's rows of one key head, which start
+ * at `begin` in the tile. The values are not packed. */
 INLINE void attend_rows(const int is_bf16, const int rows, const Model *model, const Task *task,
                         int64_t first, int64_t count, int64_t begin, const char *const *values,
                         Fetch *fetch, Tile *tile) {
@@ -225,7 +225,7 @@ INLINE void attend_rows(const int is_bf16, const int rows, const Model *model, c
                key_words(is_bf16, count), fetch, tile->sums + begin * dim, dim);
 }
 
-/* Whether a job's rows are few enough, and its heads whole panels. */
+/* Whether a job has few enough rows, and heads of whole panels. */
 INLINE int are_few(const Model *model, int64_t rows) {
     return rows <= FEW_ROWS && model->head_dim % TILE_KEYS == 0;
 }

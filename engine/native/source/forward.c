@@ -1,11 +1,10 @@
-/* A whole step of a transformer of the Llama family in one call: from token ids to logits.
+/* Compute a whole step of a Llama-family transformer in one call: from token ids to logits.
  *
- * One call, because between two operations of a decode step there is no time for an interpreter and
- * its lock. The residual stream, scores and sums are floats; what enters a product, and KV, has the
- * model's dtype. Knows no sampling, no weights' files, and not who owns a block. Compiled once for
- * each instruction set; `triolet_runs_here` says whether this machine has it. Not linked with an
- * OpenMP runtime: the one that torch has loaded serves both, so that two pools of threads never
- * wait against each other.
+ * One call, because returning to the interpreter between the operations of a decode step would take
+ * too long. The residual stream, scores and sums are floats; inputs of products, and KV, have the
+ * model's dtype. Compiled once per instruction set; `triolet_runs_here` returns whether this
+ * machine supports it. Not linked to an OpenMP runtime: it uses the one that torch has loaded, so
+ * that idle threads of two pools never spin against each other.
  */
 #include <math.h>
 #include <omp.h>
@@ -19,7 +18,7 @@
 
 #define ALIGNED(bytes) (((bytes) + 63) / 64 * 64)
 
-/* Where the activations of a step lie. */
+/* Pointers to the activations of a step. */
 typedef struct {
     float *hidden;   /* [tokens][hidden_stride], the residual stream */
     float *heads;    /* [tokens][heads_stride], query, key and value before rotation */
@@ -66,7 +65,7 @@ static int64_t place_buffers(const Model *model, int64_t tokens, int64_t adapted
     return next - memory;
 }
 
-/* One row of the vocabulary. A tied model keeps it once, in the form that the product wants. */
+/* One row of the embedding. A tied model stores it once, packed for the product. */
 INLINE void embed(const int is_bf16, const Model *model, int64_t token_id, float *to) {
     if (model->embedding) {
         for (int64_t i = 0; i < model->hidden_size; i += VL)
@@ -121,8 +120,8 @@ INLINE void norm_rows(const int is_bf16, const Model *model, const float *weight
     }
 }
 
-/* Rotate a head by its position's angles; its halves are the two coordinates, as Hugging Face
- * stores the weights. `norm` is [head_dim] or NULL. */
+/* Rotate a head by its position's angles. Its halves are the two coordinates, as in Hugging Face's
+ * weights. `norm` is [head_dim] or NULL. */
 INLINE void rotate_head(const Model *model, const float *norm, int64_t position, float scale,
                         const float *from, float *to) {
     const int64_t half = model->head_dim / 2;
@@ -140,7 +139,7 @@ INLINE void rotate_head(const Model *model, const float *norm, int64_t position,
     }
 }
 
-/* Rotate queries into their buffer and keys into the pool, and values beside them. */
+/* Rotate queries into their buffer and keys into the pool, and copy values into the pool. */
 INLINE void rotate_and_store(const int is_bf16, const Model *model, int64_t layer, const Step *step,
                              const Buffers *at) {
     const int64_t size = is_bf16 ? 2 : 4, dim = model->head_dim, heads = model->num_heads;
@@ -174,7 +173,7 @@ INLINE void rotate_and_store(const int is_bf16, const Model *model, int64_t laye
     }
 }
 
-/* Move the sampled tokens' rows to the front: the last layer computes no others. */
+/* Move the sampled tokens' rows to the front: the last layer computes only these. */
 static void keep_sampled(const Model *model, const Step *step, const Buffers *at) {
     const int64_t bytes = model->num_heads * model->head_dim * (model->is_bf16 ? 2 : 4);
     for (int64_t i = 0; i < step->num_sampled; i++) {
@@ -185,7 +184,7 @@ static void keep_sampled(const Model *model, const Step *step, const Buffers *at
     }
 }
 
-/* Give out the hidden states of the sampled tokens, then move those that want logits to the front. */
+/* Output the hidden states of the kept tokens, then move those that need logits to the front. */
 static void keep_chosen(const int is_bf16, const Model *model, const Step *step,
                         const Buffers *at) {
     const int64_t size = model->hidden_size, bytes = size * (is_bf16 ? 2 : 4);
@@ -196,8 +195,8 @@ static void keep_chosen(const int is_bf16, const Model *model, const Step *step,
         memmove(at->normed + i * bytes, at->normed + step->chosen[i] * bytes, bytes);
 }
 
-/* Note the time since `since` as one part's, where anybody asks. Between two barriers the first
- * thread stands for all. */
+/* Add the time since `since` to one part, if timing is on. Between two barriers the first thread's
+ * time counts for all. */
 static void mark(const Step *step, int part, double *since) {
     if (!step->part_s || omp_get_thread_num()) return;
     const double now = omp_get_wtime();
@@ -205,7 +204,7 @@ static void mark(const Step *step, int part, double *since) {
     *since = now;
 }
 
-/* What adapters add to one linear layer of a layer. */
+/* Add the adapters' share to one linear layer. */
 #define ADAPT(name, rows, input)                                                                  \
     adapt(is_bf16, model, rows, index, offsetof(LayerAdapter, name), &layer->name, input, &at->low)
 
@@ -286,10 +285,10 @@ static void compute_f32(const Model *model, const Step *step, int64_t threads) {
 
 #define EXPORT __attribute__((visibility("default")))
 
-/* Outputs per panel: how weights are to be cut. */
+/* Outputs per panel of packed weights. */
 EXPORT int64_t triolet_panel(void) { return PANEL; }
 
-/* Builds with the same number give the same bits. */
+/* Builds with equal numbers compute the same bits. */
 EXPORT int64_t triolet_arithmetic(void) { return ARITHMETIC; }
 
 /* Rows of a task: its positions times the query heads that share a key head. */
@@ -297,7 +296,7 @@ EXPORT int64_t triolet_rows_per_task(void) { return TILE_ROWS; }
 
 #define HAS(name) __builtin_cpu_supports(name)
 
-/* Whether this machine has the instructions of this build. Every processor with AVX2 has F16C. */
+/* Whether this machine supports the instructions of this build. Every CPU with AVX2 has F16C. */
 EXPORT int64_t triolet_runs_here(void) {
     __builtin_cpu_init();
 #if defined(__AVX512F__)
@@ -327,7 +326,7 @@ EXPORT void triolet_compute(const Model *model, const Step *step, int64_t thread
     (model->is_bf16 ? compute_bf16 : compute_f32)(model, step, threads);
 }
 
-/* Attention alone, for tests: KV is in the pool already, queries are scaled. */
+/* Attention alone, for tests. KV is already in the pool, and queries are scaled. */
 EXPORT void triolet_attend(const Model *model, const Step *step, int64_t layer, const char *queries,
                            char *output) {
     Tile tile;
@@ -342,7 +341,7 @@ EXPORT void triolet_attend(const Model *model, const Step *step, int64_t layer, 
     restore_subnormals(before);
 }
 
-/* What this machine can do at most, in seconds; see limits.h. */
+/* The machine's limits in seconds; see limits.h. */
 EXPORT double triolet_time_reading(const char *memory, int64_t bytes, int64_t threads) {
     return time_reading(memory, bytes, threads);
 }
@@ -353,14 +352,14 @@ EXPORT double triolet_time_products(int64_t is_bf16, int64_t rounds, int64_t thr
 
 EXPORT int64_t triolet_product_operations(int64_t is_bf16) { return product_operations(is_bf16); }
 
-/* Cut a weight into panels. */
+/* Pack a weight into panels. */
 EXPORT void triolet_pack(const Packing *packing, int64_t threads) { pack(packing, threads); }
 
 EXPORT int64_t triolet_strip_bytes(int64_t form, int64_t inputs) {
     return strip_bytes((int)form, inputs / GROUP);
 }
 
-/* Blocks become strips; returns how many of their scales are not finite. */
+/* Pack blocks into strips; returns how many scales are not finite. */
 EXPORT int64_t triolet_pack_groups(const GroupPacking *packing, int64_t threads) {
     return pack_strips(packing, threads);
 }

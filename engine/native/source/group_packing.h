@@ -1,4 +1,4 @@
-/* Blocks of a GGUF file become strips, once, while a model is loaded. */
+/* Pack the blocks of a GGUF file into strips when a model is loaded. */
 #ifndef TRIOLET_GROUP_PACKING_H
 #define TRIOLET_GROUP_PACKING_H
 
@@ -17,7 +17,7 @@ INLINE int64_t block_bytes(const int form) {
     }
 }
 
-/* The quants of group `group` of a block, one to a byte. */
+/* The quants of group `group` of a block, one per byte. */
 INLINE void block_quants(const int form, const uint8_t *block, int64_t group, uint8_t *to) {
     const uint8_t *from = block + (has_minimum(form) ? 4 : 2), *bits = from;
     int shift = 4, split = 16, high = 0;
@@ -42,7 +42,7 @@ INLINE void block_quants(const int form, const uint8_t *block, int64_t group, ui
     }
 }
 
-/* The words of a group's quants, as strips have them. */
+/* The words of a group's quants in the layout of strips. */
 INLINE void group_quants(const int form, const uint8_t *quants, uint32_t *to) {
     uint32_t q[8];
     memcpy(q, quants, GROUP);
@@ -65,13 +65,13 @@ INLINE void six_bits(const uint8_t *packed, int64_t group, uint8_t *scale, uint8
     *minimum = group < 4 ? low[4] & 63 : low[8] >> 4 | low[4] >> 6 << 4;
 }
 
-/* A half of the file, which has to be finite; 1 if it is not. */
+/* Check a 16-bit float of the file: returns 1 if it is not finite. */
 INLINE int64_t copy_half(uint8_t *to, const uint8_t *from) {
     memcpy(to, from, 2);
     return (from[1] & 0x7c) == 0x7c;
 }
 
-/* One output's blocks; how many scales are not finite. */
+/* Pack one output's blocks; returns how many scales are not finite. */
 INLINE int64_t pack_output(const int form, const uint8_t *blocks, int64_t groups, int64_t output,
                            uint8_t *strip) {
     uint8_t *scales = strip + groups * group_words(form) * WORD;
@@ -103,7 +103,7 @@ INLINE int64_t pack_output(const int form, const uint8_t *blocks, int64_t groups
         bad += pack_output(name, blocks, groups, o, to);                                          \
         break;
 
-/* Fill every `every`-th strip; return how many scales are not finite. */
+/* Fill every `every`-th strip; returns how many scales are not finite. */
 static int64_t pack_strips(const GroupPacking *packing, int64_t threads) {
     const int64_t groups = packing->inputs / GROUP;
     int64_t bad = 0;

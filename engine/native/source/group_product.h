@@ -1,8 +1,9 @@
-/* Products of quantised weights: activations rounded to int8 by groups of 32 inputs, integer sums.
+/* Products with quantised weights: activations rounded to int8 in groups of 32 inputs, integer
+ * sums.
  *
- * A sum of integers has no order, so only the order of groups is left to keep: each element of the
- * result adds its groups from the first to the last, in one lane. Rows, panels, threads and
- * instruction sets change no bit.
+ * Integer sums do not depend on their order, so only the order of groups matters: each element of
+ * the result adds its groups from first to last in one lane. The bits are the same for any number
+ * of rows, panels and threads and for every instruction set.
  */
 #ifndef TRIOLET_GROUP_PRODUCT_H
 #define TRIOLET_GROUP_PRODUCT_H
@@ -12,7 +13,7 @@
 #define GROUP_ROWS 64       /* rows that share an unpacked group: their sums stay in the first cache */
 #define LEAST_LARGEST 1e-30f /* below it a group of activations is zero; 127 / it is finite */
 
-/* What the product needs to know of 32 activations beside their int8. */
+/* Scale and sums of 32 activations, which the product needs beside their int8 values. */
 typedef struct {
     float scale;
     float scaled_sum;    /* scale * the sum of the int8 */
@@ -28,14 +29,14 @@ typedef struct {
     int64_t rows;
 } Rounded;
 
-/* Bytes that the rounded form of a number may take. */
+/* Upper bound of bytes per rounded number. */
 #define ROUNDED_BYTES(numbers) ((numbers) / GROUP * (GROUP + (int64_t)sizeof(Activations)))
 
 INLINE Rounded place_rounded(char *memory, int64_t rows, int64_t groups) {
     return (Rounded){(int8_t *)memory, (Activations *)(memory + rows * groups * GROUP), rows};
 }
 
-/* Round 32 activations: the largest becomes 127, halves go to the even neighbour. */
+/* Round 32 activations: the largest becomes 127, ties round to even. */
 INLINE void round_group(const int is_bf16, const void *input, int64_t at, int8_t *to,
                         Activations *about) {
     int32_t whole[GROUP], sums[2] = {0, 0};
@@ -53,7 +54,8 @@ INLINE void round_group(const int is_bf16, const void *input, int64_t at, int8_t
                            -sums[1]};
 }
 
-/* The quants of a group, unsigned; of Q8_0 signed, unless the products of a build want them so. */
+/* The quants of a group, unsigned; Q8_0's are signed unless a build's products need unsigned ones.
+ */
 INLINE void unpack(const int form, const uint8_t *from, vi *to) {
     const vi low = i_set8(0x0f);
     if (form == Q8_0) {
@@ -90,7 +92,7 @@ INLINE vi dot(const int form, vi sum, const vi *weights, const int8_t *input, co
     for (int j = first; j < end; j++) sum = i_dot(sum, weights[j], i_repeat(input + 4 * j));
     (void)form;
 #else
-    /* Products of bytes are added in pairs, and so many pairs fit into 16 bits. */
+    /* Products of bytes are added in pairs, and this many pairs fit into 16 bits. */
     const int together = form == Q8_0 ? 1 : form == Q6_K ? 2 : has_fifth_bit(form) ? 4 : 8;
 #pragma GCC unroll 8
     for (int j = first; j < end; j += together) {
@@ -108,7 +110,7 @@ INLINE vi dot(const int form, vi sum, const vi *weights, const int8_t *input, co
     return sum;
 }
 
-/* A group's scales, for each output of a strip. */
+/* A group's scales for each output of a strip. */
 typedef struct {
     vf scale;
     vf minimum;
@@ -151,7 +153,7 @@ INLINE vf add_group(const int form, vf sum, const vi *weights, const Scales *sca
     return v_add(sum, v_fma(i_float(whole), scale, minimum));
 }
 
-/* Rows from `first` on times a strip; sums are PANEL floats apart. */
+/* Rows starting at `first` times a strip; sums are PANEL floats apart. */
 INLINE void strip_rows(const int form, const int is_one, const uint8_t *strip, int64_t groups,
                        const Rounded *input, int64_t first, int64_t rows, float *sums) {
     const uint8_t *scales = strip + groups * group_words(form) * WORD;
@@ -198,7 +200,7 @@ DEFINE_STRIP(Q4_K)
 DEFINE_STRIP(Q5_K)
 DEFINE_STRIP(Q6_K)
 
-/* Rows `first` to `end` times one panel, which is NV strips; up to GROUP_ROWS rows. */
+/* Rows `first` to `end` (at most GROUP_ROWS) times one panel of NV strips. */
 static void group_panel(const Linear *layer, int64_t groups, const Rounded *input, int64_t first,
                         int64_t end, int64_t panel, float *sums) {
     for (int64_t n = 0; n < NV; n++) {

@@ -1,10 +1,10 @@
-/* Quantised weights as they lie in memory: strips of VL outputs, groups of 32 inputs.
+/* The memory layout of quantised weights: strips of VL outputs, groups of 32 inputs.
  *
- * A strip has all its quants, then all its scales. The quants of a group are vectors with four bytes
- * of each output: in vector j of four the low halves of the bytes are inputs 4j to 4j + 3, the high
- * halves inputs 16 + 4j to 19 + 4j. Fifth and sixth bits follow in planes. Q8_0 has eight vectors of
- * bytes instead. Scales are those of the file, bit for bit; those of K forms stay bytes below the
- * two halves of their superblock.
+ * A strip has all its quants, then all its scales. The quants of a group are four vectors with four
+ * bytes per output: in vector j the low nibbles are inputs 4j to 4j + 3, the high nibbles inputs 16
+ * + 4j to 19 + 4j. Fifth and sixth bits follow in planes. Q8_0 has eight vectors of bytes instead.
+ * Scales keep the bits of the file; K forms keep one byte per group, multiplied with the two 16-bit
+ * floats of their superblock.
  */
 #ifndef TRIOLET_GROUPS_H
 #define TRIOLET_GROUPS_H
@@ -16,7 +16,7 @@
 #define SUPER 8       /* groups of a K form that share its first scale */
 #define WORD (VL * 4) /* bytes: one word of each output of a strip */
 
-/* As ggml numbers them. */
+/* ggml's numbers. */
 enum { Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14 };
 
 INLINE int is_super(const int form) { return form >= Q4_K; }
@@ -25,24 +25,24 @@ INLINE int has_minimum(const int form) {
     return form == Q4_1 || form == Q5_1 || form == Q4_K || form == Q5_K;
 }
 
-/* What stands for a weight of zero. */
+/* The quant that represents a weight of zero. */
 INLINE int zero_of(const int form) {
     return form == Q4_0 ? 8 : form == Q5_0 ? 16 : form == Q6_K ? 32 : 0;
 }
 
-/* Words of an output's group. */
+/* Words per output and group. */
 INLINE int64_t group_words(const int form) {
     return form == Q8_0 ? 8 : form == Q6_K ? 6 : has_fifth_bit(form) ? 5 : 4;
 }
 
-/* Where the scales of a group begin, in bytes after those of its strip. */
+/* Offset of a group's scales in bytes, from the start of its strip's scales. */
 INLINE int64_t scales_at(const int form, int64_t group) {
     if (form == Q6_K) return group / SUPER * (2 + 2 * SUPER) * VL;
     if (is_super(form)) return group / SUPER * (4 + 2 * SUPER) * VL;
     return group * (has_minimum(form) ? 4 : 2) * VL;
 }
 
-/* Where the bytes of a K form's group begin. */
+/* Offset of the scale bytes of a K form's group. */
 INLINE int64_t bytes_at(const int form, int64_t group) {
     return scales_at(form, group) + (form == Q6_K ? 2 : 4) * VL + group % SUPER * 2 * VL;
 }
@@ -57,7 +57,7 @@ INLINE float half_at(const uint8_t *p) {
     return _cvtsh_ss(half);
 }
 
-/* The weights of one output of a strip, as the form defines them. */
+/* Dequantise one output of a strip. */
 static void strip_weights(int form, const uint8_t *strip, int64_t groups, int64_t output,
                           float *to) {
     const uint8_t *scales = strip + groups * group_words(form) * WORD;

@@ -1,5 +1,5 @@
-/* What this machine can do at most, for benchmarks: how fast threads read memory, and how fast they
- * multiply what lies in their first caches. */
+/* Measure the machine's limits for benchmarks: memory read speed, and products of L1-cached data.
+ */
 #ifndef TRIOLET_LIMITS_H
 #define TRIOLET_LIMITS_H
 
@@ -7,7 +7,7 @@
 
 #define LIMIT_STEPS 128 /* words of the panel: with its rows it stays in the first cache */
 
-/* Seconds that reading `bytes` takes, each thread its share, once from beginning to end. */
+/* Seconds for reading `bytes` once, divided among threads. */
 static double time_reading(const char *memory, int64_t bytes, int64_t threads) {
     const double began_at = omp_get_wtime();
     float read = 0.0f;
@@ -20,11 +20,11 @@ static double time_reading(const char *memory, int64_t bytes, int64_t threads) {
         }
         read += v_sum(sum);
     }
-    /* Nobody needs the sum, but it must be made. */
+    /* Store the sum, so that the compiler does not remove the loop. */
     return omp_get_wtime() - began_at + (read == 1.0f ? 1e-12 : 0.0);
 }
 
-/* Seconds that each thread takes for `rounds` products of MR rows with a panel. */
+/* Seconds per thread for `rounds` products of MR rows with a panel. */
 static double time_products(int64_t is_bf16, int64_t rounds, int64_t threads) {
     const double began_at = omp_get_wtime();
 #pragma omp parallel num_threads(threads)

@@ -1,7 +1,7 @@
-/* What adapters add to a linear layer: two thin products for the rows that have one.
+/* Add LoRA adapters to a linear layer: two thin products for the rows that use one.
  *
- * The rows of a group are gathered, so that an adapter's weights are read once for all of them. The
- * sums are those of product.h: a row's bits depend on no other row, and on no group.
+ * The rows of a group are gathered, so that an adapter's weights are read once for all of them.
+ * Sums have the order of product.h: a row's bits do not depend on other rows or on its group.
  */
 #ifndef TRIOLET_LOW_RANK_H
 #define TRIOLET_LOW_RANK_H
@@ -10,14 +10,14 @@
 
 #include "product.h"
 
-/* Where the rows with adapters lie. */
+/* Buffers of the rows with adapters. */
 typedef struct {
     char *input;   /* numbers [rows][input of the linear layer] */
     char *low;     /* numbers [rows][low_stride] */
     float *values; /* [rows][outputs of the linear layer] */
 } LowRows;
 
-/* Some rows of a group times one panel of `down`; the sums become numbers. */
+/* Rows of a group times one panel of `down`; the sums are converted to numbers. */
 INLINE void low_panel(const int is_bf16, const Linear *down, const Group *group, int64_t panel,
                       int64_t low_stride, const LowRows *at) {
     const int64_t row_bytes = down->steps * 4;
@@ -34,7 +34,7 @@ INLINE void low_panel(const int is_bf16, const Linear *down, const Group *group,
     }
 }
 
-/* The same times one panel of `up`, of an adapter that has one; else nothing is added. */
+/* The result times one panel of `up`, if the adapter has one. */
 INLINE void up_panel(const int is_bf16, const LowRank *low, const Group *group, int64_t panel,
                      int64_t low_bytes, int64_t stride, const LowRows *at) {
     const Linear *up = &low->up;
@@ -52,15 +52,15 @@ INLINE void up_panel(const int is_bf16, const LowRank *low, const Group *group, 
     }
 }
 
-/* Compute what is added to one linear layer, by all threads of the enclosing region.
- * `offset` says which of a LayerAdapter's products. */
+/* Compute the adapters' share of one linear layer, with all threads of the enclosing region.
+ * `offset` selects the product in LayerAdapter. */
 INLINE Added adapt(const int is_bf16, const Model *model, const Adapted *adapted, int64_t index,
                    size_t offset, const Linear *layer, const char *input, const LowRows *at) {
     if (!adapted->num_rows) return NOTHING_ADDED;
     const int64_t row_bytes = layer->steps * 4, stride = layer->panels * PANEL;
     const int64_t size = is_bf16 ? 2 : 4;
     const int64_t low_panels = model->low_stride / PANEL;
-    /* One panel of few ranks takes less time than to be handed out. */
+    /* One panel of few ranks takes less time than distributing it. */
     int64_t chunk = layer->panels / (4 * omp_get_num_threads());
     if (chunk < 1) chunk = 1;
 #pragma omp for schedule(static)

@@ -1,14 +1,14 @@
-/* What Python hands over: a model, once, and a step, each time. Mirrored field by field by
- * engine/native/structs.py. All counts are int64 and all tensors plain pointers: nothing of torch
- * is needed here. "Number" means float or bf16, as `is_bf16` says.
+/* The structures that Python passes: a model once, and a step for each call. Mirrored field by
+ * field in engine/native/structs.py. All counts are int64 and all tensors plain pointers, so
+ * torch's headers are not needed. "Number" means float or bf16, depending on `is_bf16`.
  */
 #ifndef TRIOLET_MODEL_H
 #define TRIOLET_MODEL_H
 
 #include <stdint.h>
 
-/* To be raised with every change that may change a bit of a result: workers whose numbers differ
- * exchange no KV, and none continues what the other began. */
+/* Raise this with every change that may change a bit of a result: workers with different numbers do
+ * not exchange KV or continue each other's sequences. */
 #define ARITHMETIC 2
 
 /* Quantised weights of VL outputs: half a panel. See groups.h. */
@@ -17,9 +17,9 @@ typedef struct {
     int64_t offset; /* bytes from the layer's weight */
 } Strip;
 
-/* A linear layer, its weight cut into panels of PANEL outputs: [panels][steps][PANEL] words of four
- * bytes, a word being one float, or two bf16 that are neighbours along the input. A quantised weight
- * has strips instead, of which outputs that share a layer may have different forms. */
+/* A linear layer, its weight packed into panels of PANEL outputs: [panels][steps][PANEL] words of
+ * four bytes. A word is one float, or two bf16 of neighbouring inputs. A quantised weight has
+ * strips instead, whose forms may differ within a layer. */
 typedef struct {
     const void *weight;
     const Strip *strips; /* [panels * 2], or NULL */
@@ -39,8 +39,8 @@ typedef struct {
     const float *mlp_norm;
 } Layer;
 
-/* A product of low rank that an adapter adds to a linear layer: up(down(input)), its scale within
- * `up`. Layers that share their input have their ranks one after the other. */
+/* A low-rank product that an adapter adds to a linear layer: up(down(input)), with the scale
+ * multiplied into `up`. The ranks of layers that share their input are concatenated. */
 typedef struct {
     Linear down; /* weight NULL: the adapter leaves this layer as it is */
     Linear up;   /* its panels are those of the linear layer */
@@ -74,14 +74,14 @@ typedef struct {
     int64_t low_stride; /* numbers of the widest `down` of any adapter; 0 without adapters */
 } Model;
 
-/* Some rows of one adapter. */
+/* Rows of one adapter. */
 typedef struct {
     const LayerAdapter *layers; /* [num_layers] */
     int64_t first;              /* index into `rows` */
     int64_t end;
 } Group;
 
-/* The rows of a step, or of its last layer, that have an adapter. */
+/* The rows of a step, or of its last layer, that use an adapter. */
 typedef struct {
     int64_t num_rows;
     int64_t num_groups;
@@ -90,7 +90,7 @@ typedef struct {
     const Group *groups;
 } Adapted;
 
-/* Neighbouring positions of one sequence that attend together. */
+/* A range of positions of one sequence that are attended together. */
 typedef struct {
     int64_t table;    /* where the sequence's blocks begin in `tables` */
     int64_t position; /* of the first */
@@ -120,10 +120,10 @@ typedef struct {
     Adapted last_adapted;   /* of the sampled ones */
 } Step;
 
-/* What `part_s` tells apart. */
+/* The parts of a step in `part_s`. */
 enum { PART_PRODUCTS, PART_ATTENTION, PART_HEAD, PART_REST, NUM_PARTS };
 
-/* A weight as a checkpoint has it, and where it goes. */
+/* A weight of a checkpoint, and the target of its packed form. */
 typedef struct {
     int64_t is_bf16;
     int64_t outputs;
@@ -136,7 +136,7 @@ typedef struct {
     void *packed;
 } Packing;
 
-/* Outputs as a GGUF file has them, and where they go. */
+/* Quantised outputs of a GGUF file, and the target of their packed form. */
 typedef struct {
     int64_t outputs;
     int64_t inputs; /* whole blocks */

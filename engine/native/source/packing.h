@@ -1,6 +1,6 @@
-/* Weights of a checkpoint cut into panels, as product.h reads them: once, while a model is loaded.
+/* Pack a checkpoint's weights into the panels that product.h reads, when a model is loaded.
  *
- * A panel's outputs are neighbours, or half of them gates and half the ups that belong to them.
+ * A panel holds neighbouring outputs, or half gates and half the ups that belong to them.
  */
 #ifndef TRIOLET_PACKING_H
 #define TRIOLET_PACKING_H
@@ -8,7 +8,7 @@
 #include "model.h"
 #include "turn.h"
 
-/* Where the weights of a panel's output lie; zeros where there is no such output. */
+/* Address of the weights of a panel's output; zeros for padding. */
 INLINE const char *source_row(const Packing *packing, int64_t panel, int64_t column) {
     int64_t outputs = packing->outputs, row = panel * PANEL + column, before = 0;
     if (packing->is_gate_up) {

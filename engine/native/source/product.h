@@ -1,8 +1,8 @@
-/* Matrix products whose every element is one sum in one order.
+/* Matrix products with a fixed order of summation.
  *
- * An element of the result is summed along the input from its beginning to its end in one register
- * lane, whatever the number of rows and however rows and panels are shared out among threads. So a
- * row has the same bits in every batch, and in prefill as in decode.
+ * Each element of the result is summed from the first input to the last in one register lane, for
+ * any number of rows and any division among threads. So a row has the same bits in every batch, and
+ * in prefill as in decode.
  */
 #ifndef TRIOLET_PRODUCT_H
 #define TRIOLET_PRODUCT_H
@@ -20,10 +20,10 @@
 
 #include "group_product.h"
 
-/* `rows` rows times one panel. A row's words are `stride` bytes apart from the next row's.
+/* `rows` rows times one panel. Rows are `stride` bytes apart.
  * result[r][PANEL] = (adds ? result : 0) + input[r] . panel
- * As many bytes as the panel has are fetched into the cache from `fetch` on, a few with each step:
- * whatever is needed next arrives while the sums keep the core busy. */
+ * With each step a few bytes are prefetched from `fetch`, as many in all as the panel has, so that
+ * the next data arrives while the sums keep the core busy. */
 INLINE void multiply_rows(const int is_bf16, const int rows, const int adds, const char *input,
                           int64_t stride, const char *panel, int64_t steps, const char *fetch,
                           float *result, int64_t result_stride) {
@@ -91,7 +91,7 @@ INLINE void multiply_add(const int is_bf16, int64_t rows, const char *input, int
 
 typedef enum { STORE, ADD, GATE } Finish;
 
-/* What adapters add to the outputs of some rows, before a finish. */
+/* The adapters' share of some rows' outputs, added before a finish. */
 typedef struct {
     const int64_t *places; /* of each row its index into `values`, or -1; NULL: no row has any */
     const float *values;   /* [.][stride] */
@@ -100,7 +100,7 @@ typedef struct {
 
 static const Added NOTHING_ADDED = {NULL, NULL, 0};
 
-/* What becomes of a finished panel: floats stored or added, or gate and up joined to numbers. */
+/* How a finished panel is output: floats stored or added, or gate and up combined to numbers. */
 INLINE void finish_row(const int is_bf16, const Finish finish, const float *sums,
                        const Linear *layer, const Added *added, void *output, int64_t row,
                        int64_t stride, int64_t panel) {
@@ -146,7 +146,7 @@ INLINE void plain_panel(const int is_bf16, const Finish finish, const Linear *la
     }
 }
 
-/* The same of a quantised panel. */
+/* The same for a quantised panel. */
 INLINE void quantised_panel(const int is_bf16, const Finish finish, const Linear *layer,
                             const Added *added, const Rounded *input, int64_t groups, int64_t first,
                             int64_t end, void *output, int64_t stride, int64_t panel) {
@@ -157,8 +157,8 @@ INLINE void quantised_panel(const int is_bf16, const Finish finish, const Linear
                    stride, panel);
 }
 
-/* Where nothing multiplies pairs of bf16, each use of a pair takes instructions apart from the
- * product's. So several rows are widened to floats, once, and a panel piece by piece. */
+/* Without an instruction for bf16 pairs, each use of a pair takes extra instructions to widen it.
+ * So several rows are widened to floats once, and a panel piece by piece. */
 INLINE void widen(const char *input, int64_t words, float *to) {
     for (int64_t i = 0; i < words; i++) {
         uint32_t pair, halves[2];
@@ -195,7 +195,7 @@ INLINE void wide_panel(const Finish finish, const Linear *layer, const Added *ad
                    panel);
 }
 
-/* All rows of a step through a linear layer, shared among the threads of the enclosing region.
+/* Apply a linear layer to all rows of a step, divided among the threads of the enclosing region.
  * input: numbers [rows][steps words]; `room` holds them as floats, or rounded.
  * output: floats, or for GATE numbers, [rows][stride]. */
 INLINE void linear(const int is_bf16, const Finish finish, const Linear *layer,
@@ -221,7 +221,7 @@ INLINE void linear(const int is_bf16, const Finish finish, const Linear *layer,
             round_group(is_bf16, input, (job % rows * groups + job / rows) * GROUP,
                         rounded.quants + job * GROUP, rounded.about + job);
     }
-    /* Neighbouring panels go to one thread, which finds the next one fetched already. */
+    /* Neighbouring panels go to one thread, which has prefetched the next one. */
     int64_t chunk = layer->panels / (4 * omp_get_num_threads());
     if (chunk < 1) chunk = 1;
 #pragma omp for schedule(dynamic, chunk)

@@ -1,5 +1,5 @@
-/* A tile of keys and values: where one thread keeps it, how it gets there out of the blocks of the
- * pool, and how one row's scores become weights.
+/* A tile of keys and values: its buffer per thread, packing from the pool's blocks, and the softmax
+ * of one row's scores.
  */
 #ifndef TRIOLET_TILE_H
 #define TRIOLET_TILE_H
@@ -12,10 +12,10 @@
 #define NOTHING -1e30f /* below every score, and still a number */
 #define MAX_HEAD_DIM 256
 
-/* Stands for tokens beyond the end: a former owner's NaN times a weight of zero would be NaN. */
+/* Replaces tokens beyond the end: a former owner's NaN times a weight of 0 would be NaN. */
 static const float no_token[MAX_HEAD_DIM];
 
-/* Where one thread keeps a tile. */
+/* One thread's buffers of a tile. */
 typedef struct {
     char *queries;  /* numbers [TILE_ROWS][head_dim] */
     char *keys;     /* panels of words: [TILE_KEYS / PANEL][words of head_dim][PANEL] */
@@ -29,7 +29,7 @@ typedef struct {
 
 INLINE int64_t value_panels(const Model *model) { return (model->head_dim + PANEL - 1) / PANEL; }
 
-/* Lay a tile out at `memory`; return the bytes that it takes. */
+/* Place a tile's buffers at `memory`; returns their size in bytes. */
 static int64_t place_tile(const Model *model, char *memory, Tile *tile) {
     const int64_t size = model->is_bf16 ? 2 : 4, wide = value_panels(model) * PANEL;
     char *next = memory;
@@ -53,7 +53,7 @@ typedef struct {
     int64_t token_bytes;
 } Cache;
 
-/* Where `count` neighbouring positions lie. */
+/* Address of `count` neighbouring positions. */
 INLINE void locate(const Cache *cache, int64_t first, int64_t count, const char **to) {
     const int64_t *block = cache->blocks + first / cache->block_size;
     int64_t offset = first % cache->block_size;
@@ -66,13 +66,12 @@ INLINE void locate(const Cache *cache, int64_t first, int64_t count, const char 
     }
 }
 
-/* Words that hold the weights, or the values, of so many keys. */
+/* Words for the weights or values of `count` keys. */
 INLINE int64_t key_words(const int is_bf16, int64_t count) {
     return is_bf16 ? (count + 1) / 2 : count;
 }
 
-/* Of a tile's keys only the first `count` are packed; what the rest of a vector then holds is masked
- * where scores become weights. */
+/* Pack the first `count` keys of a tile. The rest of a vector is masked later, in the softmax. */
 INLINE void pack_keys(const Model *model, const char *const *from, int64_t count, Tile *tile) {
     const int64_t words = model->head_dim * (model->is_bf16 ? 2 : 4) / 4;
     for (int64_t key = 0; key < count; key += VL)
@@ -80,7 +79,7 @@ INLINE void pack_keys(const Model *model, const char *const *from, int64_t count
              (float *)tile->keys + key / PANEL * words * PANEL + key % PANEL);
 }
 
-/* The same of values. Those missing in the last word are zeros, as their weights are. */
+/* The same for values. Missing ones in the last word are zeros, like their weights. */
 INLINE void pack_values(const int is_bf16, const Model *model, const char *const *from,
                         int64_t count, Tile *tile) {
     const int64_t words = TILE_KEYS * (is_bf16 ? 2 : 4) / 4;
@@ -95,7 +94,7 @@ INLINE void pack_values(const int is_bf16, const Model *model, const char *const
     }
 }
 
-/* One row's scores become weights; returns the factor for what was summed before. */
+/* Turn one row's scores into weights; returns the factor for earlier sums. */
 INLINE float weigh(const int is_bf16, const float *scores, int64_t seen, void *weights, int64_t row,
                    float *largest, float *total) {
     vf parts[TILE_KEYS / VL], most = v_set(NOTHING), sums[PARTS];
@@ -118,7 +117,7 @@ INLINE float weigh(const int is_bf16, const float *scores, int64_t seen, void *w
     return factor[0];
 }
 
-/* The next tile's tokens, which are fetched into the cache piece by piece meanwhile. */
+/* The next tile's tokens, prefetched into the cache piece by piece. */
 typedef struct {
     const char *const *tokens;
     int64_t count;
@@ -127,8 +126,8 @@ typedef struct {
     int64_t done;        /* bytes */
 } Fetch;
 
-/* Where the next piece lies. Tokens of a block are neighbours, so a piece mostly is in one; what is
- * missed at the borders comes a little later. */
+/* Address of the next piece to prefetch. Tokens of a block are contiguous, so a piece is mostly
+ * within one; bytes missed at block borders are loaded on use. */
 INLINE const char *next_piece(Fetch *fetch, int64_t bytes) {
     const int64_t all = fetch->count * fetch->token_bytes, at = fetch->done;
     if (at >= 2 * all) return (const char *)no_token;

@@ -1,10 +1,10 @@
-/* Rows of words become columns: how weights and keys come into panels. */
+/* Transpose rows of words into columns, to pack weights and keys into panels. */
 #ifndef TRIOLET_TURN_H
 #define TRIOLET_TURN_H
 
 #include "vectors.h"
 
-/* Words of VL rows, turned: to[word][PANEL] = from[first + row][word], a row per lane. */
+/* Transpose words of VL rows: to[word][PANEL] = from[first + row][word], one row per lane. */
 INLINE void turn(const char *const *from, int64_t first, int64_t words, float *to) {
 #if defined(__AVX512F__)
     for (int64_t word = 0; word + VL <= words; word += VL) {
@@ -36,7 +36,7 @@ INLINE void turn(const char *const *from, int64_t first, int64_t words, float *t
     for (int64_t word = words / VL * VL; word < words; word++)
 #else
     for (int64_t word = 0; word + 4 <= words; word += 4) {
-        /* Rows i and i + 4 share a register, so that no word has to cross its middle later. */
+        /* Rows i and i + 4 share a register, so that no word crosses its middle later. */
         __m256d a[4];
         vf b[4];
         for (int i = 0; i < 4; i++) {

@@ -1,11 +1,11 @@
-/* One vector of floats, in AVX-512 or AVX2, and the few operations that the kernels are made of.
+/* The vector type of floats (AVX-512 or AVX2) and its operations, on which all kernels are built.
  *
- * Which one is decided by the flags that a build is compiled with; the kernels above are the same
- * text for all builds. A panel is NV vectors wide: the columns that a tile of a product has.
+ * A build's compiler flags select the instruction set; the kernels have one source for all builds.
+ * A panel is NV vectors wide, like a tile of a product.
  *
- * All builds give the same bits. So whatever is summed across lanes is summed in SUM_LANES lanes,
- * then by halves, in all of them; and a product of bf16 pairs is what AVX512-BF16 makes of it: the
- * odd ones first, each rounded, no subnormal numbers (see `flush_subnormals`).
+ * All builds give the same bits. Therefore sums across lanes use SUM_LANES lanes and then halves in
+ * every build, and products of bf16 pairs follow AVX512-BF16: odd elements first, each rounded,
+ * without subnormal numbers (see `flush_subnormals`).
  */
 #ifndef TRIOLET_VECTORS_H
 #define TRIOLET_VECTORS_H
@@ -85,13 +85,13 @@ INLINE void v_store_bf16(uint16_t *p, vf x) {
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(up, 16)));
 #endif
 }
-/* Two rows of bf16 as pairs: lane i holds low[i] and, above it, high[i]. */
+/* Interleave two rows of bf16: lane i holds low[i] and, above it, high[i]. */
 INLINE vf v_pairs(const uint16_t *low, const uint16_t *high) {
     vi l = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)low));
     vi h = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)high));
     return _mm512_castsi512_ps(_mm512_or_si512(l, _mm512_slli_epi32(h, 16)));
 }
-/* The same of 2 * VL numbers of each row. */
+/* The same for 2 * VL numbers of each row. */
 INLINE void v_pairs_twice(const uint16_t *low, const uint16_t *high, vf *to) {
     const vi first = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8,
                                       39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
@@ -105,7 +105,7 @@ INLINE vf v_load_half(const void *p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
 }
 
-/* Whole numbers: of 32 bits, where a name does not say 8 or 16. */
+/* Integers: 32 bits unless a name contains 8 or 16. */
 INLINE vi i_load(const void *p) { return _mm512_loadu_si512(p); }
 INLINE void i_store(void *p, vi x) { _mm512_storeu_si512(p, x); }
 INLINE vi i_set8(int8_t x) { return _mm512_set1_epi8(x); }
@@ -269,8 +269,8 @@ INLINE vi i_repeat(const void *p) {
 #endif
 }
 
-/* Signed bytes as the products of bytes want them. Where these take unsigned ones only, 128 is
- * added, and 2 to the power FACTOR_SHIFT times the sum of the other factors is too much. */
+/* Signed bytes in the form that byte products take. If these take unsigned bytes only, 128 is
+ * added, and the result is too large by 2^FACTOR_SHIFT times the sum of the other factors. */
 #if defined(HAS_DOTS)
 #define FACTOR_SHIFT 7
 INLINE vi as_factor(vi bytes) { return i_add8(bytes, i_set8(-128)); }
@@ -285,8 +285,8 @@ INLINE float v_total(const vf *parts) {
     return v_sum(PARTS == 1 ? parts[0] : v_add(parts[0], parts[PARTS - 1]));
 }
 
-/* AVX512-BF16 takes subnormal numbers for zero whatever the thread's settings say; so does
- * everything else between these two calls. */
+/* AVX512-BF16 always treats subnormal numbers as zero. Between these two calls all other
+ * instructions do so too. */
 INLINE unsigned flush_subnormals(void) {
     const unsigned before = _mm_getcsr();
     _mm_setcsr(before | 0x8040); /* FTZ and DAZ */
@@ -305,7 +305,7 @@ INLINE vf v_step(const int is_bf16, vf sum, vf factor, vf column) {
 #endif
 }
 
-/* VL numbers of a tensor, from index i on. */
+/* VL numbers of a tensor, starting at index i. */
 INLINE vf v_read(const int is_bf16, const void *p, int64_t i) {
     return is_bf16 ? v_load_bf16((const uint16_t *)p + i) : v_load((const float *)p + i);
 }
@@ -316,13 +316,14 @@ INLINE void v_write(const int is_bf16, void *p, int64_t i, vf x) {
         v_store((float *)p + i, x);
 }
 
-/* Words of numbers as floats, the second of each pair first: the order in which v_step adds them. */
+/* Words of numbers as floats, the second of each pair first: the order in which v_step adds them.
+ */
 INLINE void v_widen(const vf pair, float *odd, float *even) {
     v_store(odd, v_odd(pair));
     v_store(even, v_even(pair));
 }
 
-/* e to the x, within 2 units of the last place; flat below -87 and above 88. Cody and
+/* exp(x) within 2 ULP; constant below -87 and above 88. Cody and
  * Waite's reduction, then Taylor's polynomial of degree 7. */
 INLINE vf v_exp(vf x) {
     x = v_min(v_max(x, v_set(-87.0f)), v_set(88.0f));

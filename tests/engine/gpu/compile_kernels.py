@@ -1,9 +1,9 @@
 """`python -m tests.engine.gpu.compile_kernels`: compile every kernel for an H100, on any machine.
 
-What is compiled is what runs: the engine launches its kernels on a GPU that computes nothing
-(dry_gpu.py), and types, divisibility, warps and stages are those of the launches. The interpreter
-runs what the compiler refuses (a variable that changes its shape in a loop, say), so both are
-needed. In a process of its own, because there nothing is interpreted.
+The engine launches its kernels on a fake GPU (dry_gpu.py), so types, divisibility, warps and stages
+are those of real launches. The interpreter accepts code that the compiler refuses (for example a
+variable that changes its shape in a loop), so tests need both. Runs in a separate process, because
+the tests' process interprets kernels.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COLUMNS: Final = ("kernel", "head_dim", "dtype", "warps", "stages", "shared", "c
 
 
 def launch_all(head_dim: int, dtype: torch.dtype) -> None:
-    """Launch what a layer and the sampler launch, with and without optional parts."""
+    """Launch all kernels of a layer and of the sampler, with and without optional parts."""
     layout = KVLayout(1, BLOCK_SIZE, NUM_KV_HEADS, head_dim, dtype)
     pool = KVPool(layout, 8, torch.device("cpu"))
     num_heads = GROUP * NUM_KV_HEADS
@@ -67,7 +67,7 @@ def launch_all(head_dim: int, dtype: torch.dtype) -> None:
 
 
 def main() -> int:
-    """Compile all, print a table, and say which kernels do not fit."""
+    """Compile all kernels, print a table, and report kernels that do not fit."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--head-dims", nargs="+", type=int, default=HEAD_DIMS)
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))

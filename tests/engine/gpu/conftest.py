@@ -1,4 +1,4 @@
-"""Kernels run on a GPU if there is one, else interpreted on the CPU: the same tests for both."""
+"""Run kernels on a GPU if there is one, else interpreted on the CPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 def interpret_the_language_once() -> None:
     """Have Triton's interpreter patch its language at the first call of each device function.
 
-    It does so at every call, a third of a kernel's time, and what it patches there it leaves so.
+    Triton does so at every call, a third of a kernel's time, and never removes the patches.
     """
     from triton.runtime.interpreter import InterpretedFunction
 
@@ -33,7 +33,7 @@ def interpret_the_language_once() -> None:
 
 @pytest.fixture(scope="session")
 def device() -> torch.device:
-    """Return where kernels run; skip what needs them where Triton is not installed."""
+    """Return the device of kernels. Skip if Triton is not installed."""
     if not HAS_TRITON:
         pytest.skip("Triton is not installed (it is for Linux on x86-64 only)")
     if os.environ.get("TRITON_INTERPRET") != "1":

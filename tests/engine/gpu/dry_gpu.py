@@ -1,7 +1,7 @@
-"""A GPU that computes nothing: it takes down every kernel that the engine launches.
+"""A fake H100 for Triton: it records every kernel that the engine launches and computes nothing.
 
-The launches are the engine's own, on tensors in host memory; Triton sees an H100 and specialises
-the arguments as it would there. For processes in which nothing is interpreted.
+Tensors are in host memory, and Triton specialises arguments as on an H100. For processes that do
+not use Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HOPPER: Final = GPUTarget("cuda", 90, 32)
 
 
 class DryDriver:
-    """What Triton asks of a driver before it launches a kernel."""
+    """The driver calls that Triton makes before it launches a kernel."""
 
     def get_current_device(self) -> int:
         return 0
@@ -33,7 +33,7 @@ class DryDriver:
 
 @dataclass(frozen=True, eq=False)
 class Launch:
-    """One kernel as it was launched: what Triton would compile.
+    """One recorded launch: what Triton would compile.
 
     Attributes:
       kernel: the JITFunction.
@@ -59,7 +59,7 @@ class Launch:
 
 
 class NoKernel:
-    """What Triton finds in its cache when a kernel is launched again: it computes nothing."""
+    """The cached kernel that Triton finds on later launches; does nothing."""
 
     function = packed_metadata = None
 
@@ -71,11 +71,11 @@ class NoKernel:
 
 
 class DryGpu:
-    """Takes down what Triton would compile while its context is open. The driver stays: no machine
-    without a GPU has another one.
+    """Context manager that records what Triton would compile. The fake driver stays installed after
+    it, because a machine without a GPU has no other.
 
     Attributes:
-      launches: the first of each kernel and key in this process.
+      launches: the first launch of each kernel and key in this process.
     """
 
     def __init__(self) -> None:

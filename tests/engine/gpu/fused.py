@@ -1,4 +1,4 @@
-"""An engine with the fused kernels on whatever device the tests have."""
+"""An engine with the fused kernels, on the tests' device."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MAX_MODEL_LEN = 400
 
 
 def fused_engine(path: Path, device: torch.device, config: EngineConfig) -> Engine:
-    """Load a model; `load_engine` would refuse the CPU to a backend for GPUs."""
+    """Load a model with a GPU backend, which `load_engine` would refuse on a CPU."""
     model_config = load_model_config(path)
     layout = KVLayout(
         model_config.num_layers,

@@ -1,4 +1,4 @@
-"""Streams that run as late as they may: nothing happens before it is waited for."""
+"""A fake stream that runs its work as late as allowed: only when something waits for it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class LateMark:
         self.is_reached = True
 
     def hold_back(self) -> None:
-        """Run the stream up to here: the caller's own work runs at once."""
+        """Run the stream up to this mark, because the caller's work runs at once."""
         while not self.is_reached:
             self._stream.run_one()
 
 
 class LateStream:
-    """See CopyStream. Runs its work in order, each when a wait for it leaves no choice."""
+    """See CopyStream. Runs its work in order, only when a wait requires it."""
 
     def __init__(self, device: torch.device) -> None:
         del device

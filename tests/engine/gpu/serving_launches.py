@@ -1,8 +1,8 @@
-"""`python -m tests.engine.gpu.serving_launches`: which kernels are compiled while requests wait.
+"""`python -m tests.engine.gpu.serving_launches`: list kernels that would compile while serving.
 
-The engine warms up, then computes steps of every kind and size, on a GPU that computes nothing
-(dry_gpu.py). Prints each kernel that Triton would compile after the warm-up; on a GPU each of them
-is a pause of seconds. In a process of its own, because there nothing is interpreted.
+The engine warms up, then computes steps of every kind and size on a fake GPU (dry_gpu.py). Prints
+each kernel that Triton would compile after the warm-up: on a GPU each is a pause of seconds. Runs
+in a separate process, because the tests' process interprets kernels.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ RANDOM: Final = SamplingParams(temperature=0.7, seed=3)
 
 
 def runner() -> Runner:
-    """Return what computes steps of a small model."""
+    """Return a runner of a small model."""
     norm, head_norm = RMSNorm(torch.ones(SIZE), 1e-6), RMSNorm(torch.ones(HEAD_DIM), 1e-6)
     attended = MODEL.num_heads * HEAD_DIM
     layer = DecoderLayer(
@@ -90,7 +90,7 @@ def runner() -> Runner:
 
 
 def steps() -> Iterator[list[StepRow]]:
-    """Yield steps of decode rows, of chunks and of both, with tables of one block and of many."""
+    """Yield steps of decode rows, of chunks and of both, with short and long block tables."""
     tables = [[1 + n] + [100 + i for i in range(99)] for n in range(CONFIG.max_num_seqs)]
 
     def decoding(count: int, length: int, params: SamplingParams = PLAIN) -> list[StepRow]:
@@ -117,7 +117,7 @@ def steps() -> Iterator[list[StepRow]]:
 
 
 def main() -> int:
-    """Print what the warm-up compiles, and what serving compiles beside."""
+    """Print what the warm-up compiles, and what serving compiles after it."""
     ledger = BlockLedger(NUM_BLOCKS)
     computing = runner()
     with DryGpu() as warmed:

@@ -1,4 +1,4 @@
-"""Runs of units never overlap, and all of them come back."""
+"""Runs of units never overlap, and all of them are freed."""
 
 from __future__ import annotations
 

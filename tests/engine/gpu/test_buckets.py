@@ -1,4 +1,4 @@
-"""Every number of rows has a size, and the sizes are few."""
+"""Every number of rows has a bucket, and there are few buckets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a GPU would compile, which needs none: that it fits, and that no request waits for it."""
+"""Kernels fit an H100, and none is compiled after the warm-up; checked without a GPU."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ once."""
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """What is launched late and what is compiled, by processes in which nothing is interpreted."""
+    """Output of the two modules, run in processes that do not interpret kernels."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     finished = subprocess.run(
         [sys.executable, "-c", BOTH],
@@ -56,7 +56,7 @@ def test_every_kernel_compiles_as_it_is_launched(printed: tuple[str, str]) -> No
     _, *rows = [line.split("\t") for line in printed[1].splitlines()]
     copies = {row[0]: int(row[-1]) for row in rows}
     assert len(copies) == 10
-    # Keys and values come by asynchronous copies only where strides are known to be aligned.
+    # Keys and values are copied asynchronously only if strides are known to be aligned.
     assert copies["decode_splits_kernel"] > 0
     assert copies["prefill_kernel"] > 0
     assert sum(row[0] == "prefill_kernel" for row in rows) == 1

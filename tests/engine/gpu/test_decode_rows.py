@@ -1,4 +1,4 @@
-"""Whatever joins, leaves, grows and moves, the device knows each row's blocks, length and token."""
+"""The device has each row's blocks, length and token while rows join, leave, grow and move."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MAX_ROWS = 20
 
 @dataclass(eq=False)
 class Sequence:
-    """One that is being decoded."""
+    """A sequence being decoded."""
 
     number: int
     length: int
@@ -39,14 +39,14 @@ class Sequence:
 
 
 class Device:
-    """What the device would hold, told by arrangements only."""
+    """The device's state, updated by arrangements only."""
 
     def __init__(self) -> None:
         self.tables = np.zeros((MAX_ROWS, 50), dtype=np.int64)
         self.chosen = np.full(MAX_ROWS, -7)
 
     def run(self, arrangement: Arrangement) -> list[int]:
-        """Return each place's token, and choose the next: a thousand more than the last."""
+        """Return each place's token, and sample the next one: the last plus a thousand."""
         places, columns, blocks = arrangement.patches
         self.tables[places, columns] = blocks
         source, token = arrangement.fields[SOURCE], arrangement.fields[TOKEN]

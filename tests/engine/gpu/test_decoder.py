@@ -1,4 +1,4 @@
-"""Fused steps give the tokens of transformers, also where a step's end is not waited for."""
+"""Fused steps give transformers' tokens, also when steps are launched ahead."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_steps_launched_ahead_give_the_same_tokens(
     sequences = [Running(engine, n, prompt, count) for n, prompt in enumerate(PROMPTS)]
     for sequence in sequences:
         prefill(engine, sequence, params, 512)
-    # They end at different steps, so that rows leave while others go on.
+    # They end at different steps, so that rows leave while others continue.
     launched_ahead(engine, sequences[:2], params, count // 2)
     launched_ahead(engine, sequences, params, count)
     assert [ids(one.results) for one in sequences] == expected
@@ -110,7 +110,7 @@ def test_rows_that_ask_for_more_are_sampled_by_the_host(
     sequences = [Running(engine, n, PROMPTS[1], 2) for n in range(len(demanding))]
     for sequence, params in zip(sequences, demanding, strict=True):
         prefill(engine, sequence, params, 512)
-    # All in one step: none is sampled as the one beside it asks for.
+    # All in one step: each row uses its own sampling parameters.
     rows = [
         StepRow(
             sequence.output_ids,
@@ -168,7 +168,7 @@ def test_chunks_and_guesses_change_no_bit_of_a_row_in_a_fixed_batch(
         decoder.compute(size)
 
     decoder.replay_with(compute)
-    # The next token as a guess beside the one that it follows, and a chunk: three rows and more.
+    # A speculated token with the token that it follows, and a chunk: three rows and more.
     rows = [
         StepRow(
             [one.token_id],

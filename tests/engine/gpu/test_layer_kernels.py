@@ -1,4 +1,4 @@
-"""Fused operations give what torch's own give one after the other."""
+"""Fused operations give the results of torch's separate operations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DTYPES = [torch.float32, torch.bfloat16]
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    """Compare; the interpreter cuts bf16 off where a GPU rounds, once per operation."""
+    """Compare tensors; the interpreter truncates bf16 where a GPU rounds, once per operation."""
     tolerance = 2e-6 if expected.dtype is torch.float32 else 3e-2
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 

@@ -1,4 +1,4 @@
-"""The device chooses the tokens that engine/sampler.py chooses, from the same random numbers."""
+"""The device samples the same tokens as engine/sampler.py, from the same random numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks go out and come in through staging memory as the same bytes; its memory comes back."""
+"""Blocks are exported and imported unchanged through staging memory, which is freed again."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_bytes_pass_unchanged_and_memory_comes_back() -> None:
         out.export_blocks(blocks, payload)
         assert bytes(memory) == expected
         into.import_blocks(blocks, payload)
-        payload[:] = 0  # the frame is gone as soon as it was taken in
+        payload[:] = 0  # the frame is freed after the import
         into.await_imports()
         assert torch.equal(target[blocks], source[blocks])
         if source.is_cuda:
@@ -51,7 +51,7 @@ def test_more_than_the_memory_holds_comes_in_all_the_same() -> None:
 
 
 def late_pool(num_units: int = 4) -> tuple[torch.Tensor, Staging]:
-    """Return a pool with copies that run as late as a GPU's may, and its staging."""
+    """Return a pool whose copies run as late as on a GPU, and its staging."""
     blocks = torch.zeros(8, 2, 2, 4, 2, 8)
     return blocks, Staging(blocks, num_units, LateStream)
 
@@ -115,7 +115,7 @@ def test_host_memory_is_not_reused_before_its_copy_has_run() -> None:
 
 
 class FakeCudart:
-    """Registers memory as the CUDA runtime does, and latches the error of a failed call."""
+    """A fake CUDA runtime that registers memory and latches the error of a failed call."""
 
     def __init__(self) -> None:
         self.registered: dict[int, int] = {}

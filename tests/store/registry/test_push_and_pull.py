@@ -88,7 +88,7 @@ def test_a_version_comes_back_byte_for_byte_and_nothing_is_sent_twice(
     assert blobs[0] == blobs[1]
     capsys.readouterr()
     run("pull", f"oci://{registry.host}/a/chat@{digest}", "--name", "b", "--store", str(store.root))
-    assert ": 0 B fetched" in capsys.readouterr().err
+    assert ": 0 B downloaded" in capsys.readouterr().err
     assert [(one.name, one.digest) for one in store.entries()] == [("b", digest), ("chat", digest)]
     assert list(map(str, Aliases(store).all())) == ["chat:v1"]
 
