@@ -84,6 +84,12 @@ def test_a_model_is_added_beside_streams_though_control_is_killed(fleet: FleetPr
     assert names(fleet) == {"chat", "code", "coder"}
     assert complete(fleet, "coder", LONG_TOKENS) == whole
     assert fleet.metric("triolet_requests_total", model="code", outcome="length") == 1
+    ended = f"/admin/operations/{answer.json()['id']}"
+    wait_until(
+        lambda: asked(fleet, "GET", ended).json()["status"] == "done",
+        PATIENCE_S,
+        "control has ended the operation that it took up again",
+    )
     assert "model code exists already" in order(fleet, "add", "code=demo", code=1)
 
 
