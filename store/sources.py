@@ -1,4 +1,5 @@
-"""Registry location and last use of each version, in one small file each."""
+"""Records for each version where a registry has it and when it was last used, in one small file for
+each version."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ class ZmqSocket:
     def _touched(self) -> None:
         """Note that an operation on the socket may have taken an edge."""
         self._state = None
-        if self._has_leader:  # without one nobody waits
+        if self._has_leader:  # without one no task waits
             self._look()
 
     def _wake_ready(self, events: int) -> None:

@@ -346,7 +346,7 @@ def time_paths(
 
 
 def time_in_real(found: dict[tuple[int, str], Found], requests: int, rounds: int = ROUNDS) -> None:
-    """Add the same where nobody waits, one request every few milliseconds."""
+    """Add the same with an empty queue: one request every few milliseconds."""
     for number in range(rounds):
         for name in (REAL_OFF, REAL_ON):
             form = Form(is_on=name == REAL_ON, is_real=True, seed=number)

@@ -115,7 +115,7 @@ class Stopwatch:
         }
 
     def forget(self) -> None:
-        """Begin anew: what came before was to get warm."""
+        """Drop the laps measured so far, which warmed up the server."""
         self.laps.clear()
         for taken in self.taken_ns.values():
             taken.clear()
@@ -280,7 +280,7 @@ def config_of(form: Form) -> ServerConfig:
 
 
 def key_of(number: int) -> str:
-    """Return a tenant's key: nobody listens where it would be let in."""
+    """Return a tenant's key. No server that accepts it listens on a port."""
     return f"key-of-tenant-{number}-for-this-benchmark-only"
 
 
@@ -344,7 +344,7 @@ class RunningServer:
         self._numbers = random.Random(self.form.seed)
 
     async def queue_other(self) -> None:
-        """Let somebody ask whom nobody times; what comes of it is not read.
+        """Queue a request that is not timed; its answer is not read.
 
         Raises:
           RequestError: it is refused.

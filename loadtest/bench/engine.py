@@ -497,7 +497,7 @@ def _start(peer: Peer, model: Path, arguments: argparse.Namespace) -> RunningPee
 def _await_all(
     started: list[RunningPeer], skipped: dict[str, str]
 ) -> tuple[dict[str, str], list[RunningPeer]]:
-    """Wait until all have loaded; whoever ends instead is skipped, unless it is ours."""
+    """Wait until all have loaded. A peer that ends instead is skipped, unless it is ours."""
     versions: dict[str, str] = {}
     for running in started:
         name = running.peer.name

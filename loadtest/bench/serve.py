@@ -272,7 +272,7 @@ def loads_of(arguments: argparse.Namespace) -> list[Load]:
 
 
 def run(arguments: argparse.Namespace) -> Report:
-    """Start whoever can be started, and measure."""
+    """Start every server that can be started, and measure."""
     model = written_model(arguments.model)
     logs = BENCH / "logs"
     logs.mkdir(parents=True, exist_ok=True)

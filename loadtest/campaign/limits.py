@@ -73,8 +73,8 @@ class Taken:
         )
 
     def share(self, limit: float) -> float:
-        """Return what it got of what it may have: 1 if it is within the bounds, which differ by
-        what nobody can know from outside."""
+        """Return its share of what it may have: 1 if it is within the bounds. The two bounds differ
+        by what cannot be observed from outside."""
         least, most = self.allowed(limit)
         return self.tokens / min(max(self.tokens, least), most)
 

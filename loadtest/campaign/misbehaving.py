@@ -101,8 +101,8 @@ class Pace:
     def next_wait_s(self, now: float) -> float:
         """Return the longest wait of the next request: its share of the time left, twice over.
 
-        The mean of the waits is about a third of the longest one, so that this leaves a third of a
-        share to all that a request costs besides; whoever is late catches up.
+        The mean of the waits is about a third of the longest one, so a third of the
+        share is left for the other costs of a request; a late client catches up.
         """
         if self._began_at is None:
             self._began_at = now

@@ -161,9 +161,9 @@ def wasted(outcomes: Iterable[Outcome], computed_tokens: int) -> float:
     """Return the share of computed prompt tokens that were never used by decode.
 
     Args:
-      outcomes: of everybody; whoever came again counts twice. Prompts have nothing in common, so
-        that nothing is found in a cache.
-      computed_tokens: of prompts, by all workers.
+      outcomes: of all clients; one that returned counts twice. Prompts have nothing in common, so
+        caches find nothing.
+      computed_tokens: prompt tokens computed by all workers.
     """
     came = [one for o in outcomes for one in (o, o.again) if one is not None]
     used = sum(one.arrival.prompt_tokens for one in came if one.was_decoded)
@@ -198,8 +198,8 @@ def recovery_s(
 
     Returns:
       Seconds to the end of the first of `IN_A_ROW` windows that are normal; None if there are none.
-      Not the first from which on every one is: so few come in a window that now and then, surge or
-      no surge, one is not. Windows in which nobody was taken do not count as normal.
+      Later windows need not be normal: with few requests in a window, one is sometimes not, with or
+      without a surge. Windows without an accepted request do not count as normal.
     """
     groups: defaultdict[int, list[float]] = defaultdict(list)
     windows = set()
@@ -226,8 +226,8 @@ def percentile(values: Iterable[float], share: float) -> float | None:
 
 
 def taken_at_return(outcomes: Iterable[Outcome]) -> float | None:
-    """Return the share of those who came back after Retry-After that were then taken; None if
-    nobody came back."""
+    """Return the share of clients that returned after Retry-After and were then accepted; None if
+    none returned."""
     returned = [outcome.again for outcome in outcomes if outcome.again is not None]
     if not returned:
         return None

@@ -1,5 +1,6 @@
-"""Rows take turns, growth fits, and preemption hits the lowest class, the tenant with most relative
-to its weight, and its youngest attempt; but every attempt finishes."""
+"""Tests of decode's scheduler: sequences take turns in a step, and growing KV never exceeds the
+pool. If it is full, the youngest sequence of the lowest service class and the tenant furthest over its
+share is preempted, but every sequence finishes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-/* What products with quantised weights are, in plain C: straight from the blocks of a GGUF file, one
- * output and one row at a time. The kernels must give the same bits in every build. It shares no
- * code with them.
+/* Reference for products with quantised weights, in plain C: straight from the blocks of a GGUF file,
+ * one output and one input row at a time. Every build of the kernels must give the same bits as this
+ * code, which shares nothing with them.
  */
 #include <math.h>
 #include <stdint.h>

@@ -1,4 +1,4 @@
-"""A campaign's clients distinguish a broken connection from a failed answer."""
+"""Tests that clients of fault campaigns distinguish a broken connection from an error answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A stream is good only if it ends as its protocol requires."""
+"""Tests of the readers of streams: a stream counts as complete only if it ends with the end marker
+of its API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the simulator relies on in Trio beyond its documented behaviour."""
+"""Tests of undocumented behaviour of Trio on which the simulator relies."""
 
 from __future__ import annotations
 

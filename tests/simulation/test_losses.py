@@ -1,4 +1,4 @@
-"""Exactly one drawn frame is lost."""
+"""Tests in virtual time that lose exactly one frame, drawn at random."""
 
 from __future__ import annotations
 

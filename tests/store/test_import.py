@@ -1,4 +1,5 @@
-"""Imports: what becomes a version, what is refused, and how damage is found."""
+"""Tests of importing models to the store: what becomes a version, what is refused, and how damaged
+files are found."""
 
 from __future__ import annotations
 

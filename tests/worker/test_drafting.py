@@ -1,4 +1,5 @@
-"""A decode worker with a draft model over real sockets gives the same tokens."""
+"""Tests that a decode worker gives the same tokens with a draft model as without one, over real
+sockets."""
 
 from __future__ import annotations
 

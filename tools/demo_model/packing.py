@@ -1,4 +1,4 @@
-"""Whole conversations packed into rows of equal length."""
+"""Pack whole conversations into rows of equal length."""
 
 from collections.abc import Iterator
 

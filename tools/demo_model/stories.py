@@ -218,7 +218,7 @@ def signs(p: Plan) -> str:
 
 
 def usual(rng: Random, p: Plan, split: Split, kept: tuple[str, ...]) -> Plan:
-    """Replace odd words that nobody asked for: an invented name is only for who wants one."""
+    """Replace odd words that the request did not contain, such as invented names."""
     while True:
         q = p
         if p.name not in kept and p.name not in GIRLS + BOYS:

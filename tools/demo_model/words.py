@@ -1,4 +1,4 @@
-"""Spelling, reversing and counting letters, for known words and for words that nobody ever saw.
+"""Training examples that spell, reverse and count letters, of known and of invented words.
 
 A word is a token or a few, so the model has to learn each token's letters; replies therefore write
 the letters out before they say anything about them.

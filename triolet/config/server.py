@@ -556,7 +556,7 @@ class ServerConfig:
             _require_origin(origin)
         if not self.may_listen:
             raise SettingError(
-                f"host is {self.host!r}, which other machines can reach, and whoever does "
-                "could use this server: give --tenants FILE, or bind 127.0.0.1 (and put a proxy "
+                f"host is {self.host!r}: every machine that reaches it "
+                "could use this server; give --tenants FILE, or bind 127.0.0.1 (and put a proxy "
                 "with authentication in front), or give --allow-remote-clients"
             )

@@ -42,5 +42,5 @@ def test_a_run_is_not_given_back_twice() -> None:
     arena = Arena(4)
     arena.take(2)
     arena.give(0, 2)
-    with pytest.raises(AssertionError, match="given back twice"):
+    with pytest.raises(AssertionError, match="freed twice"):
         arena.give(0, 2)

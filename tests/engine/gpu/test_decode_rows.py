@@ -1,4 +1,5 @@
-"""The device has each row's blocks, length and token while rows join, leave, grow and move."""
+"""Tests that the GPU's copy of each sequence's KV blocks, length and last token stays right while
+sequences join, leave, grow and change places in the batch."""
 
 from __future__ import annotations
 

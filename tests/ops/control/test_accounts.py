@@ -151,7 +151,7 @@ def test_the_journal_gives_back_what_was_written(tmp_path: Path) -> None:
         past = journal.past({"chat": "sha256:1", "code": "sha256:1"})
         assert past.unfinished == [live]
         assert past.states == {"chat": ModelState.SLEEPING, "code": ModelState.STAGED}
-        assert past.sizes == {"chat": 77}, "guesses are made anew"
+        assert past.sizes == {"chat": 77}, "guesses are made again"
         assert past.load_times == {("chat", ModelState.STAGED): 1.5}
         assert journal.operation("1") == done
         assert journal.operation("3") is None

@@ -45,8 +45,7 @@ POLICY = "; ".join(
 
 
 KEPT = "max-age=3600"
-"""Of scripts and styles: fetching and compiling them anew is most of what a load of the page
-costs."""
+"""For scripts and styles: fetching and compiling them takes most of the time of a page load."""
 
 
 class Exchange:

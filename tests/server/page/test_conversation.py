@@ -1,4 +1,4 @@
-"""Asking, streaming, stopping, regenerating, beginning anew."""
+"""Tests of a conversation in the chat page: asking, streaming, stopping, regenerating."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dashboard: what it shows of what the server says, and what when it says nothing."""
+"""Tests of the dashboard page: the figures that it shows, and its state if the server is silent."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_a_server_that_is_gone_is_said_to_be_and_found_again(
     next_look(board)
     expect(board.get_by_role("alert")).to_contain_text("The server does not answer.")
     expect(value(board, "running")).to_have_text("17")
-    # Another process: its counters begin anew, so nothing is said of what was between.
+    # Another process: its counters restart at zero, so the time in between is not shown.
     server.status = status(5.0, [0, 0, 0, 0]) | {"running": 1}
     server.start()
     next_look(board)
