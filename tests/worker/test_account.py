@@ -230,7 +230,7 @@ def test_a_worker_that_is_inconsistent_says_so_instead_of_dying() -> None:
     account = account_of(ledger, attempt_table)
     assert account.verdict == "blocks are leased to an unknown attempt"
     ledger._free.append(ledger._free[0])
-    assert account_of(ledger, attempt_table).pool.verdict == "a block is free twice"
+    assert account_of(ledger, attempt_table).pool.verdict == "a block is listed as free twice"
 
 
 def test_a_verdict_is_never_empty_if_something_is_wrong() -> None:
