@@ -18,6 +18,7 @@ from ..supervisor.supervisor_socket import (
     AddModelRequest,
     AddVersionRequest,
     DropModelRequest,
+    RouteRequest,
     ServeModelRequest,
     ask,
     ask_config,
@@ -91,6 +92,19 @@ class ModelSteps:
             return await ask_config(self._supervisor, request, partial(self.tell, operation))
         await self.take_back(operation)
         raise OperationFailed(_late("checking the model", limit_s))
+
+    async def ask_route(self, request: RouteRequest) -> None:
+        """Change a route at the supervisor.
+
+        Raises:
+          OperationFailed: the supervisor did not answer in time; it may still change the route.
+          CommandFailed: the supervisor refused it.
+        """
+        limit_s = self._config.operation_timeout_s
+        with trio.move_on_after(limit_s):
+            await ask(self._supervisor, request)
+            return
+        raise OperationFailed(_late("changing the route", limit_s) + "; the fleet's log says why")
 
     async def load(self, operation: Operation) -> None:
         """Load a model that is being added, and wait for it.

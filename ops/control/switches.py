@@ -12,7 +12,7 @@ import trio
 from triolet.config.routes import Route
 
 from ..exit_codes import CommandFailed
-from ..supervisor.supervisor_socket import AddVersionRequest, RouteRequest, ask
+from ..supervisor.supervisor_socket import AddVersionRequest, RouteRequest, ask_models
 from .auditing import is_of_port
 from .memory import expected_bytes
 from .model_states import HOLDING
@@ -91,9 +91,8 @@ class Switches:
         order = operation.switch
         assert order is not None, "a switch has its order"
         route = self.routes.get(order.public_name)
-        if (
-            route is None or route.stable != operation.model
-        ):  # otherwise the route was moved already
+        # Otherwise the route was moved before control was restarted.
+        if route is None or route.stable != operation.model:
             request = AddVersionRequest(
                 operation.model, order.replaced, order.ref, is_of_port(operation)
             )
@@ -153,14 +152,18 @@ class Switches:
         try:
             await self._steps.load(operation)
             beside = RouteRequest(new, replaced, revision, is_moved=False)
-            await ask(self._supervisor, beside)
+            await self._steps.ask_route(beside)
             await self._steps.wait_served(operation, new, is_ready=True)
             moved = RouteRequest(new, replaced, revision + (not is_known), is_moved=True)
-            await ask(self._supervisor, moved)
+            await self._steps.ask_route(moved)
+            self.routes[order.public_name] = Route({new: 1.0}, new, moved.revision + 1)
         except (OperationFailed, CommandFailed, NoRoom):
-            await self._steps.take_back(operation)
-            raise
+            # The answer to a request that was carried out may be late or lost.
+            self.routes = (await ask_models(self._supervisor)).routes
+            now = self.routes.get(order.public_name)
+            if now is None or now.stable != new:
+                await self._steps.take_back(operation)
+                raise
         finally:
             for model in kept:
                 model.is_kept = False
-        self.routes[order.public_name] = Route({new: 1.0}, new, moved.revision + 1)

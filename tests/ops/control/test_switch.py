@@ -219,6 +219,20 @@ async def test_the_port_switches_to_versions_of_the_store_and_to_no_path() -> No
         assert one.supervisor.reference_only == {"chat-2": True}
 
 
+async def test_a_move_whose_answer_is_late_is_not_taken_back() -> None:
+    async with scene(operation_timeout_s=1.0) as one:
+
+        async def gate(kind: str, name: str) -> None:
+            route = one.supervisor.routes.get("chat")
+            if (kind, name) == ("done", "chat-2") and route and route["stable"] == "chat-2":
+                one.supervisor.gate = None
+                await trio.sleep_forever()
+
+        one.supervisor.gate = gate
+        assert await one.end_of(await switch(one)) == ("done", "chat is switched")
+        assert await states(one.folder) == {"chat-2": "serving"}
+
+
 async def test_what_is_no_switch_is_refused() -> None:
     async with scene() as one:
         status, answer = await switch(one, "none")
