@@ -36,6 +36,7 @@ from .rules import Fate, Sighting
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
+    from triolet.audit import WorkerView
     from triolet.ids import AttemptKey
 
     from .client import Client
@@ -130,6 +131,7 @@ async def held(
         idle = {*WORKERS} - {prefill, DECODES[0]}
         with fleet.proxy.rule(cordon(tuple(idle))) as others:
             await fleet.announce()
+            await _until_known(fleet, idle, "draining", lambda view: view.state == "draining")
             async with _HOLDS[phase](fleet, clients, readers) as hold:
                 hold.prefill = prefill
                 hold.keys = [frame.key for _, frame in fleet.proxy.seen(Reserve)]
@@ -162,6 +164,19 @@ def _check_first(sightings: Sequence[Sighting]) -> None:
             raise FaultNotInjectedError(
                 f"attempt {frame.key} on {worker} was retried before the fault"
             )
+
+
+async def _until_known(
+    fleet: Fleet, names: set[str], what: str, is_so: Callable[[WorkerView], bool]
+) -> None:
+    """Wait until the server has read what workers announced: a question comes by another socket,
+    and could be read first."""
+
+    async def all_are() -> bool:
+        return all(is_so(view) for view in (await fleet.audit()).workers if view.name in names)
+
+    async with fleet.within(REACH_DEADLINE_S, f"the server to take {sorted(names)} for {what}"):
+        await until(all_are)
 
 
 async def _ask(fleet: Fleet, clients: list[Client], readers: trio.Nursery) -> None:
@@ -199,6 +214,8 @@ async def _queued(
     """Make all workers announce that they have no room."""
     with fleet.proxy.rule(full(WORKERS)) as rule:
         await fleet.announce()
+        theirs = {PREFILLS[0], DECODES[0]}
+        await _until_known(fleet, theirs, "full", lambda v: not v.token_credit + v.row_credit)
         await _ask(fleet, clients, readers)
         async with fleet.within(REACH_DEADLINE_S, "all questions to be in the queue"):
 
