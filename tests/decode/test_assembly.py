@@ -1,4 +1,5 @@
-"""KV is assembled from chunks in any order, and never from a wrong one."""
+"""Tests of KV assembly on the decode worker: chunks may arrive in any order and more than once, and
+damaged or contradictory ones are rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A draft model follows the chosen tokens, in its own pool, and guesses from there."""
+"""Tests of speculative decoding with a draft model: it follows the accepted tokens, keeps its KV in
+a pool of its own, and never changes the answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The number of guesses grows while they are right, and guessing stops when it does not pay."""
+"""Tests of how many tokens each row speculates: more while guesses are accepted, fewer after
+rejected ones, and none while speculation does not pay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Lookup guesses the tokens that followed the last ones before."""
+"""Tests of prompt lookup: the guesses for the next tokens are those that followed the last tokens
+at an earlier place of the sequence."""
 
 from __future__ import annotations
 

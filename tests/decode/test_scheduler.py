@@ -1,6 +1,5 @@
-"""Tests of decode's scheduler: sequences take turns in a step, and growing KV never exceeds the
-pool. If it is full, the youngest sequence of the lowest service class and of the tenant furthest
-over its share is preempted, but every sequence finishes."""
+"""Tests of the decode scheduler: sequences take turns in a step, a full KV pool preempts one of
+them, and every sequence finishes."""
 
 from __future__ import annotations
 

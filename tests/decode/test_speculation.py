@@ -1,4 +1,5 @@
-"""Guesses fit into the step, the window, the answer and the spare blocks."""
+"""Tests of how many guessed tokens a decode step takes: they fit into the step, the stream's
+window, the rest of the answer and the spare KV blocks."""
 
 from __future__ import annotations
 
