@@ -1,4 +1,5 @@
-"""Runs a whole fleet with `triolet serve` for tests: start, requests, metrics, audits, stop."""
+"""Test helper that runs a whole fleet with `triolet serve`: start, requests, metrics, audits,
+stop."""
 
 from __future__ import annotations
 

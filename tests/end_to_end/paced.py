@@ -1,4 +1,4 @@
-"""Runs `triolet …` with slowed device steps, as for a larger model on a GPU.
+"""Runs `triolet …` with slowed device steps for tests, as for a larger model on a GPU.
 
 The demo model generates hundreds of tokens per second on all cores, so a stream that must last
 until a process has restarted would be long and would take the cores from the new process. With slow

@@ -1,5 +1,5 @@
-"""Tokens of a scripted model for simulation/timed.py: the real sampler and grammars choose them
-from logits that a script provides."""
+"""Tokens of a scripted model for tests: the real sampler and grammars choose them from logits that
+a script provides."""
 
 from __future__ import annotations
 

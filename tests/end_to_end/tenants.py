@@ -1,4 +1,4 @@
-"""Helpers for fleets with tenants: the tenants file, API keys, and checks of charges."""
+"""Test helpers for fleets with tenants: the tenants file, API keys, and checks of charges."""
 
 from __future__ import annotations
 

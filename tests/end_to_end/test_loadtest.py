@@ -1,4 +1,4 @@
-"""Test of `python -m loadtest.run`, which starts its own server."""
+"""Tests of `python -m loadtest.run`, which starts its own server."""
 
 from __future__ import annotations
 

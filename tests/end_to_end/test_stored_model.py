@@ -1,4 +1,4 @@
-"""Test of serving a version in the model store."""
+"""Tests of serving a model version from the model store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test that the tenants file in docs/TENANTS.md is valid."""
+"""Tests that the tenants file in docs/TENANTS.md is valid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Seeded conversations with tools, in the format of each API, and checks of the answers.
+"""Seeded conversations with tools for tests, in the format of each API, and checks of the
+answers.
 
 A campaign runs them all on one server; each answer is checked separately.
 """
