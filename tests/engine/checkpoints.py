@@ -1,4 +1,5 @@
-"""Write tiny random checkpoints with transformers, and return transformers' answers for them.
+"""Test helpers that write tiny random checkpoints with transformers, and return transformers'
+answers for them.
 
 The classes are named, not imported: transformers takes seconds to load one, and most processes that
 collect these tests do not use any.

@@ -1,4 +1,5 @@
-"""Checkpoints shared by all engine tests of a session: writing one takes longer than using it."""
+"""Fixtures for tests of the engine: checkpoints shared by a whole session, because writing one
+takes longer than a test."""
 
 from __future__ import annotations
 

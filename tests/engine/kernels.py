@@ -1,4 +1,4 @@
-"""Reference attention in plain torch, for comparison with the kernels."""
+"""Reference attention in plain torch, for tests of the kernels."""
 
 from __future__ import annotations
 

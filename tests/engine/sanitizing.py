@@ -1,5 +1,5 @@
-"""`python -m tests.engine.sanitizing`: compile the C kernels with sanitizers and run their
-driver."""
+"""Compiles the C kernels with sanitizers and runs their test driver: `python -m
+tests.engine.sanitizing`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Adapters answer like merged weights, and a row's bits do not depend on other rows' adapters."""
+"""Tests of LoRA adapters in the engine: the same answers as merged weights, and no effect of one
+row's adapter on the bits of other rows."""
 
 from __future__ import annotations
 

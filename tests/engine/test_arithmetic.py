@@ -1,4 +1,4 @@
-"""The kernels compute exactly the recorded bits of their ARITHMETIC number."""
+"""Tests of the kernels' ARITHMETIC number: the results have exactly the bits recorded for it."""
 
 from __future__ import annotations
 

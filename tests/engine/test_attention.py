@@ -1,4 +1,5 @@
-"""Every backend computes softmax attention over the blocks in the block tables."""
+"""Tests of the attention backends: each computes softmax attention over the blocks of the block
+tables, and unsupported settings are refused."""
 
 from __future__ import annotations
 

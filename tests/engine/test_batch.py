@@ -1,4 +1,5 @@
-"""Rows of all kinds are flattened and padded so that their bits stay independent."""
+"""Tests of building an engine step: how rows of all kinds are flattened and padded, and which rows
+are refused."""
 
 from __future__ import annotations
 

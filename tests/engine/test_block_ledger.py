@@ -1,4 +1,5 @@
-"""Each block is free, leased or cached, and a refused call changes nothing."""
+"""Tests of the ledger of KV blocks: each block is free, leased or cached, and a refused call
+changes nothing."""
 
 from __future__ import annotations
 

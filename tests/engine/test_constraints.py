@@ -1,4 +1,5 @@
-"""Masks follow a grammar, also after wrong guesses and replays; the sampler obeys them."""
+"""Tests of grammar-constrained decoding: token masks follow the grammar, also after rejected
+guesses and replays, and the sampler obeys them."""
 
 from __future__ import annotations
 

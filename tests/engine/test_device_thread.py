@@ -1,4 +1,5 @@
-"""Jobs run one by one, are never abandoned, and leave Trio free."""
+"""Tests of the thread that runs device work: jobs run one at a time and to their end, and the Trio
+event loop stays free."""
 
 from __future__ import annotations
 

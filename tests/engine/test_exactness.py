@@ -1,4 +1,5 @@
-"""The engine computes the model's exact answers for every batch, chunking and process."""
+"""Tests that the engine gives the tokens of transformers, and the same bits for every batch, chunk
+size, number of threads and process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A fork that copies a prompt's last block and recomputes its last token is exact."""
+"""Tests that a fork, which copies a prompt's last KV block and recomputes its last token, has the
+bits of a prompt computed alone."""
 
 from __future__ import annotations
 

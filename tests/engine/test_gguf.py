@@ -1,4 +1,5 @@
-"""GGUF files give the same answers as transformers loading the same file."""
+"""Tests of GGUF files in the engine: the same answers as transformers with the same file, and
+errors for tensors that do not fit."""
 
 from __future__ import annotations
 

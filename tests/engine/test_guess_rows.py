@@ -1,4 +1,5 @@
-"""Speculated tokens computed in one step have the same bits as one by one."""
+"""Tests of verifying guessed tokens in the engine: computed together in one step, they have the
+same bits as one by one."""
 
 from __future__ import annotations
 

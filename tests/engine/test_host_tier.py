@@ -1,4 +1,5 @@
-"""Host memory holds blocks up to its bound and evicts the oldest."""
+"""Tests of the KV cache's tier in host memory: its size is bounded, and the oldest blocks are
+evicted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Exported blocks can be imported unchanged, into other blocks and in another order."""
+"""Tests of the KV pool: exported blocks can be imported unchanged, into other blocks and in another
+order."""
 
 from __future__ import annotations
 

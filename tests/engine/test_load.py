@@ -1,4 +1,5 @@
-"""`load_engine` returns a ready engine, or raises an error that says why it cannot."""
+"""Tests of `load_engine`: it returns a ready engine, or raises an error with the reason and a
+remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Both spellings of a config are read; unsupported settings are refused with a remedy."""
+"""Tests of reading a model's config.json: both spellings of its fields are accepted, and
+unsupported settings are refused with a remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The C source compiles without warnings, and installing without a compiler works."""
+"""Tests of building the C kernels: the source compiles without warnings, and an installation
+without a compiler succeeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The token budget of a step: the first estimate, and how steps adjust it."""
+"""Tests of the token budget of an engine step: the first estimate, and how measured steps adjust
+it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packing weights into panels loses nothing."""
+"""Tests of packing weights into panels for the C kernels: each number is stored exactly once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The generator is Philox4x64-10, and its numbers look uniform."""
+"""Tests of the random number generator: it gives the known answers of Philox4x64-10, and its
+numbers are uniform."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Embedding vectors equal those of transformers and of plain arithmetic."""
+"""Tests of pooled embedding vectors: they equal those of transformers and do not depend on other
+rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The prefix cache finds KV by tokens and salt only, evicts fairly, and never mixes up blocks."""
+"""Tests of the prefix cache: it finds KV by tokens and salt only, evicts fairly by tenant, and
+never mixes up blocks."""
 
 from __future__ import annotations
 

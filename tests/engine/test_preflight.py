@@ -1,4 +1,5 @@
-"""The header check and the loader of tensors find the same problems."""
+"""Tests of the checks of a model before it is loaded: tensor headers, memory for the KV pool, and
+the choice of the device."""
 
 from __future__ import annotations
 

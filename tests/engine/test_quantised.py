@@ -1,4 +1,5 @@
-"""Products with quantised weights: the same bits in every build, equal to a plain C oracle."""
+"""Tests of products with quantised weights: every build of the C kernels has the bits of a plain C
+implementation."""
 
 from __future__ import annotations
 

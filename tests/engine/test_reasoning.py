@@ -1,4 +1,5 @@
-"""Reasoning is limited by its budget only, and the grammar applies to the answer."""
+"""Tests of reasoning in constrained decoding: the budget limits only the reasoning, and the grammar
+applies only to the answer."""
 
 from __future__ import annotations
 

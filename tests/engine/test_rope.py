@@ -1,4 +1,5 @@
-"""Rotary frequencies equal those of transformers for every kind of scaling."""
+"""Tests of rotary position embeddings: the frequencies equal those of transformers for every kind
+of scaling."""
 
 from __future__ import annotations
 

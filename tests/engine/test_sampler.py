@@ -1,4 +1,5 @@
-"""Sampled tokens follow the distribution that the parameters define."""
+"""Tests of the sampler: tokens follow the distribution that temperature, top-p, penalties, bias and
+seed define."""
 
 from __future__ import annotations
 

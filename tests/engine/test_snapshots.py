@@ -1,4 +1,5 @@
-"""Snapshots of packed weights give the same bits as packing, even if files are damaged."""
+"""Tests of snapshots of packed weights: they give the same bits as packing again, and damaged or
+foreign files are not used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A draft model must have the same token ids as its target model."""
+"""Tests of the vocabulary check: a draft model must have the same token ids as its target model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Broken and hostile weights are refused by name; valid ones are loaded correctly."""
+"""Tests of loading weights: valid checkpoints are loaded correctly, and broken or hostile ones are
+refused with the name of the tensor or file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Run kernels on a GPU if there is one, else interpreted on the CPU."""
+"""Fixtures for tests of the Triton kernels, which run on a GPU if there is one and else interpreted
+on the CPU."""
 
 from __future__ import annotations
 

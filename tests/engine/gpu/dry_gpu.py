@@ -1,4 +1,5 @@
-"""A fake H100 for Triton: it records every kernel that the engine launches and computes nothing.
+"""A fake H100 for tests of Triton kernels: it records every kernel that the engine launches and
+computes nothing.
 
 Tensors are in host memory, and Triton specialises arguments as on an H100. For processes that do
 not use Triton's interpreter.

@@ -1,4 +1,4 @@
-"""An engine with the fused kernels, on the tests' device."""
+"""Test helper that opens an engine with the fused kernels on the tests' device."""
 
 from __future__ import annotations
 

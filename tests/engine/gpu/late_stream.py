@@ -1,4 +1,5 @@
-"""A fake stream that runs its work as late as allowed: only when something waits for it."""
+"""A fake CUDA stream for tests: it runs its work as late as allowed, when something waits for
+it."""
 
 from __future__ import annotations
 

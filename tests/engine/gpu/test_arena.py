@@ -1,4 +1,5 @@
-"""Runs of units never overlap, and all of them are freed."""
+"""Tests of the arena allocator for runs of units: runs never overlap, and each is freed exactly
+once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The kernels compute softmax attention, and a row's bits do not depend on other rows."""
+"""Tests of the Triton attention kernels against explicit softmax attention; a row has the same bits
+in every batch."""
 
 from __future__ import annotations
 

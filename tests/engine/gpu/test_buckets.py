@@ -1,4 +1,5 @@
-"""Every number of rows has a bucket, and there are few buckets."""
+"""Tests of batch buckets on the GPU: each batch size has one with little padding, and there are few
+buckets."""
 
 from __future__ import annotations
 

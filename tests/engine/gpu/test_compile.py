@@ -1,4 +1,5 @@
-"""Kernels fit an H100, and none is compiled after the warm-up; checked without a GPU."""
+"""Tests that the Triton kernels compile for an H100 and that none is compiled after the warm-up.
+They need no GPU."""
 
 from __future__ import annotations
 

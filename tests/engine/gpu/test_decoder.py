@@ -1,4 +1,5 @@
-"""Fused steps give transformers' tokens, also when steps are launched ahead."""
+"""Tests of the fused GPU decoder: it generates the same tokens as transformers, also when steps are
+launched ahead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Fused operations give the results of torch's separate operations."""
+"""Tests of the fused layer kernels (add and norm, SiLU, rotary): results equal torch's separate
+operations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The device samples the same tokens as engine/sampler.py, from the same random numbers."""
+"""Tests of the GPU sampler: it draws the same random numbers and the same tokens as
+engine/sampler.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Blocks are exported and imported unchanged through staging memory, which is freed again."""
+"""Tests of copying KV blocks between GPU and host through pinned staging memory: bytes arrive
+unchanged, and the memory is freed."""
 
 from __future__ import annotations
 
