@@ -1,4 +1,5 @@
-"""The real kernels on a real NVIDIA GPU, against explicit attention and against the CPU."""
+"""Tests of the engine on a real NVIDIA GPU: its kernels are compared with explicit attention and
+with the CPU."""
 
 from __future__ import annotations
 

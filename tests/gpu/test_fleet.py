@@ -1,4 +1,5 @@
-"""A whole fleet on one GPU: clients leave and workers die under load, and nothing is lost."""
+"""Tests of a whole fleet on one GPU: clients disconnect and workers die under load, and no KV block
+and no answer is lost."""
 
 from __future__ import annotations
 
