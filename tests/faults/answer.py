@@ -1,4 +1,5 @@
-"""A client's record of one answer: its tokens, its text and its end. Pure: input is parsed events.
+"""A client's record of one answer in the fault matrix: its tokens, its text and its end. Pure:
+input is parsed events.
 
 The two surfaces use different formats; this is what must be the same in both.
 """

@@ -1,5 +1,5 @@
-"""A client with one streamed question, over SSE or WebSocket, which can disconnect or stop
-reading."""
+"""A client for the fault matrix: it streams one answer over SSE or WebSocket, and can disconnect or
+stop reading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Extracts what a cell must know from the proxy's frames and the processes' logs. Read-only."""
+"""Extracts what a cell of the fault matrix must know from the proxy's frames and the processes'
+logs. Read-only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Fault injectors: each causes its fault and proves that it happened, or fails the cell.
+"""Fault injectors of the fault matrix: each causes its fault and proves that it happened, or fails
+the cell.
 
 An injector gets a fleet with two questions held in a phase. Its context starts when the fault is in
 effect and ends when it is undone.

@@ -1,4 +1,4 @@
-"""A whole fleet of real processes with every link going through the proxy.
+"""A fleet of real processes for the fault matrix, in which every link goes through the proxy.
 
 One server, two prefill and two decode workers, so that requests can move.
 """

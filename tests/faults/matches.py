@@ -1,4 +1,4 @@
-"""Predicates for rules: which frames a rule applies to."""
+"""Predicates for the rules of the fault matrix's proxy: which frames a rule applies to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Expected outcomes of faults, and the check of what was observed.
+"""Expected outcomes of the faults in the fault matrix, and the check of what was observed.
 
 Pure: takes answers, log lines and times, returns complaints. An empty list means that the cell
 passed.

@@ -1,4 +1,4 @@
-"""Hold points: bring two questions into a phase and keep them there.
+"""Hold points of the fault matrix: bring two questions into a phase and keep them there.
 
 Mostly this works from outside the product: a held frame stops the process that waits for it. Only
 the middle of a computation needs the gate before the device (worker.py). Phases are detected by

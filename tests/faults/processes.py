@@ -1,4 +1,4 @@
-"""Runs the processes of a fleet, and provides waiting with deadlines for log lines and
+"""Runs the processes of a fleet for the fault matrix, and waits with deadlines for log lines and
 conditions."""
 
 from __future__ import annotations

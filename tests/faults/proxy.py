@@ -1,4 +1,5 @@
-"""A proxy between real processes: forwards ZeroMQ traffic and applies rules to it.
+"""The fault matrix's proxy between real processes: it forwards ZeroMQ traffic and applies rules to
+it.
 
 It listens where a worker's peers connect and dials the worker once per peer, below ZeroMQ: bytes
 are split into ZMTP pieces and forwarded unchanged. Broken and refused connections, ZeroMQ's own

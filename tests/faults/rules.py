@@ -1,4 +1,4 @@
-"""Rules of the proxy: what to do to which frames, with a count of hits.
+"""Rules of the fault matrix's proxy: what to do to which frames, with a count of hits.
 
 A rule that never hit proves that its fault never happened, so every rule counts.
 """

@@ -1,4 +1,5 @@
-"""Runs one cell: hold, inject, release, wait, judge, and check that the fleet recovered.
+"""Runs one cell of the fault matrix: hold, inject, release, wait, judge, and check that the fleet
+recovered.
 
 This file acts and measures; outcomes.py and the product's own audit decide what is correct.
 """

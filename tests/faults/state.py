@@ -1,4 +1,4 @@
-"""Describes the current state of a fleet for people, after a timeout.
+"""Describes the current state of a fleet under fault injection for people, after a timeout.
 
 The state is read before anything is undone: rules are still active and clients still connected. A
 process that does not answer is listed as silent.

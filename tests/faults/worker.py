@@ -1,4 +1,5 @@
-"""A worker whose device steps can be held or made to fail (`python -m tests.faults.worker ROLE …`).
+"""A worker for the fault matrix with device steps that can be held or made to fail (`python -m
+tests.faults.worker ROLE …`).
 
 It is `triolet ROLE …` with a gate before the device steps, controlled by lines on stdin: a hold
 point inside a computation, where the proxy could hold no frame, and the two faults that come from

@@ -1,4 +1,4 @@
-"""Splits ZMTP 3.1 traffic into messages, as far as a proxy needs it.
+"""Splits ZMTP 3.1 traffic into messages, for the fault matrix's proxy.
 
 Splits one direction of one connection into pieces that can be forwarded, held, repeated or changed,
 each with its exact bytes. Encrypted connections (CURVE) cannot be read, and are not needed on one
