@@ -1,4 +1,5 @@
-"""Caches the parsed syntax trees of all sources for the tests of this folder."""
+"""Fixtures for the tests of the repository's rules: a cache of the parsed syntax trees of all
+sources."""
 
 from __future__ import annotations
 

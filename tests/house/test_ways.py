@@ -1,5 +1,5 @@
-"""Counts the files and stored callbacks that a request, a token and a cancel pass through in a
-running server; docs/ARCHITECTURE.md states the numbers."""
+"""Tests that a request, a token and a cancel pass through as many files and stored callbacks of a
+running server as docs/ARCHITECTURE.md states."""
 
 from __future__ import annotations
 
