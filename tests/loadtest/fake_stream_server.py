@@ -1,4 +1,5 @@
-"""A fake server that streams canned answers over SSE and WebSocket on one port, well or badly."""
+"""A fake server for tests of the load test: it streams canned answers over SSE and WebSocket on one
+port, complete or broken."""
 
 from __future__ import annotations
 

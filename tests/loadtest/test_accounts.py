@@ -1,4 +1,5 @@
-"""Evaluation of cut requests finds stray tokens, growth, and slow clients."""
+"""Tests of the evaluation of a cancel campaign: it finds tokens computed for no request, memory
+that grows, and late clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The admission benchmark times the product's own steps, and leaves nothing behind."""
+"""Tests of the admission benchmark: it times the server's own steps and leaves no request
+behind."""
 
 from __future__ import annotations
 

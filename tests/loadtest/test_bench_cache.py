@@ -1,4 +1,5 @@
-"""The replay of real conversations: reading the trace, the ideal cache, and actual hits."""
+"""Tests of the prefix cache benchmark: reading a trace of real conversations, the ideal cache, and
+the measured hits."""
 
 from __future__ import annotations
 

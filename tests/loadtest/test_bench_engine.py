@@ -1,4 +1,5 @@
-"""The engine benchmark: its model works, engines get equal requests, ratios are right."""
+"""Tests of the engine benchmark: its models run, every engine gets the same prompts, and ratios are
+computed correctly."""
 
 from __future__ import annotations
 

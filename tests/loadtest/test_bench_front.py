@@ -1,4 +1,5 @@
-"""The server benchmark: tokens are counted on arrival, delays belong to their tokens."""
+"""Tests of the server benchmark: tokens are counted on arrival, and each delay is assigned to its
+token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The GPU's stages fit into their time and always leave results; wheels are checked."""
+"""Tests of the stages of a GPU lease: they fit into their time and always save results, and the
+wheels to upload are checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Measuring the machine's limits, and which engines are skipped on which CPUs."""
+"""Tests of measuring the machine's memory and compute limits, and of skipping engines that do not
+suit its CPU."""
 
 from __future__ import annotations
 

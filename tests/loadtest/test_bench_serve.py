@@ -1,4 +1,5 @@
-"""The HTTP benchmark: traces keep their proportions, and clients time what arrives."""
+"""Tests of the HTTP benchmark: scaled traces keep their proportions, and clients time each
+token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The start benchmark: evaluation of its measurements, and the fleets that it compares."""
+"""Tests of the start benchmark: the fleets that it compares, and the evaluation of its
+measurements."""
 
 from __future__ import annotations
 

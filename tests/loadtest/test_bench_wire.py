@@ -1,4 +1,5 @@
-"""The KV path benchmark moves real bytes between real processes, and evaluates them rightly."""
+"""Tests of the benchmark of KV transfer: it moves real bytes between real processes, and computes
+shares and ratios correctly."""
 
 from __future__ import annotations
 

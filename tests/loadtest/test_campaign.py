@@ -1,4 +1,5 @@
-"""A campaign notices different answers, faults that hit nothing, and late frees."""
+"""Tests of fault campaigns: they report answers that differ, faults without effect, and blocks that
+are freed too late."""
 
 from __future__ import annotations
 

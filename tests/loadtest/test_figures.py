@@ -1,4 +1,5 @@
-"""Figures of streams and runs, and the mix of prompts."""
+"""Tests of the load test's figures: times of streams, percentiles, tables per protocol, and the mix
+of prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The neighbour benchmark: evaluation of its rounds, and the attackers' requests."""
+"""Tests of the noisy neighbour benchmark: the evaluation of its rounds, and the attackers'
+requests."""
 
 from __future__ import annotations
 

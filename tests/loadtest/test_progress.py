@@ -1,4 +1,5 @@
-"""Benchmarks print unbuffered: a description first, and each figure as it is measured."""
+"""Tests of the output of benchmarks: each prints a description first and each figure as soon as it
+is measured."""
 
 from __future__ import annotations
 

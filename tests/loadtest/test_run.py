@@ -1,4 +1,4 @@
-"""`python -m loadtest.run` with real locust users, against canned streams."""
+"""Tests of `python -m loadtest.run` with real locust users against a server with canned streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generated schemas depend only on the seed and are valid."""
+"""Tests of the generator of JSON schemas: schemas depend only on the seed and are valid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The lean client with canned bytes, split at every possible place."""
+"""Tests of the load test's HTTP client for streams, with canned answers split at every possible
+byte."""
 
 from __future__ import annotations
 

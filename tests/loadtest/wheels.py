@@ -1,4 +1,4 @@
-"""Write wheels with one module for pip."""
+"""Test helper that writes Python wheels with one module, for tests that run pip."""
 
 from __future__ import annotations
 

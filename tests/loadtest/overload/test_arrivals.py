@@ -1,5 +1,5 @@
-"""Arrivals have the requested rates, burstiness, lengths and classes, and depend only on the
-seed."""
+"""Tests of generated arrivals for overload runs: rate, burstiness, lengths and classes are as
+requested and depend only on the seed."""
 
 from __future__ import annotations
 

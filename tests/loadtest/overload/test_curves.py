@@ -1,4 +1,4 @@
-"""Drawing curves."""
+"""Tests of the SVG curves of overload reports."""
 
 from __future__ import annotations
 

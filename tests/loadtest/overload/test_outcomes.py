@@ -1,4 +1,5 @@
-"""Figures over many outcomes."""
+"""Tests of the statistics of overload runs: goodput, refusals, wasted prefill, fairness and
+recovery."""
 
 from __future__ import annotations
 

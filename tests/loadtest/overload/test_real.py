@@ -1,4 +1,5 @@
-"""The open loop against real processes with modelled devices. Checks counts, not times."""
+"""Tests of an open-loop overload run against real processes with modelled devices. They check
+counts, not times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Real traces scaled to a small fleet; without the files, they are reported as missing."""
+"""Tests of scaling real request traces to a small fleet, and of the error for a missing trace
+file."""
 
 from __future__ import annotations
 

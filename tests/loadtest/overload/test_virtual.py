@@ -1,4 +1,5 @@
-"""Overload in virtual time: every run is the same, so results are checked exactly."""
+"""Tests of admission under overload in virtual time. Each run is deterministic, so results are
+checked exactly."""
 
 from __future__ import annotations
 
