@@ -1,1 +1,1 @@
-"""Tests of ops."""
+"""Tests of ops: the command line, the supervisor, settings and audits."""

@@ -1,4 +1,5 @@
-"""A fake role process. Its first argument selects the behaviour, the second is a journal file."""
+"""A fake role process for tests of the supervisor. Its first argument selects the behaviour, the
+second is a journal file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Runs a supervisor of fake roles as a separate process, and prints the pids that it starts."""
+"""Runs a supervisor of fake roles as a separate process for tests, and prints the pids of the
+processes that it starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A Watcher that records events, and specifications of fake roles."""
+"""Test helpers for the supervisor: a Watcher that records events, and specifications of fake
+roles."""
 
 from __future__ import annotations
 

@@ -1,3 +1,6 @@
+"""Tests of the supervisor's restart policy: the delays between restarts of a process, and when it
+gives up."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,4 +1,5 @@
-"""Independent verifier of inclusion proofs (RFC 9162, 2.1.3.2), sharing no code with the log."""
+"""An independent verifier of inclusion proofs (RFC 9162, 2.1.3.2) for the tests of the audit log.
+It shares no code with the log."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Tests of ops/control."""
+"""Tests of ops/control, the process that adds, drops, wakes and evicts models."""

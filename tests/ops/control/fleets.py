@@ -1,4 +1,4 @@
-"""Fakes for tests of control: a supervisor whose workers are sleeping processes, and clients."""
+"""Fakes for tests of control: clients, and a supervisor that runs sleeping processes as workers."""
 
 from __future__ import annotations
 
