@@ -1,4 +1,5 @@
-"""Parses command lines of `triolet` as the real command line does, without running them."""
+"""Test helper that parses `triolet` command lines as the real command line does, without running
+them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tests the published package (`make wheel`): builds sdist and wheel, installs the wheel in a new
-environment, and serves with it.
+"""Tests of the published package (`make wheel`): builds sdist and wheel, installs the wheel in a
+new environment, and serves with it.
 
 The sdist is built from a copy of the tree and the wheel from the sdist, as an index and its users
 do. Everything after that runs in an empty folder, without the checkout on Python's path.

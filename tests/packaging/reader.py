@@ -1,4 +1,4 @@
-"""Types the commands of the documents into one shell, with separate fleets.
+"""Test helper that runs the commands of the documents in one shell, with separate fleets.
 
 `triolet` in that shell is forked from the tests' template: starting an interpreter per command
 would spend most of the time on imports. `curl` fails on HTTP errors even without `--fail`.

@@ -1,4 +1,4 @@
-"""Extracts the commands and programs that README.md and docs/ show."""
+"""Test helper that extracts the commands and programs shown in README.md and docs/."""
 
 from __future__ import annotations
 

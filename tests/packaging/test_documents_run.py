@@ -1,5 +1,5 @@
-"""Runs the commands of README.md and docs/ one after the other in a shell beside running fleets;
-exceptions are listed here with reasons."""
+"""Tests that the commands in README.md and docs/ work: each page runs in one shell beside a running
+fleet. Exceptions are listed with reasons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The distribution's files: lists what git tracks, and copies it to a folder to build in."""
+"""Test helper for the distribution's files: lists what git tracks, and copies it to a folder to
+build in."""
 
 from __future__ import annotations
 
