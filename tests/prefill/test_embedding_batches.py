@@ -1,4 +1,5 @@
-"""The choice of a batch of inputs: waiting for more, length, age, chats first."""
+"""Tests of choosing the next batch of embedding inputs: how long inputs wait for others, batch
+size, age, and priority of chats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The KV links of a prefill worker, with a scripted decode worker."""
+"""Tests of the links over which a prefill worker sends KV, against a scripted decode worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The ring gives out each byte once, and again only when it is no longer read."""
+"""Tests of the allocator of prefill's send ring: a byte is reused only after the network has
+stopped reading it."""
 
 from __future__ import annotations
 

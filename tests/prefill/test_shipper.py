@@ -1,4 +1,5 @@
-"""Chunks reach their receiver completely, once and within bounds, despite a bad wire."""
+"""Tests of the shipper, which sends KV chunks to decode: all arrive within the window, despite
+lost, repeated and damaged frames."""
 
 from __future__ import annotations
 
