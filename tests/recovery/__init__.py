@@ -1,1 +1,1 @@
-"""Recovery as clients see it: server and workers in one process, in virtual time."""
+"""Tests of recovery as clients see it: server and workers in one process, in virtual time."""

@@ -1,7 +1,8 @@
-"""A whole fleet on an in-memory network: the real server fleet, real workers, supervised.
+"""A whole fleet on an in-memory network for tests of recovery: the real server and real workers,
+restarted when they end.
 
-Disturbances go through a `Slot`; a reader gets a `Record`, which two runs have
-in common if the client could not tell them apart.
+A test kills, pauses or disconnects a process through its `Slot`. A reader gets a `Record`; the
+records of two runs are equal if a client could not tell the runs apart.
 """
 
 from __future__ import annotations

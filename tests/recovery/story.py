@@ -1,8 +1,9 @@
-"""A script that writes text, for the scripted engine, and prompts that an engine dies of.
+"""Scripts for the scripted engine in tests of recovery: one that writes text, and prompts that
+crash the engine.
 
 Its tokens are the bytes of a story with characters of one to four bytes, so that text and stop
-strings mean something. Where it goes on depends on prompt, seed, position and sampling; with any
-byte of KV wrong it writes `#` instead.
+strings are tested as with a real model. The next byte depends on prompt, seed, position and
+sampling. If any byte of KV is wrong, the script writes `#` instead.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Whatever dies, a client cannot tell: ids, text, logprobs, usage and end are those of a run in
-which nothing died."""
+"""Tests that a client sees no difference when any process dies: ids, text, logprobs, usage and end
+are those of an undisturbed run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Processes that live and do not hear one another, or stood still: attempts fence one another."""
+"""Tests of partitions and paused processes: an old attempt is fenced off, and a pause costs a
+stream at most one attempt."""
 
 from __future__ import annotations
 

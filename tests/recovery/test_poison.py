@@ -1,4 +1,5 @@
-"""One request that fails whatever computes it: it ends, and its neighbours do not notice."""
+"""Tests of a poison request, which crashes every worker that computes it: it is ended, and requests
+beside it stay exact."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The same with a real model: bits of KV and logits are those of an undisturbed run, in fp32 and
-bf16."""
+"""Tests that recovery is exact with a real model: when a process dies, KV and logits keep the bits
+of an undisturbed run, in fp32 and bf16."""
 
 from __future__ import annotations
 
