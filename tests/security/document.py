@@ -1,4 +1,4 @@
-"""Checks a server against its OpenAPI document with generated requests, valid and invalid.
+"""Tests of a server against its OpenAPI document, with generated requests, valid and invalid.
 
 As a program (`make document`) it starts a server with the demo model, calls every operation, and
 reports how many valid requests were refused (0) and how many requests ended in a 5xx (0).

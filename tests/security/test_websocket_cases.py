@@ -1,4 +1,4 @@
-"""Tests with every conversation of the Autobahn suite, frame by frame."""
+"""Tests of every conversation of the Autobahn WebSocket suite, frame by frame."""
 
 from __future__ import annotations
 

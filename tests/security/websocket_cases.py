@@ -1,5 +1,5 @@
-"""WebSocket conversations, numbered as in the Autobahn test suite: what a client sends, in which
-pieces, and how it must end.
+"""WebSocket conversations for tests, numbered as in the Autobahn suite: the bytes that the client
+sends, and how each must end.
 
 The endpoint echoes nothing: each message that is not a valid request gets an error event. So a case
 states the expected number of answers, the pongs, and the close code.

@@ -1,5 +1,8 @@
-"""A worker in its own process, with real sockets and an engine that computes nothing; KV is
-plaintext: `python -m tests.security.worker_process PARENT ROLE CONTROL KV KEYS`."""
+"""A worker process for security tests, with real sockets, plaintext KV and an engine that computes
+nothing.
+
+Run as `python -m tests.security.worker_process PARENT ROLE CONTROL KV KEYS`.
+"""
 
 from __future__ import annotations
 
