@@ -1,4 +1,5 @@
-"""A model's adapters appear to clients as separate models: listed, requested and cached apart."""
+"""Tests of LoRA adapters in the API: each is listed and requested like a separate model, and cached
+answers are never shared between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Requests of coding agents over the Messages and Responses APIs, with the fields they add."""
+"""Tests of requests that coding agents send to the Messages and Responses APIs, including the
+fields that only they use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`model: auto`: a server chooses among its models and reports its choice."""
+"""Tests of `model: auto`: the server chooses the smallest model that suits a request, and reports
+its choice."""
 
 from __future__ import annotations
 

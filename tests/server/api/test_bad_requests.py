@@ -1,4 +1,4 @@
-"""Every invalid request gets a 4xx with JSON that names the parameter."""
+"""Tests of invalid requests: each gets a 4xx with a JSON error that names the parameter."""
 
 from __future__ import annotations
 

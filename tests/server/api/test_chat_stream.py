@@ -1,4 +1,5 @@
-"""Streamed chat completions: order and format of the chunks, and every way to end."""
+"""Tests of streamed chat completions: order and format of the chunks, keep-alives, and every way to
+end."""
 
 from __future__ import annotations
 

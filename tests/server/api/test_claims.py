@@ -1,4 +1,5 @@
-"""The API layer sets the tenant, class and deadline of a request, however it arrived."""
+"""Tests that the API layer sets a request's tenant, service class and deadline on every path: HTTP,
+WebSocket, embeddings and batches."""
 
 from __future__ import annotations
 

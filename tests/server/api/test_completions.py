@@ -1,4 +1,4 @@
-"""Plain completions: kinds of prompts, echo, logprobs, streams of several prompts."""
+"""Tests of plain completions: kinds of prompts, echo, logprobs, and streams of several prompts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Content types of bodies: any for JSON from programs, only those with a preflight for web
-pages."""
+"""Tests of accepted content types: programs may send JSON as any type, web pages only as one that
+requires a CORS preflight."""
 
 from __future__ import annotations
 

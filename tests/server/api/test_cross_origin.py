@@ -1,4 +1,5 @@
-"""Pages of other origins (CORS): what `--allow-origin` lets them do, and what it does not."""
+"""Tests of CORS: what `--allow-origin` permits pages of other origins to do, and what it does
+not."""
 
 from __future__ import annotations
 

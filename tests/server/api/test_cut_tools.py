@@ -1,4 +1,5 @@
-"""Truncated and repeated tool calls, and calls in special tokens, in the answers of each API."""
+"""Tests of tool calls that are truncated, repeated or written with special tokens, in the answers
+of each API."""
 
 from __future__ import annotations
 

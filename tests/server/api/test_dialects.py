@@ -1,4 +1,4 @@
-"""Common behavior of all APIs: keep-alives, clients that disconnect, failures."""
+"""Tests of what all APIs have in common: keep-alives, clients that disconnect, and failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `dimensions` parameter at /v1/embeddings and /api/embed."""
+"""Tests of the `dimensions` parameter of /v1/embeddings and /api/embed."""
 
 from __future__ import annotations
 

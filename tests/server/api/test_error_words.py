@@ -1,4 +1,4 @@
-"""Error texts: each names its parameter, and none contains Python terms."""
+"""Tests of error texts: each names its parameter, and none contains Python terms."""
 
 from __future__ import annotations
 

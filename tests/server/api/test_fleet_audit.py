@@ -1,4 +1,4 @@
-"""GET /fleet/audit: its content, and who may request it."""
+"""Tests of GET /fleet/audit: its content, and which clients may request it."""
 
 from __future__ import annotations
 

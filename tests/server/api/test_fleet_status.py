@@ -1,4 +1,5 @@
-"""GET /fleet/status: the dashboard's data, for callers on this machine."""
+"""Tests of GET /fleet/status, the data of the dashboard: its content, and that only callers on this
+machine get it."""
 
 from __future__ import annotations
 

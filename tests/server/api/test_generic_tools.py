@@ -1,4 +1,4 @@
-"""Tools of a model whose chat template shows none, over each API."""
+"""Tests of tool calls over each API with a model whose chat template has no tools."""
 
 from __future__ import annotations
 

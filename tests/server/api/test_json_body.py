@@ -1,4 +1,5 @@
-"""The JSON parser of bodies alone: everything it accepts can be encoded again."""
+"""Tests of the JSON parser for request bodies: it accepts or refuses any bytes, and what it accepts
+can be encoded again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The choice of a ladder's model: each rule alone."""
+"""Tests of the ladder behind `model: auto`: each rule for choosing a model, one at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Bodies that take long to parse never block the event loop, which sends the heartbeats."""
+"""Tests that request bodies that take long to parse do not block the event loop, which also sends
+heartbeats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Reading an OutputStream with callbacks: an error of one reader is raised in its own task."""
+"""Tests of reading an OutputStream with callbacks: batching, stages, deadlines, and errors raised
+in the reader's own task."""
 
 from __future__ import annotations
 

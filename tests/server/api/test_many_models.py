@@ -1,4 +1,4 @@
-"""A server with several models: a request goes only to the model that it names."""
+"""Tests of a server with several models: each request is answered by the model that it names."""
 
 from __future__ import annotations
 

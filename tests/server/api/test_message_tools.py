@@ -1,4 +1,4 @@
-"""Tool calls over the Messages API."""
+"""Tests of tool calls over the Messages API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""POST /v1/messages: order of events, ends, usage, and the content and format of errors."""
+"""Tests of POST /v1/messages: order of events, stop reasons, usage, and the format of errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Uploads of every size are parsed byte for byte; malformed forms get a 400."""
+"""Tests of parsing multipart uploads: files of every size come back unchanged, and malformed forms
+get a 400."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI's official client against the server: results as its users see them."""
+"""Tests of OpenAI's official Python client against the server."""
 
 from __future__ import annotations
 

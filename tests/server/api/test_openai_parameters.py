@@ -1,4 +1,5 @@
-"""Every parameter of chats and plain completions, sent by the official client, in its class."""
+"""Tests of every parameter of chat and plain completions, sent with OpenAI's official client:
+applied, ignored or refused."""
 
 from __future__ import annotations
 

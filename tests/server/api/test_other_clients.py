@@ -1,5 +1,5 @@
-"""Sampling parameters at /v1/responses and /v1/messages, sent by the official clients with strict
-response types."""
+"""Tests of sampling parameters of /v1/responses and /v1/messages, sent with the official clients,
+which check response types strictly."""
 
 from __future__ import annotations
 

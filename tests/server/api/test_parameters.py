@@ -1,4 +1,4 @@
-"""Generation requests match the API request: parameters, defaults, prompts."""
+"""Tests of translating an API request to a generation request: parameters, defaults and prompts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Requests of other servers' clients: fields of vLLM, SGLang and llama.cpp with their defaults, and
-the requests of benchmark clients."""
+"""Tests of fields that clients of vLLM, SGLang and llama.cpp send by default, and of the requests
+of benchmark clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Endpoints beside generation: health checks, models, tokenizer, metrics, the page, access."""
+"""Tests of the endpoints beside generation: health checks, models, tokenizer, metrics, the chat
+page, and host names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tenant limits in the API: refused requests, charges, and the limits reported to clients."""
+"""Tests of tenant limits in the API: refused requests, charges, and the limits reported to
+clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Reasoning over each API: separated, counted, limited, resumed and replayed."""
+"""Tests of reasoning over each API: it is separated from the answer, counted, limited and
+resumed."""
 
 from __future__ import annotations
 

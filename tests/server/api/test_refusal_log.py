@@ -1,4 +1,5 @@
-"""Refused requests are logged in one line each, up to a rate, without their content."""
+"""Tests of the log of refused requests: one line each, limited in rate, without the request's
+content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The response cache: stored answers are returned only if the request determines the answer."""
+"""Tests of the response cache: a stored answer is returned only if the request determines the
+answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""POST /v1/responses: order of events, response format, refused requests."""
+"""Tests of POST /v1/responses: order of events, response format, and refused requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Resumable answers of a WebSocket: cut anywhere and continued."""
+"""Tests of resuming answers over a WebSocket of the Responses API: an answer cut anywhere continues
+with the same events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The WebSocket of the Responses API: lanes, cancels, refusals, and every way to end."""
+"""Tests of the WebSocket of the Responses API: lanes, cancels, refusals, and every way to end."""
 
 from __future__ import annotations
 

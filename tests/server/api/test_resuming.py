@@ -1,4 +1,5 @@
-"""Answers with an idempotency key: joined by retries, continued where they were cut."""
+"""Tests of idempotency keys: a retry joins the running answer, and a stream that was cut continues
+where it stopped."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Idempotency keys at every generating endpoint: one answer, whichever server receives the
-retry."""
+"""Tests of idempotency keys at every generating endpoint: retries get one answer, whichever server
+receives them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Retry times in error responses."""
+"""Tests of the Retry-After times in error responses."""
 
 from __future__ import annotations
 

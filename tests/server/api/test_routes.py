@@ -1,4 +1,5 @@
-"""Two versions behind one public name: clients see the name, and each request keeps its version."""
+"""Tests of two model versions behind one public name: clients see only the name, and each request
+stays on its version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Reranking and scores (Cohere's, Jina's and vLLM's APIs), by cosine similarity."""
+"""Tests of the rerank and score endpoints (Cohere's, Jina's and vLLM's APIs), which use cosine
+similarity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Service classes: how a request asks for one, which are allowed, and how the answer reports it."""
+"""Tests of service classes in the API: how a request asks for one, which are allowed, and how the
+answer reports it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Stored responses over HTTP: their conversation, who can find them, when they expire."""
+"""Tests of stored responses over HTTP: continuing them, which tenant can read them, and when they
+expire."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Structured output settings become one grammar, or an error that names the parameter."""
+"""Tests of structured output settings: each becomes one grammar, or an error that names the
+parameter."""
 
 from __future__ import annotations
 

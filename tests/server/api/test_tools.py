@@ -1,4 +1,5 @@
-"""Tools: how they are shown to the model, the grammar of calls, and calls in the response."""
+"""Tests of tools in the API: how the model is shown them, the grammar of calls, and calls in the
+response."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The outbox of a WebSocket: limited in bytes, in order, and bypassed when idle."""
+"""Tests of the outbox of a WebSocket: its size in bytes is bounded, messages stay in order, and an
+idle socket bypasses it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""POST /api/chat and /api/generate: streamed and whole answers, options, tools, errors, cancels."""
+"""Tests of POST /api/chat and /api/generate (Ollama's API): streamed and whole answers, options,
+tools, errors and cancels."""
 
 from __future__ import annotations
 

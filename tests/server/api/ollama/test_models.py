@@ -1,4 +1,4 @@
-"""Ollama's model endpoints and embeddings."""
+"""Tests of the model endpoints and embeddings of Ollama's API."""
 
 from __future__ import annotations
 
