@@ -1,1 +1,1 @@
-"""Tests of server/jobs."""
+"""Tests of server/jobs: files and batches."""

@@ -1,4 +1,5 @@
-"""A full disk pauses batches; each line is still computed and charged only once."""
+"""Tests of batches on a full disk: they pause, and each line is still computed and charged only
+once."""
 
 from __future__ import annotations
 

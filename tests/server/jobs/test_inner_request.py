@@ -1,4 +1,4 @@
-"""The request of a batch line, through the whole application."""
+"""Tests of the request that a batch line becomes, through the whole application."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Refused batch lines: they are retried later, and delay no other line."""
+"""Tests of batch lines that are refused for lack of capacity: they are retried later and delay no
+other line."""
 
 from __future__ import annotations
 

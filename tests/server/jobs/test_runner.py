@@ -1,5 +1,5 @@
-"""Batches run to their end even if the database fails in between, without affecting other
-requests."""
+"""Tests of the batch runner: batches finish even if the database fails in between, and tenants take
+turns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The database of files and batches: one result per line, even if processes die or compete."""
+"""Tests of the database of files and batches: each line gets one result, even if processes die or
+compete."""
 
 from __future__ import annotations
 
