@@ -1,4 +1,5 @@
-"""The chat page as its reader sees it: by role and name, not by how it is built."""
+"""Test helper that drives the chat page as a user does: by roles and names, not by how it is
+built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chromium on the page of a server that the test directs."""
+"""Fixtures for tests of the web pages: Chromium on a page of a server that the test controls."""
 
 from __future__ import annotations
 

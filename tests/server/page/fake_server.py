@@ -1,4 +1,4 @@
-"""A server for the chat page that says only what a test tells it to say.
+"""A fake server for tests of the chat page: it sends only what a test tells it to send.
 
 Speaks the WebSocket protocol of /v1/responses and serves the page under the strictest policy; knows
 no model. Every wait of a test on it has a deadline.

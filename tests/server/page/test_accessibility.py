@@ -1,4 +1,5 @@
-"""What every reader needs of the pages: names, contrast, an order of Tab, calm."""
+"""Tests of the accessibility of all pages: names of controls, contrast, Tab order, and reduced
+motion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The API page on a real server: every endpoint and its fields, and requests that it sends."""
+"""Tests of the API page on a real server: it shows every endpoint with its fields, and sends
+requests."""
 
 from __future__ import annotations
 

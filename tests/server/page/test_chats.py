@@ -1,4 +1,5 @@
-"""The list of chats: kept by the browser, as far as it lets the page."""
+"""Tests of the chat page's list of chats: stored in the browser, shared between tabs, bounded, and
+usable without storage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Connections that break, servers that go and come back."""
+"""Tests of the chat page when its connection breaks or the server restarts: it reconnects and
+continues its answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page without a mouse, and for screen readers."""
+"""Tests of the chat page with the keyboard alone and for screen readers."""
 
 from __future__ import annotations
 

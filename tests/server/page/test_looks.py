@@ -1,4 +1,5 @@
-"""Light and dark, narrow and long, and what the page may load."""
+"""Tests of the chat page's appearance: light and dark themes, phones, scrolling, and that it loads
+nothing from elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers with their form, and what hostile text becomes: text."""
+"""Tests of Markdown in the chat page: answers are formatted, and hostile text stays text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Where a server has several models each chat is asked of the one that was picked for it."""
+"""Tests of the chat page's model picker: with several models, each chat keeps the one selected for
+it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The page's modules that decide: answers, input, figures, back-off, explanations.
+"""Tests of the chat page's JavaScript modules without the page: answer states, input, figures,
+back-off and error texts.
 
-They run in Chromium, where they live, but without the page around them.
+The modules run in Chromium.
 """
 
 from __future__ import annotations

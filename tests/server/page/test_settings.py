@@ -1,4 +1,5 @@
-"""What the reader chooses for all answers: sent, kept, and never where it should not be."""
+"""Tests of the chat page's settings: they are sent with each question and stored, but an API key
+only for the tab."""
 
 from __future__ import annotations
 

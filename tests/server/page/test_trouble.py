@@ -1,4 +1,4 @@
-"""What the reader is told when something goes wrong, and that it never becomes markup."""
+"""Tests of the chat page's error messages: each explains the failure and never becomes markup."""
 
 from __future__ import annotations
 
