@@ -1,1 +1,1 @@
-"""Tests of server/scheduling."""
+"""Tests of server/scheduling: admission, queues, routing and recovery of requests."""

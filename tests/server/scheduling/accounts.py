@@ -1,4 +1,4 @@
-"""Audit accounts for fake workers, in the form that real workers send."""
+"""Audit accounts of fake workers for tests, in the form that real workers send."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Fake workers as processes on an in-memory network: they listen, greet, send heartbeats and
-compute."""
+"""Fake workers for tests of the scheduler, as processes on an in-memory network: they listen,
+greet, send heartbeats and compute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Fake workers without a model: they follow the protocol exactly and "compute" a fixed text.
+"""Fake workers without a model for tests of the scheduler: they follow the protocol exactly and
+"compute" a fixed text.
 
 The token at a position depends only on the request's seed and that position, as in the real engine,
 so any attempt can continue another. No Trio here; fake_processes.py puts them on a network.

@@ -1,5 +1,5 @@
-"""Simulates a fleet by discrete events, as admission sees it: a queue, a prefill worker and decode
-rows.
+"""A discrete event simulation of a fleet for tests of admission: a queue, a prefill worker and
+decode rows.
 
 Clients arrive by a Poisson process independent of the load (open loop), and return when told to, or
 not. Admission is production code; computing is arithmetic.

@@ -1,6 +1,6 @@
-"""A reference model of the fair queue: plain lists, fully scanned each time.
+"""A reference model of the fair queue for tests: plain lists, fully scanned each time.
 
-It is correct rather than fast, and only for tests. Ageing has its own tests.
+Simple rather than fast. Ageing is not modelled; it has its own tests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Helpers that bring a request into a phase, with no frame in transit."""
+"""Test helpers that bring a request into a phase, with no frame in transit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tests of strikes: what isolates, convicts and clears a request; and refused prompts."""
+"""Tests of strikes against requests whose workers died: what isolates, convicts and clears a
+request, and which prompts are refused."""
 
 from __future__ import annotations
 

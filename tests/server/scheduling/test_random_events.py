@@ -1,5 +1,5 @@
-"""Property test: whatever happens in whatever order, each request ends once, and no token is lost,
-duplicated or moved."""
+"""Property tests of the scheduler: after any events in any order, each request has ended once, and
+no token is lost, repeated or moved."""
 
 from __future__ import annotations
 

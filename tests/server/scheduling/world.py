@@ -1,5 +1,5 @@
-"""A scheduler and fake workers without a network: each frame waits in a queue until the test (or
-hypothesis) delivers it, in any order."""
+"""A scheduler and fake workers without a network, for tests: each frame waits in a queue until the
+test delivers it, in any order."""
 
 from __future__ import annotations
 
