@@ -1,1 +1,1 @@
-"""Tests of server/text."""
+"""Tests of server/text: tokenizers, chat templates, grammars and tool calls."""

@@ -1,4 +1,5 @@
-"""A closed schema allows no unlisted key, and nothing that the original schema refuses."""
+"""Tests of closing a JSON schema: the result allows no unlisted key, and every value that it allows
+is valid for the original."""
 
 from __future__ import annotations
 

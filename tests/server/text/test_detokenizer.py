@@ -1,4 +1,4 @@
-"""Incrementally decoded text equals the text of all ids."""
+"""Tests of the incremental detokenizer: the pieces together equal the text of all ids."""
 
 from __future__ import annotations
 

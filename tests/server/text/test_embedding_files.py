@@ -1,4 +1,4 @@
-"""Embedding settings in model directories."""
+"""Tests of reading embedding settings from model directories."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tools, calls and results as conversation text, for templates without tools."""
+"""Tests of writing tools, calls and results as conversation text, for chat templates without
+tools."""
 
 from __future__ import annotations
 

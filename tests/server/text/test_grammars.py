@@ -1,4 +1,4 @@
-"""Grammars are checked in a separate process, which may be killed and is restarted."""
+"""Tests of checking grammars in a separate process, which may be killed and is restarted."""
 
 from __future__ import annotations
 

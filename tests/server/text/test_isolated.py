@@ -1,4 +1,5 @@
-"""Work in a child process returns its result, or None if it exceeds a limit."""
+"""Tests of running work in a child process with limits: it returns the result, or None if a limit
+is exceeded."""
 
 from __future__ import annotations
 

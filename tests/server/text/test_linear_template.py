@@ -1,4 +1,5 @@
-"""Which chat templates run in the server, and how the others run in a child process."""
+"""Tests of which chat templates run in the server process, and how the others run in a child
+process."""
 
 from __future__ import annotations
 

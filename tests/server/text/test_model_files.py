@@ -1,4 +1,4 @@
-"""Reading model directories, and errors for missing or broken files."""
+"""Tests of reading model directories, and of errors for missing or broken files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chat page texts in a model directory, and errors for broken files."""
+"""Tests of reading the chat page's texts from a model directory, and of errors for broken files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Text processes: results are correct, arrive in pieces, and do not block other jobs."""
+"""Tests of text processes, which tokenize and parse: results are correct, and long jobs do not
+block others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Separating reasoning from the answer: its tokens, its start, and its text."""
+"""Tests of separating a model's reasoning from its answer: its markers, its tokens and its text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sampling defaults in model directories."""
+"""Tests of reading sampling defaults from model directories."""
 
 from __future__ import annotations
 

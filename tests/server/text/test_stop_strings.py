@@ -1,4 +1,4 @@
-"""Stop strings, whatever pieces the text arrives in."""
+"""Tests of stop strings: the same text is shown whatever pieces the output arrives in."""
 
 from __future__ import annotations
 

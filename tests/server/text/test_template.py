@@ -1,4 +1,4 @@
-"""Chat templates of real model directories, and hostile ones."""
+"""Tests of rendering chat templates, of real model directories and hostile ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Encoding texts: limits, work done in text processes, and special tokens in user text."""
+"""Tests of encoding texts: limits, work in text processes, and special tokens in user text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tool calls are parsed in each format however the text is split; other text stays text."""
+"""Tests of parsing tool calls in each format: the result does not depend on how the text is split,
+and other text stays text."""
 
 from __future__ import annotations
 

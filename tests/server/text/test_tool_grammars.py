@@ -1,4 +1,4 @@
-"""Grammars of required tool calls, in each format."""
+"""Tests of the grammars of required tool calls, in each format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Chat templates of each format: the reader parses calls as the template renders them."""
+"""Tests of chat templates with tools: calls that a template renders are parsed as calls of its
+format."""
 
 from __future__ import annotations
 

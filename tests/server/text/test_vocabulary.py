@@ -1,4 +1,4 @@
-"""Texts of single tokens."""
+"""Tests of the texts of single tokens in a tokenizer's vocabulary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sample completions in each tool call format, with the expected results."""
+"""Test cases for tool calls: sample completions in each format, with the expected results."""
 
 from __future__ import annotations
 
