@@ -1,4 +1,5 @@
-"""Tests of which keys are accepted, and of changed tenants."""
+"""Tests of API keys and tenants: which keys are accepted, and changes to tenants while the server
+runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests that errors of work in a thread keep nothing alive."""
+"""Tests of work in threads: an error that it raises keeps no object alive."""
 
 from __future__ import annotations
 

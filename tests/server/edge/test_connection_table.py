@@ -1,4 +1,5 @@
-"""Tests of which connection is evicted for which, over any order of events."""
+"""Tests of the connection table: which connection is evicted for a new one, after any order of
+events."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Time that passes when a test says so, beside real sockets.
+"""Advances Trio's MockClock in tests with real sockets, at the moments that the test chooses.
 
-With trio's MockClock no deadline comes nearer while the machine is busy; unlike a clock that jumps
-by itself, it does not overtake what is under way between two sockets.
+With this clock no deadline expires because the machine is busy. An autojump clock would overtake
+data in transit between two sockets.
 """
 
 from __future__ import annotations

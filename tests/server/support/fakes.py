@@ -1,4 +1,5 @@
-"""A fleet and a text model for tests of the surface: scripted, in process, without workers.
+"""A scripted fleet and a text model for tests of the API. They run in this process, without
+workers.
 
 The text model's tokens are the bytes of UTF-8, so every text can be told from its ids by eye.
 """

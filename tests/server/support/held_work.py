@@ -1,4 +1,5 @@
-"""Text processes whose work is done here, when a test lets it: for what happens meanwhile."""
+"""Fake text processes for tests: they run a job in this process, and only when the test releases
+it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events of requests as tests publish them."""
+"""Test helpers that publish the events of a request."""
 
 from __future__ import annotations
 

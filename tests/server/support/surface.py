@@ -1,4 +1,5 @@
-"""The whole surface on a real socket, in the test's own event loop, over a fake fleet."""
+"""The whole HTTP application for tests: on a real socket, in the test's event loop, over a fake
+fleet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tenants for tests, by their keys."""
+"""Tenants for tests, looked up by API key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A WebSocket client that can misbehave: frames are made here byte by byte."""
+"""A WebSocket client for tests that can misbehave: it builds frames byte by byte."""
 
 from __future__ import annotations
 

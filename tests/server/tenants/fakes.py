@@ -1,4 +1,4 @@
-"""An observer of account stores that records its calls."""
+"""A fake observer of account stores for tests, which records its calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A running store of either kind, with control over the time of its accounts."""
+"""Test helper that runs an account store, in memory or in Redis, and controls the time of its
+accounts."""
 
 from __future__ import annotations
 
