@@ -1,4 +1,4 @@
-"""Sums over many simulated runs, and the output of the commands."""
+"""Tests of simulation campaigns: the totals over many runs, and the output of the commands."""
 
 from __future__ import annotations
 

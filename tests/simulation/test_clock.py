@@ -1,4 +1,5 @@
-"""Waiting in virtual time: the same as Trio's own waits, without their cancel scopes."""
+"""Tests of waiting in virtual time: the simulator's waits behave like Trio's own, without cancel
+scopes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The scripted engine: wrong KV gives another token, and writes into unleased blocks are
-reported."""
+"""Tests of the scripted engine: wrong KV results in another token, and writes into blocks without a
+lease are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests in virtual time that lose exactly one frame, drawn at random."""
+"""Tests of losing exactly one frame, drawn at random, in virtual time."""
 
 from __future__ import annotations
 

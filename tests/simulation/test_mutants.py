@@ -1,4 +1,5 @@
-"""The simulator notices a missing guard: the short version of `make simulate-mutants`."""
+"""Tests that the simulator detects a product with a guard removed: the short version of `make
+simulate-mutants`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Seeds are deterministic, and none of those that run here breaks an invariant."""
+"""Tests of simulated runs: a seed always has the same trace, and no seed that runs here breaks an
+invariant."""
 
 from __future__ import annotations
 
