@@ -1,4 +1,4 @@
-"""A model to import, and a store to import it into."""
+"""Fixtures for tests of the model store: a model to import, and a store to import it into."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""LoRA adapters: read completely or refused with a remedy; digests cover their numbers."""
+"""Tests of LoRA adapter files in the store: each is read completely or refused with a remedy, and
+its digest covers its numbers."""
 
 from __future__ import annotations
 

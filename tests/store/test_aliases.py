@@ -1,4 +1,5 @@
-"""Tags and aliases: resolving, moving, and protecting versions from removal."""
+"""Tests of tags and aliases in the model store: resolving them, moving them, and protecting
+versions from removal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Reading untrusted files: special files do not block, and nothing is read beyond its bounds."""
+"""Tests of reading untrusted files: special files do not block, and no more than the bound is
+read."""
 
 from __future__ import annotations
 

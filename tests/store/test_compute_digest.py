@@ -1,4 +1,5 @@
-"""Which versions compute the same bits and so share golden tokens and workers."""
+"""Tests of the compute digest: versions that compute the same bits share golden tokens and
+workers."""
 
 from __future__ import annotations
 

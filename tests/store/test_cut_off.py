@@ -1,5 +1,5 @@
-"""Commands that are killed or run out of space: the store stays valid, and the next command
-works."""
+"""Tests of store commands that are killed or run out of space: the store stays valid, and the next
+command works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""GGUF files: metadata that is read, and errors for broken or unsupported files."""
+"""Tests of GGUF files in the store: tokenizer and metadata, and errors for broken or unsupported
+files."""
 
 from __future__ import annotations
 

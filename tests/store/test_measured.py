@@ -1,4 +1,5 @@
-"""Golden tokens and capacity of a version: stored, replaced by key, checked, removed."""
+"""Tests of golden tokens and capacity stored with a version: replaced by key, checked, and removed
+with it."""
 
 from __future__ import annotations
 

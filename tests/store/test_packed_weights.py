@@ -1,4 +1,4 @@
-"""Removing packed weights, on any file system and while processes write some."""
+"""Tests of removing packed weights on any file system, also while processes write some."""
 
 from __future__ import annotations
 

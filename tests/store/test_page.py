@@ -1,4 +1,4 @@
-"""The commands on the operators' page about the store work in their order."""
+"""Tests that the commands on the operators' page about the model store work in the order shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of versions, and names that never become a path."""
+"""Tests of parsing references to versions and their manifests; no name ever becomes a path."""
 
 from __future__ import annotations
 

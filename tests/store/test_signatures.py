@@ -1,4 +1,5 @@
-"""Signatures: their content, how to check them, and where one is required."""
+"""Tests of signatures of versions in the store: their content, how to check them, and where one is
+required."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Tests of registries."""
+"""Tests of pushing model versions to OCI registries and pulling them."""

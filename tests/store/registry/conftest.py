@@ -1,4 +1,5 @@
-"""A version to push, a real registry, and a registry that lies."""
+"""Fixtures for tests of registries: a version to push, a real registry, and a fake registry that
+lies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A registry in a thread of the test that can give answers no real one would."""
+"""A fake registry for tests, in a thread: it can give answers that no real registry would give."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Push LoRA adapters to a real registry and pull them: unchanged, signed and servable."""
+"""Tests of pushing LoRA adapters to a real registry and pulling them: they come back unchanged,
+with signatures, and can be served."""
 
 from __future__ import annotations
 

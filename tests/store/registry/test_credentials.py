@@ -1,4 +1,5 @@
-"""Credentials for registries: their sources, and how a real registry asks for them."""
+"""Tests of credentials for registries: where they come from, and how a real registry asks for
+them."""
 
 from __future__ import annotations
 

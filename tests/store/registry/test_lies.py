@@ -1,4 +1,5 @@
-"""A registry that lies, refuses or misbehaves: each case has its error, and nothing is kept."""
+"""Tests of registries that lie, refuse or misbehave: each case has its error, and wrong data is
+never kept."""
 
 from __future__ import annotations
 

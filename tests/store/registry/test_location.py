@@ -1,4 +1,4 @@
-"""References to registries: valid and invalid ones."""
+"""Tests of parsing references to registries, valid and invalid ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands on the operators' page about registries work in their order."""
+"""Tests that the commands on the operators' page about registries work in the order shown."""
 
 from __future__ import annotations
 

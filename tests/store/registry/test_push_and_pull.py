@@ -1,4 +1,5 @@
-"""Versions go to a real registry and come back unchanged, despite broken connections."""
+"""Tests of pushing versions to a real registry and pulling them: they come back unchanged, despite
+broken connections."""
 
 from __future__ import annotations
 

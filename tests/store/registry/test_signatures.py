@@ -1,4 +1,5 @@
-"""Signatures travel with their version, and a pull refuses versions without a required one."""
+"""Tests of signatures in registries: they are pushed and pulled with their version, and a pull
+refuses a version without a required one."""
 
 from __future__ import annotations
 

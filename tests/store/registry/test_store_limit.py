@@ -1,4 +1,5 @@
-"""A store with a limit: evicted versions can be pulled again; needed and unique ones stay."""
+"""Tests of a model store with a size limit: evicted versions can be pulled again, and versions that
+are needed or exist only here stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TLS to registries: which certificates are trusted, and what needs an explicit option."""
+"""Tests of TLS to registries: which certificates are trusted, and what needs an explicit option."""
 
 from __future__ import annotations
 

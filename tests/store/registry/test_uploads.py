@@ -1,4 +1,4 @@
-"""Uploads to registries and proxies with different behaviour."""
+"""Tests of uploading blobs to registries and through proxies that behave differently."""
 
 from __future__ import annotations
 
