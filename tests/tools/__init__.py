@@ -1,1 +1,1 @@
-"""Tests of tools."""
+"""Tests of tools/: the installer, and the demo model's training."""

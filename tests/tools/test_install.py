@@ -1,4 +1,5 @@
-"""How pip's settings reach uv, and what an installation prints."""
+"""Tests of tools/install.py: how pip's settings are passed to uv, and what an installation
+prints."""
 
 import re
 import subprocess

@@ -1,1 +1,1 @@
-"""Tests of the demo model and of what makes it."""
+"""Tests of the demo model, and of the programs that train and export it."""

@@ -1,4 +1,5 @@
-"""The directory that ships: its size, its tokenizer and template, its weights, and its card."""
+"""Tests of the shipped demo model: size of its directory, tokenizer, chat template, weights, and
+model card."""
 
 import json
 from itertools import islice

@@ -1,4 +1,5 @@
-"""A checkpoint brings back weights, optimizers and progress: training goes on exactly."""
+"""Tests of training checkpoints of the demo model: training continues exactly from the saved
+weights, optimizers and progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The generator: the same text for the same seed, and nothing of the held-out side in it."""
+"""Tests of the generator of training text: a seed determines the text, and held-out questions never
+appear in it."""
 
 from itertools import islice
 from random import Random

@@ -1,4 +1,5 @@
-"""Sums: what the generator asks for, and that the model that ships computes or declines them."""
+"""Tests of arithmetic in the demo model: which sums the generator asks, and that the model computes
+or declines each of them."""
 
 from __future__ import annotations
 
