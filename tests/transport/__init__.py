@@ -1,1 +1,1 @@
-"""Tests of the transport."""
+"""Tests of the transport between server and workers: frames, leases, links and handshakes."""

@@ -1,4 +1,4 @@
-"""Run a coroutine repeatedly, cancelling it at its first, second, … k-th step."""
+"""Test helper that runs a coroutine repeatedly and cancels it at its first, second, … k-th step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A separate process at the other end of a link that sends back whatever it receives.
+"""An echo process for tests of links: it sends back every message that it receives.
 
 Run as `python -m tests.transport.echo_peer bind|connect ADDRESS`; its first line on stdout says
 that it is ready (and its address, if bound).

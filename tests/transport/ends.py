@@ -1,4 +1,4 @@
-"""Two connected ends of a network over memory, ipc or tcp, for the tests of links."""
+"""Test helper that connects two ends of a network over memory, ipc or tcp."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A process that listens but does not read, while a process that floods it is killed.
+"""A process for tests of links: it listens but does not read, while a process that floods it is
+killed.
 
 Run as `python -m tests.transport.full_reader ADDRESS`. It prints `lives` after longer than any of
 ZeroMQ's timers would need; without the fix libzmq aborts it.

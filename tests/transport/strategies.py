@@ -1,4 +1,5 @@
-"""Random frames drawn from the schema: a new frame or field is covered at once."""
+"""Hypothesis strategies that draw random frames from the schema, so new frames and fields are
+covered automatically."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Addresses: how they are parsed, and which are safe."""
+"""Tests of link addresses: how they are parsed, and which are safe to bind or to announce."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Codec: frames arrive as they were sent; invalid ones are refused cheaply."""
+"""Tests of the frame codec: frames are decoded as they were encoded, and invalid ones are refused
+at little cost."""
 
 from __future__ import annotations
 

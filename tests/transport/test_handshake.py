@@ -1,4 +1,5 @@
-"""HELLO: which peers may work together, and the reasons that refused ones get."""
+"""Tests of the HELLO handshake: which peers may work together, and the reasons that refused ones
+get."""
 
 from __future__ import annotations
 

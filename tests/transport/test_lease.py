@@ -1,4 +1,5 @@
-"""Leases: every cell of the tables, one release path, tombstones, renewal, expiry."""
+"""Tests of leases: every cell of the state tables, the single release path, tombstones, renewal and
+expiry."""
 
 from __future__ import annotations
 

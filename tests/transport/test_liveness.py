@@ -1,4 +1,5 @@
-"""Peers: every cell of the table, silence, no progress, new epochs; and our own standstill."""
+"""Tests of peer liveness: every cell of the state table, silence, lack of progress, new epochs, and
+pauses of our own process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The in-memory network: virtual time, counted faults, the same run for the same seed."""
+"""Tests of the in-memory network: virtual time, counted faults, and the same run for the same
+seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Names, connections, keys and roles, decided without sockets."""
+"""Tests of the gate that decides which connection may use which name, key and role. No sockets are
+involved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/protocol.md matches the code: frames, fields, states, reasons, numbers."""
+"""Tests that docs/protocol.md matches the code: frames, fields, states, reasons and numbers."""
 
 from __future__ import annotations
 

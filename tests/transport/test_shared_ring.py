@@ -1,4 +1,5 @@
-"""Shared rings: readable by processes of the same host, gone with their owners."""
+"""Tests of rings in shared memory: processes of the same host can read them, and they disappear
+with their owner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packed tokens, digests and the gate."""
+"""Tests of packed token ids, of digests, and of the gate that checks received frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Windows: nothing is sent beyond them, and no room is lost."""
+"""Tests of flow control windows: bytes in flight stay within the window, and no credit is lost."""
 
 from __future__ import annotations
 

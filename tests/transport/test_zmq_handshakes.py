@@ -1,4 +1,4 @@
-"""Keys that do not match, and keys on one side only: what both sides report."""
+"""Tests of ZeroMQ links with wrong keys or keys on one side only: what both sides report."""
 
 from __future__ import annotations
 

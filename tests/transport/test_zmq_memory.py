@@ -1,4 +1,4 @@
-"""Memory of received messages stays with the process for the next message."""
+"""Tests that the process reuses the memory of received ZeroMQ messages for the next ones."""
 
 from __future__ import annotations
 

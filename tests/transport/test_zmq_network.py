@@ -1,4 +1,4 @@
-"""Links over ZeroMQ: safe addresses, keys, zero-copy, clean shutdown."""
+"""Tests of links over ZeroMQ: safe addresses, keys, zero-copy sending, and clean shutdown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links between processes that are killed, stopped and started again."""
+"""Tests of ZeroMQ links between processes that are killed, paused and restarted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Stress the Trio adapter: tiny high-water marks, many tasks per socket, cancellations anywhere.
+"""Tests of the Trio adapter for ZeroMQ sockets under stress: tiny high-water marks, many tasks per
+socket, cancellations anywhere.
 
 Runs with and without cancellation: deadlines also wake tasks that a lost edge has left asleep.
 """
