@@ -1,4 +1,4 @@
-"""Freed memory goes back to the system."""
+"""Tests that a process returns large freed memory blocks to the operating system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The JSON form of an audit, and a process's facts about itself."""
+"""Tests of audits as JSON, and of the facts that a process reports about itself."""
 
 from __future__ import annotations
 

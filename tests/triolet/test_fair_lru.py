@@ -1,4 +1,5 @@
-"""Fair LRU: the owner with most relative to its share loses first, and the counts stay right."""
+"""Tests of the fair LRU: the owner furthest above its share loses entries first, and the counts
+stay right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Grammars are compiled within bounds, and invalid ones get a one-line error."""
+"""Tests of compiling grammars: compilation is bounded, and an invalid grammar gets a one-line
+error."""
 
 from __future__ import annotations
 

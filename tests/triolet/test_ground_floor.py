@@ -1,4 +1,4 @@
-"""Ids, sampling parameters, config and errors."""
+"""Tests of the package's basic types: ids, sampling parameters, config and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The user's own folders, and the messages of commands for a user without a home directory."""
+"""Tests of a user's data and config folders, and of error messages for a user without a home
+directory."""
 
 from __future__ import annotations
 

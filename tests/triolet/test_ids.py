@@ -1,4 +1,4 @@
-"""Names of errors and peers in logs and messages."""
+"""Tests of how errors and peers are named in logs and messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What check_invariants finds, and what it must not report."""
+"""Tests of check_invariants: each violation of an audit is found, and a healthy fleet has none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Available memory: of the machine, and of each control group around the process."""
+"""Tests of measuring available memory: that of the machine, and of each control group around the
+process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""New files are private; existing ones with wider permissions are tightened or refused."""
+"""Tests of private files: new ones are readable by their owner only, and existing ones with wider
+permissions are tightened or refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Which version of a public name a request gets, and which routes are refused."""
+"""Tests of routes from a public model name to versions: which version a request gets, and which
+routes are refused."""
 
 from __future__ import annotations
 

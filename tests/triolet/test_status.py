@@ -1,3 +1,5 @@
+"""Tests of a process's status reports: each is one line that parses back to an equal report."""
+
 from __future__ import annotations
 
 import io

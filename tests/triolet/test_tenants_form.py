@@ -1,4 +1,5 @@
-"""Valid tenants files, and the errors for invalid ones."""
+"""Tests of parsing tenants files: every field is read, and each mistake gets an error that names
+it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A changed file counts once it has settled; one that cannot be read is reported once."""
+"""Tests of watching a file: a change counts once it has settled, and an unreadable file is reported
+once."""
 
 from __future__ import annotations
 
