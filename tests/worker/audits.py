@@ -1,4 +1,4 @@
-"""Audits of workers in tests, as of a fleet whose server has no requests."""
+"""Test helper that audits workers, with a server that has no requests."""
 
 from __future__ import annotations
 

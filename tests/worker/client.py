@@ -1,4 +1,4 @@
-"""A minimal server for tests of workers: greets them, starts attempts, records answers.
+"""A minimal server for tests of workers: it greets them, starts attempts and records answers.
 
 Uses the protocol only.
 """

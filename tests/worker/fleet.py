@@ -1,4 +1,5 @@
-"""Both worker loops on one in-memory network, with scripted engines in virtual time."""
+"""Test helper that runs both worker loops on one in-memory network, with scripted engines in
+virtual time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Guesses of the scripted engine's tokens, some of them wrong."""
+"""A source of guesses for tests of speculative decoding: tokens of the scripted engine, some of
+them wrong."""
 
 from __future__ import annotations
 

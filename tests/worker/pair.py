@@ -1,7 +1,8 @@
-"""A prefill and a decode core face to face, without Trio: a network of lists, a clock by hand.
+"""A prefill and a decode core connected for tests, without Trio: the network is lists, and the test
+sets the clock.
 
-Everything that may go wrong is asked for by the caller: which frame is delivered next, twice, never
-or damaged; whether a step returns, fails, or is still running.
+The test decides everything that may go wrong: which frame is delivered next, twice, never or
+damaged, and whether a step returns, fails, or is still running.
 """
 
 from __future__ import annotations

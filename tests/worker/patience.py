@@ -1,4 +1,4 @@
-"""Long deadlines for real workers in tests of other things.
+"""Long deadlines for tests that run real workers but do not test deadlines.
 
 A busy machine may stop a process for longer than the product waits; the effects of that are tested
 in virtual time.

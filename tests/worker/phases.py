@@ -1,4 +1,4 @@
-"""Phases of an attempt from which the tests of two cores start."""
+"""Phases of an attempt from which tests of a prefill and a decode core start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A prefill and a decode worker with real engines over sockets, and a client of both."""
+"""A prefill and a decode worker with real engines over sockets, for tests, and a client of both."""
 
 from __future__ import annotations
 

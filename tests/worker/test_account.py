@@ -1,4 +1,5 @@
-"""A worker's account in an audit, phase by phase, and the peers that may ask for it."""
+"""Tests of a worker's account in an audit: its content in each phase of a request, and which peers
+may request it."""
 
 from __future__ import annotations
 

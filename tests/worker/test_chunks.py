@@ -1,4 +1,5 @@
-"""Chunk scheduling: short prompts do not wait for long ones, long ones are not starved."""
+"""Tests of chunk scheduling in prefill: short prompts do not wait for long ones, and long ones do
+not starve."""
 
 from __future__ import annotations
 

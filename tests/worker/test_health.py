@@ -1,4 +1,4 @@
-"""Health probes: answers, bounds, and a process whose device hangs."""
+"""Tests of a worker's health probes: their answers and limits, and a worker with a hung device."""
 
 from __future__ import annotations
 

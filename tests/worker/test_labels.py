@@ -1,4 +1,4 @@
-"""Labels of workers, from settings to the servers' status page."""
+"""Tests of worker labels (zone, pool and others), from the settings to the servers' status page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Cores are borrowed from idle workers without waiting, and are free after a crash."""
+"""Tests of lending CPU cores: a worker borrows those of idle workers without waiting, and a crash
+frees them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The number of weights equals that of transformers."""
+"""Tests of counting a model's weights: the number equals that of transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Random orders of events: no block is lost or leased twice, and tokens stay right."""
+"""Property tests of a prefill and a decode core: in any order of events, no block is lost or leased
+twice, and tokens stay right."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Prompts with the same beginning: nothing is computed or sent twice, and every token stays
-right."""
+"""Tests of the prefix cache across prefill and decode: a shared prefix is computed and sent once,
+and every token stays right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Embedding inputs on a prefill worker: right vectors, bounds, and no leftovers."""
+"""Tests of embedding inputs on a prefill core: vectors are right, limits hold, and all blocks are
+freed."""
 
 from __future__ import annotations
 

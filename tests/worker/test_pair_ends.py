@@ -1,4 +1,5 @@
-"""Two cores: every end frees everything, in one function, and is reported once."""
+"""Tests of how attempts end on a prefill and a decode core: every end frees all blocks and is
+reported once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Two cores with KV in plaintext, and a third process that sends forged frames to decode."""
+"""Tests of forged KV frames: a third process sends them to decode over an unencrypted link, and
+their MACs are rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Several completions of one prompt: computed once, shared by reference count, ended separately."""
+"""Tests of several completions of one prompt: the prompt is computed once, and its blocks are
+shared by reference count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two cores: chunks, credits, and invalid frames."""
+"""Tests of frames between a prefill and a decode core: KV chunks, credits, and invalid frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Two cores with guesses on decode: the same tokens, ends and windows, in fewer steps."""
+"""Tests of speculative decoding on the decode core: the same tokens, ends and windows as without
+it, in fewer steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Prompts that decode computes itself: beside streams, under one lease, with the same result."""
+"""Tests of prompts that the decode core computes itself: in chunks beside streams, with one lease,
+and with the same result."""
 
 from __future__ import annotations
 

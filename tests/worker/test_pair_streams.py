@@ -1,4 +1,4 @@
-"""Two cores: tokens, windows, replays, preemption."""
+"""Tests of streams from the decode core: tokens, windows, replays and preemption."""
 
 from __future__ import annotations
 

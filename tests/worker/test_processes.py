@@ -1,4 +1,5 @@
-"""Each role as a separate process: it reports when it is ready, serves, and exits on SIGTERM."""
+"""Tests of worker roles as separate processes: each reports when it is ready, serves, and exits on
+SIGTERM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A worker's estimates of its own speed, and the prompt tokens that a decode step may hold."""
+"""Tests of a worker's estimates of its own speed, and of how many prompt tokens a decode step may
+include."""
 
 from __future__ import annotations
 

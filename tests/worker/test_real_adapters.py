@@ -1,5 +1,5 @@
-"""One prompt with the base and with adapters, over real engines and sockets: KV is never shared
-between them, in the pool and in host memory, on both workers."""
+"""Tests of LoRA adapters over real engines and sockets: workers never share KV between adapters,
+neither in the pool nor in host memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chats over a real model and real sockets: cache hits change no token."""
+"""Tests of cache hits in chats over a real model and real sockets: they change no token."""
 
 from __future__ import annotations
 

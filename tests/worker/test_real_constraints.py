@@ -1,5 +1,5 @@
-"""Completions with a grammar on real workers: exact beside others, with guesses and new
-attempts."""
+"""Tests of grammar-constrained completions on real workers: tokens are the same in any batch, with
+guesses, and after a new attempt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Prefill and decode with a real model over real sockets: the same tokens as in one process."""
+"""Tests of prefill and decode with a real model over real sockets: the same tokens as one engine
+alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Workers on one host that share prefill's ring: the same tokens and guarantees."""
+"""Tests of workers on one host that share prefill's send ring: tokens and guarantees are the same
+as over sockets."""
 
 from __future__ import annotations
 

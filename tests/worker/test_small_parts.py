@@ -1,4 +1,5 @@
-"""Peers and tombstones: bounded, and forgotten in time."""
+"""Tests of a worker's tables of peers and of ended attempts: both are bounded, and entries
+expire."""
 
 from __future__ import annotations
 

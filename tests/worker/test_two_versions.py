@@ -1,5 +1,5 @@
-"""Two versions of one model behind one server: each answers with its own tokens, and no worker is
-used for the wrong one, whatever addresses a server is given."""
+"""Tests of two versions of one model behind one server: each answers with its own tokens, and no
+worker is used for the wrong version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Workers of a newer release serve servers of the previous one, and of no older one."""
+"""Tests of rolling upgrades: workers of a newer release serve servers of the previous release, but
+of none before it."""
 
 from __future__ import annotations
 

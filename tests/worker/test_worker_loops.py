@@ -1,4 +1,5 @@
-"""Whole workers in virtual time: streams, cancels, silence, drains, hung devices."""
+"""Tests of whole workers in virtual time: streams, cancels, silent servers, drains and hung
+devices."""
 
 from __future__ import annotations
 
