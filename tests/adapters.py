@@ -1,5 +1,5 @@
-"""Writes LoRA adapters in PEFT's format with random numbers, and the same merged into a
-checkpoint."""
+"""Test helpers that write LoRA adapters in PEFT's format with random numbers, and checkpoints with
+the same adapters merged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a real browser for the tests of the page, and records its console errors."""
+"""Test helper that runs Chromium for the tests of the web pages, and records its console errors."""
 
 from __future__ import annotations
 

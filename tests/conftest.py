@@ -1,4 +1,4 @@
-"""Shared fixtures and settings of all tests, and isolation between them."""
+"""Fixtures and settings shared by all tests, and isolation between tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Starts Python programs by forking a process that has already imported Triolet and torch.
+"""Test helper that starts Python programs by forking a process that has already imported Triolet
+and torch.
 
 Tests start hundreds of fleets, and most of each one's time would go into imports. The result is the
 same: a separate process and session with the given command line, environment and descriptors. As

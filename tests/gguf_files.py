@@ -1,4 +1,4 @@
-"""Writes small GGUF files with llama.cpp's own package."""
+"""Test helpers that write small GGUF files with llama.cpp's own package."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Imports slow modules that few tests use when they are first used.
+"""Test helper that imports slow modules when they are first used, because few tests use them.
 
-If several processes share the tests, each imports every test file.
+With several pytest processes, each imports every test file.
 """
 
 from __future__ import annotations

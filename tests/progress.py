@@ -1,4 +1,5 @@
-"""Shows the progress of `make test`: a line every ten seconds instead of a dot per test.
+"""A pytest plugin that shows the progress of `make test`: a line every ten seconds instead of a dot
+per test.
 
 Loaded with `-p tests.progress`. A failed test is named at once. Skipped tests are counted by reason
 at the end, before pytest's own summary.

@@ -1,4 +1,4 @@
-"""Runs a socketserver in a thread beside the test."""
+"""Test helper that runs a socketserver in a thread beside the test."""
 
 from __future__ import annotations
 
