@@ -20,12 +20,17 @@ if TYPE_CHECKING:
 
 PIECES = ("Once ", "upon ", "a ", "time.")
 TOKENS = len(PIECES) + 1
-"""One more than there are pieces: the end token."""
+"""Completion tokens of an answer: one per piece, and the end token."""
 MODEL = "canned"
 
 
 class StreamServer(ThreadingHTTPServer):
-    """Attributes: is_broken, whether streams stop without their end; seen, what was asked for."""
+    """The server, with an HTTP handler and a WebSocket endpoint.
+
+    Attributes:
+      is_broken: whether streams stop before their end marker.
+      seen: bodies of the requests received so far.
+    """
 
     daemon_threads = True
 
@@ -39,7 +44,7 @@ class StreamServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def finish_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
-        """Give WebSockets to the library that speaks them, everything else to the handler."""
+        """Serve a WebSocket with the websockets library, any other request with the handler."""
         if request.recv(64, socket.MSG_PEEK).startswith(b"GET /v1/responses "):
             self._converse(request)
         else:
@@ -66,12 +71,12 @@ class StreamServer(ThreadingHTTPServer):
 
 
 class StreamHandler(BaseHTTPRequestHandler):
-    """The HTTP half."""
+    """Answers HTTP requests."""
 
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        """Name the model."""
+        """Return the list of models."""
         body = json.dumps({"data": [{"id": MODEL}]}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
@@ -91,7 +96,7 @@ class StreamHandler(BaseHTTPRequestHandler):
         self._write_chunk(b"")
 
     def log_message(self, format: str, *args: object) -> None:
-        """Stay quiet: the test reads what matters from `seen`."""
+        """Log nothing; tests read the requests from `seen`."""
 
     def _write_chunk(self, data: bytes) -> None:
         self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))

@@ -48,7 +48,8 @@ def accounts(computed: int, late: int) -> StrayTokens:
 
 
 def test_every_row_that_decode_computed_belongs_to_an_attempt_or_to_its_last_step() -> None:
-    # Nine tokens, the first of which is prefill's, and one row that came too late.
+    # Eight of the nine tokens are decode's, because prefill computes the first one. The ninth row
+    # of decode is the late one.
     stray = accounts(computed=9, late=1)
     assert (stray.cut, stray.under_way, stray.unaccounted) == (1, [2], 0)
     assert stray.wrongs == []
@@ -106,6 +107,6 @@ def test_the_first_use_of_a_kv_block_takes_no_memory_from_workers_of_the_campaig
 def test_clients_wait_as_they_like_while_there_is_time_and_hurry_when_there_is_none() -> None:
     pace = Pace(count=1000, clients=10, budget_s=200.0)
     assert pace.next_wait_s(50.0) == MAX_WAIT_S
-    # 999 requests and 20 s are left for ten clients: 0.2 s for each request.
+    # With 999 requests and 20 s left, each of the ten clients has 0.2 s per request.
     assert pace.next_wait_s(230.0) == pytest.approx(0.4, rel=0.01)
     assert pace.next_wait_s(999.0) == EARLY_S

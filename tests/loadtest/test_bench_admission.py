@@ -76,8 +76,8 @@ def test_everybody_gets_a_place_or_a_refusal_and_every_step_is_timed() -> None:
         assert set(into.statuses) <= {OK, REFUSED}
         assert into.statuses.count(REFUSED) == len(into.refused)
         assert all(into.taken_ns[what] for what in (TAKEN, SETTLED, SWEPT))
-    # With a queue of seconds a request that was promised two of them is refused, unless nothing
-    # decides.
+    # The queue takes longer than the SLO of the sheddable class (2 s), so its requests are refused
+    # when admission is on. When it is off, none is.
     assert found[0, ON].refused
     assert not any(SUBMIT in lap.steps for lap in found[0, ON].refused)
     assert not found[0, OFF].refused
@@ -99,7 +99,7 @@ def test_a_way_that_takes_too_long_is_said() -> None:
 
 
 class Choosy(FakeFleet):
-    """Refuses what comes too late, lets a flood wait, and charges what it answers."""
+    """Refuses requests of one tenant, never answers those of the flood, and charges all others."""
 
     def __init__(self, quotas: Quotas) -> None:
         super().__init__(self.answer)
@@ -132,7 +132,7 @@ async def test_only_refusals_of_the_kind_that_was_asked_for_are_timed() -> None:
     fleet, text = Choosy(quotas), LargeText()
     async with surface(fleet, tenancy=tenancy, quotas=quotas, text=text) as server:
         taken_ns = await ask_too_much(server.url, 5, warm_s=0.0)
-    # The first one of its minute is taken on.
+    # The limit of one request per minute admits the first one.
     assert {status: len(taken) for status, taken in taken_ns.items()} == {
         OVERLOADED: 5,
         LIMITED: 4,

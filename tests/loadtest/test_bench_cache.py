@@ -32,7 +32,7 @@ VOCAB_SIZE = 16_384
 
 
 class NoBytes:
-    """A pool without memory, of which only the counts matter."""
+    """A fake pool that stores no bytes; the tests only count blocks."""
 
     def export_blocks(self, block_ids: Sequence[int]) -> bytes:
         return bytes(len(block_ids))
@@ -46,7 +46,7 @@ def turn(*block_ids: int, tokens: int | None = None) -> Turn:
 
 
 def found(turns: list[Turn], num_blocks: int) -> float:
-    """Return the hit rate of the real cache, one prompt after the other."""
+    """Return the hit rate of the real cache when the prompts run one after the other."""
     ledger = BlockLedger(num_blocks + 1)
     cache = PrefixCache(ledger, BLOCK_SIZE, NoBytes())
     for item in turns:
@@ -68,12 +68,13 @@ def test_a_turn_shares_the_tokens_of_the_blocks_that_it_shares() -> None:
 def test_ideal_is_what_a_larger_cache_does_not_lose() -> None:
     turns = [turn(0, 1, 2), turn(0, 3, 4), turn(0, 1, 2, 5)]
     tokens = sum(item.prompt_tokens for item in turns)
-    # The prompts' last blocks are not full: of the first turn blocks 0 and 1 are kept.
+    # Only full blocks are cached. The last block of each prompt is not full, so the first turn
+    # leaves blocks 0 and 1.
     assert ideal_hit_rate(turns, 100, BLOCK_SIZE) == (16 + 32) / tokens
     assert ideal_hit_rate(turns, 2, BLOCK_SIZE) == (16 + 16) / tokens
     assert ideal_hit_rate(turns, 0, BLOCK_SIZE) == 0.0
     whole = [turn(0, 1, tokens=32), turn(0, 1, tokens=32)]
-    assert ideal_hit_rate(whole, 9, BLOCK_SIZE) == 16 / 64, "the last token is always computed"
+    assert ideal_hit_rate(whole, 9, BLOCK_SIZE) == 16 / 64, "the last block must be computed again"
 
 
 def test_whole_conversations_are_read_and_scaled(tmp_path: Path) -> None:
@@ -129,7 +130,7 @@ def test_a_pool_that_what_runs_may_fill_is_held_to_no_ideal() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not TRACE.exists(), reason="the trace is not here")
+@pytest.mark.skipif(not TRACE.exists(), reason="the trace file is missing")
 @pytest.mark.parametrize("num_blocks", [255, 500, 1000, 4000])
 def test_the_cache_finds_what_the_ideal_one_finds_in_real_conversations(num_blocks: int) -> None:
     turns = read_turns(TRACE, BLOCK_SIZE, 24)

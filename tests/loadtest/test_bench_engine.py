@@ -48,7 +48,7 @@ SMALL = Shape(32, 48, 2, 2, 1, head_dim=16, vocab_size=2100, max_position_embedd
 
 
 class FakePeer:
-    """Takes a fixed time for everything, and records its requests."""
+    """A fake engine that takes a fixed time for each call, and records the calls."""
 
     def __init__(self, name: str, seconds: float, asked: list[str], dies_at: str = "") -> None:
         self.peer = Peer(name, "nowhere")
@@ -175,7 +175,7 @@ def test_the_time_of_our_steps_is_told_apart() -> None:
         "rest_ms": 125.0,
         "python_ms": 1625.0,
     }
-    assert rows[1]["products_ms"] == 62.5, "of a step"
+    assert rows[1]["products_ms"] == 62.5, "products are measured per step"
 
 
 def test_limits_are_those_of_memory_or_of_products() -> None:
@@ -248,7 +248,7 @@ def test_what_cannot_be_installed_leaves_a_note_and_what_can_is_found(
     assert why_not("x") is None
     [site] = tmp_path.glob("x/lib/python*/site-packages")
     assert {path.name for path in site.glob("*.py")} == {"wanted.py"}
-    assert install("x", packages) is None, "it is there already"
+    assert install("x", packages) is None, "the environment exists already"
 
 
 def test_a_model_file_says_its_shape_and_who_reads_it_takes_part(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_a_delay_is_that_of_the_same_token(stream: TokenStream) -> None:
     stream.arrivals = array("d", [1.0, 2.5, 3.25])
     sent = {3: [0.5, 2.0, 3.0, 3.2], 4: [2.0]}
     assert delays_ms([stream], sent, 1.0, 3.1) == [250.0, 500.0]
-    # What has not come counts until the last that has.
+    # A token that has not arrived counts as delayed until the last arrival.
     assert delays_ms([stream], sent, 3.1, 4.0) == [pytest.approx(50.0)]
 
 

@@ -188,7 +188,7 @@ def test_a_log_is_bounded(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_without_a_gpu_nothing_runs_and_one_line_says_what_is_missing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -279,7 +279,7 @@ def test_packed_wheels_are_installed_without_an_index_and_triolet_has_its_versio
         check=True,
     )
     assert said.stdout.split() == ["42", "0.1.0"]
-    assert install(tmp_path, manifest, tmp_path / "made", 0.0) == site  # used again
+    assert install(tmp_path, manifest, tmp_path / "made", 0.0) == site  # reused
     (tmp_path / MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(PackError, match="missing or damaged"):
         read_manifest(tmp_path)

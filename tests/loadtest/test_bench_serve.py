@@ -37,7 +37,7 @@ SERVERS_MODEL = Path("/models/any")
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Streams TOKENS events and ends as the model's name says."""
+    """Streams TOKENS events. The model's name selects the end: `good`, `cut`, or no reason."""
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -52,7 +52,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"data: [DONE]\n\n")
 
     def log_message(self, format: str, *args: object) -> None:
-        """Keep the test's output clean."""
+        """Log nothing."""
 
 
 @contextmanager

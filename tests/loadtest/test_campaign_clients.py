@@ -102,7 +102,7 @@ async def test_a_broken_connection_is_tried_again_where_that_is_wanted(end: list
     assert told.answer is not None
     assert len(told.broken) == 2
     assert told.broken[1].token_ids == ()
-    if not end:  # a reset may overtake what was sent before
+    if not end:  # a reset may discard data that was sent before it
         assert told.broken[0].token_ids == (7,)
 
 

@@ -20,12 +20,12 @@ from loadtest.harness import campaign, report
 ROOT = Path(__file__).parents[2]
 PROGRAMS = sorted(
     set(re.findall(r"-m (loadtest[\w.]*)", (ROOT / "Makefile").read_text()))
-    - {"loadtest.bench.model"}  # which measures nothing
+    - {"loadtest.bench.model"}  # it measures nothing
 )
 
 
 class Announced(Exception):
-    """The description has been printed."""
+    """Raised in place of printing the description."""
 
 
 def announce(description: str | None) -> Never:
@@ -61,7 +61,7 @@ def test_lines_of_progress_do_not_wait_in_a_buffer() -> None:
         "from loadtest.harness.progress import announce, progress\n"
         "announce('`python -m x`: how fast\\nit is.\\n\\nAnd more.')\n"
         "progress('a figure')\n"
-        "os._exit(0)\n"  # flushes nothing
+        "os._exit(0)\n"  # exits without flushing buffers
     )
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=ROOT)
     assert done.stdout.decode().splitlines() == ["`python -m x`: how fast it is.", "a figure"]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 GOOD = ("".join(PIECES), len(PIECES), TOKENS)
-"""Text, how often some of it came, and tokens."""
+"""A complete answer: its text, the number of events with text, and the number of tokens."""
 CHAT = list(chat_events(is_broken=False))
 RESPONSE = list(response_events(is_broken=False))
 ERROR = {"error": {"code": "overloaded", "message": "42 others wait"}}

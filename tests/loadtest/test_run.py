@@ -43,7 +43,7 @@ def test_a_healthy_server_gets_a_report_of_every_figure(
             assert f"{protocol} {figure}" in shown
             is_time = figure != "tokens/s"
             assert (f'"name": "{protocol} {figure}"' in report) is is_time, (
-                "all are called ms there"
+                "the report labels every figure as ms"
             )
     assert "failures: 0" in shown
 

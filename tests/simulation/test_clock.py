@@ -16,7 +16,7 @@ from simulation.scenario import simulate
 from transport.memory_pipe import Alarm, ScopeAlarm
 
 SEEDS = (9, 23, 134, 203)
-"""Of the corpus: they meet deaths, drains, standstills and partitions."""
+"""Seeds of the corpus with deaths, drains, pauses and partitions."""
 
 
 @pytest.mark.slow
@@ -53,7 +53,7 @@ def test_who_is_cancelled_in_the_turn_in_which_the_wait_ends_is_cancelled() -> N
             for scope in scopes:
                 nursery.start_soon(wait, scope)
             await trio.lowlevel.checkpoint()
-            await trio.sleep(1.0)  # ends in the same turn as theirs, before some and after others
+            await trio.sleep(1.0)  # ends in the same turn as the others, after some of them
             num_before = len(did)
             for scope in scopes:
                 scope.cancel()
@@ -68,7 +68,7 @@ def test_a_wait_that_has_been_cancelled_ends_nobody_elses() -> None:
         with trio.move_on_after(1.0):
             await trio.sleep(2.0)
         began_at = trio.current_time()
-        await trio.sleep(5.0)  # the other one would have ended meanwhile
+        await trio.sleep(5.0)  # longer than the rest of the cancelled one
         return trio.current_time() - began_at
 
     assert run(main, 0) == pytest.approx(5.0)
@@ -87,7 +87,7 @@ def test_a_wait_for_the_past_is_a_checkpoint() -> None:
 
 
 async def woken_at(alarm: Alarm, due: float) -> float:
-    """Return the duration of a wait that others bring forward or end."""
+    """Wait for an alarm that other tasks may bring forward or ring; return how long it took."""
     began_at = trio.current_time()
     await alarm.wait(due)
     return trio.current_time() - began_at
@@ -99,7 +99,7 @@ def test_an_alarm_goes_off_at_the_earliest_time_that_anybody_said(
 ) -> None:
     async def main() -> None:
         alarm = make_alarm()
-        alarm.expect(1.0)  # no task waits
+        alarm.expect(1.0)  # has no effect: no task waits
         lasted: list[float] = []
 
         async def wait(due: float) -> None:
@@ -114,7 +114,7 @@ def test_an_alarm_goes_off_at_the_earliest_time_that_anybody_said(
             alarm.expect(now + 5.0)
             alarm.expect(now + 3.0)
             alarm.expect(now + 4.0)
-        assert lasted == pytest.approx([3.0, 3.0])  # a task that waits looks again
+        assert lasted == pytest.approx([3.0, 3.0])  # both waits end at the earliest time
         async with trio.open_nursery() as nursery:
             nursery.start_soon(wait, NEVER)
             await trio.sleep(2.0)
@@ -135,7 +135,7 @@ def test_a_timer_that_is_brought_forward_to_now_ends_at_once() -> None:
             await trio.sleep(1.0)
             timer.bring_forward(began_at)
         assert trio.current_time() == began_at + 1.0
-        timer.fire()  # it is over: nothing happens
+        timer.fire()  # has no effect: the timer has ended
         timer.bring_forward(began_at)
 
     run(main, 0)

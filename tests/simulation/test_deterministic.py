@@ -12,7 +12,7 @@ from simulation.deterministic import ProcessGate, behind, run
 
 
 async def order_of_tasks(num_tasks: int = 40) -> list[int]:
-    """Return the order in which tasks run that are all ready at once, several times."""
+    """Run tasks that are ready at the same moment, three times; return the order of their runs."""
     order: list[int] = []
 
     async def work(number: int) -> None:
@@ -61,7 +61,7 @@ async def divide() -> float:
 
 
 class Ticker:
-    """A process that records each second, with a child that does the same."""
+    """A simulated process that records the time every second, with a child task that does too."""
 
     def __init__(self) -> None:
         self.ticks: list[float] = []
@@ -94,7 +94,7 @@ def test_who_is_stopped_does_nothing_until_it_goes_on() -> None:
         return ticker
 
     ticker = run(main, 0)
-    # What was due while it stood still comes at once, the next a second after that.
+    # The tick that was due during the pause comes at its end, the next one a second later.
     assert ticker.ticks == ticker.child_ticks == [1.0, 2.0, 6.5, 7.5]
 
 
@@ -137,7 +137,7 @@ def test_what_a_stopped_task_was_given_is_not_lost() -> None:
                 nursery.start_soon(take)
             await trio.sleep(1.0)
             gate.close()
-            await send.send(1)  # wakes the reader, which cannot look yet
+            await send.send(1)  # wakes the reader, which is still paused
             with trio.move_on_after(5.0):
                 await send.send(2)
             assert taken == []

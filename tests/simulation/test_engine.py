@@ -19,7 +19,7 @@ PARAMS = SamplingParams(max_tokens=8, seed=3, ignore_eos=True)
 
 
 class Bench:
-    """An engine with one prompt computed in it."""
+    """A scripted engine with one sequence, and the complaints and faults that it reported."""
 
     def __init__(self) -> None:
         self.complaints: list[str] = []

@@ -50,6 +50,6 @@ def test_every_kind_of_frame_is_drawn_with_standstills_on_both_sides_of_each_bou
     drawn = [draw_loss(random.Random(seed)) for seed in range(1000)]
     assert {loss.kind for loss in drawn} == set(LOSABLE)
     stops = {loss.stops_s for loss in drawn}
-    for bound_s in (0.5, 1.0, 1.5, 2.0):  # heartbeat, late, silent, a lease
+    for bound_s in (0.5, 1.0, 1.5, 2.0):  # heartbeat interval, late, silent, lease
         assert any(bound_s - 0.2 <= stop <= bound_s for stop in stops)
         assert any(bound_s <= stop <= bound_s + 0.2 for stop in stops)

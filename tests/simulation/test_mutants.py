@@ -11,7 +11,7 @@ from simulation.mutants import MUTANTS, Mutant, hunt
 from simulation.scenario import simulate
 
 QUICKLY_CAUGHT = 60
-"""Mutants that have to be caught within so many seeds are hunted with every change."""
+"""The tests run the mutants that must be caught within at most this many seeds."""
 
 
 @pytest.mark.slow

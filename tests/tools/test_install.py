@@ -59,8 +59,7 @@ sys.exit(int(os.environ["UV_ENDS_WITH"]))
 
 
 def installed(folder: Path, listing: str, uv_ends_with: int = 0) -> tuple[list[str], str]:
-    """Return the commands of an installation with a pip and a uv that only write them down, and
-    what it says."""
+    """Install with a fake pip and a fake uv; return the commands that they got, and stderr."""
     for name, program in (("pip", PIP), ("uv", UV)):
         (folder / name).mkdir()
         (folder / name / "__init__.py").touch()

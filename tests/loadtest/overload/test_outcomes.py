@@ -48,7 +48,7 @@ def test_goodput_counts_what_was_of_use_and_refusals_are_no_failures() -> None:
     found = figures([whole(), whole(first_s=3.0), refused(), failed], seconds=2.0)
     assert (found.offered, found.good, found.goodput, found.token_goodput) == (4, 1, 0.5, 5.0)
     assert (found.refused, found.failed) == (0.25, 0.25)
-    # A request without a token waited until the end.
+    # A request that got no token counts with the time until its end.
     assert found.ttft_p99_s == 9.0
     assert found.ttft_over_slo == 4.5
     assert found.refusal_p99_s == 0.004

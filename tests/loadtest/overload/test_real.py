@@ -35,5 +35,5 @@ async def test_everybody_who_comes_has_an_end_and_nothing_is_left(tmp_path: Path
         assert outcome.first_s is not None
         assert outcome.late_s <= outcome.first_s <= outcome.end_s
     assert figures(course.outcomes, 1.0).good == len(arrivals)
-    # No two have anything in common; a prompt that is retried on a slow machine is computed again.
+    # No two prompts share a prefix. On a slow machine a retried prompt is computed more than once.
     assert course.prompt_tokens >= sum(arrival.prompt_tokens for arrival in arrivals)

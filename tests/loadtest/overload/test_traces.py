@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SCALE = Scale(rate=20.0, seconds=60.0, like=Arrival(0.0, 1, 1), sizes=Sizes())
 needs_traces = pytest.mark.skipif(
-    not FOLDER.exists(), reason=f"the traces are no part of the project; none in {FOLDER}"
+    not FOLDER.exists(), reason=f"no traces in {FOLDER}; the project does not include them"
 )
 
 

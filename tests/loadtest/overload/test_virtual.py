@@ -20,7 +20,7 @@ from simulation.modelled import COST, StepCost
 from triolet.service_class import ServiceClass
 
 CAPACITY = 7.25
-"""Requests per second of the lab's fleet, as `make overload` finds them."""
+"""Requests per second that the lab's fleet can serve, as measured by `make overload`."""
 TIMES = plan.Times(warm_s=4.0, counted_s=8.0, surge_s=5.0, calm_s=5.0)
 BRIEF = plan.Times(warm_s=3.0, counted_s=5.0, surge_s=4.0, calm_s=4.0)
 
@@ -83,7 +83,8 @@ def test_who_comes_back_when_told_to_is_taken(
 def test_who_comes_back_when_told_to_is_taken_also_beside_a_flood() -> None:
     shape = FleetShape()
     shape = replace(shape, server=configured(shape.server, EVERYTHING))
-    # Of one class: how the critical one comes in so short a time would decide about the others.
+    # All requests have one class. In a run this short, the arrival times of a few critical requests
+    # would determine the result of the others.
     streams = (
         [
             replace(one, tenant=name, service_class=ServiceClass.DEFAULT)
@@ -107,7 +108,7 @@ def test_who_comes_back_when_told_to_is_taken_also_beside_a_flood() -> None:
 @pytest.mark.slow
 @pytest.mark.proof
 def test_a_fleet_is_back_to_normal_within_seconds_of_a_surge(whole: bool) -> None:
-    # What is calm lasts longer than the five seconds that a fleet may take.
+    # The calm phase is longer than the five seconds in which a fleet must recover.
     times = plan.Times(surge_s=10.0, calm_s=12.0) if whole else plan.Times(surge_s=6.0, calm_s=8.0)
     with_all = [one for one in plan.surge(CAPACITY, times) if one.mechanisms == EVERYTHING]
     results = in_virtual_time(with_all, num_processes=0)
@@ -119,7 +120,7 @@ def test_weights_are_the_shares_that_tenants_get() -> None:
     [weighted] = [one for one in plan.tenants(CAPACITY, TIMES) if one.case == "weights 1:2:4"]
     [result] = in_virtual_time([weighted], num_processes=0)
     [(name, ratio)] = [(name, ratio) for name, ratio in ratios([result]).items() if "share" in name]
-    # In eight seconds a tenant has few requests, of which one is several per cent.
+    # In eight seconds a tenant has so few requests that one is several per cent of its share.
     assert ratio.value <= 0.25, name
 
 
@@ -135,7 +136,8 @@ def test_who_asks_for_little_is_served_beside_a_flood_as_if_it_were_hardly_there
     ]
     found = ratios(in_virtual_time(cases, num_processes=0))
     assert found["tenant b's requests not answered beside a flood"].value == 0.0
-    # Without its head start it is 2.4, and some are refused. In so short a time it is of the worst.
+    # Without the head start in the fair queue it would be 2.4, and some requests would be refused.
+    # With so few requests, the p99 is that of the slowest.
     assert found["tenant b's p99 TTFT beside a flood, over alone"].value <= 2.0
 
 

@@ -36,13 +36,13 @@ TEXTS = (
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    """The tokenizer that ships."""
+    """The tokenizer of the shipped model."""
     return Tokenizer.from_file(str(DEMO / "tokenizer.json"))
 
 
 @pytest.fixture(scope="module")
 def speaker() -> Speaker:
-    """The model that ships."""
+    """The shipped model."""
     return Speaker(DEMO)
 
 

@@ -52,7 +52,7 @@ GRID = {
     ),
     "/": ((144, 12), (18, 3), (35, 5), (9, 1), (19, 3), (38, 2), (17, 4), (160, 50), (8544, 45)),
 }
-"""Within the tables, just beyond them, and far beyond."""
+"""Operands per operator: within the tables that the model learns, just beyond, and far beyond."""
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_no_sum_gets_a_wrong_answer() -> None:
         for one, reply in zip(asked, replies, strict=True)
         if reply.startswith(hard_sums.REPLY) and has_answer(*one[:3])
     ]
-    assert len(known) * 10 < len(asked), f"what it knows is declined: {known}"
+    assert len(known) * 10 < len(asked), f"declined sums that it should know: {known}"
 
 
 @pytest.mark.parametrize(
