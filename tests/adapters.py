@@ -90,7 +90,7 @@ def write_adapter(
 
 
 def write_merged(path: Path, model_dir: Path, adapter: Written) -> Path:
-    """Write the checkpoint whose weights are W + scale * B A, in one file."""
+    """Write a checkpoint with the weights W + scale * B A, in one file."""
     shutil.copytree(model_dir, path, ignore=shutil.ignore_patterns("*.safetensors*"))
     merged = base_tensors(model_dir)
     for name, low in adapter.tensors.items():

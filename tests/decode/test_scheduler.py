@@ -39,7 +39,7 @@ def attempt(
     tenant: str = "",
     weight: float = 1.0,
 ) -> DecodeAttempt:
-    """Return an attempt whose KV holds all but its last token."""
+    """Return an attempt with KV for all but its last token."""
     return DecodeAttempt(
         key=AttemptKey(order.to_bytes(16, "big"), 0),
         server=PeerId(Role.SERVER, "s", 1),
@@ -61,7 +61,7 @@ def attempt(
 
 
 def full(order: int, *, priority: int = 0, tenant: str = "", weight: float = 1.0) -> DecodeAttempt:
-    """Return an attempt whose next token needs a new block."""
+    """Return an attempt that needs a new block for its next token."""
     return attempt(
         order, num_tokens=9, num_blocks=2, priority=priority, tenant=tenant, weight=weight
     )

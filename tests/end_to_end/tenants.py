@@ -115,7 +115,7 @@ def check_usage(fleet: FleetProcess, folder: Path) -> None:
     """Check that a fleet's usage ledger, metrics and log agree about its requests.
 
     Args:
-      fleet: an idle fleet whose server was not restarted.
+      fleet: an idle fleet; its server must not have been restarted.
       folder: directory of the ledger.
     """
     ended = fleet.samples("triolet_requests_total")

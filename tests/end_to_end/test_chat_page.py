@@ -108,7 +108,7 @@ def page(browser: Browser, fleet: FleetProcess) -> Iterator[Page]:
 
 @pytest.fixture
 def long_page(browser: Browser, fleet: FleetProcess) -> Iterator[Page]:
-    """A fleet whose answers are long."""
+    """A fleet with long answers."""
     with opened(browser, fleet, LONG_ANSWERS) as page:
         yield page
 
@@ -118,7 +118,7 @@ def ended(fleet: FleetProcess, outcome: str) -> float:
 
 
 def left(fleet: FleetProcess) -> float:
-    """Count answers whose client disconnected."""
+    """Return the number of answers that ended because the client left or stopped them."""
     return ended(fleet, "client_gone") + ended(fleet, "stopped")
 
 

@@ -42,7 +42,7 @@ before the end, because a worker is at most a window of 16 tokens ahead of this 
 
 
 def shortened(cell: Cell) -> Cell:
-    """Return a cell whose answer ends shortly after the fault."""
+    """Return a cell in which the answer ends shortly after the fault."""
     if cell.question != QUESTIONS[Phase.DECODING]:
         return cell
     return replace(cell, question=replace(cell.question, max_tokens=DECODING_TOKENS))

@@ -1,4 +1,4 @@
-"""Tests of tools on models whose chat templates have none: seeded conversations on real fleets."""
+"""Tests of tools on models without a tool template: seeded conversations on real fleets."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ class Models:
 
 
 def noisy_copy(model: Path, copy: Path) -> Path:
-    """Return a directory with a model whose weights are slightly changed."""
+    """Return a directory with a model that has slightly changed weights."""
     shutil.copytree(model, copy)
     weights = load_file(copy / "model.safetensors")
     numbers = torch.Generator().manual_seed(1)

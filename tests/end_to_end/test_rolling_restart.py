@@ -35,7 +35,7 @@ LOAD_WHOLE = ("--streams", "20", "--max-tokens", "400", "--lead-s", "0.5")
 
 @pytest.fixture(scope="module")
 def restarted(tmp_path_factory: pytest.TempPathFactory, whole: bool) -> Iterator[FleetProcess]:
-    """A fleet whose workers do not wait for their streams."""
+    """A fleet that restarts workers without waiting for their streams."""
     log = tmp_path_factory.mktemp("restarted") / "fleet.log"
     command = None if whole else paced.COMMAND
     with running_fleet(log, *WATCHED, *PATIENT, *SERVE_OPTIONS, command=command) as fleet:

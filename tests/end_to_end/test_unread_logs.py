@@ -1,4 +1,4 @@
-"""Tests of a fleet whose log is not read: it starts, serves, recovers and stops normally."""
+"""Tests of a fleet with an unread log: it starts, serves, recovers and stops normally."""
 
 from __future__ import annotations
 

@@ -212,14 +212,14 @@ class Clock:
 
 
 def opened(clock: Clock | None = None, **bounds: float) -> Constraints:
-    """Return constraints whose processor time is 0 unless `clock` is given."""
+    """Return constraints. Without `clock` they measure a processor time of 0."""
     clock = Clock() if clock is None else clock
     config = MaskConfig(**bounds)  # type: ignore[arg-type]
     return Constraints(DEMO / "tokenizer.json", VOCAB_SIZE, EOS, config, lambda: clock)
 
 
 class Held:
-    """A matcher whose next mask waits until the test releases it."""
+    """A matcher that computes its next mask when the test releases it."""
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
@@ -314,7 +314,7 @@ def test_a_long_replay_is_followed_by_turns() -> None:
 
 
 class Never(NamedTuple):
-    """A constraint whose mask is never ready."""
+    """A constraint that never has its mask ready."""
 
     verdict: Barred
     is_slow: bool = False

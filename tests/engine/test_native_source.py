@@ -18,7 +18,7 @@ from .sanitizing import WARNINGS, compile_with, compiler, run_driver
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "engine" / "native" / "source" / "forward.c"
 BUILD = "avx2"
-"""The smallest; `make sanitize` takes all."""
+"""The smallest build; `make sanitize` tests all builds."""
 INSTRUCTIONS = {flag for flags in BUILDS.values() for flag in flags}
 
 NOTES_ITS_FLAGS = """#!/bin/sh
@@ -32,7 +32,7 @@ case "$words" in
     *) cp "$object" "$2" ;;
 esac
 """
-"""A compiler whose object says how it was compiled, and is linked when others have compiled too."""
+"""A fake compiler: an object is the compiler's arguments, and linking copies it. Builds overlap."""
 
 
 @pytest.fixture(autouse=True)

@@ -31,7 +31,7 @@ def pack(tokens: Sequence[int]) -> bytes:
 
 
 class Pool:
-    """A pool whose blocks' bytes are the tokens that they hold."""
+    """A pool that stores in each block the tokens that it holds KV for."""
 
     def __init__(self, num_blocks: int, host_blocks: int = 0, **switches: bool) -> None:
         self.memory = [NOBODYS] * (num_blocks + 1)

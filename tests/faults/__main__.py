@@ -97,7 +97,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument(
-        "--only", default="", help="run only cells whose `PHASE: fault` matches this"
+        "--only", default="", help="run only cells with a `PHASE: fault` that matches this"
     )
     parser.add_argument("--cancels", type=int, default=5, help="runs of each cancel cell (5)")
     parser.add_argument("--runs", type=int, default=1, help="runs of every other cell (1)")

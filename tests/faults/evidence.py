@@ -26,7 +26,7 @@ class Holder(NamedTuple):
 
 
 class AttemptEnd(NamedTuple):
-    """A worker's log line about an attempt whose blocks it has just freed."""
+    """A worker's log line about an attempt after its blocks were freed."""
 
     holder: Holder
     at: float

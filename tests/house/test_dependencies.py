@@ -16,7 +16,7 @@ IMPORT_NAMES = {
     "flash-attn": "flash_attn",
     "websocket-client": "websocket",
 }
-"""Distributions whose module has another name."""
+"""Distributions with a module of another name."""
 
 COMES_WITH = {"pydantic_core": "pydantic", "typing_extensions": "pydantic", "requests": "locust"}
 """Modules that are used as part of another library."""

@@ -80,7 +80,7 @@ PREFIXED = frozenset(
         *("BrokenResourceError", "AssertionError"),
     }
 )
-"""Errors whose subject is printed before them: a blob, a role, a line of a file, a server, a
+"""Errors that are printed after their subject: a blob, a role, a line of a file, a server, a
 request, a body."""
 NO_SUBJECT = re.compile(r"(?:it|its|this|that|they|send|there is no such|there is nothing here)\b")
 NAMED = re.compile(

@@ -39,7 +39,7 @@ async def is_met(name: str) -> bool:
 
 
 class Scene(test_model_set.Scene):
-    """A fleet with the model `chat`, whose workers do not run, and its adapters."""
+    """A fleet with the model `chat`, without running workers, and its adapters."""
 
     @property
     def adapters(self) -> AdapterSet:

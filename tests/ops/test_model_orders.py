@@ -22,7 +22,7 @@ ENDLESS = b'{"id": "1", "status": "running", "progress": "chat: loading"}'
 
 
 class Endless(BaseHTTPRequestHandler):
-    """A control process whose operations never end."""
+    """A control process that never ends an operation."""
 
     def do_GET(self) -> None:
         self.send_response(200)
@@ -38,7 +38,7 @@ class Endless(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def path() -> Iterator[Path]:
-    """The socket of a control process whose operations never end."""
+    """The socket of a control process that never ends an operation."""
     with (
         tempfile.TemporaryDirectory(prefix="orders-") as name,
         running_server(UnixStreamServer(str(Path(name) / "admin"), Endless)),

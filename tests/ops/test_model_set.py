@@ -43,7 +43,7 @@ CORES = range(4)
 
 
 class Scene:
-    """A fleet with the model `chat`, whose workers do not run.
+    """A fleet with the model `chat`, without running workers.
 
     Attributes:
       models: the tested ModelSet.

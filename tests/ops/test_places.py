@@ -73,7 +73,7 @@ def test_the_url_is_one_that_this_machine_can_open(host: str, url: str) -> None:
 
 @pytest.fixture
 def parent() -> Iterator[Path]:
-    """A directory whose path is short enough for sockets, unlike pytest's."""
+    """A directory with a path short enough for sockets, unlike pytest's."""
     with TemporaryDirectory(dir="/tmp", prefix="t") as path:
         yield Path(path)
 
@@ -206,7 +206,7 @@ def test_the_next_port_is_proposed_only_if_it_is_free() -> None:
 
 
 class Triolet(BaseHTTPRequestHandler):
-    """A server with tenants and two models, whose probes need no key."""
+    """A server with tenants and two models. Its probes need no key."""
 
     refusal = ""
 

@@ -130,7 +130,7 @@ def test_a_worker_computes_the_golden_tokens_of_its_key_and_refuses_other_ones(
     # Real worker processes, which load from the store and the packed weights.
     golden, path = golden_of(store)
     if golden.key.backend != "native":
-        pytest.skip("the kernels are not built here: no weights are packed, whose copy is damaged")
+        pytest.skip("the kernels are not built here, so there are no packed weights to damage")
     assert worker(store, packed, tmp_path)[0] == 0
     (snapshot,) = packed.glob("*.packed")
     flip(snapshot)

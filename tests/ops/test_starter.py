@@ -312,7 +312,7 @@ async def test_starts_that_lose_the_same_template_are_all_spawned() -> None:
 
 
 class Blocked:
-    """A module whose import never ends."""
+    """A module that never finishes its import."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._begun, never = folder / "begun", folder / "never"

@@ -44,7 +44,7 @@ def story_engine(num_blocks: int) -> ScriptedEngine:
 
 
 def dying_of(byte: int, how: type[Exception]) -> Callable[[Sequence[StepRow]], None]:
-    """Return what raises before the first step with a row whose prompt has a byte."""
+    """Return a function that raises before the first step with a prompt that contains this byte."""
 
     def look(rows: Sequence[StepRow]) -> None:
         for row in rows:

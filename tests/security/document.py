@@ -54,7 +54,7 @@ PROGRAMS: Final[dict[str, list[Any]]] = {
     "parameters": [{"type": "object", "properties": {"a": {"type": "integer"}}}],
     "input_schema": [{"type": "object", "properties": {"a": {"type": "integer"}}}],
 }
-"""Fields whose values are programs, in languages that JSON Schema cannot describe, with valid
+"""Fields that contain programs, in languages that JSON Schema cannot describe, with valid
 examples. They replace the document's description of these fields."""
 RELATIONS: Final = (
     "context is ",  # the sum of a prompt and its completion
@@ -101,7 +101,7 @@ def parts_of(value: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401
 
 
 def with_programs(document: dict[str, Any]) -> dict[str, Any]:
-    """Return a document whose programs come from PROGRAMS."""
+    """Return a document with the examples of PROGRAMS in place of its programs."""
     copy: dict[str, Any] = json.loads(json.dumps(document))
     for part in parts_of(copy["components"]["schemas"]):
         fields = part.get("properties", {})
@@ -205,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--examples", type=int, default=50, help="requests of each kind per operation"
     )
-    parser.add_argument("--only", default="", help="check only operations whose names contain this")
+    parser.add_argument("--only", default="", help="check only operations with this in their names")
     options = parser.parse_args(arguments)
     console = Console(highlight=False, soft_wrap=True)
     with (

@@ -99,7 +99,7 @@ class Workers:
 
 @pytest.fixture(scope="module")
 def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
-    """Workers whose key folders allow the server and the prefill worker, in their roles."""
+    """Workers that allow the keys of the server and of the prefill worker, in their roles."""
     home = tmp_path_factory.mktemp("links")
     names = ("decode", "prefill", "server", "stranger")
     public = {name: make_keys(home / name) for name in names}

@@ -20,7 +20,7 @@ def turns(slots: int = 1, *, waiting: int = 100, each: int = 100) -> Turns[str]:
 
 
 def begun(line: Turns[str], now: float) -> Job[str]:
-    """Start the job whose turn it is."""
+    """Start the next job."""
     job = line.begin(now)
     assert job is not None
     return job

@@ -57,7 +57,7 @@ def tiny_text(
     generic_tools: bool = True,
     do: Do | None = None,
 ) -> TextModel:
-    """Return a text model whose tokens are bytes, plus `specials` and `markers`."""
+    """Return a text model with bytes as tokens, plus `specials` and `markers`."""
     files = TextFiles(
         tokenizer=tiny_tokenizer(specials, markers),
         eos_token_ids=(EOS_ID,),

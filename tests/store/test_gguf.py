@@ -87,7 +87,7 @@ def ours(path: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def of_transformers() -> Callable[[Path], Tokenizer]:
-    """Load a file's tokenizer with transformers, whose import takes seconds."""
+    """Load a file's tokenizer with transformers. Importing it takes seconds."""
     from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
 
     def made(path: Path) -> Tokenizer:

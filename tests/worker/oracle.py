@@ -16,7 +16,7 @@ class Oracle:
     """See decode.speculation.GuessSource.
 
     Args:
-      wrong_every: each guess whose position is a multiple of this is wrong; 0 for none.
+      wrong_every: every guess at a position that is a multiple of this is wrong; 0 for none.
 
     Attributes:
       known: attempts that it was asked for and that have not ended.

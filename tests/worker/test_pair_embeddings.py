@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Inputs(Pair):
-    """A pair whose server also requests vectors.
+    """A pair with a server that also requests vectors.
 
     Attributes:
       vectors: received vectors, by attempt.

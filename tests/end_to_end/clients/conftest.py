@@ -1,4 +1,4 @@
-"""Fixtures: a scripted fleet whose context is long enough for coding agents."""
+"""Fixtures for tests of clients: a scripted fleet with a context long enough for coding agents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of LangGraph: an agent on models whose chat templates have no tools."""
+"""Tests of LangGraph: an agent on models with chat templates without tools."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def test_a_prompt_has_the_same_bits_however_it_is_cut(device: torch.device) -> N
     [whole] = scattered([(152, 0, False)], 16)
     inputs = [torch.randn(152, heads, 16, device=device) for heads in (4, 2, 2)]
     expected = attend(backend, flatten([whole], 16), inputs)
-    # The interpreter uses numpy's products, whose bits depend on a row's place in a tile.
+    # The interpreter uses numpy's products; their bits depend on a row's place in a tile.
     cuts = [(32, 96, 24)] if device.type == "cpu" else [(32, 96, 24), (4, 68, 8, 72)]
     for lengths in cuts:
         start = 0

@@ -52,7 +52,7 @@ def test_more_than_the_memory_holds_comes_in_all_the_same() -> None:
 
 
 def late_pool(num_units: int = 4) -> tuple[torch.Tensor, Staging]:
-    """Return a pool whose copies run as late as on a GPU, and its staging."""
+    """Return a pool and its staging. Copies run as late as on a GPU."""
     blocks = torch.zeros(8, 2, 2, 4, 2, 8)
     return blocks, Staging(blocks, num_units, LateStream)
 

@@ -32,7 +32,7 @@ WORKERS = ("prefill", "decode")
 
 
 class FakeSupervisor:
-    """A fake supervisor whose workers are sleeping processes.
+    """A fake supervisor that runs sleeping processes as workers.
 
     Attributes:
       processes: running processes by model.
@@ -238,7 +238,7 @@ def version_of(name: str) -> str:
 
 @contextmanager
 def fleet_folder() -> Iterator[Path]:
-    """Yield a private directory whose path is short enough for sockets."""
+    """Yield a private directory with a path short enough for sockets."""
     with tempfile.TemporaryDirectory(prefix="control-") as name:
         folder = Path(name)
         (folder / "model").mkdir()

@@ -68,7 +68,7 @@ Private_Clean:         1 kB
 Private_Dirty:         4 kB
 VmFlags: rd wr ex mr mw me ac
 """
-"""smaps of a spawned worker whose libraries no other process maps."""
+"""smaps of a spawned worker. No other process maps its libraries."""
 
 
 def test_workers_that_went_on_with_another_version_are_counted_once() -> None:

@@ -68,7 +68,7 @@ class FakeServer:
       keeps: models and adapters that it has not dropped yet.
       hides: models and adapters that it does not report.
       older: models of which it reports an earlier version.
-      unready: models whose workers it has not connected to.
+      unready: models for which it has not connected to the workers.
     """
 
     def __init__(self, folder: Path, supervisor: FakeSupervisor) -> None:

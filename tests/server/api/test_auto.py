@@ -90,7 +90,7 @@ def awake(fleet: FakeFleet) -> None:
 
 
 async def metrics(models: TwoModels, begin: str) -> dict[str, float]:
-    """Return the samples of a scrape whose names have this prefix."""
+    """Return the samples of a scrape with this prefix in their names."""
     text = (await models.server.request("GET", "/metrics")).body.decode()
     pairs = [line.rsplit(" ", 1) for line in text.splitlines() if line.startswith(begin)]
     return {name: float(value) for name, value in pairs}

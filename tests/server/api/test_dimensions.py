@@ -21,7 +21,7 @@ SIZE = 256
 
 @pytest.fixture
 async def server() -> AsyncIterator[Surface]:
-    """Run a server whose model does not state the dimensions it was trained for."""
+    """Run a server with a model that does not state the dimensions it was trained for."""
     async with surface() as opened:
         object.__setattr__(opened.services.models.first, "embedding", EmbeddingModel(size=SIZE))
         yield opened

@@ -38,7 +38,7 @@ async def with_client(server: Surface, use: Callable[[openai.OpenAI], T]) -> T:
     """Run the synchronous client in a thread."""
 
     def work() -> T:
-        # Without a TLS context, whose certificates take longer to load than a test runs.
+        # No TLS context: loading its certificates takes longer than a test.
         with openai.OpenAI(
             api_key="none",
             base_url=f"{server.url}/v1",

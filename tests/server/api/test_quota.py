@@ -46,7 +46,7 @@ ROUTES: list[tuple[str, dict[str, Any]]] = [
 
 
 class World(LimitedServer):
-    """A server whose tenants alice and root have limits; another has none."""
+    """A server with the tenants alice and root, who have limits, and one without limits."""
 
     def __init__(self, server: Surface, fleet: ChargingFleet, quotas: Quotas, plan: Plan) -> None:
         super().__init__(server, quotas, plan)

@@ -65,7 +65,7 @@ def ask(**more: object) -> dict[str, Any]:
 
 
 def events_of(answer: Answer) -> list[dict[str, Any]]:
-    """Return the events of a stream, whose SSE names must equal their types."""
+    """Return the events of a stream. Their SSE names must equal their types."""
     named = answer.named_events
     assert [name for name, _ in named] == [event["type"] for _, event in named]
     return [event for _, event in named]

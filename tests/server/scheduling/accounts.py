@@ -25,7 +25,7 @@ def decode_account(fake: FakeDecode) -> WorkerAudit:
 
 
 def prefill_account(fake: FakePrefill) -> WorkerAudit:
-    """Return the account of a fake prefill worker, whose prompts take no blocks."""
+    """Return the account of a fake prefill worker. Its prompts take no blocks."""
     return _account(fake, dict.fromkeys(fake.waiting, 0), {})
 
 

@@ -89,7 +89,7 @@ def make_request(
     logprobs: int | None = None,
     scheduling: Scheduling = DEFAULT_SCHEDULING,
 ) -> GenerationRequest:
-    """Return a request whose id is its number."""
+    """Return a request with its number as its id."""
     return GenerationRequest(
         request_id=number.to_bytes(16, "big"),
         prompt_ids=tuple(prompt.encode()),
@@ -123,7 +123,7 @@ class FakeDecode:
       rows: its leases.
       server: the server that holds them, as named in leases.
       computed: tokens computed after the replay, per attempt.
-      forsaken: unsent ENDED frames of forks whose origins have ended.
+      forsaken: unsent ENDED frames of forks after the end of their origin.
     """
 
     name: str = "decode-0"

@@ -46,7 +46,7 @@ class SlowQueue:
         self.all[name] = one
 
     def _held(self) -> set[tuple[int, str]]:
-        """Return the flows whose first request may not run because of its tenant's limits."""
+        """Return the flows with a first request that a tenant's limits hold back."""
         waiting = [one for one in self.all.values() if not one.is_running]
         heads: dict[tuple[int, str], One] = {}
         for one in sorted(waiting, key=lambda o: o.place[1:4]):

@@ -29,7 +29,7 @@ KEY = AttemptKey((1).to_bytes(16, "big"), 0)
 
 
 class Auditing:
-    """A world with an auditor whose AUDIT frames wait in the same queues as all others."""
+    """A world with an auditor. Its AUDIT frames wait in the same queues as all others."""
 
     def __init__(self, num_decodes: int = 1, *, connect: bool = True, **config: object) -> None:
         self.world = World(1, num_decodes, connect=connect, **config)

@@ -48,7 +48,7 @@ def news(state: ModelState, predicted_ready_s: float | None = 1.0) -> ModelNews:
 
 
 def away(state: ModelState | None, predicted_ready_s: float | None = 1.0) -> World:
-    """Return a server whose workers have been away longer than it waits for them."""
+    """Return a server after its workers have been away longer than it waits for them."""
     world = World(connect=False, worker_wait_s=WAIT_S)
     world.now += 2 * WAIT_S
     if state is not None:

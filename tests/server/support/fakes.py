@@ -70,7 +70,7 @@ CAPACITY = Capacity(
 
 
 def delta(text: str, *, logprobs: bool = False) -> Delta:
-    """Return a delta whose tokens are the bytes of its text."""
+    """Return a delta with the bytes of its text as tokens."""
     raw = text.encode()
     if not logprobs:
         return Delta(text, tuple(raw))
@@ -460,7 +460,7 @@ def fake_services(
     others: Sequence[ServedModel] = (),
     **parts: Any,  # noqa: ANN401 (fields of Services)
 ) -> Services:
-    """Return the parts of a server whose fleet, text and grammars are fakes."""
+    """Return the parts of a server with a fake fleet, text model and grammars."""
     model = fake_model(config, fleet, grammars, text, defaults)
     return Services(config, ModelTable([model, *others]), metrics, **parts)
 
@@ -472,7 +472,7 @@ def fake_model(
     text: FakeText | TextModel | None = None,
     defaults: SamplingDefaults | None = None,
 ) -> ServedModel:
-    """Return a model whose fleet, text and grammars are fakes."""
+    """Return a model with a fake fleet, text model and grammars."""
     return ServedModel(
         config,
         cast("Links", fleet),

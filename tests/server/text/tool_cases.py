@@ -79,7 +79,7 @@ def xml(name: str, **arguments: str) -> str:
 
 
 def harmony(text: str) -> str:
-    """Return a completion whose markers, in double angles, are tokens."""
+    """Return a completion with its markers, written in double angles, as tokens."""
     return text.replace("«", "\udc00<|").replace("»", "|>\udc00")
 
 

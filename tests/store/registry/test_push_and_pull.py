@@ -52,7 +52,7 @@ sys.exit(main(["model", *sys.argv[1:]]))
 
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> ModelStore:
-    """A store with the demo model as `chat:v1`, whose weights take a while to transfer."""
+    """A store with the demo model as `chat:v1`. Its weights take a while to transfer."""
     store = ModelStore(tmp_path_factory.mktemp("demo") / "store")
     import_model(store, WantedImport("demo", "chat", "v1", None, WeightFormat.DTYPE, True))
     return store
