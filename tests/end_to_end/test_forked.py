@@ -1,4 +1,4 @@
-"""Tests that programs forked from a test template end like others."""
+"""Tests of tests/forked.py: a forked program that exceeds its timeout is killed like any other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tests of prompts that decode workers compute, with real processes and the demo model."""
+"""Tests of a real fleet without prefill workers: decode workers compute the prompts, and answers
+stay the same."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tests of the thread that runs device work: jobs run one at a time and to their end, and the Trio
-event loop stays free."""
+"""Tests of the thread that runs device work: jobs run one at a time, are waited for even if
+cancelled, and are reported if they hang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tests of finding a fault's attempts on workers from frames and log lines."""
+"""Tests of the fault matrix's evidence: the attempts that a worker holds, derived from frames and
+log lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests that the judge of the fault matrix finds errors, and that the report shows them."""
+"""Tests of the fault matrix's judge: it finds every wrong outcome, and the report shows it."""
 
 from __future__ import annotations
 

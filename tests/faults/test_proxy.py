@@ -1,4 +1,5 @@
-"""Tests that the proxy applies its rules to real ZeroMQ links, and changes nothing else."""
+"""Tests of the fault matrix's proxy: it applies its rules to real ZeroMQ links and changes nothing
+else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tests that an inconclusive cell is run again, and a failed one is not."""
+"""Tests of repeated runs in the fault matrix: an inconclusive cell is run again, and a failed one
+is not."""
 
 from __future__ import annotations
 

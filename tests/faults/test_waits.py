@@ -1,4 +1,5 @@
-"""Tests that waits are named and end, and that a phase holds for all questions or none."""
+"""Tests of waits in the fault matrix: an expired wait names its object, and a phase is held for all
+questions or none."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tests that ZeroMQ's bytes are split into the pieces that were sent, however the kernel cuts
-them."""
+"""Tests of splitting ZeroMQ traffic in the fault matrix's proxy: messages are found however the
+kernel cuts the bytes."""
 
 from __future__ import annotations
 

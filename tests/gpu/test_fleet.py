@@ -29,7 +29,7 @@ ON_THE_GPU = [
 
 
 def campaign(module: str, *options: str) -> None:
-    """Run a campaign of loadtest; it judges by itself."""
+    """Run a loadtest campaign; its exit code says whether its own checks passed."""
     command = [sys.executable, "-m", module, *options]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stdout + finished.stderr

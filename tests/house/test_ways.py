@@ -41,7 +41,7 @@ POST = (
 
 
 class Way:
-    """What runs from now until a function returns.
+    """Records the code that runs from now until a function returns.
 
     Args:
       end: the function.

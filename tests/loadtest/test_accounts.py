@@ -1,5 +1,5 @@
-"""Tests of the evaluation of a cancel campaign: it finds tokens computed for no request, memory
-that grows, and late clients."""
+"""Tests of the cancel campaign: finding tokens computed for no request, finding growing processes,
+and the pace of its clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the readers of streams: a stream counts as complete only if it ends with the end marker
+"""Tests of the load test's stream readers: a stream is complete only if it ends with the end marker
 of its API."""
 
 from __future__ import annotations

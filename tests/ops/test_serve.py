@@ -85,7 +85,7 @@ def test_what_only_a_worker_finds_out_ends_all_with_one_line() -> None:
 
 
 class ServingRecorder(Recorder):
-    """Also a view."""
+    """A recorder that is also a view, as `serve` needs."""
 
     def __enter__(self) -> ServingRecorder:
         return self

@@ -12,7 +12,7 @@ from prefill.ring import RingSlot, SlotRing
 
 
 class FakeHold:
-    """A network that reads until the test ends it."""
+    """A network's hold on bytes that it still reads; the test ends it."""
 
     def __init__(self) -> None:
         self.done = False

@@ -40,10 +40,10 @@ WRONG_EVERY = 5
 
 
 class Recall:
-    """Guesses what an undisturbed run has said, and sometimes something else.
+    """A source of guesses: the tokens of an undisturbed run, some of them replaced by wrong ones.
 
     Attributes:
-      num_guesses: given out.
+      num_guesses: number of tokens guessed so far.
     """
 
     ledger = None

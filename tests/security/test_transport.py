@@ -1,4 +1,5 @@
-"""Tests of what strangers send to the sockets between processes."""
+"""Tests of strangers on the sockets between processes: a pickle is refused as a frame and never
+loaded."""
 
 from __future__ import annotations
 

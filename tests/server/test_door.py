@@ -1,4 +1,5 @@
-"""Tests of what is decided before a body is read: limits, concurrency and memory, per tenant."""
+"""Tests of the checks before a request's body is read: limits, concurrency and memory, per
+tenant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tests that servers on one port query each other over their own sockets, with short timeouts."""
+"""Tests that servers on one port query each other over their own sockets, and do not wait for a
+silent one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tests of turns between keys: the pure decisions, and the thread limiter that uses them."""
+"""Tests of fair turns between keys: the scheduling decisions, and the thread limiter that uses
+them."""
 
 from __future__ import annotations
 

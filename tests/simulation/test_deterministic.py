@@ -1,4 +1,5 @@
-"""Tests of undocumented behaviour of Trio on which the simulator relies."""
+"""Tests of deterministic Trio runs: a seed decides the order of tasks, and a gate pauses a process.
+They rely on undocumented behaviour of Trio."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ NAME = f"{'0123' * 8}.packed"
 
 
 class Busy(type(Path())):  # type: ignore[misc]
-    """A folder in which a worker has just renamed a file."""
+    """A folder that lists a file which a worker has just renamed."""
 
     def iterdir(self) -> Iterator[Path]:
         yield Path(self, f"{'0123' * 8}.unfinished")

@@ -1,4 +1,4 @@
-"""Tests that every network must pass: memory, ipc and tcp."""
+"""Tests of links that every network must pass: in memory, ipc and tcp."""
 
 from __future__ import annotations
 

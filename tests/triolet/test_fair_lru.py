@@ -1,5 +1,5 @@
-"""Tests of the fair LRU: the owner furthest above its share loses entries first, and the counts
-stay right."""
+"""Tests of the fair LRU: the owner with the most entries relative to its share loses entries first,
+and the counts stay right."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ main(WorkerConfig(
 
 
 class Process:
-    """One role, running."""
+    """A running process of one role."""
 
     def __init__(self, role: Role, model: Path, sockets: Path) -> None:
         command = [sys.executable, "-c", PROGRAM.format(role=role), str(model), str(sockets)]

@@ -1,4 +1,4 @@
-"""Tests of the tool loop in Anthropic's client."""
+"""Tests of the tool runner in Anthropic's official client against a fleet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tests of the Merkle tree against test vectors and a naive implementation of RFC 6962."""
+"""Tests of the audit log's Merkle tree, against test vectors and a naive implementation of RFC
+6962."""
 
 from __future__ import annotations
 

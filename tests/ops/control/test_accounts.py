@@ -1,4 +1,5 @@
-"""Tests of worker-seconds, the journal and memory measurement."""
+"""Tests of control's accounts: worker-seconds, the journal of operations, and memory
+measurement."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ WORDS = [f"word{number} " for number in range(60)]
 
 
 def tell_a_story(generation: FakeGeneration) -> None:
-    """Generate many chunks: the reader may take them one by one or all at once."""
+    """Generate many chunks, which a reader may take one by one or all at once."""
     generation.say(*WORDS)
     generation.finish()
 

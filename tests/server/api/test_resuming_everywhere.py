@@ -1,5 +1,5 @@
-"""Tests of idempotency keys at every generating endpoint: retries get one answer, whichever server
-receives them."""
+"""Tests of idempotency keys at every generating endpoint: a retry gets the first answer's bytes,
+and a cut stream continues after any event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests that everything that ran for a client is freed with its connection, without the garbage
+"""Tests that everything started for a client is freed with its connection, without the garbage
 collector."""
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Tests of how long a write waits for its client."""
+"""Tests of the write deadline: how long a write waits for a client that reads slowly or not at
+all."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ LIMIT_S = 10.0
 
 
 def waits_until_over(patience: WriteDeadline) -> list[float]:
-    """Wait as told for a client that reads nothing; return the waits."""
+    """Return the waits of a write to a client that reads nothing."""
     waits: list[float] = []
     while not patience.is_over:
         assert sum(waits) <= 2 * LIMIT_S, "it never ends"

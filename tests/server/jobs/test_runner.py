@@ -1,5 +1,5 @@
-"""Tests of the batch runner: batches finish even if the database fails in between, and tenants take
-turns."""
+"""Tests of the batch runner: tenants and batches take turns, a tenant at its limit delays no other,
+and a batch that ends while paused keeps its results."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tests of the accessibility of all pages: names of controls, contrast, Tab order, and reduced
-motion."""
+"""Tests of the accessibility of all pages in light and dark: names of controls, contrast, button
+sizes, and Tab order."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ LOOK = """(least) => {
 
 
 def check(page: Page) -> None:
-    """Look at the page as it is now; nothing may be amiss."""
+    """Check the page in its current state."""
     seen: dict[str, Any] = page.evaluate(LOOK, LEAST_CONTRAST)
     for what in ("faint", "nameless", "twice", "dangling", "small", "landmarks"):
         assert seen[what] == [], what
@@ -108,7 +108,7 @@ def talk(chat: ChatPage, server: FakeServer) -> None:
 
 
 def as_it_opens(chat: ChatPage, server: FakeServer) -> None:
-    """Nothing was asked yet."""
+    """Leave the page as it opens."""
 
 
 def with_settings(chat: ChatPage, server: FakeServer) -> None:

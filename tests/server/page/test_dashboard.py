@@ -99,7 +99,7 @@ def status(at_s: float, totals: list[int], recent: list[int] | None = None) -> d
 
 @pytest.fixture
 def board(browser: Browser, server: FakeServer) -> Iterator[Page]:
-    """The dashboard, with a clock that passes when told; Chromium must not have complained."""
+    """The dashboard with a clock that the test advances. Chromium must report no error."""
     server.status = status(100.0, [0, 0, 0, 0])
     page = new_page(browser)
     complaints = Complaints()

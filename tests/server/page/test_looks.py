@@ -57,7 +57,7 @@ INKS_ON_GROUNDS = [
 
 
 def brightness(chat: ChatPage) -> int:
-    """Return the mean of the paper's red, green and blue."""
+    """Return the mean of the background's red, green and blue."""
     red, green, blue = map(int, re.findall(r"\d+", chat.page.evaluate(PAPER))[:3])
     return (red + green + blue) // 3
 

@@ -21,7 +21,7 @@ MARKUP = (
 
 
 def refused(chat: ChatPage, server: FakeServer, *refusal: Any, shown: str) -> None:  # noqa: ANN401
-    """Ask, and wait until the page has told the refusal so."""
+    """Ask, refuse the request, and wait until the page shows this text."""
     chat.ask("Hello!")
     server.next_exchange().refuse(*refusal)
     expect(chat.problem).to_contain_text(shown)

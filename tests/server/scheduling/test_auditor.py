@@ -1,4 +1,5 @@
-"""Tests of the auditor: what the server and its workers count, and what is only in doubt."""
+"""Tests of the auditor, which compares the leases of the server and its workers: a difference is a
+violation only if it stays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of batch streams held back for interactive requests, and for how long."""
+"""Tests of pausing batch requests while interactive requests wait."""
 
 from __future__ import annotations
 

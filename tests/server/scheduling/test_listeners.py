@@ -1,4 +1,5 @@
-"""Tests of streams with a callback: called once per frame, and not after detaching."""
+"""Tests of streams that are read with a callback: it is called once per frame, and not after
+detaching."""
 
 from __future__ import annotations
 

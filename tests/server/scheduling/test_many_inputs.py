@@ -33,7 +33,7 @@ def many(count: int = NUM_INPUTS, first: int = 0) -> Iterator[GenerationRequest]
 
 
 class Turns:
-    """Checks a fleet in every turn of the loop while something happens.
+    """Checks a fleet in every turn of the event loop.
 
     Attributes:
       accepted: number of accepted inputs, per turn.

@@ -1,4 +1,5 @@
-"""Tests of the phase transition table."""
+"""Tests of the request phases: every transition is in the table, and every request can end from any
+phase."""
 
 from __future__ import annotations
 

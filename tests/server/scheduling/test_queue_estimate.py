@@ -1,4 +1,4 @@
-"""Tests of the queue's estimate of what is ahead of a request."""
+"""Tests of the queue's estimate of the work ahead of a new request."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tests of the effects of faults: breakers, the retry budget, broken paths, pauses of the
-server."""
+"""Tests of how the scheduler reacts to faults: circuit breakers, the retry budget, broken paths,
+and pauses of the server."""
 
 from __future__ import annotations
 

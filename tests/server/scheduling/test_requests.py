@@ -1,4 +1,5 @@
-"""Tests of one request from submission to its one end."""
+"""Tests of one request from submission to its end: its output, its usage, and its line in the
+access log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tests of return times for refused requests, and of recognizing them when they return."""
+"""Tests of the times at which refused requests are told to return, and of recognizing them when
+they do."""
 
 from __future__ import annotations
 

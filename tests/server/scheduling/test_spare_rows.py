@@ -1,4 +1,4 @@
-"""Tests of rows that tenants leave free for each other."""
+"""Tests of decode rows that tenants leave free for each other."""
 
 from __future__ import annotations
 

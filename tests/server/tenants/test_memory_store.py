@@ -1,4 +1,5 @@
-"""Tests of spending that outlives a process and is shared by the servers of a host."""
+"""Tests of the account store of a single host: spending survives a restart and is shared by the
+host's servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tests of several servers with one Redis that comes and goes."""
+"""Tests of the account store in Redis: several servers share limits, also while Redis is away and
+after it returns."""
 
 from __future__ import annotations
 
