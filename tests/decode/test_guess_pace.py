@@ -15,8 +15,8 @@ CONFIG = SpeculationConfig(max_guesses=8, pause_rows=4, max_pause_rows=16)
 
 
 def run(share: float, num_rows: int) -> tuple[int, int, int]:
-    """Accept each guess with probability `share`; return the numbers of rows with guesses, of guesses,
-    and of accepted guesses."""
+    """Accept each guess with probability `share`; return the numbers of rows with guesses, of all
+    guesses, and of accepted guesses."""
     pace, chance = GuessPace(CONFIG), random.Random(1)
     guessing = proposed = accepted = 0
     for _ in range(num_rows):

@@ -1,4 +1,5 @@
-"""Tests of checking grammars in a separate process, which may be killed and is restarted."""
+"""Tests of checking grammars in a separate process: limits of time, memory and waiting, and fair
+turns between clients."""
 
 from __future__ import annotations
 
