@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -54,16 +55,28 @@ VISIBLE_GPUS: Final = "CUDA_VISIBLE_DEVICES"
 """Variable of the CUDA driver: the GPUs that a process sees, numbered from 0 in this order."""
 
 
-def gpu_names(visible: str | None, num_files: int) -> tuple[str, ...]:
-    """Return the GPUs of this machine, as CUDA_VISIBLE_DEVICES names them.
+_LISTED: Final = re.compile(r"^GPU (\d+):|^\s+MIG .*\(UUID: (MIG-[^)\s]+)\)", re.MULTILINE)
+"""Lines of `nvidia-smi -L`: a GPU, and below it its MIG instances."""
+
+
+def gpu_names(visible: str | None, num_files: int, listing: str = "") -> tuple[str, ...]:
+    """Return the GPUs of this machine, as CUDA_VISIBLE_DEVICES names them. A GPU that is divided
+    into MIG instances is left out, and each instance counts as a GPU.
 
     Args:
       visible: value of CUDA_VISIBLE_DEVICES; None if not set.
       num_files: number of GPU device files.
+      listing: output of `nvidia-smi -L`; empty without that program.
     """
-    if visible is None:
-        return tuple(str(number) for number in range(num_files))
-    return tuple(name for part in visible.split(",") if (name := part.strip()))
+    if visible is not None:
+        return tuple(name for part in visible.split(",") if (name := part.strip()))
+    instances: dict[str, list[str]] = {str(number): [] for number in range(num_files)}
+    number = ""
+    for listed in _LISTED.finditer(listing):
+        number = listed[1] or number
+        if listed[2] and number in instances:
+            instances[number].append(listed[2])
+    return tuple(name for gpu, parts in instances.items() for name in parts or [gpu])
 
 
 def own_gpus(device: str, workers: Sequence[str], gpus: Sequence[str]) -> dict[str, str]:

@@ -20,7 +20,7 @@ import structlog
 import trio
 
 from triolet.config import AUTO_DEVICE
-from triolet.errors import TrioletError
+from triolet.errors import TrioletError, said_by
 from triolet.ids import Role
 
 from ..logs import forget_logs
@@ -51,6 +51,8 @@ MAX_ANSWER_BYTES: Final = 4096
 KILLED_S: Final = 1.0
 """Longest wait for a killed template, during which the supervisor is blocked. Only a process stuck
 in the kernel, for example on a hanging file system, takes this long."""
+LISTING_S: Final = 10.0
+"""Longest wait for `nvidia-smi -L`, which wakes the driver and may take seconds with many GPUs."""
 GIVEN_UP_S: Final = 1.0
 """Longest wait for the answer to a cancelled start. A template forks within tens of milliseconds,
 unless it is still importing. Killing it earlier would cost new workers the pages that they share
@@ -264,8 +266,23 @@ def _keep_only(kept: socket.socket) -> None:
 
 def available_gpus() -> tuple[str, ...]:
     """Return the NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    visible = os.environ.get(VISIBLE_GPUS)
     files = [path for path in Path("/dev").glob("nvidia*") if path.name[6:].isdecimal()]
-    return gpu_names(os.environ.get(VISIBLE_GPUS), len(files))
+    listing = listed_gpus() if visible is None and files else ""
+    return gpu_names(visible, len(files), listing)
+
+
+def listed_gpus() -> str:
+    """Return what `nvidia-smi -L` prints; empty if it cannot tell, so that MIG instances remain
+    unknown."""
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=LISTING_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        log.warning("gpus_not_listed", reason=said_by(error), remedy=f"set {VISIBLE_GPUS}")
+        return ""
+    return done.stdout
 
 
 def roles_of_templates(settings: Settings, gpus: Sequence[str]) -> list[Role]:

@@ -496,6 +496,22 @@ def test_gpus_are_those_that_the_environment_leaves() -> None:
     assert own_gpus("mps", ["a"], ("0",)) == {}
 
 
+MIG_LISTING = """\
+GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-5c89)
+GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-77aa)
+  MIG 1g.10gb     Device  0: (UUID: MIG-c6d4)
+  MIG 3g.40gb     Device  1: (UUID: MIG-1b5f)
+GPU 4: NVIDIA H100 80GB HBM3 (UUID: GPU-of-another-container)
+  MIG 1g.10gb     Device  0: (UUID: MIG-not-ours)
+"""
+
+
+def test_each_instance_of_a_divided_gpu_is_a_gpu() -> None:
+    assert gpu_names(None, 2, MIG_LISTING) == ("0", "MIG-c6d4", "MIG-1b5f")
+    assert gpu_names("MIG-1b5f", 2, MIG_LISTING) == ("MIG-1b5f",)
+    assert gpu_names(None, 2, "Failed to initialize NVML\n") == ("0", "1")
+
+
 @pytest.mark.parametrize(
     ("device", "num_gpus", "share"),
     [("cpu", 0, 0.0625), ("cpu", 4, 0.0625), ("cuda", 4, 0.25), ("cuda:1", 4, 0.0625)],

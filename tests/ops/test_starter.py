@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 import trio.testing
+from structlog.testing import capture_logs
 
 from ops.own_process import PR_SET_CHILD_SUBREAPER, prctl
 from ops.settings.form import Settings
 from ops.supervisor.process_spec import ProcessSpec
 from ops.supervisor.slot import Slot
-from ops.supervisor.starter import Starter, Template, roles_of_templates
+from ops.supervisor.starter import Starter, Template, listed_gpus, roles_of_templates
 from ops.supervisor.supervisor import Supervisor
 from ops.template import reseed
 from triolet.config import EngineConfig, SupervisorConfig, WorkerConfig
@@ -496,3 +497,26 @@ def test_workers_on_gpus_are_not_forked(
     worker = WorkerConfig(engine=EngineConfig(device=device))
     settings = Settings(prefill=worker, decode=worker)
     assert roles_of_templates(settings, gpus) == roles
+
+
+@pytest.mark.parametrize(
+    ("program", "listing"),
+    [
+        ("echo 'GPU 0: A (UUID: GPU-a)'", "GPU 0: A (UUID: GPU-a)\n"),
+        ("exit 9", ""),
+        ("exec sleep 60", ""),
+    ],
+)
+def test_gpus_are_listed_by_nvidia_smi_or_remain_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, listing: str
+) -> None:
+    fake = tmp_path / "nvidia-smi"
+    fake.write_text(f"#!/bin/sh\n{program}\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    if "sleep" in program:
+        monkeypatch.setattr("ops.supervisor.starter.LISTING_S", 0.1)
+    with capture_logs() as logs:
+        assert listed_gpus() == listing
+    assert [line["event"] for line in logs] == ["gpus_not_listed"] * (not listing)
+    assert all("CUDA_VISIBLE_DEVICES" in line["remedy"] for line in logs)
