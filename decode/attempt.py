@@ -1,6 +1,6 @@
 """State of one attempt on a decode worker: its tokens, its blocks, and how far it is computed.
 
-Its lease holds the stage of its life.
+The state of its lease (RESERVED, RUNNING, …) is in transport/lease.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Receive KV chunks into the pool: under a live lease of this epoch, or not at all.
+"""Receive KV chunks from prefill workers, and write those with a live lease into the pool.
 
-Every chunk is answered, even one that is dropped, so that a late frame costs its sender no window.
+Every chunk is acknowledged, even a dropped one, so that the sender's window is always freed.
 """
 
 from __future__ import annotations

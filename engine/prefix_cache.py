@@ -1,4 +1,4 @@
-"""The prefix cache: find kept KV blocks whose tokens a new prompt begins with.
+"""The prefix cache: find cached KV blocks for the beginning of a new prompt.
 
 Leases and the eviction of cached blocks are in block_ledger.py.
 

@@ -1,8 +1,7 @@
 """Finds the running fleets of this user on this machine, through the notes of their supervisors.
 
-Each fleet has a private directory with a note and a lock; directories whose lock is free are
-ignored. Fleets with another home or runtime directory are found too, but commands need `--port` for
-them.
+Each fleet has a private directory with a note and a lock; directories with a free lock are ignored.
+Fleets with another home or runtime directory are found too, but commands need `--port` for them.
 """
 
 from __future__ import annotations

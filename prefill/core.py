@@ -1,8 +1,8 @@
 """The prefill worker's state machine: frames and step results in, frames and step plans out. No
 I/O.
 
-The loop hands it frames, runs the steps that it plans, keeps the KV links that it wants, and sends
-its frames.
+worker/worker_loop.py passes received frames to it, runs the planned steps, maintains the KV links,
+and sends its frames.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Plan the steps of a prefill worker and process their results.
 
-A prompt whose uncached part is just being computed for another prompt waits for that one: the same
-block is not computed twice. worker/chunks.py chooses among prompts that do not wait.
+A prompt waits if its next blocks are being computed for another prompt, so that no block is
+computed twice. worker/chunks.py chooses among prompts that do not wait.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The store on disk: `oci-layout`, `index.json`, `blobs/sha256/…`, and the writers' lock.
 
 Every file under its final name is complete: it is written under `tmp/`, synced and renamed, and its
-folder is synced. The next writer removes what a killed one has left in `tmp/`.
+folder is synced. The next writer removes files that a killed writer left in `tmp/`.
 """
 
 from __future__ import annotations

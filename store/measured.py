@@ -1,7 +1,7 @@
 """Measurements of a version on a machine: golden tokens and capacity, stored with the version.
 
-Golden tokens are the first greedy tokens of some prompts. Their key contains everything besides the
-version that their bits depend on, so workers with the same key must compute the same tokens.
+Golden tokens are the first greedy tokens of some prompts. Besides the version they depend on the
+values in their key, so workers with the same key must compute the same tokens.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Encode frames as msgpack, decode them against their schema, and shut out senders of bad frames.
+"""Encode frames as msgpack, and decode them with a check against their schema.
 
-A frame is a msgpack array `[tag, field, ...]` in one message part; KV bytes travel in a second part
-beside it. The parser follows the schema and stops at the first byte that does not fit, before it
-builds anything, so no frame costs more memory than it has bytes. (Parsing first and checking
-afterwards turned 16 MiB of nested empty arrays into 1.1 GiB.) Invalid input raises
-RemoteProtocolError. Class names and pickles never travel.
+A frame is a msgpack array `[tag, field, ...]` in one message part; KV bytes are in a second part.
+The parser follows the schema and stops at the first byte that does not match, before it builds
+objects, so a frame never takes more memory than its size. (Parsing first and checking afterwards
+turned 16 MiB of nested empty arrays into 1.1 GiB.) Invalid input raises RemoteProtocolError. Class
+names and pickles are never sent.
 
-msgpack writes and msgspec reads: two implementations that must agree keep the format honest, and a
-peer in another language needs only msgpack.
+msgpack encodes and msgspec decodes: two implementations that must agree keep the format compatible,
+and a peer in another language needs only msgpack.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""All frames: the messages that processes send to one another.
+"""All frames: the messages between processes, as a closed union of records with integer tags.
 
-A closed union of small records with integer tags. codec.py puts them on the wire.
+codec.py encodes and decodes them; docs/protocol.md describes the protocol.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""HELLO and its answer: decide whether two processes may work together, and in which version.
+"""The handshake: check a HELLO for compatible roles, models and protocol versions, and answer it.
 
-No I/O. Every refusal is a GOODBYE with a reason that an operator can act on.
+No I/O. A refusal is a GOODBYE with a reason that operators can act on.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Decide whether a peer is alive, and notice when this process itself stood still.
+"""Decide whether a peer is alive from its heartbeats, and detect pauses of this process itself.
 
-No I/O; the caller supplies the clock. ZeroMQ's I/O thread would answer its own pings even if
-everything behind it is stuck, so a peer must show progress: with pending work and an unchanged
-counter it counts as dead.
+No I/O; the caller supplies the clock. ZeroMQ's I/O thread answers pings even if the rest of a
+process is stuck, so heartbeats carry a progress counter: a peer with pending work and an unchanged
+counter counts as dead.
 
     CONNECTING ──greeted──▶ ALIVE ⇄ SUSPECT          (quiet, heard)
          └────────────────────┴────────┴──silent, wedged, lost──▶ DEAD ──greeted──▶ ALIVE

@@ -1,8 +1,8 @@
-"""In-memory pipes of message parts, and the faults that may hit a message on its way.
+"""In-memory pipes for message parts with simulated faults, used by memory_network.py.
 
 Delay, loss, duplication, reordering and corruption are drawn per pipe from the seed, so links do
-not influence one another. There are no tasks: a message stays in its pipe until it is due and its
-receiver looks.
+not influence one another. There are no tasks: a message stays in its pipe until it is due and the
+receiver reads it.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 A key directory holds this process's `key.secret` and `key.public` and, under `authorized/`, the
 public keys that may connect in any role; those under `authorized/<role>/` may connect in that role
-only. ZeroMQ asks about each new connection (ZAP); without an answer CURVE accepts any key. The
-answer's user id says which key the connection proved, and its roles.
+only. ZeroMQ sends an authentication request for each new connection (ZAP); without an answer CURVE
+would accept any key. The answer's user id contains the connection's key and its roles.
 
-The connecting side must know the key of the bound side. It tries `bound/<host>_<port>.public`,
+The connecting side needs the public key of the bound side. It tries `bound/<host>_<port>.public`,
 `bound/<host>.public`, both names under `authorized/`, and last its own key: a fleet may share one
 key directory.
 """

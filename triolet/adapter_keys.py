@@ -1,4 +1,4 @@
-"""How LoRA adapters are identified on the wire, in fingerprints and in KV caches."""
+"""Keys and digests that identify LoRA adapters on the wire, in fingerprints and in KV caches."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Data of an audit: the account that each process gives, and what a server gathers of its fleet.
+"""Data types of a fleet audit: the blocks, leases and requests that each process reports.
 
-Plain frozen data; the AUDITED frame and JSON share one form (maps by field name). invariants.py
-checks that the numbers add up. The log of administrative actions is separate: ops/audit.
+The AUDITED frame and JSON have the same form (maps by field name). invariants.py checks that the
+numbers of all processes are consistent. The log of administrative actions is separate: ops/audit.
 
-Every field serves a check or tells an operator where to look. Ids are text, as in logs; times are
-durations, so that no clock is compared with another process's.
+Every field is needed by a check or shows an operator where to look. Ids are text, as in logs. Times
+are durations, so that clocks of different processes are never compared.
 """
 
 from __future__ import annotations

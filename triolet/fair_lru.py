@@ -1,9 +1,9 @@
-"""Weighted fair LRU: choose what to evict next when several keepers share the room.
+"""Weighted fair LRU: an eviction policy for a cache that several keepers (tenants) share.
 
-The keeper that holds most relative to its share loses its least recently used item first. Unused
-room may be borrowed and is given back on demand: a keeper below its part (its share over the sum of
-the shares of all keepers that hold something) loses nothing to others. With one keeper it is plain
-LRU. This file holds names, weights and shares, not the items themselves.
+The keeper with the most relative to its share loses its least recently used item first. Unused
+capacity may be borrowed and is returned on demand: a keeper below its part (its share over the sum
+of the shares of all keepers with items) loses nothing to others. With one keeper it is plain LRU.
+This file has names, weights and shares, but not the items themselves.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Sampling parameters of a request, with their bounds.
 
-The token chosen depends only on (seed, position, logits), so an attempt on another worker continues
-exactly; the seed is therefore always set here, at random if the client gave none. The API and the
-frame parser check the bounds.
+A sampled token depends only on (seed, position, logits), so that a retry on another worker
+continues exactly. The seed is therefore always set here, at random if the client gave none. The API
+and the frame parser check the bounds.
 """
 
 from __future__ import annotations

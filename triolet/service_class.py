@@ -1,6 +1,6 @@
-"""Service classes, and how one request is scheduled: tenant, class, weight and shares.
+"""Service classes, and the scheduling data of a request: tenant, class, weight and shares.
 
-Plain data that travels with each request from the edge to the queue and on to the workers.
+The data is sent with each request from the API to the queue and to the workers.
 """
 
 from __future__ import annotations

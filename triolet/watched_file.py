@@ -1,4 +1,4 @@
-"""A small file that an operator or another process may replace while this process runs."""
+"""Watch a small file that an operator or another process may replace, and read new versions."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The account that a worker gives in an audit.
+"""Collect a worker's report for a fleet audit: blocks, leases and attempts.
 
-Read-only: nothing is swept, freed or counted. Inconsistencies are reported in words, so that an
+Read-only: does not sweep, free or count. Inconsistencies are reported as text, so that an
 inconsistent worker can still report them.
 """
 

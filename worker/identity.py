@@ -1,4 +1,4 @@
-"""This worker's identity in its present epoch, and its answer to HELLO."""
+"""The worker's identity in its current epoch, and its answer to HELLO."""
 
 from __future__ import annotations
 

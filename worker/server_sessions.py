@@ -1,7 +1,7 @@
 """A worker's sessions with servers: greetings, heartbeats, audits, drain, and peers that fall
 silent.
 
-`PeerTable` is the part that every listener needs: greetings and silence of its peers.
+`PeerTable` is the part for any listener: handshakes and timeouts of its peers.
 """
 
 from __future__ import annotations

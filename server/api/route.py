@@ -1,4 +1,4 @@
-"""The types of the route table, whose rows are in server/routes.py, and the lookup of a row."""
+"""The types of the route table and the lookup of a row. The rows are in server/routes.py."""
 
 from __future__ import annotations
 

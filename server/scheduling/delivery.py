@@ -1,5 +1,5 @@
-"""Takes workers' frames and delivers their tokens to clients' streams, taking turns between
-tenants. Also the reading ends of completions and embeddings.
+"""Delivers the tokens in workers' frames to clients' streams, taking turns between tenants. Also
+has the reading ends of completions and embeddings.
 
 A small frame is handled in one turn of one task, from the worker's message to the clients' sockets.
 When several tenants have streams, a larger frame is split: some rows are taken and delivered tenant

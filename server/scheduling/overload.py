@@ -1,5 +1,5 @@
-"""Overload control: refuses requests whose predicted wait is too long, lowers service by brownout
-levels, and limits outstanding prompt tokens in case predictions are wrong."""
+"""Overload control: refuses requests with a predicted wait that is too long, lowers service by
+brownout levels, and limits outstanding prompt tokens in case predictions are wrong."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Fair scheduling of jobs on a few slots: start-time fair queueing by the seconds each key has
-used.
+"""A fair scheduler for the jobs of text processes: start-time fair queueing by seconds used per
+key.
 
 Pure: `now` is an argument. A key is a tenant, or a client's address without tenants.
 """

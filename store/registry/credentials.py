@@ -1,5 +1,5 @@
-"""Find a registry's user and password: on standard input, in the environment, or in what `docker
-login` has stored. Never in an argument: every user of a machine can read those."""
+"""Find a registry's user and password: on standard input, in the environment, or in the files of
+`docker login`. Never in an argument, which every user of the machine can read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`triolet model pull`: copy a version from a registry byte for byte, and name it when complete."""
+"""`triolet model pull`: download a version from a registry unchanged, and tag it when complete."""
 
 from __future__ import annotations
 

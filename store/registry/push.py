@@ -1,4 +1,4 @@
-"""`triolet model push`: send a version to a registry, all blobs first, then its manifest."""
+"""`triolet model push`: upload a version to a registry, first all blobs, then its manifest."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Tenants as the operator defines them: plans, prices, roles, and digests of keys.
-
-Plain data with its bounds.
-"""
+"""Data types of the tenants file: tenants, plans, prices, roles, and digests of keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Describes tools in the conversation for models whose chat template shows none. Pure."""
+"""Describes tools in the system prompt for models with a chat template that has no tools. Pure."""
 
 from __future__ import annotations
 
