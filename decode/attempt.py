@@ -43,7 +43,7 @@ class DecodeAttempt:
       assembly: the KV being received.
       block_table: leased blocks in sequence order.
       output_ids: known completion tokens, replayed ones first; empty until the KV has arrived.
-      num_computed_tokens: leading tokens of prompt and completion whose KV is in the pool.
+      num_computed_tokens: leading tokens of prompt and completion with KV in the pool.
       last_turn: increases with every row of any attempt; the lowest has waited longest.
       unheard: sent rows that the server has not acknowledged; bounded by its window.
       kv_sender: routing id of the prefill worker that sends to it; None before the first chunk.
@@ -51,7 +51,7 @@ class DecodeAttempt:
       num_held_blocks: leading blocks of the prompt that were here on arrival, or that it shares
         with the attempt that it forks.
       is_local: whether its prompt is computed here, without a transfer.
-      keeper: tenant whose cache share holds its KV.
+      keeper: tenant that its cached blocks count for.
       weight: of its tenant within the class.
       constraint: on its completion; None for none.
       adapter: digest of its adapter; empty for the base model.
@@ -115,7 +115,7 @@ class DecodeAttempt:
 
     @property
     def num_to_replay(self) -> int:
-        """Number of known tokens whose rows sample nothing."""
+        """Number of known tokens that are computed without sampling."""
         return max(0, self.num_tokens - 1 - self.num_computed_tokens)
 
     @property

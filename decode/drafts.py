@@ -187,7 +187,7 @@ class _Draft:
 
     Attributes:
       block_table: leased from the draft pool.
-      num_computed_tokens: leading tokens of the sequence whose KV is in the draft pool.
+      num_computed_tokens: leading tokens of the sequence with KV in the draft pool.
       guesses: tokens that may follow the first `guessed_at` ones.
       guessed_at: number of tokens before the guesses.
     """

@@ -42,7 +42,7 @@ class KvIntake:
       attempt_table: the attempts with leases.
       outbox: takes the answers.
       counters: of received frames.
-      on_complete: called with each attempt whose KV is complete, in state READY.
+      on_complete: called with each attempt once its KV is complete, in state READY.
     """
 
     def __init__(

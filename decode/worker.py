@@ -44,7 +44,7 @@ MAX_KV_MESSAGES: Final = 8
 """Chunks received before other tasks get a turn: about 2 ms of copying at 1 MiB each."""
 
 RECEIVE_WINDOWS: Final = 4
-"""Windows of senders whose freed memory stays in the heap; more are rarely full at once."""
+"""Number of senders' windows to keep as freed heap memory; more are rarely full at once."""
 
 
 async def serve(

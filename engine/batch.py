@@ -88,7 +88,7 @@ class Constraint(Protocol):
         ...
 
     def late(self) -> Barred:
-        """Return the outcome of a row whose mask was not ready in time."""
+        """Return the outcome of a row without a mask in time."""
         ...
 
 
@@ -213,7 +213,7 @@ class Sampled:
 
 
 class PooledRow(NamedTuple):
-    """Tokens of one row whose hidden states are pooled.
+    """Tokens of one row with hidden states to pool.
 
     Attributes:
       row: index of the row.
@@ -244,7 +244,7 @@ class FlatStep:
         sequence.
       sample_rows: indices of the rows that sample a token.
       sample_tokens: index in `token_ids` of the last token of each such row, padded.
-      pooled: rows whose hidden states are pooled.
+      pooled: rows with hidden states to pool.
       adapters: each row's adapter digest; empty for the base model.
     """
 

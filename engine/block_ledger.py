@@ -80,7 +80,7 @@ class BlockLedger:
 
     @property
     def cached_blocks(self) -> int:
-        """Blocks that no lease names, whose KV is kept for reuse."""
+        """Blocks without a lease, with KV that is kept for reuse."""
         return len(self.cached)
 
     @property

@@ -52,7 +52,7 @@ MIN_RESIDENCY_S: Final = 2.0
 """Minimum residency, shorter than the default of a minute, for many changes within minutes."""
 WATCH_S: Final = 0.25
 UNSEEN: Final = -math.inf
-"""Load time of a model whose loading was not observed."""
+"""Assumed load time of a model if its loading was not observed."""
 GONE_S: Final = 30.0
 CALM_S: Final = 120.0
 """Timeout of the first request to a model, on a busy machine."""

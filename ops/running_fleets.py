@@ -28,7 +28,7 @@ SUPERVISOR_SOCKET: Final = "supervisor"
 
 class Note(msgspec.Struct, frozen=True):
     """Note of a supervisor. Fields after the port have defaults, because the supervisor may be of
-    an older release, whose fleet `triolet restart` must find.
+    an older release, and `triolet restart` must find its fleet.
 
     Attributes:
       port: port for clients.

@@ -190,7 +190,7 @@ def become(request: ForkRequest, fds: Sequence[int], middle: int, run: Run) -> i
     Args:
       request: the process.
       fds: standard input, output and error, then those of `request.pass_fds`; they are moved.
-      middle: process id of the intermediate process, whose end is awaited.
+      middle: process id of the intermediate process, which is awaited.
       run: entry point of `triolet`.
     """
     give_up = time.monotonic() + ADOPTION_DEADLINE_S

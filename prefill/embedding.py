@@ -41,7 +41,7 @@ class Embedding:
       num_blocks: blocks that the input needs while it is computed.
       started_at: when it first had a row; None while it waits.
       block_table: its blocks; empty while it waits.
-      num_computed_tokens: leading tokens whose KV is in the pool.
+      num_computed_tokens: leading tokens with KV in the pool.
       adapter: digest of its adapter; empty for the base model.
     """
 

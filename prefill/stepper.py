@@ -42,7 +42,7 @@ def candidates(
     cached.
 
     Args:
-      attempts: all whose prompt is not computed yet.
+      attempts: attempts with prompts that are not fully computed.
       cache: of the worker.
       block_size: tokens per block.
     """

@@ -218,7 +218,7 @@ class Fleets:
             self._names.setdefault(name, (name,))
 
     def remove(self, name: str) -> None:
-        """Remove a model whose requests have all ended and whose links are closed."""
+        """Remove a model after all its requests have ended and its links are closed."""
         del self.by_model[name], self._names[name]
         self._metrics.remove(name)
 

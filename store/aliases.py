@@ -216,8 +216,8 @@ class Aliases:
         return found
 
     def required_keys(self, scope: Reference) -> tuple[str, ...]:
-        """Return the keys one of which must have signed the version of a tag or alias, or of all
-        tags and aliases for a model's name; empty if no signature is required."""
+        """Return the signing keys for a tag or alias, or for all of a model's tags and aliases.
+        One of them must have signed the version. Empty if no signature is required."""
         with self._reading() as connection:
             return () if connection is None else _required(connection, *_scope(scope))
 

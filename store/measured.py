@@ -212,7 +212,7 @@ def keep_measured(
 def without_known(
     store: ModelStore, digest: str, artefacts: Sequence[tuple[str, Artefact]]
 ) -> list[tuple[str, Artefact]]:
-    """Leave out artefacts from elsewhere whose keys the store already has measurements for: local
+    """Leave out artefacts from elsewhere with keys for which the store has measurements: local
     and earlier measurements stay.
 
     Args:
@@ -240,7 +240,7 @@ def without_known(
 def contradicted(
     store: ModelStore, digest: str, artefacts: Sequence[tuple[str, Artefact]]
 ) -> list[str]:
-    """Return a sentence for each artefact from elsewhere whose golden tokens differ from the
+    """Return a sentence for each artefact from elsewhere with golden tokens that differ from the
     store's for the same key: one of the two machines computes wrongly.
 
     Args:

@@ -84,7 +84,7 @@ class Receipts:
             self.write(found, digest)
 
     def drop(self, found: os.stat_result) -> None:
-        """Drop the receipt of a file whose content does not match it."""
+        """Drop the receipt of a file that does not match it."""
         if self._may_write:
             self._path(found).unlink(missing_ok=True)
 

@@ -35,7 +35,7 @@ _NUM_OPTIONAL: Final[Mapping[type[AnyFrame], int]] = {
     KvManifest: 1,
     Embed: 1,
 }
-"""Frames whose trailing fields are left out when empty, as they are on most links. Peers of a
+"""Frames that are sent without trailing fields if these are empty, as on most links. Peers of a
 release without these fields still understand the frame."""
 _DECODER: msgspec.msgpack.Decoder[AnyFrame] = msgspec.msgpack.Decoder(AnyFrame)
 

@@ -208,7 +208,7 @@ class LeaseTable:
         """End an attempt and all older ones of its request, even if they never began.
 
         Returns:
-          The ended lease (possibly of an older attempt), whose blocks the caller frees; None if
+          The ended lease (possibly of an older attempt). The caller frees its blocks. None if
           there was none, and on every further call.
         """
         self._bury(key, now)

@@ -106,7 +106,7 @@ class Conditions:
       seed: decides every fault.
       faults: what happens to frames from now on; replaceable at any time.
       counts: faults that happened.
-      cut: links whose frames are dropped, in both directions.
+      cut: links that drop all frames, in both directions.
       outlives_links: deliver frames under way when a link breaks to the next link of that name. No
         real link does this; a receiver that checks epochs tolerates it all the same.
     """

@@ -192,7 +192,7 @@ class ZmqSocket:
             self._unpark_all()
 
     def _look(self) -> int:
-        """Return what the socket is ready for. Wakes other tasks whose edge this takes."""
+        """Return what the socket is ready for. Wakes other tasks if this takes their edge."""
         if self._state is None:
             self._state = int(self._raw.get(zmq.EVENTS))
             self._wake_ready(self._state)

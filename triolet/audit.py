@@ -59,7 +59,7 @@ class PoolAudit(msgspec.Struct, frozen=True):
       total_blocks: blocks that can be leased.
       free_blocks: blocks without content.
       leased_blocks: blocks in at least one lease.
-      cached_blocks: blocks in no lease whose KV is kept.
+      cached_blocks: blocks without a lease, with cached KV.
       references: blocks of all leases; a shared block counts once per lease.
       verdict: errors that the ledger found block by block; empty if none.
       spoiled_blocks: free blocks that were written after they were freed (I8); None where freed

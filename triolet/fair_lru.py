@@ -111,7 +111,7 @@ class FairLru(Generic[K]):
             del self._held[keeper.tenant]
 
     def remove(self, names: Iterable[K], tenant: bytes) -> None:
-        """Remove names of one tenant, all of which are present."""
+        """Remove names of one tenant. All must be present."""
         held = self._held[tenant]
         weights = held.weights
         num_before = len(weights)
@@ -165,7 +165,7 @@ class FairLru(Generic[K]):
                 return tenant
 
     def _list_grown(self) -> None:
-        """Update the heap for keepers whose load has grown."""
+        """Update the heap for keepers with a grown load."""
         for tenant in self._grown:
             held = self._held.get(tenant)
             if held is not None and (held.listed is None or held.load > held.listed):

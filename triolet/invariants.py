@@ -81,7 +81,7 @@ def check_at_rest(audit: FleetAudit, before: FleetAudit | None = None) -> list[V
     """Return everything that was not given back although nothing should be running.
 
     Args:
-      audit: of a fleet whose clients left several lease lifetimes ago.
+      audit: audit of a fleet that has had no clients for several lease lifetimes.
       before: of the same processes and epochs at an earlier rest; what has grown since is a leak.
         Both need the same number of client connections.
     """

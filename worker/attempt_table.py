@@ -101,7 +101,7 @@ NO_STEP: Final = FailedStep()
 
 
 class _Departure(NamedTuple, Generic[A]):
-    """An ended attempt whose blocks are still used by the running step."""
+    """An ended attempt with blocks that the running step still uses."""
 
     attempt: A
     reason: EndReason
@@ -157,7 +157,7 @@ class AttemptTable(Generic[A]):
 
     @property
     def leaving(self) -> list[AttemptKey]:
-        """Ended attempts whose blocks the running step still uses."""
+        """Ended attempts with blocks that the running step still uses."""
         return [departure.attempt.key for departure in self._leaving]
 
     @property
@@ -244,7 +244,7 @@ class AttemptTable(Generic[A]):
             self.end(key, reason, now, message)
 
     def end_expired(self, now: float) -> None:
-        """End attempts whose server no longer wants them or whose deadline has passed."""
+        """End attempts that their server no longer wants, or that are past their deadline."""
         for key, reason in self.leases.expired(now):
             self.end(key, reason, now)
         self._tombstones.sweep(now)

@@ -37,7 +37,7 @@ MAX_URGENT_OVERTAKES: Final = 256
 
 
 class ComputedPrompt(Protocol):
-    """What the scheduler needs of an attempt whose prompt is computed here."""
+    """What the scheduler needs to know about an attempt to compute its prompt here."""
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
@@ -46,7 +46,7 @@ class ComputedPrompt(Protocol):
 
     @property
     def num_computed_tokens(self) -> int:
-        """Number of leading tokens whose KV is in the pool."""
+        """Number of leading tokens with KV in the pool."""
         ...
 
     @property
@@ -154,7 +154,7 @@ class ChunkScheduler(Generic[P]):
         """Choose the next step.
 
         Args:
-          attempts: all whose prompt is not computed yet.
+          attempts: attempts with prompts that are not fully computed.
           max_tokens: token budget of the step.
           free_blocks: blocks that can be leased now; an attempt that has not started needs all of
             its blocks at once (`num_needed_blocks`), so that two half-computed prompts never wait

@@ -64,7 +64,7 @@ class Cores:
 
     def give_back(self) -> float:
         """Return borrowed cores. The result is the average number of cores divided by the worker's
-        own; cores whose owner has become busy are counted as available half of the time."""
+        own; cores of an owner that has become busy count as available half of the time."""
         borrowed, self._borrowed = self._borrowed, []
         speedup = 1.0
         for place in borrowed:

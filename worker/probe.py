@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from triolet.config import WorkerConfig
 
 GOLDEN_TOKENS: Final = 4
-"""Golden tokens per prompt: a start checks them in one step, whose cost they hardly change."""
+"""Golden tokens per prompt: a start checks them in one step, and they hardly change its cost."""
 
 
 class Probed(NamedTuple):

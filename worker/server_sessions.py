@@ -52,7 +52,7 @@ class _Known(NamedTuple):
 
 
 class PeerTable:
-    """The peers whose frames are accepted.
+    """The peers that may send frames.
 
     Args:
       identity: of this worker.
@@ -124,7 +124,7 @@ class PeerTable:
         return known.peer
 
     def forget(self, sender: bytes) -> PeerId | None:
-        """Drop a peer that said GOODBYE or whose pipe is gone; return it if known."""
+        """Drop a peer that sent GOODBYE or lost its connection; return it if known."""
         known = self._known.pop(sender, None)
         return None if known is None else known.peer
 

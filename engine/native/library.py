@@ -90,7 +90,7 @@ class Library:
     def workspace_bytes(
         self, model: ModelFields, num_tokens: int, num_threads: int, num_adapted: int = 0
     ) -> int:
-        """Return the workspace size of a step, of which `num_adapted` tokens use an adapter."""
+        """Return the workspace size of a step with `num_adapted` tokens that use an adapter."""
         return int(self._workspace_bytes(model, num_tokens, num_adapted, num_threads))
 
     def compute(self, model: ModelFields, step: StepFields, num_threads: int) -> None:

@@ -30,7 +30,7 @@ MALFORMED = (ValueError, LookupError, TypeError)
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """An attempt whose connection ended before the answer.
+    """An attempt with a connection that ended before the answer.
 
     Attributes:
       at: time of detection.

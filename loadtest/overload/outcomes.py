@@ -195,7 +195,7 @@ def recovery_s(
       outcomes: outcomes of all requests, including those after the surge.
       ended_s: end of the surge.
       normal_s: median TTFT that counts as normal.
-      window_s: length of the windows of which medians are taken.
+      window_s: length of the windows for medians.
 
     Returns:
       Seconds to the end of the first of `IN_A_ROW` normal windows; None if there are none. Later

@@ -198,7 +198,7 @@ class Control:
         await self._measure(lambda model: not model.is_measured)
 
     async def measure(self) -> None:
-        """Measure the memory of every model whose workers are ready."""
+        """Measure the memory of every model with ready workers."""
         await self._measure(lambda model: True)
 
     async def _measure(self, is_wanted: Callable[[Model], bool]) -> None:

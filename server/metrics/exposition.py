@@ -190,7 +190,7 @@ def merging(expositions: Mapping[str, str | None]) -> Iterator[str]:
             else:
                 samples.setdefault(family, []).append(_labelled(line, server))
     heads[SERVER_UP] = [
-        f"# HELP {SERVER_UP} 1 for a server whose metrics are included",
+        f"# HELP {SERVER_UP} 1 for a server with metrics in this scrape",
         f"# TYPE {SERVER_UP} gauge",
     ]
     samples[SERVER_UP] = [

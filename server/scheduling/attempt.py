@@ -349,7 +349,7 @@ class Attempts:
         self.queue.note_pools(kv_tokens, rows)
 
     def end_without_workers(self, now: float) -> None:
-        """End requests whose workers have been away too long and are not expected back."""
+        """End requests if their workers have been away too long and are not expected back."""
         if self.admission.presence.is_coming(now):
             return
         needed = ((self.queue, needed_roles(self._config.routing)), (self.inputs, (Role.PREFILL,)))

@@ -190,7 +190,7 @@ class Intake:
                 await trio.lowlevel.checkpoint()
 
     def _without_turns(self, frames: deque[AnyFrame]) -> list[AnyFrame]:
-        """Remove and return the next frames, at most one turn's, up to a frame whose rows need
+        """Remove and return the next frames, at most one turn's, up to a frame with rows that need
         turns."""
         small: list[AnyFrame] = []
         while frames and len(small) < INPUTS_AT_ONCE:

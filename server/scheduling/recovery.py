@@ -113,7 +113,7 @@ class RetryBudget:
 
 
 MAX_EXPLAINED: Final = 1024
-"""Events whose cause is known: at most three per blamed request."""
+"""Events with a known cause: at most three per blamed request."""
 
 
 class Recovery:

@@ -296,7 +296,7 @@ class RedisStore:
                 self._failed(gone, began_at)
 
     async def _beat(self, calls: RedisCalls, *, is_asking: bool = False) -> None:
-        """Renew this server's lease, release reservations of servers whose lease expired, and drop
+        """Renew this server's lease, release reservations of servers with expired leases, and drop
         the local accounts.
 
         Args:

@@ -268,7 +268,7 @@ def decoded_rendering(answer: bytes | None) -> str:
 
 
 def _invalid(name: str, error: Exception) -> ModelError:
-    """Return the error for an invalid template. Jinja2 compiles it to Python, whose compiler raises
+    """Return the error for an invalid template. Jinja2 compiles it to Python code, which raises
     several kinds of errors, including MemoryError."""
     return ModelError(
         f"chat template {name!r} is not valid jinja2: {str(error) or 'too large'}; "

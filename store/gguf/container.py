@@ -225,7 +225,7 @@ class _Cursor:
 
     Args:
       path: for errors.
-      data: the whole file, of which at most MAX_METADATA_BYTES are read.
+      data: the whole file; at most MAX_METADATA_BYTES of it are read.
 
     Attributes:
       position: of the next byte.

@@ -107,7 +107,7 @@ def _write(caches: Path, directory: Path, path: Path, documents: Mapping[str, An
 
 
 def _remove_orphans(caches: Path) -> None:
-    """Remove directories whose file is gone."""
+    """Remove the directories of files that no longer exist."""
     for keyed in tuple(caches.iterdir()):
         with suppress(FileNotFoundError, NotADirectoryError):  # another process removed it first
             weights = [directory / WEIGHTS for directory in keyed.iterdir()]

@@ -320,7 +320,7 @@ class ServerConfig:
     model_adapters: tuple[AdapterConfig, ...] = ()
     """LoRA adapters of the model; set from `fleet.adapters`."""
     unnamed_adapters: tuple[AdapterConfig, ...] = ()
-    """Adapters that workers may have but requests may not name: one that is being loaded or
+    """Adapters that workers may have but requests must not name: one that is being loaded or
     unloaded. `triolet serve` fills it in."""
     models: tuple[ServedModelConfig, ...] = ()
     """All models if there are several; empty if the fields above describe the only one."""
@@ -337,10 +337,10 @@ class ServerConfig:
     set it if the template does not show calls, or names tokens of another family. For a template
     without tools `generic_tools` takes precedence."""
     generic_tools: bool = True
-    """Whether a model whose chat template does not support tools gets them in its system prompt,
-    with a grammar that enforces their schemas. If off, `tools` are refused there unless a call is
-    required: for clients that put tools into their own prompt, and for prompts that nothing may
-    change."""
+    """Whether a model without tools in its chat template gets them in its system prompt, with a
+    grammar that enforces their schemas. If off, `tools` are refused there unless a call is
+    required. Turn it off for clients that put tools into their own prompt, and for prompts that
+    must not be changed."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: Annotated[int, Meta(ge=0, le=65_535)] = 8000
@@ -457,7 +457,7 @@ class ServerConfig:
     """How long a job may wait and run: the largest conversations take a second. After that its
     process is killed."""
     text_start_s: float = 120.0 * SECONDS
-    """For each step of a new process's start: seconds of a core, of which it may get a quarter."""
+    """Seconds of CPU for each step of a new process's start. It may get a quarter of a core."""
     ws_ping_s: float = 15.0 * SECONDS
     """Interval of pings on a WebSocket; below every proxy's idle limit."""
     ws_pong_timeout_s: float = 30.0 * SECONDS

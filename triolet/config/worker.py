@@ -72,8 +72,8 @@ class SpeculationConfig:
     max_pause_rows: int = 256
     """The pause doubles with each failed trial, up to this."""
     draft_pool_bytes: Count = 128 * MIB
-    """KV pool of the draft model, whose tokens are a fraction of the model's. A sequence that does
-    not fit gets no guesses."""
+    """KV pool of the draft model, which needs less KV per token than the model. A sequence that
+    does not fit gets no guesses."""
     draft_chunk_tokens: Annotated[int, Meta(ge=1, le=65_536)] = 64
     """Prompt tokens that the draft model computes before one step: every stream's next token waits
     for them."""

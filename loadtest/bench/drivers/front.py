@@ -6,7 +6,7 @@ receive frames of many rows over ZeroMQ, decode ids to text, and write a chunk t
 leases, credit, heartbeats, stop strings or metrics.
 
 `fastapi` is written as in its documentation: a model for the body, a StreamingResponse, a
-dictionary per chunk. `starlette` does less: a plain route, and chunks whose constant parts are
+dictionary per chunk. `starlette` does less: a plain route, with the constant parts of chunks
 encoded once.
 """
 

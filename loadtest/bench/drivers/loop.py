@@ -2,7 +2,7 @@
 
 Uses only the standard library, because an engine may run in its own environment. Requests are
 {"begin": {"batch", "context", "most_steps"}}, then any number of {"steps": n}, then {"end": true}.
-Engines can thus take turns at decoding while each keeps its sequences, and no prompt is computed
+Engines can then take turns at decoding while each keeps its sequences, and no prompt is computed
 twice. {"parts": true} returns how the time of the steps was spent.
 """
 

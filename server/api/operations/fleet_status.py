@@ -361,7 +361,7 @@ async def _asked_of_peers(target: str, services: Services) -> list[dict[str, dic
 
 
 def _add_usage(usage: dict[str, Any], other: Mapping[str, Any] | None) -> None:
-    """Add another server's part. A server whose counts are shared at the moment reports none."""
+    """Add another server's part. A server reports no counts that are shared at the moment."""
     if other is None or usage["is_shared"] or other["is_shared"]:
         return
     for group, names in DIVIDED.items():

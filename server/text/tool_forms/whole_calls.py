@@ -108,6 +108,6 @@ class WholeCalls:
         return parts
 
     def _complete(self) -> list[WholeCall]:
-        """Return the open call, whose arguments are now complete, if any."""
+        """Return the open call, now with complete arguments, or None."""
         call, self._call = self._call, None
         return [] if call is None else [call]
