@@ -52,7 +52,7 @@ class DecodeAttempt:
         with the attempt that it forks.
       is_local: whether its prompt is computed here, without a transfer.
       keeper: tenant that its cached blocks count for.
-      weight: of its tenant within the class.
+      weight: weight of its tenant within the class.
       constraint: on its completion; None for none.
       adapter: digest of its adapter; empty for the base model.
       kv_key: key of the MACs of its chunks and manifest, where KV is not encrypted.

@@ -41,7 +41,7 @@ class KvIntake:
       link: how often a chunk may arrive damaged, and whether each needs a MAC.
       attempt_table: the attempts with leases.
       outbox: takes the answers.
-      counters: of received frames.
+      counters: counters of received frames.
       on_complete: called with each attempt once its KV is complete, in state READY.
     """
 
@@ -110,7 +110,7 @@ class KvIntake:
         self._finish_if_complete(attempt, now)
 
     def abandon(self, attempt: DecodeAttempt) -> None:
-        """Tell the sender of an ended attempt that nothing more is wanted."""
+        """Notify the sender of an ended attempt that no more KV is needed."""
         if attempt.kv_sender is not None:
             self._say_done(attempt.kv_sender, attempt.key)
 

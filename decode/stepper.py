@@ -45,7 +45,7 @@ class DecodeStepper:
       identity: names this worker in rows, and holds the context length.
       attempt_table: the attempts with leases.
       outbox: takes the TOKENS frames.
-      counters: of steps, tokens and preemptions.
+      counters: counters of steps, tokens and preemptions.
       speculation: chooses guesses.
 
     Attributes:

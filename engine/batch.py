@@ -266,7 +266,7 @@ def flatten(rows: Sequence[StepRow], block_size: int) -> FlatStep:
     """Lay rows out for one forward pass.
 
     Args:
-      rows: at least one.
+      rows: one or more rows.
       block_size: tokens per block.
     """
     step = FlatStep([], [], [], [0], [], [], [], [], [], [])

@@ -26,7 +26,7 @@ class RingSlot:
         self._holds: list[Hold] = []
 
     def hold(self, hold: Hold) -> None:
-        """Note that a network reads the bytes until the hold is done."""
+        """Record that a network reads the bytes until the hold is done."""
         self._holds.append(hold)
 
     @property

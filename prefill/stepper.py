@@ -43,7 +43,7 @@ def candidates(
 
     Args:
       attempts: attempts with prompts that are not fully computed.
-      cache: of the worker.
+      cache: prefix cache of the worker.
       block_size: tokens per block.
     """
     chosen: list[PrefillAttempt] = []
@@ -75,7 +75,7 @@ class PrefillStepper:
       attempt_table: the attempts with leases.
       shipper: told how far each prompt is.
       outbox: takes the FIRST_TOKEN frames.
-      counters: of steps and tokens.
+      counters: counters of steps and tokens.
       embedding: how embedding inputs are batched.
 
     Attributes:

@@ -190,7 +190,7 @@ class ModelChanges:
         """Return the models that are neither wanted nor named by a route.
 
         Args:
-          routes: by public name.
+          routes: routes by public name.
           most: maximum number to return; the last model stays until another one is served.
         """
         if self._wanted is None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 SLO: Final = SloConfig()
-"""The same value as in servers."""
+"""Same value as in servers."""
 DEADLINE_S: Final = 120 * SECONDS
 """Longer than every run: a request that reaches its deadline was stuck."""
 RETRY_S: Final = 1 * SECONDS

@@ -85,7 +85,7 @@ def collect(writer: Writer, wanted: Collection[str] = ()) -> CollectedVersions:
     downloads go too, unless a pull is running.
 
     Args:
-      writer: of the store.
+      writer: writer of the store.
       wanted: digests of further blobs to keep.
 
     Raises:

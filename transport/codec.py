@@ -146,7 +146,7 @@ class FrameGate:
 
         Args:
           sender: id of the connection.
-          parts: of the message.
+          parts: parts of the message.
         """
         if self.is_shut_out(sender):
             self.bad_frames += 1

@@ -141,7 +141,7 @@ class BoundGate:
 
         Args:
           connection: the connection that it came on.
-          parts: of the message.
+          parts: parts of the message.
           user_id: what the connection's handshake proved, see `Credential`.
         """
         message = self.frames.admit(connection, parts)

@@ -152,7 +152,7 @@ class Pipe:
     """One direction of one link: messages on their way, in order of arrival.
 
     Attributes:
-      room: where senders wait while the pipe is full.
+      room: event for senders that wait while the pipe is full.
     """
 
     def __init__(
@@ -232,10 +232,10 @@ class Inbox:
     """Where the pipes of one link end.
 
     Args:
-      alarm: where receivers wait.
+      alarm: alarm that receivers wait for.
 
     Attributes:
-      pipes: by sender name.
+      pipes: pipes by sender name.
       is_closed: nothing more is taken out.
       expect: makes receivers look again when something arrives.
       wake: makes receivers look again now, because the link was closed.

@@ -199,7 +199,7 @@ class ZmqSocket:
         return self._state
 
     def _touched(self) -> None:
-        """Note that an operation on the socket may have taken an edge."""
+        """Record that an operation on the socket may have taken an edge."""
         self._state = None
         if self._has_leader:  # without one no task waits
             self._look()

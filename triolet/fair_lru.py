@@ -26,7 +26,7 @@ class Keeper(NamedTuple):
 
     Attributes:
       tenant: its name, or a digest of it; empty where there are no tenants.
-      share: of the room, above 0 and up to 1.
+      share: share of the capacity, above 0 and up to 1.
     """
 
     tenant: bytes = b""
@@ -41,7 +41,7 @@ class _Held(Generic[K]):
     """The items of one keeper.
 
     Attributes:
-      share: of the room.
+      share: share of the capacity.
       weights: by name, least recently used first.
       weight: sum of the weights.
       listed: its load in the heap, never below its load; None if it is not in the heap.
@@ -95,7 +95,7 @@ class FairLru(Generic[K]):
         Args:
           names: names that are not present yet.
           keeper: their owner; its share applies from now on.
-          weight: of each name, above 0.
+          weight: weight of each name, above 0.
         """
         held = self._held.get(keeper.tenant)
         if held is None:

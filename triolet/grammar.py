@@ -57,7 +57,7 @@ def build_tokenizer(
     Args:
       tokenizer_json: content of that file.
       eos_token_ids: the model's end tokens, allowed where a grammar may end.
-      vocab_size: of the model, if it has more ids than its tokenizer.
+      vocab_size: vocabulary size of the model, if it has more ids than its tokenizer.
 
     Raises:
       GrammarError: the library does not support this kind of tokenizer.

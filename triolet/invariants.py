@@ -82,7 +82,7 @@ def check_at_rest(audit: FleetAudit, before: FleetAudit | None = None) -> list[V
 
     Args:
       audit: audit of a fleet that has had no clients for several lease lifetimes.
-      before: of the same processes and epochs at an earlier rest; what has grown since is a leak.
+      before: audit of the same processes and epochs at an earlier rest; growth since is a leak.
         Both need the same number of client connections.
     """
     found = check_invariants(audit)

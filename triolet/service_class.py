@@ -40,7 +40,7 @@ class Band(NamedTuple):
     """Order of computing: by class, and within a class tenants below their share first.
 
     Attributes:
-      service_class: of the request.
+      service_class: service class of the request.
       is_over_share: its tenant used more than its share when the request was sent to workers.
     """
 

@@ -59,11 +59,11 @@ def worker_account(
     """Return the worker's account for the fleet's invariants.
 
     Args:
-      identity: of this worker.
+      identity: identity of this worker.
       link: lifetime of leases.
       cache: blocks and their leases.
       attempt_table: live attempts.
-      counters: of this worker.
+      counters: counters of this worker.
       now: current time.
       is_draining: whether it accepts no new work.
       windows: KV on its way out.

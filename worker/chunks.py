@@ -25,15 +25,15 @@ OLDEST_SHARE: Final = 4
 this many times as long as alone, and short ones lose a quarter of their speed beside it."""
 
 LOWER_SHARE: Final = 16
-"""The same for the oldest prompt while more urgent classes have work: it makes progress, and they
-hardly notice."""
+"""The oldest prompt gets one part in this many while more urgent classes have work: it makes
+progress, and they hardly notice."""
 
 MAX_OVERTAKES: Final = 16
 """How many younger prompts may take blocks while the oldest waits for enough of them. After that
 none may, so that the pool drains until the oldest fits."""
 
 MAX_URGENT_OVERTAKES: Final = 256
-"""The same for younger prompts of more urgent classes than the oldest's."""
+"""This limit for younger prompts of more urgent classes than the oldest's."""
 
 
 class ComputedPrompt(Protocol):
@@ -107,8 +107,8 @@ class PromptChunk(NamedTuple, Generic[P]):
     """One row of a step.
 
     Attributes:
-      attempt: of the prompt.
-      num_tokens: how many of its next tokens.
+      attempt: attempt that the prompt belongs to.
+      num_tokens: number of its next tokens to compute.
     """
 
     attempt: P

@@ -32,7 +32,7 @@ class Probed(NamedTuple):
 
     Attributes:
       golden: tokens.
-      capacity: of one worker.
+      capacity: capacity of one worker.
     """
 
     golden: Golden
@@ -43,7 +43,7 @@ def main(config: WorkerConfig, prompts: Sequence[Sequence[int]]) -> Probed:
     """Load a model as a worker does, and measure its golden tokens and speed.
 
     Args:
-      config: of the worker.
+      config: config of the worker.
       prompts: token ids.
 
     Raises:

@@ -90,7 +90,7 @@ class WorkerCore(Protocol):
         ...
 
     def say_goodbye(self) -> None:
-        """Tell all peers that this worker leaves."""
+        """Notify all peers that this worker is leaving."""
         ...
 
 
@@ -259,7 +259,7 @@ class WorkerLoop:
             self.settle(trio.current_time())
 
     def _returned(self, num_rows: int = 0) -> None:
-        """Note that the device has returned."""
+        """Record that the device has returned."""
         assert self._step_began_at is not None, "it was asked for something"
         self._core.counters.used_device(trio.current_time() - self._step_began_at, num_rows)
         self._step_began_at = None

@@ -321,7 +321,7 @@ def wrongs_of(
 
     Args:
       lines: requested lines.
-      batch: as the server shows it.
+      batch: the batch as returned by the server.
       good: lines of its output.
       bad: lines of its errors.
     """

@@ -74,8 +74,8 @@ class Control:
       nursery: runs the steps of operations.
 
     Attributes:
-      config: as given.
-      controller: as given.
+      config: config of control.
+      controller: the decisions.
       account: worker-seconds.
       channel: connections of servers.
       run_id: id of the supervisor's run; empty before its first answer.

@@ -66,7 +66,7 @@ class Group:
       new_slot: creates a slot and runs its processes in the nursery.
 
     Attributes:
-      name: as given.
+      name: name of the group.
       specs: current processes.
       spares: replacements by role.
       slots: slots of the last start by name, including those of `spares`.

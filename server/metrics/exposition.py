@@ -168,8 +168,8 @@ def merging(expositions: Mapping[str, str | None]) -> Iterator[str]:
     until all lines are read.
 
     Args:
-      expositions: by server, starting with the one that answers the request; None for a server
-        without an answer.
+      expositions: metrics of each server, starting with the one that answers the request; None for
+        a server without an answer.
     """
     heads: dict[str, list[str]] = {}
     samples: dict[str, list[str]] = {}

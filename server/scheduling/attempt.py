@@ -69,12 +69,12 @@ class SweepTimes:
         self._round_due_at = math.inf
 
     def note(self, due_at: float) -> None:
-        """Note when something may be due."""
+        """Set the time at which something may be due."""
         self._due_at = min(self._due_at, due_at)
         self._round_due_at = min(self._round_due_at, due_at)
 
     def swept(self, now: float, *, is_round_over: bool) -> None:
-        """Note a sweep. If some requests had no turn yet, the next sweep follows soon."""
+        """Record a sweep. If some requests had no turn yet, the next sweep follows soon."""
         self._swept_at = self._due_at = now
         if is_round_over:
             self._due_at = min(self._round_due_at, now + self._lull_s)

@@ -198,7 +198,7 @@ class Request:
       is_begun: a worker was told to compute its prompt.
       origin: another choice that it may share a prompt with, or None.
       cached_tokens: prompt tokens that were already cached; None until a worker reported it.
-      held_tokens: of these, tokens that decode had at the first attempt.
+      held_tokens: those of them that decode had at the first attempt.
       forecast: the prediction made at admission.
       chain: names the prompt's blocks.
       turn: for an input, a number that increases with its index in the client's request.

@@ -38,7 +38,7 @@ def gguf_directory(path: Path, extra: Mapping[str, Mapping[str, Any]] | None = N
     """Return the model directory of a GGUF file; write it if it does not exist.
 
     Args:
-      path: of the file.
+      path: path of the file.
       extra: fields that replace or complete those of the written files, by file name.
 
     Raises:

@@ -51,8 +51,8 @@ def read_tenants(content: bytes, name: str) -> Tenants:
     """Parse a tenants file.
 
     Args:
-      content: of the file.
-      name: of the file, for errors.
+      content: content of the file.
+      name: name of the file, for errors.
 
     Raises:
       ConfigError: something in it is wrong; the whole file is rejected.

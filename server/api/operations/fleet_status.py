@@ -54,7 +54,7 @@ def is_from_here(peer: str | None, header_names: Set[str], *, is_forwarding: boo
 
     Args:
       peer: address of the other end of the connection, which headers cannot change.
-      header_names: in lower case.
+      header_names: header names in lower case.
       is_forwarding: whether the peer named another client for the whole connection.
     """
     is_local = peer is not None and (peer == UNIX_PEER or is_loopback(peer))

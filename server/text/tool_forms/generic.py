@@ -47,7 +47,7 @@ def with_tools_in_words(
     assistant and user. Calls and results never create two consecutive turns of one role.
 
     Args:
-      turns: in the format of chat templates.
+      turns: turns in the format of chat templates.
       tools: the tools to describe, in the API's format.
       takes_system: whether the template shows system messages; otherwise the first user turn
         contains the description.

@@ -43,7 +43,7 @@ class Joined(NamedTuple):
     Attributes:
       text: all text.
       reasoning: all reasoning.
-      calls: in order.
+      calls: the calls in order.
     """
 
     text: str
