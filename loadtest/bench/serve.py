@@ -333,9 +333,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--rounds", type=int, default=2, help="rounds of streams (2)")
     parser.add_argument("--trace", type=Path, default=TRACE, help="CSV or Mooncake JSONL file")
-    parser.add_argument("--divisor", type=float, default=DIVISOR, help="divides lengths (4)")
+    parser.add_argument("--divisor", type=float, default=DIVISOR, help="divisor of lengths (4)")
     parser.add_argument("--rate", type=float, default=1.0, help="requests/s of the trace (1)")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of the trace; 0: skip (20)")
+    parser.add_argument("--seconds", type=float, default=20.0, help="trace seconds; 0: skip (20)")
     parser.add_argument("--servers", nargs="*", help="only these: " + "; ".join(_names()))
     return parser.parse_args(arguments)
 
