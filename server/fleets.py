@@ -1,5 +1,5 @@
-"""Served models with their workers: reads a model's directory, and creates each model's own queue
-and worker links."""
+"""Served models with their workers: reads a model's directory, and creates a queue and worker links
+for each model."""
 
 from __future__ import annotations
 

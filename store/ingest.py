@@ -192,7 +192,7 @@ def ingest(
       name: name of the model.
       files: files of the model.
       facts: for its config.
-      sampling: content of its sampling file; None keeps the model's own.
+      sampling: content of its sampling file; None keeps the model's.
       engine: settings that change its answers.
       may_link: hard-link a file that cannot be cloned.
       on_bytes: called in some thread with each number of bytes that are done.
