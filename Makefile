@@ -14,7 +14,7 @@ BIN := $(VENV)/bin
 # uv where it can be had: 29 CPU seconds instead of 74 (kernels included), in which one core would wait.
 INSTALL := $(BIN)/python tools/install.py
 # Bytecode is compiled afterwards, on all cores; some packages carry sources for other Pythons. What is
-# left out is half of all, of which next to nothing is imported: Python compiles that when it is.
+# left out is half of all files and hardly ever imported; Python compiles it when it is.
 RARE := transformers/models|torch/(_dynamo|_inductor|distributed|onnx|testing)|sympy|networkx|pygments/lexers|pip|uv|setuptools
 COMPILE = @echo 'Compiling bytecode, on all cores; it takes some ten seconds.'; $(BIN)/python -m compileall -qq -j 0 -x '/site-packages/($(RARE))/' $(VENV)/lib || true
 # Tests start hundreds of processes of ours: each would compile all that it imports.

@@ -1,6 +1,6 @@
 """State of one attempt on a decode worker: its tokens, its blocks, and how far it is computed.
 
-Its lease holds the stage of its life.
+The state of its lease (RESERVED, RUNNING, …) is in transport/lease.py.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class DecodeAttempt:
       assembly: the KV being received.
       block_table: leased blocks in sequence order.
       output_ids: known completion tokens, replayed ones first; empty until the KV has arrived.
-      num_computed_tokens: leading tokens of prompt and completion whose KV is in the pool.
+      num_computed_tokens: leading tokens of prompt and completion with KV in the pool.
       last_turn: increases with every row of any attempt; the lowest has waited longest.
       unheard: sent rows that the server has not acknowledged; bounded by its window.
       kv_sender: routing id of the prefill worker that sends to it; None before the first chunk.
@@ -51,8 +51,8 @@ class DecodeAttempt:
       num_held_blocks: leading blocks of the prompt that were here on arrival, or that it shares
         with the attempt that it forks.
       is_local: whether its prompt is computed here, without a transfer.
-      keeper: tenant whose cache share holds its KV.
-      weight: of its tenant within the class.
+      keeper: tenant that its cached blocks count for.
+      weight: weight of its tenant within the class.
       constraint: on its completion; None for none.
       adapter: digest of its adapter; empty for the base model.
       kv_key: key of the MACs of its chunks and manifest, where KV is not encrypted.
@@ -115,7 +115,7 @@ class DecodeAttempt:
 
     @property
     def num_to_replay(self) -> int:
-        """Number of known tokens whose rows sample nothing."""
+        """Number of known tokens that are computed without sampling."""
         return max(0, self.num_tokens - 1 - self.num_computed_tokens)
 
     @property

@@ -131,17 +131,17 @@ class DecodeCore:
 
     Args:
       engine: blocks and their bytes.
-      identity: of this worker.
+      identity: identity of this worker.
       link: lifetimes and bounds.
       now: time of the start.
       read_process: returns facts from the operating system; empty by default.
-      source: of guessed tokens; None for no guesses.
+      source: source of guessed tokens; None for no guesses.
       speculation: number of guesses.
       rings: shared memory of senders on this host; None if there is none.
 
     Attributes:
       outbox: frames to send.
-      counters: of this worker.
+      counters: counters of this worker.
       attempt_table: the attempts with leases.
       server_sessions: sessions with servers; heartbeats and drains.
       stepper: plans steps and processes their results.
@@ -257,7 +257,7 @@ class DecodeCore:
         self._shared_memory.keep_only({sender for sender, _ in self._senders.known()})
 
     def say_goodbye(self) -> None:
-        """Tell all peers that this worker leaves."""
+        """Notify all peers that this worker is leaving."""
         self.server_sessions.say_goodbye()
         self._senders.dismiss("this decode worker has shut down")
 

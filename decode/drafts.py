@@ -122,9 +122,9 @@ class DraftRow(NamedTuple):
     """The draft model's work for one sequence before a step.
 
     Attributes:
-      token_ids: of the sequence that it has not computed yet.
+      token_ids: token ids of the sequence that are not computed yet.
       start: position of the first one.
-      block_table: in the draft pool, with room for the guesses too.
+      block_table: block table in the draft pool, with room for the guesses too.
       sample: how to choose the first guess; None if the sequence has not caught up yet.
       num_guesses: guesses to make, one after the other.
     """
@@ -143,7 +143,7 @@ def compute_drafts(
 
     Args:
       step: computes a step of the draft model.
-      rows: at least one.
+      rows: one or more rows.
 
     Returns:
       The guesses of each row.
@@ -187,7 +187,7 @@ class _Draft:
 
     Attributes:
       block_table: leased from the draft pool.
-      num_computed_tokens: leading tokens of the sequence whose KV is in the draft pool.
+      num_computed_tokens: leading tokens of the sequence with KV in the draft pool.
       guesses: tokens that may follow the first `guessed_at` ones.
       guessed_at: number of tokens before the guesses.
     """
@@ -204,7 +204,7 @@ class Drafts:
     Args:
       engine: the draft model with its pool.
       config: bounds.
-      vocab_size: of the large model; ids beyond it are never guessed.
+      vocab_size: vocabulary size of the large model; ids beyond it are never guessed.
     """
 
     def __init__(self, engine: EnginePort, config: SpeculationConfig, vocab_size: int) -> None:

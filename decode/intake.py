@@ -1,6 +1,6 @@
-"""Receive KV chunks into the pool: under a live lease of this epoch, or not at all.
+"""Receive KV chunks from prefill workers, and write those with a live lease into the pool.
 
-Every chunk is answered, even one that is dropped, so that a late frame costs its sender no window.
+Every chunk is acknowledged, even a dropped one, so that the sender's window is always freed.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class KvIntake:
       link: how often a chunk may arrive damaged, and whether each needs a MAC.
       attempt_table: the attempts with leases.
       outbox: takes the answers.
-      counters: of received frames.
-      on_complete: called with each attempt whose KV is complete, in state READY.
+      counters: counters of received frames.
+      on_complete: called with each attempt once its KV is complete, in state READY.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class KvIntake:
         self._finish_if_complete(attempt, now)
 
     def abandon(self, attempt: DecodeAttempt) -> None:
-        """Tell the sender of an ended attempt that nothing more is wanted."""
+        """Notify the sender of an ended attempt that no more KV is needed."""
         if attempt.kv_sender is not None:
             self._say_done(attempt.kv_sender, attempt.key)
 

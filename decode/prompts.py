@@ -73,7 +73,7 @@ class Prompts:
         self._began_at = 0.0
 
     def add(self, attempt: DecodeAttempt) -> None:
-        """Add an attempt whose prompt is computed here."""
+        """Add an attempt to compute its prompt here."""
         self._open[attempt.key] = attempt
 
     @property

@@ -26,9 +26,9 @@ class StepPlan(NamedTuple):
     """Actions before and in the next step.
 
     Attributes:
-      preempted: attempts whose blocks are freed first.
+      preempted: attempts to preempt; their blocks are freed first.
       growing: attempts that need one more block; after the preemptions there are enough.
-      rows: attempts whose next token is computed.
+      rows: attempts that get their next token.
     """
 
     preempted: list[DecodeAttempt]
@@ -114,7 +114,7 @@ def plan_step(
       max_num_seqs: most rows.
 
     Returns:
-      A plan whose growth fits into `free_blocks` plus the blocks of preempted attempts.
+      A plan that needs at most `free_blocks` plus the blocks of preempted attempts.
     """
     # The one that waited longest goes first, so that rows take turns if there are too many: paused
     # rows do not count against credit and may all resume at once.

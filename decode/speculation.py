@@ -142,9 +142,9 @@ class Speculation:
     """Gives rows their guesses, and learns for each sequence whether they pay off.
 
     Args:
-      source: of guesses; None for no guesses.
+      source: source of guesses; None for no guesses.
       config: bounds.
-      counters: of guesses.
+      counters: counters of guesses.
     """
 
     def __init__(

@@ -45,7 +45,7 @@ class DecodeStepper:
       identity: names this worker in rows, and holds the context length.
       attempt_table: the attempts with leases.
       outbox: takes the TOKENS frames.
-      counters: of steps, tokens and preemptions.
+      counters: counters of steps, tokens and preemptions.
       speculation: chooses guesses.
 
     Attributes:
@@ -219,14 +219,14 @@ class DecodeStepper:
             self._begin(attempt, token_row(attempt.key, 0, sampled), now)
 
     def join(self, attempt: DecodeAttempt, now: float) -> None:
-        """Add an attempt whose KV is complete; it gets a row in the next step."""
+        """Add an attempt with complete KV. It gets a row in the next step."""
         manifest = attempt.assembly.manifest
         assert manifest is not None, "complete without a manifest"
         attempt.num_computed_tokens = len(attempt.prompt_ids)
         self._begin(attempt, manifest.first, now)
 
     def _begin(self, attempt: DecodeAttempt, first: TokenRow, now: float) -> None:
-        """Start an attempt whose prompt is computed.
+        """Start an attempt with a computed prompt.
 
         The first token decides whether a replay can continue: it was sampled again, and must equal
         the one that the client already has.

@@ -44,7 +44,7 @@ MAX_KV_MESSAGES: Final = 8
 """Chunks received before other tasks get a turn: about 2 ms of copying at 1 MiB each."""
 
 RECEIVE_WINDOWS: Final = 4
-"""Windows of senders whose freed memory stays in the heap; more are rarely full at once."""
+"""Number of senders' windows to keep as freed heap memory; more are rarely full at once."""
 
 
 async def serve(
@@ -69,7 +69,7 @@ async def serve(
       kv_network: makes the listener for prefill workers; separate, so that bulk data never delays a
         heartbeat.
       draw_epoch: returns epochs; replaced by a simulator.
-      source: of guesses, if not lookup; drafts are computed before each step.
+      source: source of guesses, if not lookup; drafts are computed before each step.
       find_ring: maps rings that prefill workers of this host offer.
       task_status: started with the loop once peers can connect.
 
@@ -201,9 +201,9 @@ def load_drafts(config: WorkerConfig, draft_dir: Path, vocab_size: int) -> Draft
     """Load a draft model. Blocking; runs on the device thread.
 
     Args:
-      config: of the worker.
+      config: config of the worker.
       draft_dir: directory of the draft model.
-      vocab_size: of the main model.
+      vocab_size: vocabulary size of the main model.
 
     Raises:
       ConfigError: the draft model cannot be loaded, or has another vocabulary.

@@ -1,4 +1,4 @@
-"""Name the hardware and kernels that a result's exact bits depend on, beside model and settings.
+"""Names for the hardware and kernels on which the exact bits of results depend.
 
 Two workers with equal names compute the same bits for the same tokens. Retries on another worker
 and shared prefix caches rely on this.

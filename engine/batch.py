@@ -88,7 +88,7 @@ class Constraint(Protocol):
         ...
 
     def late(self) -> Barred:
-        """Return the outcome of a row whose mask was not ready in time."""
+        """Return the outcome of a row without a mask in time."""
         ...
 
 
@@ -213,7 +213,7 @@ class Sampled:
 
 
 class PooledRow(NamedTuple):
-    """Tokens of one row whose hidden states are pooled.
+    """Tokens of one row with hidden states to pool.
 
     Attributes:
       row: index of the row.
@@ -244,7 +244,7 @@ class FlatStep:
         sequence.
       sample_rows: indices of the rows that sample a token.
       sample_tokens: index in `token_ids` of the last token of each such row, padded.
-      pooled: rows whose hidden states are pooled.
+      pooled: rows with hidden states to pool.
       adapters: each row's adapter digest; empty for the base model.
     """
 
@@ -266,7 +266,7 @@ def flatten(rows: Sequence[StepRow], block_size: int) -> FlatStep:
     """Lay rows out for one forward pass.
 
     Args:
-      rows: at least one.
+      rows: one or more rows.
       block_size: tokens per block.
     """
     step = FlatStep([], [], [], [0], [], [], [], [], [], [])

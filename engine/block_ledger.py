@@ -3,10 +3,10 @@
 Block 0 is scratch space for padding: it is never leased and not counted.
 
 A lease belongs to one owner, the only writer of its new blocks. Finished blocks may be shared by
-several leases (reference count > 1). A *kept* block outlives its leases as a cached block, whose KV
-later leases can share. When free blocks run out, cached blocks are evicted: first from the tenant
-furthest above its share, least recently used first. prefix_cache.py records which KV a kept block
-holds.
+several leases (reference count > 1). A *kept* block outlives its leases as a cached block, and
+later leases can share its KV. When free blocks run out, cached blocks are evicted: first from the
+tenant furthest above its share, least recently used first. prefix_cache.py records which KV a kept
+block holds.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class BlockLedger:
 
     @property
     def cached_blocks(self) -> int:
-        """Blocks that no lease names, whose KV is kept for reuse."""
+        """Blocks without a lease, with KV that is kept for reuse."""
         return len(self.cached)
 
     @property

@@ -388,7 +388,7 @@ class ReasoningConstraint:
         return _known(self._unended)
 
     def late(self) -> Barred:
-        """Return what becomes of a row whose mask did not come in time."""
+        """Return the outcome of a row without a mask in time."""
         return Barred.LATE if self._answer is None else self._answer.late()
 
     def _find_answer(self, output_ids: Sequence[int]) -> int | None:

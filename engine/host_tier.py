@@ -1,8 +1,6 @@
-"""KV of evicted blocks in host memory: a fixed number of slots, used again as keepers' shares say.
+"""Keep the KV of evicted blocks in host memory: a fixed number of slots, shared fairly by tenants.
 
-Knows names, bytes and their tenants; does not know what KV it is nor when a block leaves
-the pool. The memory is reserved once and touched as it is filled, so its bound holds whatever
-happens.
+The address space is reserved once and pages are touched as slots fill, so memory stays bounded.
 """
 
 from __future__ import annotations
@@ -27,8 +25,8 @@ class HostTier(Generic[K]):
     """Bytes of blocks by name.
 
     Args:
-      max_bytes: bound on the bytes held; less than a block holds nothing.
-      bytes_per_block: of the pool.
+      max_bytes: most bytes held; with less than one block, nothing is kept.
+      bytes_per_block: size of a block of the pool.
     """
 
     def __init__(self, max_bytes: int, bytes_per_block: int) -> None:
@@ -36,7 +34,7 @@ class HostTier(Generic[K]):
         num_slots = max_bytes // bytes_per_block
         self._memory: npt.NDArray[np.uint8] = np.zeros((num_slots, bytes_per_block), dtype=np.uint8)
         self._free = list(range(num_slots))
-        self._slots: dict[K, tuple[int, bytes]] = {}  # and the tenant
+        self._slots: dict[K, tuple[int, bytes]] = {}  # slot, tenant
         self._order: FairLru[K] = FairLru()  # by when they were filled
 
     def __len__(self) -> int:
@@ -56,11 +54,11 @@ class HostTier(Generic[K]):
         return len(self._slots) * self._bytes_per_block
 
     def put(self, name: K, payload: bytes | memoryview, keeper: Keeper = ANYBODY) -> K | None:
-        """Copy a block in.
+        """Store a block's bytes.
 
         Returns:
-          Whose bytes are gone for it: of the keeper with most for its share the oldest; `name`
-          itself where nothing fits at all.
+          Name of the block that was evicted for it, if any: the oldest block of the tenant furthest
+          above its share. `name` itself if no block fits at all.
         """
         gone = None
         if not self._free:
@@ -75,17 +73,17 @@ class HostTier(Generic[K]):
         return gone
 
     def take(self, name: K) -> bytes:
-        """Return a block's bytes and forget it.
+        """Remove a block and return its bytes.
 
         Raises:
-          KeyError: there is no such block.
+          KeyError: no block has this name.
         """
         payload: bytes = self._memory[self._slots[name][0]].tobytes()
         self.drop(name)
         return payload
 
     def drop(self, name: K) -> None:
-        """Forget a block. Idempotent."""
+        """Remove a block. Idempotent."""
         if name in self._slots:
             slot, tenant = self._slots.pop(name)
             self._order.remove((name,), tenant)

@@ -1,10 +1,9 @@
-"""The KV memory of one worker: one tensor of blocks, and their bytes for shipping.
+"""The KV memory of one worker: one tensor of blocks, with import and export of their bytes.
 
-Knows the layout `[num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]` (2: K, then V);
-does not know the owners of blocks (engine/block_ledger.py does) nor what is in it. Block-major: a
-block with all its layers is one contiguous piece, so shipping it is one copy, and a layer's slice
-`[:, layer, 0]` is still a legal strided cache for attention kernels. Source: paged KV after
-PagedAttention (vLLM, SOSP '23).
+Layout: `[num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]` (2: K, then V). It is
+block-major: a block with all its layers is contiguous, so shipping it is one copy, and a layer's
+slice `[:, layer, 0]` is still a valid strided cache for attention kernels. engine/block_ledger.py
+records the owners of blocks. Source: paged KV after PagedAttention (vLLM, SOSP '23).
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 
 _SCANNED_BLOCKS = 64
-"""Looked at in one go: a copy of a few MiB instead of one of the pool."""
+"""Blocks checked at a time: a copy of a few MiB instead of a copy of the pool."""
 
 
 def _physical_bytes() -> int:
@@ -36,17 +35,17 @@ def _physical_bytes() -> int:
 
 
 def _host_blocks(num_bytes: int) -> torch.Tensor:
-    """Return bytes that are zero, without writing a zero: a pool of gigabytes is there at once, and
+    """Return zeroed bytes from lazily allocated pages: a pool of gigabytes is created at once and
     takes memory as its blocks are used.
 
     Raises:
-      MemoryError: there is not that much now.
+      MemoryError: the machine does not have that much memory now.
     """
-    # Linux would promise it, and kill the process when the blocks come to be used.
+    # Linux would overcommit, and kill the process when the blocks are used.
     available = available_memory_bytes()
     most = _physical_bytes() if available is None else available
     if num_bytes > most:
-        raise MemoryError(f"this machine has {most} bytes left")
+        raise MemoryError(f"this machine has {most} bytes of memory left")
     return torch.frombuffer(zeroed_memory(num_bytes), dtype=torch.uint8)
 
 
@@ -67,24 +66,24 @@ class KVLayout:
 
     @property
     def bytes_per_block(self) -> int:
-        """Bytes of one block with all its layers."""
+        """Size of one block with all its layers."""
         return int(np.prod(self.shape)) * self.dtype.itemsize
 
 
 class KVPool:
-    """All blocks of one worker, written by its own process only.
+    """All blocks of one worker, written by its process only.
 
     Args:
       layout: the shape of a block.
-      num_blocks: blocks, the scratch block 0 included.
-      device: where they lie.
-      pinned_bytes: host memory through which blocks enter a GPU.
+      num_blocks: number of blocks, including the scratch block 0.
+      device: the pool's device.
+      pinned_bytes: pinned host memory for imports to a GPU.
 
     Attributes:
-      bytes_per_block: of one block with all its layers.
+      bytes_per_block: size of one block with all its layers.
 
     Raises:
-      ConfigError: the device has not that much memory.
+      ConfigError: the device does not have enough memory.
     """
 
     def __init__(
@@ -100,13 +99,13 @@ class KVPool:
                 self.blocks = _host_blocks(num_bytes).view(layout.dtype).view(shape)
             else:
                 self.blocks = torch.zeros(shape, dtype=layout.dtype, device=device)
-        except (RuntimeError, MemoryError, OSError) as error:  # torch.OutOfMemoryError is the first
+        except (RuntimeError, MemoryError, OSError) as error:  # torch.OutOfMemoryError too
             raise ConfigError(
-                f"kv_pool_bytes is {num_bytes}, and {device} has not that much memory; lower it "
+                f"kv_pool_bytes is {num_bytes}, and {device} does not have that much; lower it "
                 f"({layout.bytes_per_block} bytes hold {layout.block_size} tokens)"
             ) from error
         # [num_blocks, bytes_per_block], the same memory. numpy copies rows with plain memcpy and
-        # no thread pool, so importing does not fight the device thread for cores.
+        # no thread pool, so importing does not compete with the device thread for cores.
         self._rows: npt.NDArray[np.uint8] | None = None
         self._staging: Staging | None = None
         if device.type == "cpu":
@@ -115,11 +114,11 @@ class KVPool:
             self._staging = Staging(self.blocks, max(1, pinned_bytes // layout.bytes_per_block))
 
     def export_blocks(self, block_ids: Sequence[int], into: memoryview | None = None) -> memoryview:
-        """Copy some blocks out, in the order given; they may be reused at once.
+        """Copy blocks out, in the order given. The blocks may be reused afterwards.
 
         Args:
-          block_ids: which.
-          into: as many bytes as they have, writable; None for fresh ones, which cost more.
+          block_ids: the blocks.
+          into: writable buffer of exactly their size; None allocates one, which is slower.
 
         Returns:
           The bytes.
@@ -127,10 +126,10 @@ class KVPool:
         num_bytes = len(block_ids) * self.bytes_per_block
         if into is None:
             into = np.empty(num_bytes, dtype=np.uint8).data
-        assert len(into) == num_bytes, "a buffer of another size"
+        assert len(into) == num_bytes, "the buffer has the wrong size"
         target = np.frombuffer(into, dtype=np.uint8).reshape(len(block_ids), -1)
         if self._rows is not None:
-            # One by one: a plain copy of a block, where fancy indexing would build it elsewhere.
+            # One by one: fancy indexing would build a second copy.
             for place, block in zip(target, block_ids, strict=True):
                 place[:] = self._rows[block]
             return into
@@ -139,17 +138,18 @@ class KVPool:
         return into
 
     def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
-        """Overwrite some blocks with bytes that `export_blocks` gave, here or elsewhere.
+        """Overwrite blocks with bytes from `export_blocks` of this or another worker.
 
         Raises:
-          RemoteProtocolError: the payload has not the size of that many blocks; nothing is written.
+          RemoteProtocolError: the payload does not have the size of these blocks. Nothing is
+            written.
         """
         if len(payload) != len(block_ids) * self.bytes_per_block:
             raise RemoteProtocolError(
                 f"KV payload of {len(payload)} bytes for {len(block_ids)} blocks "
                 f"of {self.bytes_per_block}"
             )
-        # Copied from the frame's buffer byte by byte: it is not aligned for the cache's dtype.
+        # Copied as bytes, because the frame's buffer is not aligned for the cache's dtype.
         received = np.frombuffer(payload, dtype=np.uint8).reshape(len(block_ids), -1)
         if self._rows is not None:
             for block, place in zip(block_ids, received, strict=True):
@@ -159,9 +159,9 @@ class KVPool:
         self._staging.import_blocks(block_ids, received)
 
     def copy_block(self, source: int, target: int) -> None:
-        """Overwrite a block that no running step reads with another one.
+        """Overwrite `target`, which no running step reads, with `source`.
 
-        What a running step writes into `source` meanwhile may or may not be copied.
+        What a running step writes into `source` may or may not be copied.
         """
         if self._rows is not None:
             self._rows[target] = self._rows[source]
@@ -170,33 +170,33 @@ class KVPool:
         self._staging.copy_block(source, target)
 
     def pin(self, memory: memoryview) -> bool:
-        """Note that blocks will be exported into this memory again and again. Idempotent.
+        """Prepare memory into which blocks will be exported repeatedly. Idempotent.
 
         Returns:
-          Whether the device can write it at full speed.
+          Whether the device can write to it at full speed.
         """
         return self._staging is None or self._staging.pin(memory)
 
     def unpin(self, memory: memoryview) -> None:
-        """Undo `pin`; to be called before the memory is freed. Idempotent."""
+        """Undo `pin`. Call it before the memory is freed. Idempotent."""
         if self._staging is not None:
             self._staging.unpin(memory)
 
     def await_imports(self) -> None:
-        """Let the steps that the calling thread launches next see all that was imported so far."""
+        """Make steps that the calling thread launches next wait for all imports so far."""
         if self._staging is not None:
             self._staging.await_imports()
 
     def finish_writes(self) -> None:
-        """Return when the steps that the calling thread has launched are computed."""
+        """Wait until the steps launched by the calling thread are computed."""
         if self.blocks.is_cuda:
             torch.cuda.current_stream(self.blocks.device).synchronize()
 
     def check_device(self) -> None:
-        """Return when the device has run everything that was launched on it, by any thread.
+        """Wait until the device has run all work, launched by any thread.
 
         Raises:
-          RuntimeError: the device takes no more work in this process.
+          RuntimeError: the device failed and accepts no work from this process.
         """
         if self.blocks.is_cuda:
             torch.cuda.synchronize(self.blocks.device)
@@ -208,13 +208,14 @@ class KVPool:
     def poison(self, block_ids: Sequence[int]) -> None:
         """Fill blocks with NaN, so that one read beyond a sequence's length spoils its answer."""
         if self._staging is not None:
-            # Behind the imports and before the next owner's: an own order would spoil those.
+            # Queued with the imports, so that it runs after earlier ones and before the next
+            # owner's.
             self._staging.fill(block_ids, float("nan"))
         else:
             self.blocks[list(block_ids)] = float("nan")
 
     def count_spoiled(self, block_ids: Sequence[int]) -> int:
-        """Return how many of these blocks, once poisoned, hold anything else by now."""
+        """Return how many of these poisoned blocks hold anything else now."""
         if self._rows is not None:
             mark = torch.full(self.layout.shape, float("nan"), dtype=self.layout.dtype)
             expected = mark.view(-1).view(torch.uint8).numpy().tobytes()

@@ -1,6 +1,6 @@
-"""The tensors of a transformer in the form that the forward pass uses.
+"""Data classes for a transformer's tensors: linear layers, norms, decoder layers, all weights.
 
-Query, key and value weights are one matrix, gate and up another: one call instead of three or two.
+Query, key and value weights are stacked in one matrix, gate and up in another, to save calls.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class Blocks(NamedTuple):
-    """A quantised matrix as its file has it.
+    """A quantised matrix as stored in its file.
 
     Attributes:
-      name: of file and tensor, for errors.
-      form: as ggml numbers it.
-      inputs: of an output.
+      name: file and tensor, for errors.
+      form: ggml's number of the encoding.
+      inputs: inputs per output.
       rows: [out, bytes of an output's blocks].
     """
 
@@ -39,7 +39,7 @@ class Linear:
     Attributes:
       weight: [out, in]; empty, in the model's dtype, where there are blocks.
       bias: [out] or None.
-      blocks: a quantised weight's parts, one after the other.
+      blocks: the parts of a quantised weight, in order.
     """
 
     weight: Tensor
@@ -53,7 +53,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class RMSNorm:
-    """Root-mean-square norm over the last dimension; computed in fp32 whatever the dtype.
+    """Root-mean-square norm over the last dimension, always computed in fp32.
 
     Attributes:
       weight: [size].
@@ -75,7 +75,7 @@ class DecoderLayer:
     Attributes:
       qkv: out = (num_heads + 2 * num_kv_heads) * head_dim, query heads first, then keys, values.
       gate_up: out = 2 * intermediate_size, gate first.
-      query_norm: over head_dim; with key_norm, Qwen3 only.
+      query_norm: norm over head_dim; like key_norm, Qwen3 only.
     """
 
     attention_norm: RMSNorm

@@ -1,6 +1,6 @@
-"""From a model directory and a config to an engine that is ready to compute.
+"""Load a model: read its directory, size the KV pool, read weights, warm up, return an Engine.
 
-Knows the order of loading and how large the pool becomes; every complaint names a field or a file.
+Errors name the config field or the file to change.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ if TYPE_CHECKING:
 
 TORCH_DTYPES: Final = {Dtype.FLOAT32: torch.float32, Dtype.BFLOAT16: torch.bfloat16}
 CONTEXT_BYTES: Final = 512 * MIB
-"""Of a process's own on a GPU beside tensors: the driver's context and loaded kernels take 300 to
-600 MiB, and no call tells them from what other processes hold."""
+"""GPU memory of a process beside its tensors: the driver's context and loaded kernels take 300 to
+600 MiB, and no call separates them from other processes' memory."""
 _NUM_WARM_UPS: Final = 5
 _GREEDY: Final = SamplingParams(temperature=0.0)
 _BY_THE_HOST: Final = SamplingParams(temperature=1.0, top_p=0.9)
@@ -64,22 +64,22 @@ _BY_THE_HOST: Final = SamplingParams(temperature=1.0, top_p=0.9)
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """Everything that a worker computes with.
+    """A loaded model with everything that a worker computes with.
 
     Attributes:
       runner: computes steps; device thread only.
-      pool: the KV bytes.
-      ledger: the leases of blocks.
-      prefix_cache: what is in those that are kept.
-      fingerprint: equal fingerprints mean that KV can be exchanged, and has the same bits.
-      key: what the bits of golden tokens depend on beside the model's version.
+      pool: the KV memory.
+      ledger: leases of KV blocks.
+      prefix_cache: index of kept blocks.
+      fingerprint: workers with equal fingerprints can exchange KV and compute the same bits.
+      key: what golden tokens depend on, beside the model's version.
       model_config: the model's shape.
-      eos_token_ids: the model's own end tokens.
+      eos_token_ids: the model's end tokens.
       max_model_len: longest sequence, prompt and completion together.
       max_model_len_reason: what limits it.
-      pace: how much a step may hold here, and how long it takes.
-      constraints: keeps completions within grammars.
-      gpu_memory: what the process held of its GPU after the first steps; None on a CPU.
+      pace: token budget of a step, and how long a step takes.
+      constraints: grammars of constrained decoding.
+      gpu_memory: the process's GPU memory after the first steps; None on a CPU.
       adapters: digests of the adapters that rows may name.
     """
 
@@ -100,13 +100,13 @@ class Engine:
 
 
 def open_weights(model_dir: Path) -> Checkpoint:
-    """Open the weights of a directory, in either form.
+    """Open the weights of a directory: safetensors or GGUF.
 
     Raises:
       ModelError: files are missing or broken.
     """
     if gguf_weights(model_dir) is not None:
-        from .gguf_weights import GgufCheckpoint  # its library is loaded where there is such a file
+        from .gguf_weights import GgufCheckpoint  # loads the gguf library only if needed
 
         return GgufCheckpoint(model_dir)
     return Checkpoint(model_dir)
@@ -119,18 +119,18 @@ def load_engine(
     open_checkpoint: Callable[[Path], Checkpoint] = open_weights,
     find_golden: FindGolden | None = None,
 ) -> Engine:
-    """Load a model. Blocking; to be run on the device thread.
+    """Load a model. Blocking; run it on the device thread.
 
     Args:
-      model_dir: a Hugging Face directory, or that of a GGUF file.
-      config: what to compute with.
-      on_progress: told (stage, share of it done), on the thread that loads: `config`, `digest`,
+      model_dir: a Hugging Face directory, or the directory of a GGUF file.
+      config: settings of the engine.
+      on_progress: called with (stage, share of it done) on the loading thread: `config`, `digest`,
         `kv_pool`, `weights`, `graphs` (where decode steps are captured), then `warm_up`.
-      open_checkpoint: opens the directory's weights; benchmarks pass one of random numbers.
-      find_golden: finds the golden tokens that the model has to compute; None for none.
+      open_checkpoint: opens the directory's weights; benchmarks pass random weights.
+      find_golden: returns the golden tokens to check the model against; None to skip the check.
 
     Raises:
-      ModelError: the directory is broken, of an unsupported kind, or has other golden tokens.
+      ModelError: the model is broken, unsupported, or computes other golden tokens.
       ConfigError: a setting cannot work with this model or this machine.
     """
     on_progress("config", 0.0)
@@ -175,14 +175,15 @@ def load_engine(
 
 
 def _with_form(config: EngineConfig, backend: str, checkpoint: Checkpoint) -> EngineConfig:
-    """Return the config with the form of weights: `dtype` where none are computed as they are."""
+    """Return the config with the weights' format: `dtype` unless quantised weights are used as
+    stored."""
     as_they_are = backend == NATIVE.name and checkpoint.is_quantised
     return config if as_they_are else replace(config, weights=WeightFormat.DTYPE)
 
 
 def _key(backend: str, config: EngineConfig, computed_by: str) -> MeasurementKey:
-    """Return what golden tokens hold for. The bits of a row depend on the shape of its step, unless
-    the backend computes them alike in all."""
+    """Return the key for golden tokens. It includes the shape of steps, unless the backend computes
+    the same bits for every shape."""
     if not ALL_TRAITS[backend].is_path_invariant:
         computed_by += f",{config.block_size}-token-blocks,{config.max_num_seqs}-rows"
     return MeasurementKey(backend, config.chosen_dtype.value, computed_by)
@@ -191,8 +192,8 @@ def _key(backend: str, config: EngineConfig, computed_by: str) -> MeasurementKey
 def _sized(
     config: EngineConfig, model: ModelConfig, device: torch.device
 ) -> tuple[EngineConfig, KVLayout, int, str]:
-    """Return the config with the size of its pool, the pool's layout, and the longest sequence with
-    what limits it."""
+    """Return the config with the pool's size, the pool's layout, the longest sequence, and what
+    limits it."""
     layout = _layout(config, model)
     if config.kv_pool_bytes is None:
         adapter_bytes = adapter_numbers(config.adapters, model) * layout.dtype.itemsize
@@ -203,12 +204,12 @@ def _sized(
 
 
 def _first_steps(backend: str, model: ModelConfig, expected: Expected | None) -> FirstSteps:
-    """Return what computes the first steps of a model and measures its pace.
+    """Return the function that runs a model's first steps and measures its pace.
 
     Args:
-      backend: that computes.
-      model: its shape.
-      expected: golden tokens that they have to give; None for any.
+      backend: the backend's name.
+      model: the model's shape.
+      expected: golden tokens to check; None to skip the check.
     """
     is_native = backend == NATIVE.name
     usual: FirstSteps = try_out if is_native else warm_up
@@ -224,7 +225,7 @@ def _first_steps(backend: str, model: ModelConfig, expected: Expected | None) ->
     ) -> Pace:
         steps = GoldenSteps(runner, ledger, config.block_size, max_model_len, model)
         if is_native:
-            # They load all that the steps of `try_out` do, and take as long.
+            # These steps load the same kernels as those of `try_out`, and take as long.
             return pace_of(expected.num_tokens, steps.check(expected), config)
         pace = usual(runner, ledger, config, max_model_len, on_progress)
         steps.check(expected)
@@ -255,10 +256,10 @@ def _device(config: EngineConfig) -> torch.device:
 
 
 def _bound(device: torch.device) -> torch.device:
-    """Make a GPU the current one of the calling thread, which launches on no other from now on.
+    """Make a GPU the calling thread's current device.
 
-    Triton launches on the current device, and events record there, whatever device their tensors
-    are on. It is a thread's own, and 0 in a new thread.
+    Triton launches and CUDA events use the current device, not the device of their tensors. Each
+    thread has its own current device, 0 at first.
     """
     index, count = device.index or 0, torch.cuda.device_count()
     require(index < count, "device", str(device), f"cuda:0 to cuda:{count - 1}")
@@ -267,15 +268,14 @@ def _bound(device: torch.device) -> torch.device:
 
 
 def _free_bytes(device: torch.device) -> int | None:
-    """Return the memory that is free on a device, None where the system does not say."""
+    """Return the free memory of a device, or None if the system does not report it."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return available_memory_bytes()
 
 
 def _gpu_memory(device: torch.device) -> GpuMemory | None:
-    """Return what this process holds of the memory of a GPU, weights and KV pool included; None for
-    a CPU."""
+    """Return this process's GPU memory, including weights and KV pool; None for a CPU."""
     if device.type != "cuda":
         return None
     gpu = torch.cuda.get_device_properties(device)
@@ -284,10 +284,10 @@ def _gpu_memory(device: torch.device) -> GpuMemory | None:
 
 
 def _fingerprint(digest: str, config: EngineConfig, model: ModelConfig, who_computes: str) -> str:
-    """Name everything that two workers must agree on before KV passes between them.
+    """Return a digest of everything that two workers must share before they exchange KV.
 
-    Weights and layout, or it would mean nothing; and what its bits depend on, or a sequence that
-    goes on elsewhere, or upon another request's cached prefix, would not be the same sequence.
+    It covers weights and layout, so that KV has the same meaning, and what the bits depend on, so
+    that a retry on another worker or a cached prefix gives the same sequence.
     """
     return (
         f"{digest}:{model.digest}:{config.chosen_dtype}:weights={config.weights}:layers={model.num_layers}"
@@ -330,10 +330,10 @@ def _prefix_cache(
 
 @contextmanager
 def _leased(ledger: BlockLedger, num_tokens: int, config: EngineConfig) -> Iterator[list[int]]:
-    """Give blocks for tokens that no request asked for.
+    """Lease blocks for tokens of a measurement, not of a request.
 
     Raises:
-      ConfigError: the pool leaves no memory to compute in.
+      ConfigError: the pool leaves no memory for computing.
     """
     blocks = ledger.lease("warm-up", -(-num_tokens // config.block_size))
     try:
@@ -354,22 +354,22 @@ def warm_up(
     max_model_len: int,
     on_progress: Callable[[float], None],
 ) -> Pace:
-    """Run a step of every kind: alone, mixed, sampled by the device and by the host. Kernels are
-    compiled and loaded by the first step that needs them, which takes seconds: no request is to
-    wait for that, and no heartbeat to miss it.
+    """Run a step of every kind: prefill, decode, mixed, sampled on the device and on the host. The
+    first step of a kind compiles and loads its kernels, which takes seconds. No request or
+    heartbeat must wait for that.
 
     Args:
       runner: computes steps.
-      ledger: of its pool, empty.
+      ledger: leases of the pool, empty.
       config: sizes of steps.
-      max_model_len: the longest sequence.
-      on_progress: told the share of steps that are done.
+      max_model_len: longest sequence.
+      on_progress: called with the share of steps done.
 
     Returns:
       The pace, measured in the second prompt.
 
     Raises:
-      ConfigError: the pool leaves no memory to compute in.
+      ConfigError: the pool leaves no memory for computing.
     """
     num_prompt = max(1, min(MEASURED_TOKENS, config.max_num_batched_tokens, max_model_len - 1))
     num_tokens = min(num_prompt + 1, max_model_len)
@@ -394,21 +394,21 @@ def try_out(
     max_model_len: int,
     on_progress: Callable[[float], None],
 ) -> Pace:
-    """Time a prompt and decode from it, where kernels are compiled already: a longer warm-up would
-    spare the first request nothing, and it waits for the warm-up too.
+    """Time a prompt and decode steps after it, for backends whose kernels are already compiled. The
+    first request may be waiting, and a longer warm-up would not save it any time.
 
     Args:
       runner: computes steps.
-      ledger: of its pool, empty.
+      ledger: leases of the pool, empty.
       config: sizes of steps.
-      max_model_len: the longest sequence.
-      on_progress: told the share of steps that are done.
+      max_model_len: longest sequence.
+      on_progress: called with the share of steps done.
 
     Returns:
       The pace.
 
     Raises:
-      ConfigError: the pool leaves no memory to compute in.
+      ConfigError: the pool leaves no memory for computing.
     """
     num_prompt = max(1, min(TRIED_TOKENS, config.max_num_batched_tokens, max_model_len - 1))
     num_tokens = min(num_prompt + 1, max_model_len)
@@ -426,7 +426,7 @@ def try_out(
 def _decode_steps(
     num_prompt: int, blocks: list[int], config: EngineConfig
 ) -> Iterator[list[StepRow]]:
-    """Yield steps with a row that decodes: plain, sampled by the host, beside a prompt's chunk."""
+    """Yield steps with a decode row: plain, sampled on the host, and beside a prompt's chunk."""
     chunk = StepRow([0] * min(num_prompt, config.prompt_chunk_tokens), 0, blocks)
     for params, others in ((_GREEDY, []), (_BY_THE_HOST, []), (_GREEDY, [chunk])):
         yield [

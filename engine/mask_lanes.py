@@ -1,8 +1,7 @@
-"""The threads in which masks are computed: a quick one, and a slow one for sequences with costly
-masks.
+"""Threads that compute token masks: a quick lane, and a slow one for sequences with costly masks.
 
-A mask cannot be broken off. A thread with a mask that takes longer than any may ends it alone, and
-a new one takes its place; whatever had waited behind is asked for again.
+A mask computation cannot be cancelled. A thread whose mask exceeds the time limit is replaced by a
+new one and ends when the mask is done. Callers submit their waiting masks again.
 """
 
 from __future__ import annotations
@@ -30,30 +29,30 @@ log = structlog.get_logger()
 
 
 def thread_clock() -> Callable[[], float]:
-    """Return the clock of the calling thread's processor time [s]; any thread may read it."""
+    """Return a clock of the calling thread's processor time [s], readable from any thread."""
     return partial(time.clock_gettime, time.pthread_getcpuclockid(threading.get_ident()))
 
 
 class Masked(Protocol):
-    """What computes the masks of one sequence."""
+    """Computes the masks of one sequence."""
 
     def compute(self, output_ids: list[int], clock: Callable[[], float]) -> Mask | Barred:
-        """Return what may follow; `clock` tells the thread's processor time [s]."""
+        """Return the next mask; `clock` returns the thread's processor time [s]."""
         ...
 
     def condemn(self) -> None:
-        """Compute no more masks."""
+        """Stop computing masks for this sequence."""
         ...
 
 
 class _Running(NamedTuple):
-    """A mask that is being computed.
+    """A mask being computed.
 
     Attributes:
-      masked: for what.
-      clock: of its thread's processor time.
-      began_s: on that clock.
-      thread: the kernel's number of its thread.
+      masked: what computes it.
+      clock: processor time of its thread.
+      began_s: start time on that clock.
+      thread: kernel id of its thread.
     """
 
     masked: Masked
@@ -63,16 +62,16 @@ class _Running(NamedTuple):
 
 
 class Lane:
-    """One thread and what waits for it, in the order of asking.
+    """One thread with a FIFO queue of masks.
 
     Args:
-      name: of the thread.
+      name: name of the thread.
       config: bounds.
-      niceness: how far it stands back, beside what the process inherited.
+      niceness: niceness added to the process's.
       new_clock: returns the calling thread's clock of processor time.
 
     Attributes:
-      generation: rises when the thread is replaced; what waited for the old one is never begun.
+      generation: rises when the thread is replaced; masks queued for the old one never start.
     """
 
     def __init__(
@@ -96,11 +95,11 @@ class Lane:
         self._threads.submit(int)
 
     def submit(self, masked: Masked, output_ids: list[int]) -> Future[Mask | Barred]:
-        """Have a mask computed."""
+        """Queue a mask."""
         return self._threads.submit(self._compute, masked, output_ids, self.generation)
 
     def relieve(self) -> None:
-        """Replace the thread if its mask takes longer than any may."""
+        """Replace the thread if its mask exceeds the time limit."""
         running = self._running
         if running is None:
             return
@@ -116,7 +115,7 @@ class Lane:
         self.generation += 1
         self._threads = self._new_threads()
         self.prepare()
-        self._stragglers.append(left.submit(int))  # done once the mask is
+        self._stragglers.append(left.submit(int))  # done when the mask is
         left.shutdown(wait=False)
 
     def _new_threads(self) -> ThreadPoolExecutor:
@@ -160,7 +159,7 @@ def _begin_thread(niceness: int) -> None:
 
 
 def _stand_back(thread: int, niceness: int) -> None:
-    """Raise a thread's niceness; the kernel takes what is too high for the highest."""
+    """Raise a thread's niceness; the kernel clamps it to the highest."""
     if niceness:
         own = os.getpriority(os.PRIO_PROCESS, thread)
         os.setpriority(os.PRIO_PROCESS, thread, own + niceness)

@@ -1,7 +1,7 @@
-"""The forward pass of a decoder-only transformer over a flat step.
+"""The forward pass of a decoder-only transformer over a flat step, in torch.
 
-Decode rows and prefill chunks go through together, one row of the matrices per token; only
-attention knows where one sequence ends. Knows no blocks and no sampling.
+Decode rows and prefill chunks are computed together, one matrix row per token. Only attention
+separates sequences.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Transformer:
     """A model of the Llama family.
 
     Args:
-      config: its shape.
-      weights: its tensors, all of one dtype and on one device.
-      max_model_len: positions that can occur.
+      config: the model's shape.
+      weights: the model's tensors, all of one dtype and on one device.
+      max_model_len: longest sequence.
     """
 
     def __init__(self, config: ModelConfig, weights: Weights, max_model_len: int) -> None:
@@ -54,11 +54,11 @@ class Transformer:
         Args:
           token_ids: int64 [T].
           positions: int64 [T].
-          attention: planned for this step; it stores keys and values.
-          adapted: the tokens that have an adapter.
+          attention: planned for this step; stores keys and values.
+          adapted: the tokens that use an adapter.
 
         Returns:
-          Hidden states [T, hidden_size] after the last norm.
+          Hidden states [T, hidden_size] after the final norm.
         """
         hidden = F.embedding(token_ids, self.weights.embedding)
         cos, sin = self._rotary.at(positions)
@@ -75,7 +75,7 @@ class Transformer:
         return self.weights.norm(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return [n, vocab_size] in fp32 for some rows of hidden states."""
+        """Return logits [n, vocab_size] of some hidden states, in fp32."""
         return self.weights.lm_head(hidden).float()
 
     def _rotated(
@@ -98,12 +98,12 @@ class Transformer:
 
 
 class TorchModel:
-    """A transformer computed by torch, with an attention backend that holds its KV.
+    """A transformer computed by torch, with an attention backend.
 
     Args:
       transformer: the forward pass.
       attention: the backend.
-      adapters: that rows may name, by digest.
+      adapters: adapters that rows may name, by digest.
     """
 
     def __init__(
@@ -134,6 +134,6 @@ class TorchModel:
 
 
 def hand_out(step: FlatStep, hidden: Tensor) -> None:
-    """Give the hidden states [T, hidden_size] of a step to the rows that want some."""
+    """Pass a step's hidden states [T, hidden_size] to the rows that pool them."""
     for _, first, count, pool in step.pooled:
         pool.add(hidden[first : first + count].float().cpu().numpy())

@@ -1,7 +1,7 @@
-"""What a Hugging Face model directory says about its model, checked before anything is loaded.
+"""Read and check a Hugging Face model's config.json and generation_config.json.
 
-Knows config.json and generation_config.json in the spellings of transformers 4 and 5; knows no
-tensors. Whatever would make the answers differ from the model's own is refused here with a remedy.
+Accepts the spellings of transformers 4 and 5. Refuses settings that Triolet does not compute,
+because the answers would differ from the original model's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SUPPORTED_ARCHITECTURES: Final = (
     "Qwen3ForCausalLM",
 )
 UNSAFE_SUFFIXES: Final = frozenset({".bin", ".pt", ".pth", ".pkl", ".ckpt", ".py"})
-"""Files that run code when loaded. A model directory is data: none of them may lie in it."""
+"""Files that run code when loaded. A model directory must not contain any."""
 
 
 class Biases(NamedTuple):
@@ -42,9 +42,9 @@ class ModelConfig:
     """The shape of a decoder-only transformer of the Llama family.
 
     Attributes:
-      sliding_window: positions that attention looks back in the original, None for all. Triolet
-        attends to all, which is the same thing up to this length.
-      has_qk_norm: RMSNorm over each head's query and key before rotation (Qwen3).
+      sliding_window: positions that the original model's attention looks back; None for all.
+        Triolet attends to all, which is equal up to this length.
+      has_qk_norm: whether each head's query and key pass an RMSNorm before rotation (Qwen3).
     """
 
     architecture: str
@@ -65,19 +65,19 @@ class ModelConfig:
 
     @property
     def digest(self) -> str:
-        """Of all of it: norms, rotary scaling and so on."""
+        """Digest of all fields."""
         return xxhash.xxh3_64(repr(self).encode()).hexdigest()
 
     @property
     def max_model_len(self) -> int:
-        """The longest sequence for which the answers are the model's own."""
+        """Longest sequence for which Triolet computes the original model's answers."""
         if self.sliding_window is None:
             return self.max_position_embeddings
         return min(self.max_position_embeddings, self.sliding_window)
 
     @property
     def max_model_len_reason(self) -> str:
-        """Why it is no longer."""
+        """What limits `max_model_len`."""
         if self.max_model_len < self.max_position_embeddings:
             return f"the model's sliding_window of {self.sliding_window}"
         return f"the model's max_position_embeddings of {self.max_position_embeddings}"
@@ -124,10 +124,10 @@ def load_model_config(model_dir: Path) -> ModelConfig:
 
 
 def load_eos_token_ids(model_dir: Path) -> tuple[int, ...]:
-    """Return the ids that end a sequence: generation_config.json's, else config.json's.
+    """Return the ids that end a sequence, from generation_config.json or else config.json.
 
     Raises:
-      ModelError: a file is broken, or holds something else than ids.
+      ModelError: a file is broken, or its ids are not integers.
     """
     for name in ("generation_config.json", "config.json"):
         path = model_dir / name
@@ -157,7 +157,7 @@ def check_directory(model_dir: Path) -> None:
 
 
 def _architecture(path: Path, fields: dict[str, Any]) -> str:
-    """Return the architecture, once everything that Triolet does not compute is ruled out."""
+    """Return the architecture. Raise ModelError for anything that Triolet does not compute."""
     if fields.get("auto_map"):
         raise ModelError(
             f"{path}: auto_map names code that comes with the model; it is refused: use a model of "
@@ -199,7 +199,7 @@ def _biases(architecture: str, fields: dict[str, Any]) -> Biases:
 
 
 def _sliding_window(architecture: str, fields: dict[str, Any]) -> int | None:
-    """Return the window of the layers that have one: a sequence within it sees no difference."""
+    """Return the sliding window of the layers that have one; it limits `max_model_len`."""
     window = fields.get("sliding_window")
     if architecture == "LlamaForCausalLM" or type(window) is not int or window < 1:
         return None

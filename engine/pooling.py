@@ -34,7 +34,7 @@ class Pool:
         self._value: npt.NDArray[np.float64] | None = None
 
     def wanted(self, start: int, end: int) -> range:
-        """Return the positions of a chunk whose hidden states are needed."""
+        """Return the positions of a chunk that are pooled."""
         match self._form.pooling:
             case Pooling.LAST:
                 return range(max(start, self._num_tokens - 1), end)

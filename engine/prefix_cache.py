@@ -1,4 +1,4 @@
-"""The prefix cache: find kept KV blocks whose tokens a new prompt begins with.
+"""The prefix cache: find cached KV blocks for the beginning of a new prompt.
 
 Leases and the eviction of cached blocks are in block_ledger.py.
 
@@ -69,7 +69,7 @@ class CacheCounts:
 
     Attributes:
       queried_tokens: prompt tokens looked up.
-      hit_tokens: prompt tokens whose KV was found.
+      hit_tokens: prompt tokens with cached KV.
       evicted_blocks: cached blocks evicted from the pool.
       spilled_blocks: evicted blocks copied to host memory.
       restored_blocks: blocks copied back from host memory.
@@ -108,7 +108,7 @@ class Leased(NamedTuple):
 
     Attributes:
       blocks: all blocks, in sequence order.
-      num_cached_blocks: leading blocks whose KV is final; they must not be written.
+      num_cached_blocks: leading blocks with final KV, which must not be written.
     """
 
     blocks: list[int]

@@ -61,7 +61,7 @@ def rows_of(verdict: BatchVerdict) -> list[list[str]]:
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
-    parser = campaign_parser("batches", "A batch under the death of every process.")
+    parser = campaign_parser("batches", "Kill every process of a fleet during a batch.")
     parser.add_argument("--lines", type=int, default=500, help="lines of the batch (500)")
     parser.add_argument("--max-tokens", type=int, default=96, help="tokens of each answer (96)")
     parser.add_argument(

@@ -1,11 +1,11 @@
 """`python -m loadtest.cancels`: close connections at random moments; check that all KV is freed.
 
-Streams over SSE and WebSocket and plain answers are begun and their sockets closed, politely or
-not, at any time from the first byte on. The time from the closed socket to the freed blocks is
-taken from the workers' log; for some more streams also from `triolet_kv_blocks` in /metrics, where
-operators see it. Exit code 0 if afterwards every block is free, no token was computed in vain
-beyond the running step, no process holds more than before, the audit finds nothing and the server
-still answers; 1 if not; 2 if nothing could run.
+Starts streams over SSE and WebSocket and plain answers, and closes their sockets with FIN or RST at
+any time after the first byte. The time from the closed socket to the freed blocks comes from the
+workers' log, and for some further streams from `triolet_kv_blocks` in /metrics. Exit code 0 if
+afterwards every block is free, no tokens were computed for cancelled requests after the running
+step, no process holds more resources than before, the audit finds no violation and the server still
+answers; 1 if not; 2 if nothing could run.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 
 MIB = 1024 * 1024
 MAX_GROWTH_BYTES = 16 * MIB
-"""Allowed growth from the first stage to the last, for allocators. 4,000 leaked requests of 5 KiB
-would exceed it."""
+"""Allowed growth of memory from the first stage to the last, for allocators. 4,000 leaked requests
+of 5 KiB would exceed it."""
 MAX_GROWTH_COUNT = 2
-"""Open files and threads: allow for the connection and thread of the check itself."""
+"""Allowed growth of open files and threads: those of the check itself."""
 
 
 def growth(stages: Sequence[tuple[str, Mapping[str, Cost]]]) -> list[str]:
-    """Return what grew between the first stage and the last beyond its bound."""
+    """Return descriptions of resources that grew beyond their bounds."""
     (_, first), (_, last) = stages[0], stages[-1]
     wrongs = []
     for name in sorted(first):
@@ -85,13 +85,13 @@ def _shown(cost: Cost | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StrayTokens:
-    """Work done for cut requests in vain.
+    """Wasted work for cut requests.
 
     Attributes:
-      cut: requests whose client left while they ran.
-      under_way: per request that decode knew, tokens that it computed and the server never took.
+      cut: requests with a client that disconnected while they ran.
+      under_way: for each request on decode, tokens that were computed but never reached the server.
       late_rows: rows of steps that returned after their attempt had ended.
-      unaccounted: rows that decode computed and that belong to no attempt, beyond the late ones.
+      unaccounted: rows of decode without an attempt, except the late ones.
     """
 
     cut: int
@@ -101,7 +101,7 @@ class StrayTokens:
 
     @property
     def wrongs(self) -> list[str]:
-        """What must not have happened."""
+        """Return descriptions of wasted work that exceeds the running step."""
         wrongs = []
         if self.unaccounted:
             wrongs.append(f"{self.unaccounted} computed tokens belong to no attempt")
@@ -113,11 +113,11 @@ class StrayTokens:
 def stray_tokens(
     entries: Iterable[Mapping[str, Any]], audits: Sequence[Mapping[str, Any]]
 ) -> StrayTokens:
-    """Add up.
+    """Sum up wasted work.
 
     Args:
-      entries: the log lines of the server and its workers.
-      audits: of the workers, as `/fleet/audit` tells them.
+      entries: log lines of the server and its workers.
+      audits: the workers' reports in `/fleet/audit`.
     """
     decode = {audit["name"]: audit for audit in audits if audit["role"] == "decode"}
     received: dict[str, int] = {}
@@ -128,7 +128,7 @@ def stray_tokens(
             received[entry["request_id"]] = entry["completion_tokens"]
         elif entry.get("event") == "attempt_ended" and entry["process"] in decode:
             computed[entry["attempt"].split("/")[0]] = entry["num_tokens"]
-            # The first token came with the prompt, whichever worker computed it.
+            # The first token comes with the prompt, from the worker that computed it.
             rows += max(0, entry["num_tokens"] - 1)
     late_rows = sum(audit["late_rows"] for audit in decode.values())
     return StrayTokens(
@@ -144,7 +144,7 @@ def stray_tokens(
 
 
 def _generated(audit: Mapping[str, Any]) -> int:
-    """Return the tokens that a worker computed of answers, for attempts that were still there."""
+    """Return the tokens that a worker generated for attempts that still existed."""
     total: int = audit["computed_tokens"] - audit["prompt_tokens"] - audit["late_tokens"]
     return total
 
@@ -154,10 +154,10 @@ FINISHED_FIRST = "finished first"
 
 
 def release_times(cuts: Iterable[Cut], lines: Iterable[str]) -> Mapping[str, list[float]]:
-    """Return seconds from closed socket to freed blocks, by the phase that the cut came in.
+    """Return seconds from closed socket to freed blocks, by the phase of the cut.
 
-    A request that no worker knew yet counts until the server let go of it. One that the server
-    never saw (its socket was closed before its bytes were read) has nothing to free.
+    For a request that had not reached a worker, the end is when the server dropped it. A request
+    that the server never read (its socket was closed earlier) has nothing to free.
     """
     requests: dict[str, dict[str, Any]] = {}
     freed_at: dict[str, float] = {}
@@ -182,7 +182,7 @@ def release_times(cuts: Iterable[Cut], lines: Iterable[str]) -> Mapping[str, lis
 
 
 def release_table(times: Mapping[str, Sequence[float]]) -> Table:
-    """Return times as a table in milliseconds, one row per phase and one for all."""
+    """Return the times as a table in milliseconds, with one row per phase and one for all."""
     rows = []
     everything: list[float] = []
     for phase, seconds in sorted(times.items()):
@@ -202,7 +202,7 @@ def _release_row(name: str, seconds: Sequence[float]) -> list[str]:
 
 
 def _entry(line: str) -> dict[str, Any]:
-    """Return a JSON log line, or nothing for any other line."""
+    """Return a parsed JSON log line, or an empty mapping for any other line."""
     if not line.startswith("{"):
         return {}
     entry: dict[str, Any] = json.loads(line)
@@ -213,37 +213,37 @@ SERVE_OPTIONS = (
     *("--max-num-seqs", "8", "--kv-pool", "64MiB", "--log-level", "info"),
     *("--set", "worker.engine.poison_freed_blocks=true"),
 )
-"""Few rows, so that with many clients some requests are cancelled in the queue. A KV pool's pages
-are allocated at their first use, which would look like a leak; a poisoned pool is written
-completely before its worker is ready, and the audit finds writes into free blocks."""
+"""Few rows, so that with many clients some requests are cancelled in the queue. The pages of a KV
+pool are allocated at their first use, which would look like a leak. A poisoned pool is completely
+written before its worker is ready, and the audit finds writes into free blocks."""
 WARM_UP = 100
 """Requests cut before the first measurement, while links, threads and allocators warm up."""
 STAGES = (0.2, 0.6, 1.0)
-"""Shares of the run after which processes are measured; after the first one they may not grow."""
+"""Shares of the run after which processes are measured. They must not grow after the first one."""
 FREE_DEADLINE_S = 30.0
 SETTLE_S = 15.0
 """Trio keeps idle threads for 10 s."""
 POLL_S = 0.05
 WATCH_POLL_S = 0.002
 WATCH_APART_S = 0.5
-"""Longest random delay of a watched cancel after its blocks were seen leased: the time between two
+"""Longest random delay of a watched cancel after its blocks were leased: the time between two
 heartbeats."""
 COSTS_POLL_S = 0.5
-"""Each check counts every thread and file of every process."""
+"""Interval of the checks, which count every thread and file of every process."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What a run showed.
+    """Result of a run.
 
     Attributes:
       cuts: each closed socket.
-      stages: resources of processes at rest, after parts of the run.
-      blocks: afterwards.
-      stray: tokens without a client.
-      violations: that the audits found.
-      answers: whether the server still does.
-      seen_s: from closed sockets until the metrics showed all blocks free.
+      stages: resources of idle processes, after parts of the run.
+      blocks: KV blocks after the run.
+      stray: wasted work.
+      violations: violations that the audits found.
+      answers: whether the server still answers.
+      seen_s: times from closed sockets until the metrics showed all blocks free.
     """
 
     cuts: list[Cut] = field(default_factory=list)
@@ -256,17 +256,17 @@ class Outcome:
 
     @property
     def wrongs(self) -> list[str]:
-        """Everything for which the run does not count as passed."""
+        """Return descriptions of all failed checks."""
         wrongs = [*self.violations, *self.stray.wrongs, *growth(self.stages[1:])]
         if not self.blocks.is_all_free:
-            wrongs.append(f"blocks are still held: {self.blocks}")
+            wrongs.append(f"blocks are still leased: {self.blocks}")
         if not self.answers:
             wrongs.append("the server no longer answers")
         return wrongs
 
 
 def metrics_of(url: str) -> str:
-    """Return what Prometheus is told."""
+    """Return the text of /metrics."""
     return httpx2.get(f"{url}/metrics", timeout=CONNECT_DEADLINE_S).raise_for_status().text
 
 
@@ -281,7 +281,7 @@ def wait_until_free(url: str) -> KvBlocks:
 
 
 def times_until_seen(url: str, count: int, seed: int) -> list[float]:
-    """Close streams one after the other; return the seconds until the metrics showed it."""
+    """Close streams one by one. Return the seconds until the metrics showed all blocks free."""
     where, rng = urlsplit(url), random.Random(seed)
     message = {"role": "user", "content": "Tell me a very long story."}
     more = {"stream": True, "max_tokens": 1000, "ignore_eos": True}
@@ -310,8 +310,8 @@ def times_until_seen(url: str, count: int, seed: int) -> list[float]:
 
 
 def audit(url: str) -> dict[str, Any]:
-    """Return what the fleet says of itself, once all of its workers do: on a busy machine one may
-    take longer than the server waits for it."""
+    """Return the fleet's audit once all workers have answered it. On a busy machine a worker may
+    take longer than the server's timeout."""
     give_up = time.monotonic() + FREE_DEADLINE_S
     while True:
         answer = httpx2.get(f"{url}/fleet/audit", timeout=CONNECT_DEADLINE_S)
@@ -322,14 +322,14 @@ def audit(url: str) -> dict[str, Any]:
 
 
 def still_answers(url: str) -> bool:
-    """Ask one more question and read the whole answer."""
+    """Send a request and return whether it is fully answered."""
     asked = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8}
     answer = httpx2.post(f"{url}/v1/chat/completions", json=asked, timeout=CONNECT_DEADLINE_S)
     return bool(answer.raise_for_status().json()["choices"][0]["message"]["content"])
 
 
 def settled_costs(log: FleetLog, before: Mapping[str, Cost] | None) -> Mapping[str, Cost]:
-    """Return what processes hold once idle threads and closed sockets are gone."""
+    """Return the resources of processes once idle threads and closed sockets are gone."""
     give_up = time.monotonic() + SETTLE_S
     while time.monotonic() < give_up:
         costs = log.costs()
@@ -340,7 +340,7 @@ def settled_costs(log: FleetLog, before: Mapping[str, Cost] | None) -> Mapping[s
 
 
 def run(url: str, log: FleetLog, options: argparse.Namespace, console: Console) -> Outcome:
-    """Cut requests, stage by stage, and look at the fleet at rest after each."""
+    """Cut requests in stages, and check the idle fleet after each stage."""
     outcome = Outcome()
     pace = Pace(options.count, options.clients, options.seconds)
     before: Mapping[str, Cost] | None = None
@@ -379,7 +379,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def campaign(options: argparse.Namespace, console: Console) -> list[str]:
-    """Cut requests of a fleet, print what was seen and return what was wrong."""
+    """Cut requests of a fleet, print the results and return what was wrong."""
     log = FleetLog(options.out / "server.log")
     with running_server([*SERVE_OPTIONS, *options.serve], log.path) as url:
         outcome = run(url, log, options, console)
@@ -393,7 +393,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def show(outcome: Outcome, log: FleetLog, console: Console) -> None:
-    """Print what a run showed."""
+    """Print the results of a run."""
     lines = log.path.read_text(encoding="utf-8", errors="replace").splitlines()
     console.print(release_table(release_times(outcome.cuts, lines)))
     console.print(costs_table(outcome.stages))
@@ -401,9 +401,9 @@ def show(outcome: Outcome, log: FleetLog, console: Console) -> None:
     if stray.under_way:
         shown = [percentile(stray.under_way, percent) for percent in (50, 99, 100)]
         console.print(
-            f"tokens that were under way when a client left: p50 {shown[0]}, p99 {shown[1]}, "
-            f"max {shown[2]}; rows of a step that returned after its attempt had ended: "
-            f"{stray.late_rows} of {stray.cut} cut; belonging to no attempt: {stray.unaccounted}"
+            f"tokens on their way when a client disconnected: p50 {shown[0]}, p99 {shown[1]}, "
+            f"max {shown[2]}; rows of steps that returned after their attempt had ended: "
+            f"{stray.late_rows} of {stray.cut} cut; without an attempt: {stray.unaccounted}"
         )
     if outcome.seen_s:
         seen = milliseconds(outcome.seen_s, 50, 99, 100)

@@ -1,4 +1,4 @@
-"""The times of one stream, and the percentiles of a run's streams as rows of a table. Pure."""
+"""Record the times of each stream, and compute percentiles as rows of a table. Pure."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StreamRecord:
-    """What is kept of a stream that ended.
+    """Record of a finished stream.
 
     Attributes:
       protocol: "SSE" or "WS".
-      prompt: the kind of prompt, as `prompts` names it.
-      failure: why it did not end well, None if it did.
-      tokens: completion tokens as the server counted them.
-      ttft_s: from sending to the first text, None if there was none.
-      itl_s: mean time between tokens, None where they came as one piece.
-      tokens_per_s: tokens over the whole time of the stream, waiting included.
+      prompt: kind of prompt (see harness/prompts.py).
+      failure: why it failed; None if it succeeded.
+      tokens: completion tokens in the server's usage.
+      ttft_s: time from sending to the first text, None without text.
+      itl_s: mean time between tokens, None if the text came in one piece.
+      tokens_per_s: tokens divided by the whole duration of the stream, including waiting.
     """
 
     protocol: str
@@ -36,7 +36,7 @@ class StreamRecord:
 
 
 class StreamClock:
-    """Notes when pieces of one stream came."""
+    """Records the arrival times of the pieces of a stream."""
 
     def __init__(self, now_s: float) -> None:
         self._sent_s = now_s
@@ -44,16 +44,16 @@ class StreamClock:
         self._last_s = now_s
 
     def piece(self, now_s: float) -> None:
-        """Note a piece of text; it may hold several tokens."""
+        """Record a piece of text. It may contain several tokens."""
         if self._first_s is None:
             self._first_s = now_s
         self._last_s = now_s
 
     def record(self, protocol: str, prompt: str, tokens: int, failure: str | None) -> StreamRecord:
-        """Return the figures to save.
+        """Return the record of the stream.
 
-        The mean time between tokens is taken over first and last text: servers may merge tokens
-        into one piece, so that single gaps would say more about merging than about decoding.
+        The mean time between tokens is computed from the first and the last text, because servers
+        may merge tokens into one piece: single gaps would show the merging.
         """
         ttft_s = itl_s = tokens_per_s = None
         if self._first_s is not None:
@@ -71,13 +71,13 @@ PERCENTILES = (50, 90, 99)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure of one protocol.
+    """A figure of one protocol.
 
     Attributes:
       name: such as "SSE TTFT".
       unit: "ms" or "tokens/s".
-      count: streams that it was taken from.
-      percentiles: by PERCENTILES. For tokens/s the bad end is the low one: p99 is what 99 % exceed.
+      count: number of streams.
+      percentiles: values for PERCENTILES. For tokens/s low is bad: 99 % of streams exceed p99.
     """
 
     name: str
@@ -98,7 +98,7 @@ def rows(records: Sequence[StreamRecord]) -> list[Row]:
         )
         for name, unit, values in figures:
             if values:
-                sign = -1 if unit == "tokens/s" else 1  # there the bad end is the low one
+                sign = -1 if unit == "tokens/s" else 1  # low is bad
                 signed = [sign * value for value in values]
                 points = tuple(sign * percentile(signed, percent) for percent in PERCENTILES)
                 table.append(Row(f"{protocol} {name}", unit, len(values), points))
@@ -106,5 +106,5 @@ def rows(records: Sequence[StreamRecord]) -> list[Row]:
 
 
 def failures(records: Sequence[StreamRecord]) -> Counter[str]:
-    """Return how often each failure came, by protocol and reason."""
+    """Return the number of failures by protocol and reason."""
     return Counter(f"{r.protocol}: {r.failure}" for r in records if r.failure is not None)

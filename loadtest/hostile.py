@@ -1,12 +1,12 @@
 """`python -m loadtest.hostile`: run every kind of hostile client, and check its effect on others.
 
-Runs against its own fleet. Exit code 0 if /health/live always answered, within the bound at p99, no
-process grew beyond its bound, files and tasks were back to normal soon after each attack, names
-sent by clients did not become metrics, and in the end no block, connection or secret is left
-anywhere; 1 if not; 2 if nothing could run.
+Attacks a fleet that it starts. Exit code 0 if /health/live always answered and its p99 was within
+the bound, no process grew beyond its bound, files and tasks were back to normal soon after each
+attack, names sent by clients did not become metrics, and at the end no block, connection or secret
+is left anywhere; 1 if not; 2 if nothing could run.
 
-Then, against another fleet, hostile neighbours: tenants that stay inside every limit beside a
-victim's chats. See `neighbours`, which has its own targets.
+Then runs hostile tenants that stay within all limits against another fleet, and measures a victim's
+chats. See neighbours.py for the goals.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 SERVE_OPTIONS = ("--max-num-seqs", "8", "--kv-pool", "64MiB", "--log-level", "info",
                  "--set", "server.stall_timeout_s=3")  # fmt: skip
 MAX_P99_S = 0.25
-"""Many times faster than a load balancer's health check requires."""
+"""Many times shorter than the timeout of a load balancer's health check."""
 MAX_GROWTH_BYTES = 64 * 1024 * 1024
 MAX_SETTLE_S = 5.0
 """Seconds after an attack until the server's files and tasks must be back to normal."""
@@ -50,8 +50,8 @@ SETTLE_DEADLINE_S = 30.0
 POLL_S = 0.1
 MEMORY_POLL_S = 0.02
 MAX_NEW_SERIES = 60
-"""Metric series that all attacks together may add: some errors are counted under a status for the
-first time."""
+"""Metric series that all attacks together may add, because some error statuses occur for the first
+time."""
 MIB = 1024 * 1024
 COLUMNS = ("attack", "asked", "p50", "p99", "max", "failed", "settled, s", "most, MiB", "left, MiB",
            "new series")  # fmt: skip
@@ -62,7 +62,7 @@ def in_a_process(name: str) -> Callable[[str], Awaitable[None]]:
 
     async def attack(url: str) -> None:
         command = [sys.executable, "-m", "loadtest.hostile_clients", url, name]
-        # A crowd elsewhere would take none of this machine's processor time.
+        # Real attackers would not use this machine's CPU; a process keeps them off this event loop.
         await trio.run_process(["nice", "-n", "10", *command], cwd=ROOT)
 
     return attack
@@ -70,14 +70,14 @@ def in_a_process(name: str) -> Callable[[str], Awaitable[None]]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one attack did.
+    """Effect of one attack.
 
     Attributes:
-      watch: what a harmless client observed.
-      settled_s: from the end until files and tasks were as before; infinite if they never were.
-      most_bytes: largest growth of the server's memory.
+      watch: observations of the liveness client.
+      settled_s: time from the end until files and tasks were as before; infinite if never.
+      most_bytes: peak growth of the server's memory.
       left_bytes: growth of its memory at the end.
-      new_series: of its metrics.
+      new_series: number of new metric series.
     """
 
     watch: Watch
@@ -97,17 +97,17 @@ def table_of(seen: Mapping[str, Outcome]) -> Table:
         memory = [f"{size / MIB:+.0f}" for size in (outcome.most_bytes, outcome.left_bytes)]
         rows.append([name, str(len(watch.delays_s)), *shown, *rest, *memory,
                      str(outcome.new_series)])  # fmt: skip
-    return as_table("/health/live meanwhile, in ms", COLUMNS, rows)
+    return as_table("/health/live during the attack, in ms", COLUMNS, rows)
 
 
 def holdings(url: str) -> tuple[int, int, int]:
-    """Return the server's open files, its tasks and its bytes of memory."""
+    """Return the server's open files, tasks and memory in bytes."""
     process = audit(url)["server"]["process"]
     return process["open_fds"], process["tasks"], process["rss_bytes"]
 
 
 def settled(url: str, before: tuple[int, int, int]) -> tuple[float, int]:
-    """Wait until files and tasks are as before; return how long that took, and the memory then."""
+    """Wait until files and tasks are as before. Return the duration and the memory at its end."""
     began_at = time.monotonic()
     while True:
         now = holdings(url)
@@ -120,12 +120,12 @@ def settled(url: str, before: tuple[int, int, int]) -> tuple[float, int]:
 
 
 def series_of(url: str) -> int:
-    """Return how many figures Prometheus is told."""
+    """Return the number of metric series."""
     return sum(not line.startswith("#") for line in metrics_of(url).splitlines())
 
 
 async def watch_memory(log: FleetLog, seen: list[int]) -> None:
-    """Note the server's memory again and again until cancelled."""
+    """Record the server's memory repeatedly until cancelled."""
     pid = log.pids()["server"]
     while True:
         if cost := cost_of(pid):
@@ -134,7 +134,7 @@ async def watch_memory(log: FleetLog, seen: list[int]) -> None:
 
 
 async def attacked(url: str, log: FleetLog, name: str) -> tuple[Watch, int]:
-    """Let an attack run; return what a harmless client noticed, and the server's most memory."""
+    """Run an attack. Return the liveness client's observations and the server's peak memory."""
     seen: list[int] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watch_memory, log, seen)
@@ -146,7 +146,7 @@ async def attacked(url: str, log: FleetLog, name: str) -> tuple[Watch, int]:
 def wrongs_of(
     seen: Mapping[str, Outcome], before: Mapping[str, Cost], after: Mapping[str, Cost]
 ) -> list[str]:
-    """Return what does not hold."""
+    """Return descriptions of exceeded bounds."""
     wrongs = []
     for name, outcome in seen.items():
         watch = outcome.watch
@@ -155,7 +155,7 @@ def wrongs_of(
         if watch.failures:
             wrongs.append(f"{name}: /health/live failed: {watch.failures[0]}")
         if outcome.left_bytes > MAX_GROWTH_BYTES:
-            wrongs.append(f"{name}: {outcome.left_bytes / MIB:.0f} MiB did not come back")
+            wrongs.append(f"{name}: {outcome.left_bytes / MIB:.0f} MiB were not released")
         p99_s = percentile(watch.delays_s, 99)
         if p99_s > MAX_P99_S:
             wrongs.append(f"{name}: /health/live took {1000 * p99_s:.0f} ms at p99")
@@ -171,7 +171,7 @@ def wrongs_of(
 
 
 def secrets_told(url: str, log: Path) -> list[str]:
-    """Return where the canary is to be read."""
+    """Return the places that contain the canary."""
     places = {"log": log.read_text(errors="replace"), "metrics": metrics_of(url)}
     places["audit"] = json.dumps(audit(url))
     return [f"a secret is in the {place}" for place, text in places.items() if CANARY in text]
@@ -216,13 +216,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     names = [*(attack.__name__ for attack in ATTACKS), *NEIGHBOURS]
     parser.add_argument("--only", nargs="+", default=names, metavar="ATTACK", choices=names,
                         help=f"of {', '.join(names)} (all)")  # fmt: skip
-    parser.add_argument("--rounds", type=int, default=5, help="alone and beside a neighbour (5)")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each half of a round (4)")
+    parser.add_argument("--rounds", type=int, default=5, help="paired rounds per neighbour (5)")
+    parser.add_argument("--seconds", type=float, default=4.0, help="duration of half a round (4)")
     return parser.parse_args(arguments)
 
 
 def campaign(options: argparse.Namespace, console: Console) -> list[str]:
-    """Let clients attack one fleet and neighbours another; return what was wrong."""
+    """Let clients attack one fleet and tenants another. Return what was wrong."""
     wrongs = []
     if not NEIGHBOURS.keys() >= set(options.only):
         log = FleetLog(options.out / "server.log")

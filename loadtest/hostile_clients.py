@@ -1,6 +1,6 @@
-"""The hostile clients, and a client that checks whether the server is alive.
+"""The hostile clients of `loadtest.hostile`, and a client that measures the server's liveness.
 
-Every field that could end up in a log, a metric or an audit carries `CANARY`.
+Every field that might reach a log, a metric or an audit contains `CANARY`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ JSON_HEAD: Final = HEAD + "content-type: application/json\r\ncontent-length: {le
 MESSAGES: Final = [{"role": "user", "content": CANARY}]
 STALLED_TOKENS: Final = 200
 STALL_S: Final = 5.0
-"""Longer than the timeouts of the servers under attack, which end stalled requests."""
+"""Longer than the timeouts with which the attacked servers end stalled requests."""
 NUM_STALLED: Final = 200
 NUM_NAMES: Final = 10_000
 NAMES_AT_ONCE: Final = 50
@@ -50,8 +50,8 @@ class Watch:
     """Results of the liveness client.
 
     Attributes:
-      delays_s: from connecting to the whole answer.
-      failures: what came instead of 200.
+      delays_s: times from connecting to the whole answer.
+      failures: other answers than 200.
     """
 
     delays_s: list[float] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Watch:
 
 
 async def watch_health(url: str, seen: Watch) -> None:
-    """Ask repeatedly until cancelled."""
+    """Send requests until cancelled."""
     where = urlsplit(url)
     request = f"GET /health/live HTTP/1.1\r\nhost: {where.netloc}\r\nconnection: close\r\n\r\n"
     while True:
@@ -76,7 +76,7 @@ async def watch_health(url: str, seen: Watch) -> None:
 
 
 async def exchange(url: str, data: bytes) -> bytes:
-    """Send bytes and read until the server closes; what it does not want may break off."""
+    """Send bytes and read until the server closes, which may be before it has read them all."""
     stream = await connect(url)
     answer = bytearray()
     async with stream:
@@ -97,7 +97,7 @@ async def _many(count: int, act: Callable[[int], Awaitable[object]]) -> None:
 
 
 async def _hold(url: str, data: bytes, count: int, seconds: float) -> None:
-    """Open connections, send the beginning of something, and leave after a while."""
+    """Open connections, send a partial request, and close after a while."""
 
     async def begin(_: int) -> None:
         stream = await connect(url)
@@ -118,18 +118,18 @@ def _chat(**more: Any) -> bytes:  # noqa: ANN401
 
 
 async def slow_heads(url: str) -> None:
-    """A8: heads that never end."""
+    """A8: send heads that never end."""
     await _hold(url, b"GET / HTTP/1.1\r\nhost: ", 60, 1.0)
 
 
 async def slow_bodies(url: str) -> None:
-    """A8: bodies that never end."""
+    """A8: send bodies that never end."""
     head = JSON_HEAD.format(host=urlsplit(url).netloc, length=4000)
     await _hold(url, head.encode() + b'{"messages"', 60, 1.0)
 
 
 async def stalled_readers(url: str, share: float = 1.0) -> None:
-    """A9: clients that begin an answer and read nothing of it."""
+    """A9: request answers and do not read them."""
 
     async def starve(number: int) -> None:
         client = await stall(url, number, STALLED_TOKENS)
@@ -140,14 +140,14 @@ async def stalled_readers(url: str, share: float = 1.0) -> None:
 
 
 async def header_bombs(url: str) -> None:
-    """A10: heads beyond every bound."""
+    """A10: send heads beyond all limits."""
     large = f"GET / HTTP/1.1\r\nx: {CANARY}{'y' * 20_000}\r\n\r\n".encode()
     many = b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 2000 + b"\r\n"
     await _many(100, lambda number: exchange(url, large if number % 2 else many))
 
 
 async def rapid_reset(url: str) -> None:
-    """A11: requests by clients that leave before an answer is possible."""
+    """A11: send requests and disconnect before an answer is possible."""
 
     async def ask_and_leave(_: int) -> None:
         stream = await connect(url)
@@ -158,7 +158,7 @@ async def rapid_reset(url: str) -> None:
 
 
 async def smuggling(url: str) -> None:
-    """A12: heads that two parsers read differently."""
+    """A12: send heads that two parsers interpret differently."""
     host = urlsplit(url).netloc
     rest = b"0\r\n\r\nGET /metrics HTTP/1.1\r\nhost: x\r\n\r\n"
     heads = (
@@ -187,7 +187,7 @@ async def json_bombs(url: str) -> None:
 
 
 async def parameter_bombs(url: str) -> None:
-    """A15: small requests that ask for much."""
+    """A15: send small requests with large parameters."""
     bombs: tuple[dict[str, Any], ...] = (
         {"n": 10**9},
         {"seed": 2**200},
@@ -200,21 +200,21 @@ async def parameter_bombs(url: str) -> None:
 
 
 async def prompt_bombs(url: str) -> None:
-    """A16: prompts of many megabytes, of letters that tokenizers are slow with."""
+    """A16: send prompts of many megabytes, with letters that tokenizers are slow at."""
     for text in ("a" * 8_000_000, " " * 4_000_000, "\u0301" * 1_000_000):
         body = _chat(messages=[{"role": "user", "content": text}])
         await exchange(url, post(url, body))
 
 
 async def grammars(url: str) -> None:
-    """A18, A31: grammars and schemas that take forever, at once or with every token."""
+    """A18, A31: send grammars and schemas that take forever to compile or at every token."""
     more = {"max_tokens": GRAMMAR_TOKENS}
     bodies = [_chat(**fields, **more) for fields in (hostile() | costly()).values()]
     await _many(len(bodies), lambda number: exchange(url, post(url, bodies[number])))
 
 
 async def websocket_floods(url: str) -> None:
-    """A24: bombs and floods on WebSockets, without reading the answers."""
+    """A24: send bombs and floods on WebSockets without reading the answers."""
     host = urlsplit(url).netloc
     text = ws_text_frame(b"{}")
     floods = (
@@ -236,17 +236,17 @@ async def websocket_floods(url: str) -> None:
                     while await stream.receive_some(65536):
                         pass
                 except trio.BrokenResourceError:
-                    return  # it was cut off, as it should be
+                    return  # cut off, as expected
 
     await _many(24, flood)
 
 
 async def large_bodies(url: str, share: float = 1.0) -> None:
-    """A14: as much JSON as is let in, of what costs parsers and checks the most.
+    """A14: send JSON of the maximum size that is most expensive to parse and check.
 
     Args:
-      url: of the server.
-      share: below 1, each body is sent once, several of them at a time all the same.
+      url: address of the server.
+      share: if below 1, each body is sent only once, still several concurrently.
     """
     bodies = (
         b'{"messages": [' + b"[1]," * 4_000_000 + b"1]}",
@@ -265,13 +265,13 @@ async def large_bodies(url: str, share: float = 1.0) -> None:
 
 
 async def foreign_names(url: str, share: float = 1.0) -> None:
-    """A27, A28: names of models, paths, methods and requests that end up in logs and labels."""
+    """A27, A28: send made-up models, paths, methods and ids, which may reach logs and labels."""
     host = urlsplit(url).netloc
     each = int(NUM_NAMES * share) // NAMES_AT_ONCE
 
     def asked(number: int, *, is_last: bool) -> bytes:
         body = _chat(model=f"model-{number}\r\n\x1b[31m{CANARY}\u202e", cache_salt=CANARY)
-        # Three of four ask for the model; the fourth has an unknown path and method.
+        # Three of four are chats; the fourth has an unknown path and method.
         what = HEAD if number % 4 else f"VERB{number} /path-{number} HTTP/1.1\r\nhost: {{host}}\r\n"
         secret = f"authorization: Bearer {CANARY}\r\nx-request-id: \x1b[31m{number}\r\n"
         head = what.format(host=host) + secret + ("connection: close\r\n" if is_last else "")
@@ -292,14 +292,14 @@ async def foreign_names(url: str, share: float = 1.0) -> None:
 async def _crowd(
     url: str, share: float, requests: bytes, num_answers: int = 1, *, is_new: bool = False
 ) -> None:
-    """Send the same bytes over each of many connections again and again.
+    """Send the same bytes repeatedly over many connections.
 
     Args:
-      url: of the server.
-      share: of the time that a whole attack takes.
-      requests: one or several.
-      num_answers: that they get.
-      is_new: over a new connection each time.
+      url: address of the server.
+      share: fraction of the duration of a whole attack.
+      requests: bytes of one or more requests.
+      num_answers: expected answers.
+      is_new: whether each time uses a new connection.
     """
 
     async def ask(_: int) -> None:
@@ -316,8 +316,8 @@ async def _crowd(
 
 
 async def _ask_on(stream: trio.SocketStream, requests: bytes, num_answers: int) -> None:
-    """Ask on one connection until it is closed. An answer is taken for whole with its head and
-    whatever came with it."""
+    """Send requests on one connection until it is closed. Does not parse answers: a head counts as
+    a whole answer."""
     while True:
         missing = num_answers
         try:
@@ -332,42 +332,42 @@ async def _ask_on(stream: trio.SocketStream, requests: bytes, num_answers: int) 
 
 
 async def crowd_refused(url: str, share: float = 1.0) -> None:
-    """A38: small requests that are refused at once."""
+    """A38: send small requests that are refused immediately."""
     await _crowd(url, share, post(url, _chat(model="none"), close=False))
 
 
 async def crowd_pipelined(url: str, share: float = 1.0) -> None:
-    """A38: many requests in one segment."""
+    """A38: send many pipelined requests in one segment."""
     get = f"GET /version HTTP/1.1\r\nhost: {urlsplit(url).netloc}\r\n\r\n".encode()
     await _crowd(url, share, get * NUM_PIPELINED, NUM_PIPELINED)
 
 
 async def crowd_connecting(url: str, share: float = 1.0) -> None:
-    """A38: a connection for each small request."""
+    """A38: open a connection for each small request."""
     await _crowd(url, share, post(url, _chat(model="none")), is_new=True)
 
 
 async def crowd_messages(url: str, share: float = 1.0) -> None:
-    """A38: chats of very many messages, which are read in a thread, and refused at their end."""
+    """A38: send chats of very many messages, which are parsed in a thread and then refused."""
     messages = [{"role": "user", "content": "a"}] * NUM_MESSAGES
     await _crowd(url, share, post(url, _chat(messages=messages, model="none"), close=False))
 
 
 async def crowd_inline(url: str, share: float = 1.0) -> None:
-    """A38: the most messages that are read at once."""
+    """A38: send chats with the most messages that are parsed in the event loop."""
     messages = [{"role": "user", "content": "a"}] * (NUM_MESSAGES // 3)
     await _crowd(url, share, post(url, _chat(messages=messages, model="none"), close=False))
 
 
 async def crowd_fields(url: str, share: float = 1.0) -> None:
-    """A38: as many header fields as are let in."""
+    """A38: send as many header fields as are allowed."""
     fields = "".join(f"x-{number}: y\r\n" for number in range(60))
     head = f"GET /version HTTP/1.1\r\nhost: {urlsplit(url).netloc}\r\n{fields}\r\n"
     await _crowd(url, share, head.encode())
 
 
 async def crowd_scrapes(url: str, share: float = 1.0) -> None:
-    """A38: the metrics, repeatedly."""
+    """A38: read the metrics repeatedly."""
     get = f"GET /metrics HTTP/1.1\r\nhost: {urlsplit(url).netloc}\r\n\r\n"
     await _crowd(url, share, get.encode())
 
@@ -407,7 +407,7 @@ async def besiege(url: str, attack: Callable[[str], Awaitable[None]]) -> Watch:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watch_health, url, seen)
         await attack(url)
-        # An attack may be over before anybody had an answer.
+        # An attack may end before the liveness client had an answer.
         before = len(seen.delays_s) + len(seen.failures)
         while len(seen.delays_s) + len(seen.failures) < before + AFTERWARDS:  # noqa: ASYNC110
             await trio.sleep(CANARY_PAUSE_S)
@@ -416,5 +416,5 @@ async def besiege(url: str, attack: Callable[[str], Awaitable[None]]) -> Watch:
 
 
 if __name__ == "__main__":
-    # In a separate process they do not delay the measurements.
+    # Attacks run in a separate process, so that they do not delay the measurements.
     trio.run({attack.__name__: attack for attack in ATTACKS}[sys.argv[2]], sys.argv[1])

@@ -1,10 +1,10 @@
 """`python -m loadtest.kills`: break processes under load; check that clients notice only a pause.
 
-The same requests run once undisturbed and then once per fault, each time on a fresh fleet of two
+The same requests run once undisturbed and then once per fault, each time on a new fleet of two
 prefill and two decode workers. Faults occur at random moments: SIGKILL of a decode worker, of a
 prefill worker, of the server, and SIGSTOP of a decode worker with SIGCONT 3 s later. Exit code 0 if
-every request got exactly the tokens of the undisturbed run, every fault hit something and no block
-was left behind; 1 if not; 2 if nothing could run.
+every request got exactly the tokens of the undisturbed run, every fault affected a request and no
+block was left behind; 1 if not; 2 if nothing could run.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 
 
 FREE_BOUND_S = 2.5
-"""A lease lives 2 s without its owner, and the sweep that ends it comes within half a second."""
+"""A lease expires after 2 s without its owner, and the next sweep comes within half a second."""
 SERVER_KILL = "server-kill"
 LEASE_EXPIRED = "lease_expired"
-"""End reason of attempts that no server names any more."""
+"""End reason of attempts that no server claims."""
 CALM = "calm"
 REFERENCE = "reference"
 UNDISTURBED = (REFERENCE, CALM)
@@ -54,25 +54,25 @@ UNDISTURBED = (REFERENCE, CALM)
 
 @dataclass(slots=True)
 class Verdict:
-    """One run.
+    """Result of one run.
 
     Attributes:
-      dtype: that the workers computed in.
-      fault: what was done, or the name of a run in which nothing was.
+      dtype: dtype of the workers.
+      fault: kind of faults, or the name of a run without faults.
       injected: each fault that happened.
-      requests: how many were asked.
-      failed: those without an answer, and why.
-      inexact: those with an answer that differs from the reference, and where.
-      hit: requests that needed more than one attempt or, when the server died, connection.
-      pauses_s: the longest silence of each stream that was hit; for a broken connection, from
-        noticing it to the first word of the next try.
+      requests: number of requests.
+      failed: requests without an answer, with the reason.
+      inexact: requests with an answer that differs from the reference, with the place.
+      hit: requests that needed more than one attempt or, after the server died, connection.
+      pauses_s: the longest silence of each stream that was hit; after a broken connection, from its
+        detection to the first word of the next try.
       calm_pauses_s: the longest silence of each other stream.
-      freed_s: per attempt of a dead server, how long after its death its blocks were free.
-      noticed_s: per broken connection, how long after the death its client knew.
-      logprob_distance: largest difference of a logprob from the reference's.
-      leased_blocks: blocks that were still held afterwards.
-      violations: of the audit afterwards.
-      elapsed_s: of the whole run.
+      freed_s: for each attempt of a dead server, time from its death until its blocks were free.
+      noticed_s: for each broken connection, time from the death until the client noticed.
+      logprob_distance: largest difference of a logprob from the reference.
+      leased_blocks: blocks that were still leased afterwards.
+      violations: violations of the audit afterwards.
+      elapsed_s: duration of the run.
     """
 
     dtype: str
@@ -93,16 +93,16 @@ class Verdict:
 
     @property
     def wrongs(self) -> list[str]:
-        """Everything for which the run does not count as passed."""
+        """Return descriptions of all failed checks."""
         wrongs = [*self.failed, *self.inexact, *self.violations]
         if self.fault not in UNDISTURBED and not self.hit:
-            wrongs.append("the faults hit no request: nothing was shown")
+            wrongs.append("the faults hit no request, so the run proves nothing")
         if self.leased_blocks:
             wrongs.append(f"{self.leased_blocks} blocks are still leased")
         if self.freed_s and max(self.freed_s) > FREE_BOUND_S:
-            wrongs.append(f"a dead server's blocks were held for {max(self.freed_s):.2f} s")
+            wrongs.append(f"a dead server's blocks were leased for {max(self.freed_s):.2f} s")
         if self.fault == SERVER_KILL and not self.freed_s:
-            wrongs.append("no worker held anything of the server that died: nothing was shown")
+            wrongs.append("no worker held blocks of the dead server, so the run proves nothing")
         return wrongs
 
 
@@ -112,7 +112,7 @@ def judge(
     reference: Mapping[int, Answer],
     entries: Iterable[Mapping[str, Any]],
 ) -> None:
-    """Fill in what the stories and the log say."""
+    """Fill in the verdict from the stories and the log."""
     entries = list(entries)
     attempts = attempts_of(entries)
     for story in stories:
@@ -150,15 +150,15 @@ def _compare(verdict: Verdict, story: Story, expected: Answer | None) -> None:
         if broken.token_ids != expected.token_ids[:told] or not expected.text.startswith(
             broken.text
         ):
-            verdict.inexact.append(f"{name} was going wrong before its connection broke")
+            verdict.inexact.append(f"{name} was wrong before its connection broke")
 
 
 def _times_to_free(
     injected: Sequence[Injected], entries: Sequence[Mapping[str, Any]]
 ) -> list[float]:
-    """Return how long workers held what belonged to a server that died.
+    """Return how long workers kept the blocks of a server after its death.
 
-    Counts attempts that ended before the next server was ready, and those no server named.
+    Counts attempts that ended before the next server was ready, and those that no server claimed.
     """
     returns = [
         seconds_of(e)
@@ -180,7 +180,7 @@ def _times_to_free(
 
 
 def _times_to_notice(injected: Sequence[Injected], stories: Sequence[Story]) -> list[float]:
-    """Return how long clients took to learn that the server had died under their answer."""
+    """Return how long clients took to notice that the server had died during their answer."""
     times = []
     for story in stories:
         for broken in story.broken:
@@ -198,16 +198,16 @@ COLUMNS = (
     *("pause p50", "p99", "max", "others p99", "logprob", "free", "seconds"),
 )
 HOW_TO_READ = """\
-failed     requests without an answer; inexact: with another one than the undisturbed run gave
+failed     requests without an answer; inexact: answers that differ from the undisturbed run
            (token ids, text, end and usage; over WebSocket all but the ids)
-reference  the undisturbed run; calm: the same once more, what differs there differs without faults
-hit        requests that had to begin again: a new attempt on other workers or, where the server
-           died, a new connection; a run whose faults hit nothing does not pass
-pause      longest silence of each stream that was hit, ms, the wait for its first word included;
-           where the server died: from the broken connection to the first word of the next try
-others     the same of all streams that were not hit
+reference  the undisturbed run; calm: a second run without faults, for comparison
+hit        requests that had to restart: a new attempt on other workers or, after the server
+           died, a new connection; a run without hits does not pass
+pause      longest silence of each stream that was hit, ms, including the wait for its first word;
+           after the server died: from the broken connection to the first word of the next try
+others     the same for all streams that were not hit
 logprob    largest difference of a logprob from the undisturbed run; 0: the same bits
-free       from the server's death until the last block that it held was free, ms (bound: 2500)"""
+free       from the server's death until its last block was free, ms (limit: 2500)"""
 
 
 async def one_run(
@@ -218,7 +218,7 @@ async def one_run(
     reference: Mapping[int, Answer],
     verdict: Verdict,
 ) -> dict[int, Answer]:
-    """Ask everything while faults of one kind happen; return the answers, fill in the verdict."""
+    """Send all requests during faults of one kind. Fill in the verdict and return the answers."""
     await wait_whole(url, log)
     fault = verdict.fault
     run = await ask_under_faults(
@@ -238,7 +238,7 @@ async def one_run(
 
 
 def run_all(console: Console, options: argparse.Namespace) -> list[Verdict]:
-    """Do all runs and return what came of each.
+    """Do all runs and return the verdicts.
 
     Raises:
       ServerDidNotStartError: a fleet did not start.
@@ -267,13 +267,13 @@ def run_all(console: Console, options: argparse.Namespace) -> list[Verdict]:
 
 
 def write(verdicts: Sequence[Verdict], out: Path) -> None:
-    """Keep what is known so far: the campaign takes long, and may be stopped."""
+    """Write the verdicts so far, because the campaign takes long and may be stopped."""
     figures = [asdict(verdict) | {"wrongs": verdict.wrongs} for verdict in verdicts]
     (out / "verdicts.json").write_text(json.dumps(figures, indent=1), encoding="utf-8")
 
 
 def summary_of(verdict: Verdict) -> str:
-    """Say in a line, and more if something was wrong, what came of a run."""
+    """Return the result of a run in a line, and further lines if something was wrong."""
     lines = [
         f"{verdict.dtype} {verdict.fault}: {verdict.requests} requests in "
         f"{verdict.elapsed_s:.0f} s, {len(verdict.wrongs)} wrong",
@@ -298,22 +298,22 @@ def table_of(verdicts: Sequence[Verdict]) -> Table:
         ]
         for verdict in verdicts
     ]
-    return as_table("processes that die under load; times in ms", COLUMNS, rows, num_texts=2)
+    return as_table("processes killed under load; times in ms", COLUMNS, rows, num_texts=2)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = campaign_parser("kills", "Break processes under load and compare every answer.")
-    parser.add_argument("--requests", type=int, default=800, help="in each run (800)")
-    parser.add_argument("--clients", type=int, default=8, help="that ask side by side (8)")
-    parser.add_argument("--times", type=int, default=4, help="each fault in its run (4)")
+    parser.add_argument("--requests", type=int, default=800, help="requests of each run (800)")
+    parser.add_argument("--clients", type=int, default=8, help="concurrent clients (8)")
+    parser.add_argument("--times", type=int, default=4, help="faults per run (4)")
     parser.add_argument("--faults", nargs="+", choices=FAULTS, default=FAULTS)
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=DTYPES)
     return parser.parse_args(arguments)
 
 
 def campaign(options: argparse.Namespace, console: Console) -> list[str]:
-    """Do all runs, print a row for each and return which did not pass."""
+    """Do all runs, print a row for each and return those that did not pass."""
     verdicts = run_all(console, options)
     Console(highlight=False, width=max(console.width, 140)).print(table_of(verdicts))
     console.print(HOW_TO_READ, soft_wrap=True)

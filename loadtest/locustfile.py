@@ -1,6 +1,6 @@
 """Entry point for locust: `locust -f loadtest/locustfile.py --host http://127.0.0.1:8000`.
 
-Locust loads it by path, outside of its package, so it imports its neighbours by name.
+Locust loads it by path, outside its package, so it imports the other modules by name.
 """
 
 from importlib import import_module

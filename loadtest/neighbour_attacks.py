@@ -1,8 +1,8 @@
-"""Attacks by a tenant that stays inside every limit, each in its own process.
+"""Attacks by a tenant that stays within all limits, each in a separate process.
 
-Bodies are built once, with a fixed-width number that makes each request a new one, and sent as
-bytes: unlike a real attacker, this one shares the machine with the server. A process gets a line of
-JSON with the duration, and answers with the answers that it got: see `harness.lines`.
+Bodies are built once and sent as bytes, to save CPU on the shared machine; a fixed-width number
+makes each request unique. A process reads a line of JSON with the duration, and writes the counts
+of its answers: see `harness.lines`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ATTACKER, SPENT = "attacker", "spent"
-"""Attacking tenants: one without low limits, and one with few requests a minute."""
+"""Attacking tenants: one with high limits, and one with few requests per minute."""
 NUMBER: Final = b"@000000000"
 """Placeholder for the request's number in a body."""
 MARK: Final = NUMBER.decode()
@@ -44,25 +44,25 @@ MIB: Final = 1 << 20
 CHOSEN: Final = {"type": "function", "function": {"name": "f0"}}
 """The demo model's template does not support tools: it needs a tool choice."""
 GRAMMARS: Final = {"grammar_rules": "nullable optional", "grammar_nested": "deep schema"}
-"""The costliest grammars that are still served (`schemas.costly`)."""
+"""The most expensive grammars that are still served (`schemas.costly`)."""
 GRAMMAR_TOKENS: Final = 300
 SOME_WORDS: Final = "the quick brown fox jumps over the lazy dog and runs on into the wood "
 
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """One kind of request, sent again as soon as it is answered.
+    """A kind of request, repeated after each answer.
 
     Attributes:
-      path: that is asked.
-      body: makes it; None for a GET.
-      connections: at once.
-      tenant: owner of its key.
-      leaves_after_s: when the client leaves; None for one that waits for its answer.
-      is_chunked: the body comes in chunks of a byte.
-      is_websocket: each request is a message on one connection.
-      field: of the head, with its line end; empty for none.
-      meets_schemas: the victim's chats have a schema each, which waits for the same process.
+      path: URL path.
+      body: returns the body; None for a GET.
+      connections: number of concurrent connections.
+      tenant: tenant of its API key.
+      leaves_after_s: time until the client disconnects; None to wait for the answer.
+      is_chunked: whether the body is sent in chunks of one byte.
+      is_websocket: whether each request is a message on one WebSocket.
+      field: additional header field with its line end; empty for none.
+      meets_schemas: whether the victim's chats have schemas, which wait for the same process.
     """
 
     path: str
@@ -99,18 +99,18 @@ def _tool(number: int, num_chars: int) -> dict[str, Any]:
 
 
 def tools_together() -> bytes:
-    """Return a chat with the most tools, 100 kB in all."""
+    """Return a chat with the maximum number of tools, 100 kB in total."""
     return _chat(tools=[_tool(number, 700) for number in range(128)], tool_choice=CHOSEN)
 
 
 def tools_each() -> bytes:
-    """Return a chat with the most tools, 100 kB each."""
+    """Return a chat with the maximum number of tools, 100 kB each."""
     others = [_tool(number, 100_000) for number in range(1, 128)]
     return _chat(tools=[_tool(0, 10), *others], tool_choice=CHOSEN)
 
 
 def calls() -> bytes:
-    """Return a chat with megabytes of arguments of calls in its history."""
+    """Return a chat with megabytes of tool-call arguments in its history."""
     call = {"name": "f", "arguments": json.dumps({"a": SOME_WORDS * 200})}
     asked = [{"id": "c", "type": "function", "function": call}]
     turn = {"role": "assistant", "content": None, "tool_calls": asked * 64}
@@ -118,24 +118,24 @@ def calls() -> bytes:
 
 
 def enum() -> bytes:
-    """Return a chat with an enum as large as a schema may be."""
+    """Return a chat with an enum of the maximum schema size."""
     words = [f"{MARK}{number:05d}" for number in range(861)]
     return _chat(response_format=_form({"enum": words}))
 
 
 def blocks() -> bytes:
-    """Return a question of Anthropic's form with many blocks."""
+    """Return a request in Anthropic's format with many content blocks."""
     parts = [{"type": "text", "text": MARK}] + [{"type": "text", "text": "a"}] * 60_000
     return _json(model="demo", messages=[{"role": "user", "content": parts}])
 
 
 def keys() -> bytes:
-    """Return a chat whose body repeats a key."""
+    """Return a chat with a repeated key in its body."""
     return b'{"messages": [{"role": "user", "content": "a"}]' + b', "user": "a"' * 1_000_000 + b"}"
 
 
 def grammar(name: str) -> bytes:
-    """Return a chat in a grammar that costs more with every token."""
+    """Return a chat with a grammar that costs more with every token."""
     return _chat(max_tokens=GRAMMAR_TOKENS, min_tokens=GRAMMAR_TOKENS, **costly()[name])
 
 
@@ -210,7 +210,7 @@ ATTACKS: Final = {
 
 
 def requests_of(attack: Attack) -> Iterator[bytes]:
-    """Yield endless requests, each with a new number."""
+    """Yield requests endlessly, each with a new number."""
     if attack.is_websocket:
         body = ws_text_frame(attack.body()) if attack.body else b""
     else:
@@ -238,12 +238,12 @@ async def ask(address: tuple[str, int], request: bytes, leaves_after_s: float | 
     """Send a request on a new connection and read its answer to the end.
 
     Args:
-      address: of the server.
+      address: address of the server.
       request: head and body.
-      leaves_after_s: when the client closes; None to wait for the answer.
+      leaves_after_s: time until the client closes; None to wait for the answer.
 
     Returns:
-      The status; `left` if the client has left, `broken` if the connection broke before.
+      The status; `left` if the client closed first, `broken` if the connection broke.
     """
     answer = b""
     stream = await trio.open_tcp_stream(*address)
@@ -261,7 +261,7 @@ async def ask(address: tuple[str, int], request: bytes, leaves_after_s: float | 
 async def send_messages(
     address: tuple[str, int], requests: Iterator[bytes], seen: Counter[str]
 ) -> None:
-    """Open a WebSocket and send messages on it, each when something has come for the last one."""
+    """Open a WebSocket and send messages, each after a reply to the previous one."""
     key = f"\r\nauthorization: Bearer {key_of(ATTACKER)}\r\n\r\n".encode()
     handshake = ws_handshake("hostile", "127.0.0.1").replace(b"\r\n\r\n", key)
     stream = await trio.open_tcp_stream(*address)
@@ -281,7 +281,7 @@ async def send_messages(
 async def keep_asking(
     attack: Attack, address: tuple[str, int], requests: Iterator[bytes], seconds: float
 ) -> Counter[str]:
-    """Attack for some seconds; return what was answered, by status."""
+    """Attack for some seconds. Return the number of answers by status."""
     seen = Counter[str]()
 
     async def connect() -> None:
@@ -299,11 +299,11 @@ async def keep_asking(
 
 
 def main(url: str, name: str) -> None:
-    """Attack when told to, until stdin ends."""
+    """Run an attack per command, until stdin ends."""
     where = urlsplit(url)
     assert where.hostname is not None
     assert where.port is not None
-    # Linux schedules by sessions first where it groups processes by them.
+    # With autogrouping, Linux divides CPU time between sessions before nice values count.
     os.setsid()
     with suppress(OSError):
         Path("/proc/self/autogroup").write_text("19")

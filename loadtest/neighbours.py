@@ -1,8 +1,8 @@
-"""How much a tenant's chats suffer from another tenant that attacks but stays inside every limit.
+"""Measure how much one tenant's chats suffer from another tenant that attacks within all limits.
 
-One fleet with the demo model. The victim sends one short streamed chat after the other, alone and
-beside each attack in turns, because a machine's speed varies; each attack runs in its own process
-with a low priority. The medians of paired rounds are compared.
+Uses one fleet with the demo model. The victim sends one short streamed chat after the other, alone
+and during each attack in turns, because a machine's speed varies. Each attack runs in a separate
+process with a low priority. The medians of paired rounds are compared.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ VICTIM_TOKENS: Final = 48
 LEAD_S: Final = 1.0
 """Seconds from the start of an attack until the victim is measured."""
 SETTLE_S: Final = 1.0
-"""Seconds after an attack, for its leftovers."""
+"""Seconds of rest after an attack."""
 MAX_TTFT_RATIO: Final = 2.0
 MAX_GAP_RATIO: Final = 2.0
 MAX_HEALTH_S: Final = 0.25
 TABLE_COLUMNS: Final = 120
-"""Width of a table that is written to a file."""
+"""Width of a table in a file."""
 HOW_TO_READ: Final = (
-    "alone / beside: medians of all streams; a worst gap is the longest between two events of one "
-    "stream. Ratios are beside / alone, the median of the rounds'. Answered: to the attacker. "
+    "alone / attacked: medians of all streams; a worst gap is the longest between events of one "
+    "stream. Ratios are attacked / alone, the median of the rounds'. Answered: to the attacker. "
     f"Targets: first token and worst gap at most {MAX_TTFT_RATIO:g} and {MAX_GAP_RATIO:g} times "
     f"alone, /health/live within {1000 * MAX_HEALTH_S:.0f} ms at p99. Attackers run on this "
     "machine's cores, with nice 10."
@@ -63,12 +63,12 @@ HOW_TO_READ: Final = (
 
 @dataclass(slots=True)
 class Half:
-    """What the victim saw, alone or beside an attack.
+    """The victim's measurements, alone or during an attack.
 
     Attributes:
-      ttfts_s: of each stream.
-      worst_gaps_s: of each stream.
-      failures: what it was answered instead of a stream.
+      ttfts_s: time to first token of each stream.
+      worst_gaps_s: longest gap of each stream.
+      failures: error answers.
       health: results of liveness checks.
     """
 
@@ -78,7 +78,7 @@ class Half:
     health: Watch = field(default_factory=Watch)
 
     def take(self, stream: Stream) -> None:
-        """Note a stream that has ended."""
+        """Record a finished stream."""
         try:
             stream.check()
         except StreamBrokenError as error:
@@ -96,8 +96,8 @@ class Beside:
     """All rounds of one attack.
 
     Attributes:
-      rounds: alone and beside it, in pairs.
-      answered: to the attacker, by status.
+      rounds: pairs of halves, alone and attacked.
+      answered: answers to the attacker, by status.
     """
 
     rounds: list[tuple[Half, Half]] = field(default_factory=list)
@@ -105,22 +105,22 @@ class Beside:
 
     @property
     def ttft_ratio(self) -> float:
-        """Median of the rounds; infinite if the victim had no answer in half of them."""
+        """Median ratio of first tokens; infinite if half of the rounds had no answer."""
         return median(_ratio(one.ttfts_s, other.ttfts_s) for one, other in self.rounds)
 
     @property
     def gap_ratio(self) -> float:
-        """Median of the rounds; infinite if the victim had no answer in half of them."""
+        """Median ratio of worst gaps; infinite if half of the rounds had no answer."""
         return median(_ratio(one.worst_gaps_s, other.worst_gaps_s) for one, other in self.rounds)
 
     @property
     def health_s(self) -> list[float]:
-        """Delays of /health/live beside the attack."""
+        """Delays of /health/live during the attack."""
         return [delay_s for _, beside in self.rounds for delay_s in beside.health.delays_s]
 
     @property
     def failures(self) -> list[str]:
-        """What failed for others beside the attack."""
+        """Failures of the victim and of liveness checks during the attack."""
         halves = [beside for _, beside in self.rounds]
         return [text for half in halves for text in (*half.failures, *half.health.failures)]
 
@@ -132,7 +132,7 @@ def _ratio(alone: Sequence[float], beside: Sequence[float]) -> float:
 
 
 def victims_chat(number: int, *, has_schema: bool) -> bytes:
-    """Return a short streamed chat like no other."""
+    """Return a short streamed chat with a unique prompt."""
     asked: dict[str, Any] = {
         "messages": [{"role": "user", "content": f"What is {number}?"}],
         "max_tokens": VICTIM_TOKENS,
@@ -148,7 +148,7 @@ def victims_chat(number: int, *, has_schema: bool) -> bytes:
 
 
 async def watch(url: str, seconds: float, numbers: Iterator[int], *, has_schema: bool) -> Half:
-    """Chat for some seconds, one chat after the other, and check the server's liveness."""
+    """Send chats for some seconds, one after the other, and check the server's liveness."""
     half = Half()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watch_health, url, half.health)
@@ -164,7 +164,7 @@ async def watch(url: str, seconds: float, numbers: Iterator[int], *, has_schema:
 
 
 def besieged(url: str, name: str, rounds: int, seconds: float, numbers: Iterator[int]) -> Beside:
-    """Chat alone and beside one attack, in turns."""
+    """Send chats alone and during one attack, in turns."""
     beside = Beside()
     has_schema = ATTACKS[name].meets_schemas
     command = ["nice", "-n", "10", sys.executable, "-m", "loadtest.neighbour_attacks", url, name]
@@ -173,7 +173,7 @@ def besieged(url: str, name: str, rounds: int, seconds: float, numbers: Iterator
         async def half() -> Half:
             return await watch(url, seconds, numbers, has_schema=has_schema)
 
-        attacker.ask(seconds=0)  # its bodies are made then
+        attacker.ask(seconds=0)  # builds the bodies
         for _ in range(rounds):
             alone = trio.run(half)
             attacker.tell(seconds=LEAD_S + seconds)
@@ -186,7 +186,7 @@ def besieged(url: str, name: str, rounds: int, seconds: float, numbers: Iterator
 
 
 def row_of(name: str, beside: Beside) -> list[str]:
-    """Return what the table says of an attack."""
+    """Return the table row of an attack."""
     alone = [half for half, _ in beside.rounds]
     attacked = [half for _, half in beside.rounds]
     cells = [name]
@@ -204,7 +204,7 @@ def row_of(name: str, beside: Beside) -> list[str]:
 
 def table_of(seen: Mapping[str, Beside]) -> Table:
     """Return one row per attack."""
-    table = Table(title="a tenant's chats beside another tenant, in ms", caption=HOW_TO_READ)
+    table = Table(title="a tenant's chats during another's attacks, in ms", caption=HOW_TO_READ)
     for name in ("attack", "first token", "ratio", "worst gap", "ratio", "max gap",
                  "health p99", "max", "answered"):  # fmt: skip
         is_text = name.endswith(("attack", "answered"))
@@ -215,7 +215,7 @@ def table_of(seen: Mapping[str, Beside]) -> Table:
 
 
 def wrongs_of(seen: Mapping[str, Beside]) -> list[str]:
-    """Return what missed its target."""
+    """Return descriptions of missed goals."""
     wrongs = []
     for name, beside in seen.items():
         for what, ratio, most in (
@@ -232,7 +232,7 @@ def wrongs_of(seen: Mapping[str, Beside]) -> list[str]:
 
 
 def run_neighbours(options: Namespace, names: Sequence[str], console: Console) -> list[str]:
-    """Run some attacks against a fleet, print the table and return what missed its target."""
+    """Run some attacks against a fleet, print the table and return the missed goals."""
     rounds, seconds = options.rounds, options.seconds
     serve = ["--tenants", str(write_tenants(options.out, PLANS)), *options.serve]
     seen: dict[str, Beside] = {}

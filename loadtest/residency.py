@@ -1,9 +1,8 @@
 """`python -m loadtest.residency`: four models with memory for two, random traffic, and kills.
 
-Clients send requests to a random model, one after the other; now and then a worker or control is
-killed. Every answer is compared with one from an undisturbed run. Throughout, control is asked how
-much the models hold and how long each stays. Exit code 0 if nothing was wrong, 1 if something was,
-2 if nothing could run.
+Clients send requests to random models, and at intervals a worker or control is killed. Every answer
+is compared with that of an undisturbed run. The memory of the models and their residency times are
+checked throughout. Exit code 0 if nothing was wrong, 1 if something was, 2 if nothing could run.
 """
 
 from __future__ import annotations
@@ -44,19 +43,19 @@ MIB: Final = 1024 * 1024
 DEMO: Final = ROOT / "triolet" / "demo"
 NAMES: Final = ("a", "b", "c", "d")
 NUM_RESIDENT: Final = 2
-"""Models that fit into memory at the same time."""
+"""Number of models that fit into memory at the same time."""
 ROOM: Final = 1.2
 """Factor on the measured memory of that many models: their buffers grow with load."""
 SCALE: Final = 1.01
-"""Factor between the last norms of two models, so that their tokens differ sooner or later."""
+"""Factor between the last norms of two models, which makes their tokens differ."""
 MIN_RESIDENCY_S: Final = 2.0
-"""Shorter than the product's minute, for many changes within minutes."""
+"""Minimum residency, shorter than the default of a minute, for many changes within minutes."""
 WATCH_S: Final = 0.25
 UNSEEN: Final = -math.inf
-"""Load time of a model whose loading was not observed."""
+"""Assumed load time of a model if its loading was not observed."""
 GONE_S: Final = 30.0
 CALM_S: Final = 120.0
-"""Seconds for the first request to wake a model, on a busy machine."""
+"""Timeout of the first request to a model, on a busy machine."""
 SERVE_OPTIONS: Final = (
     *("--kv-pool", "16MiB", "--max-num-seqs", "8", "--log-level", "info"),
     *("--set", f"control.min_residency_s={MIN_RESIDENCY_S}"),
@@ -69,11 +68,11 @@ class ResidencyPlan:
     """Size of a campaign.
 
     Attributes:
-      seconds: of load.
-      kill_every_s: from one kill to the next.
-      clients: that ask side by side.
-      asks: different requests for each model.
-      seed: of everything random.
+      seconds: duration of the load.
+      kill_every_s: time between two kills.
+      clients: number of concurrent clients.
+      asks: number of different requests per model.
+      seed: random seed.
     """
 
     seconds: float
@@ -84,21 +83,21 @@ class ResidencyPlan:
 
 
 class Residency:
-    """One campaign.
+    """A campaign.
 
     Args:
-      url: of the server.
-      log: of the fleet.
+      url: address of the server.
+      log: log of the fleet.
       plan: size of the campaign.
       say: called with a line for each kill.
 
     Attributes:
-      done: what was done, and how often.
-      loads: how often each model was loaded.
-      wrongs: what must not have happened.
-      first_tokens_s: until the first token of each answer, waking included.
-      most_bytes: that all models held at once.
-      budget_bytes: that they may hold.
+      done: counts of actions by name.
+      loads: number of loads of each model.
+      wrongs: descriptions of what was wrong.
+      first_tokens_s: time to first token of each answer, including waking.
+      most_bytes: peak memory of all models.
+      budget_bytes: memory limit of all models.
     """
 
     def __init__(
@@ -145,15 +144,14 @@ class Residency:
                 self._reference[name, ask.number] = story.answer
 
     def _look_apart(self) -> None:
-        """Note where no answer of a model differs from its neighbour's: exactness would show
-        nothing then."""
+        """Check that the answers of the models differ; else comparing them would prove nothing."""
         for one, other in pairwise(NAMES):
             answers = [
                 (self._reference.get((one, n)), self._reference.get((other, n)))
                 for n in range(self._plan.asks)
             ]
             if not any(a and b and a.differs_from(b) for a, b in answers):
-                self.wrongs.append(f"{one} and {other} answer alike: nothing is shown")
+                self.wrongs.append(f"{one} and {other} answer the same; the run proves nothing")
 
     async def _ask(self, number: int) -> None:
         rng = Random(f"{self._plan.seed} client {number}")
@@ -178,7 +176,7 @@ class Residency:
             self.first_tokens_s.append(story.arrivals[0] - story.sent_at)
 
     async def _kill(self) -> None:
-        """Kill a worker of a model, or control, now and then."""
+        """Kill a worker of a model or control at intervals."""
         rng = Random(f"{self._plan.seed} kills")
         while True:
             with trio.move_on_after(self._plan.kill_every_s * rng.uniform(0.75, 1.25)):
@@ -197,12 +195,12 @@ class Residency:
             self._say(f"killed {victim}, pid {pid}")
 
     async def _watch(self) -> None:
-        """Look at control all the while: what is held, and how long each model stays."""
+        """Poll control, and check the memory and the residency of each model."""
         async with admin_of(self._url) as admin:
             while not self._over.is_set():
                 shown = await admin.models()
                 if shown is None:
-                    self.done["looks at control while it was away"] += 1
+                    self.done["polls of control while it was down"] += 1
                     self._loaded_since = dict.fromkeys(NAMES, UNSEEN)
                 else:
                     self._note(shown)
@@ -221,7 +219,7 @@ class Residency:
         if max(accounted, found) > self.budget_bytes:
             self.wrongs.append(
                 f"of {self.budget_bytes / MIB:.0f} MiB control counts {accounted / MIB:.0f}, "
-                f"{found / MIB:.0f} are held: {', '.join(workers)}"
+                f"{found / MIB:.0f} are used: {', '.join(workers)}"
             )
         now = trio.current_time()
         for model in shown["models"]:
@@ -234,14 +232,14 @@ class Residency:
             elif state in ("draining", "sleeping", "staged") and since is not None:
                 del self._loaded_since[name]
                 stayed_s = now - since
-                # It was seen a look later, and is seen to leave at most one later.
+                # It was noticed up to one poll late, and its end up to one poll late too.
                 if stayed_s < MIN_RESIDENCY_S - 2 * WATCH_S:
-                    self.wrongs.append(f"{name} had to leave after {stayed_s:.1f} s")
+                    self.wrongs.append(f"{name} was evicted after {stayed_s:.1f} s")
 
     async def _look_at_rest(self) -> None:
         blocks = await blocks_when_settled(self._url)
         if not blocks.is_all_free:
-            self.wrongs.append(f"blocks are still held at the end: {blocks}")
+            self.wrongs.append(f"blocks are still leased at the end: {blocks}")
         self.wrongs += [f"audit at rest: {one}" for one in await violations_now(self._url)]
         seldom = [name for name in NAMES if not self.loads[name]]
         if seldom:
@@ -253,7 +251,7 @@ def _of_model(ask: Ask, name: str) -> Ask:
 
 
 def write_models(folder: Path) -> dict[str, Path]:
-    """Write models of one shape with other weights; return their directories by name."""
+    """Write models with one shape and different weights. Return their directories by name."""
     made = {}
     weights = load_file(DEMO / "model.safetensors")
     [norm] = [name for name in weights if name.endswith("model.norm.weight")]
@@ -269,7 +267,7 @@ def write_models(folder: Path) -> dict[str, Path]:
 
 
 def measured_bytes(models: dict[str, Path], log: Path, options: Sequence[str]) -> int:
-    """Return what one model holds under load, as control measures it."""
+    """Return the memory of one model under load, as measured by control."""
     name = NAMES[0]
     words = [*SERVE_OPTIONS, *options, f"{name}={models[name]}", f"b={models['b']}"]
     words += ["--set", "models.b.start=false"]
@@ -279,9 +277,9 @@ def measured_bytes(models: dict[str, Path], log: Path, options: Sequence[str]) -
             await tell(url, Story(_of_model(ask, name)), retries_broken=False)
         async with admin_of(url) as admin:
             with trio.fail_after(CALM_S):
-                await trio.sleep(2.0)  # two measurements of control
+                await trio.sleep(2.0)  # two measurements by control
                 shown = await admin.models()
-        assert shown is not None, "nothing was killed"
+        assert shown is not None, "no process was killed"
         return next(int(model["bytes"]) for model in shown["models"] if model["name"] == name)
 
     with running_server(words, log) as url:
@@ -289,11 +287,11 @@ def measured_bytes(models: dict[str, Path], log: Path, options: Sequence[str]) -
 
 
 def table_of(campaign: Residency) -> Table:
-    """Return what was done, a line each."""
+    """Return a table with a row per kind of action."""
     rows = [[what, str(times)] for what, times in sorted(campaign.done.items())]
     rows += [[f"loads of {name}", str(campaign.loads[name])] for name in NAMES]
     held, budget = campaign.most_bytes / MIB, campaign.budget_bytes / MIB
-    rows.append(["most that was held, of the budget", f"{held:.0f} of {budget:.0f} MiB"])
+    rows.append(["peak memory, of the budget", f"{held:.0f} of {budget:.0f} MiB"])
     if campaign.first_tokens_s:
         shown = milliseconds(campaign.first_tokens_s, 50, 99, 100)
         rows.append(["first token, ms: p50, p99, max", ", ".join(shown)])
@@ -302,11 +300,11 @@ def table_of(campaign: Residency) -> Table:
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
-    parser = campaign_parser("residency", "Four models with memory for two, traffic and kills.")
-    parser.add_argument("--minutes", type=float, default=5, help="of load (5)")
+    parser = campaign_parser("residency", "Serve four models with memory for two.")
+    parser.add_argument("--minutes", type=float, default=5, help="minutes of load (5)")
     parser.add_argument("--every", type=float, default=10, help="seconds between kills (10)")
     parser.add_argument("--clients", type=int, default=3, help="concurrent clients (3)")
-    parser.add_argument("--asks", type=int, default=12, help="different requests (12)")
+    parser.add_argument("--asks", type=int, default=12, help="different requests per model (12)")
     return parser.parse_args(arguments)
 
 
@@ -344,7 +342,7 @@ def run(options: argparse.Namespace, console: Console) -> Residency:
 
 
 def campaign(options: argparse.Namespace, console: Console) -> list[str]:
-    """Run it, print what was done and return what was wrong."""
+    """Run the campaign, print what was done and return what was wrong."""
     done = run(options, console)
     console.print(table_of(done))
     return done.wrongs

@@ -1,9 +1,9 @@
 """`python -m loadtest.restart`: restart every process of a fleet under live streams.
 
-A fleet of one server, one prefill and one decode worker answers clients over SSE and WebSocket, the
-same requests repeatedly, while `triolet restart` replaces every process. Exit code 0 if every
-stream ended properly with exactly the tokens of the undisturbed run, every process is a new one,
-streams were alive at each step and no block was left behind; 1 if not; 2 if nothing could run.
+A fleet of one server, one prefill and one decode worker answers the same requests repeatedly, over
+SSE and WebSocket, while `triolet restart` replaces every process. Exit code 0 if every stream ended
+properly with exactly the tokens of the undisturbed run, every process is a new one, streams were
+live at each step and no block was left behind; 1 if not; 2 if nothing could run.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ if TYPE_CHECKING:
 
 SERVE_OPTIONS = (
     *("--prefill", "1", "--decode", "1", "--log-level", "info"),
-    # Workers may not wait for their streams, so that these have to move; the old server must.
+    # Workers do not wait for their streams, which must therefore move. The old server waits.
     *("--set", "worker.drain_timeout_s=0.5", "--set", "server.drain_timeout_s=120"),
 )
 RESTART_DEADLINE_S = 400.0
-"""Five processes start one after the other, while the streams keep the machine busy."""
+"""Five processes restart one after the other while the streams keep the machine busy."""
 TOLD_TO_COME_AGAIN = "draining"
-"""Error code of a leaving server for a new request; the client asks the next server."""
+"""Error code of a draining server for a new request. The client retries on the next server."""
 HOW_TO_READ = """\
-live       streams that were being answered when the step began
-moved      attempts that a drained worker gave up, to go on elsewhere
-silence    longest time without a new token in a stream that lived through the step, s"""
+live       streams that were running when the step began
+moved      attempts that a drained worker handed over
+silence    longest time without a new token in a stream that ran during the step, s"""
 
 
 class Step(NamedTuple):
-    """A step of the restart, as the supervisor logged it.
+    """A step of the restart, from the supervisor's log.
 
     Attributes:
-      name: of the process.
-      move: what was done to it.
-      at: on Trio's clock.
+      name: name of the process.
+      move: action on it.
+      at: time on Trio's clock.
     """
 
     name: str
@@ -72,16 +72,16 @@ class Step(NamedTuple):
 
 @dataclass(slots=True)
 class Outcome:
-    """What a run showed.
+    """Result of a run.
 
     Attributes:
-      stories: of all requests that were asked during the restart.
-      told_to_come_again: requests that a leaving server did not begin, and the next one answered.
-      steps: of the restart.
-      moved: when attempts were given up by workers that were drained, on Trio's clock.
-      several_attempts: requests that needed more than one.
-      wrongs: everything for which the run does not count as passed.
-      took_s: the restart.
+      stories: stories of all requests during the restart.
+      told_to_come_again: requests that a draining server refused and the next one answered.
+      steps: steps of the restart.
+      moved: times at which drained workers handed over attempts, on Trio's clock.
+      several_attempts: requests with more than one attempt.
+      wrongs: descriptions of all failed checks.
+      took_s: duration of the restart.
     """
 
     stories: list[Story] = field(default_factory=list)
@@ -96,8 +96,8 @@ class Outcome:
 def long_asks(number: int, max_tokens: int, seed: int) -> list[Ask]:
     """Return streams of known lengths, over SSE and WebSocket in turn.
 
-    The longest has `max_tokens`, and the shortest more than half of that: were they as long as one
-    another they would end together, and none would have to move from a worker that leaves then.
+    The longest has `max_tokens`, and the shortest more than half of that. Streams of equal length
+    would end together, and none would have to move from a worker that drains at that time.
     """
     streams = [ask for ask in draw_asks(20 * number, seed) if ask.surface != "plain"]
     sse = [ask for ask in streams if ask.surface == "sse"][: number - number // 2]
@@ -109,7 +109,7 @@ def long_asks(number: int, max_tokens: int, seed: int) -> list[Ask]:
 
 
 async def restart_under_load(url: str, log: FleetLog, options: argparse.Namespace) -> Outcome:
-    """Ask everything once undisturbed, then over and over while the fleet is restarted."""
+    """Send all requests once undisturbed, then repeatedly while the fleet is restarted."""
     await wait_whole(url, log)
     asks = long_asks(options.streams, options.max_tokens, options.seed)
     calm = await ask_all(url, asks, options.streams, lambda _: None)
@@ -133,7 +133,7 @@ async def restart_under_load(url: str, log: FleetLog, options: argparse.Namespac
         for first in range(options.streams):
             own = asks[first:] + asks[:first]
             nursery.start_soon(client, own * 1000)
-        progress(f"{len(calm)} streams are read undisturbed; now the fleet is restarted under them")
+        progress(f"{len(calm)} streams finished undisturbed; now the fleet is restarted")
         await trio.sleep(options.lead_s)
         began = trio.current_time()
         outcome.wrongs += await _restart(url)
@@ -141,7 +141,7 @@ async def restart_under_load(url: str, log: FleetLog, options: argparse.Namespac
         is_done.set()
     _judge(outcome, reference, log, before, epoch_s)
     if (left := await blocks_when_settled(url)).leased:
-        outcome.wrongs.append(f"blocks are still held: {left}")
+        outcome.wrongs.append(f"blocks are still leased: {left}")
     outcome.wrongs += await violations_now(url) or []
     return outcome
 
@@ -168,7 +168,7 @@ async def _restart(url: str) -> list[str]:
         if done.returncode == 0:
             return []
         said = done.stdout.decode(errors="replace").strip().splitlines()[-1:]
-        return [f"the restart ended with exit code {done.returncode}: {''.join(said)}"]
+        return [f"the restart exited with code {done.returncode}: {''.join(said)}"]
     return [f"the restart did not end within {RESTART_DEADLINE_S:.0f} s"]
 
 
@@ -202,9 +202,9 @@ def _judge(
     attempts = attempts_of(log.entries())
     outcome.several_attempts = sum(attempts.get(s.ask.name, 1) > 1 for s in outcome.stories)
     if not outcome.several_attempts:
-        wrongs.append("no stream had to move: nothing was shown")
+        wrongs.append("no stream had to move, so the run proves nothing")
     wrongs += [
-        f"no stream was alive when {step.name} began to {step.move}: nothing was shown"
+        f"no stream was live when {step.name} began to {step.move}, so the run proves nothing"
         for step in outcome.steps
         if not any(story.was_alive_at(step.at) for story in outcome.stories)
     ]
@@ -238,7 +238,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = campaign_parser("restart", "Restart every process of a fleet under live streams.")
     parser.add_argument("--streams", type=int, default=20, help="concurrent streams (20)")
-    parser.add_argument("--max-tokens", type=int, default=400, help="of each stream (400)")
+    parser.add_argument("--max-tokens", type=int, default=400, help="tokens of each stream (400)")
     parser.add_argument("--lead-s", type=float, default=2.0, help="seconds before the restart (2)")
     return parser.parse_args(arguments)
 

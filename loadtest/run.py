@@ -1,7 +1,7 @@
 """`python -m loadtest.run`: run locust, headless, against a server that it starts and stops.
 
 Writes report.html, streams.json and logs to build/loadtest/ and prints the streams' figures. Exit
-code 0 if every stream ended well, 1 if one did not or none was measured, 2 if nothing could run.
+code 0 if all streams succeeded, 1 if one failed or none was measured, 2 if nothing could run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ USER_CLASSES = {
     "both": ["ChatOverSSE", "ChatOverWebSocket"],
 }
 FINISH_S = 60
-"""Time for streams under way at the end to finish, so that they do not count as cut."""
+"""Time for running streams to finish at the end, so that they do not count as failed."""
 MARGIN_S = 60
 """Additional time for locust itself."""
 
@@ -38,11 +38,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = campaign_parser("run", "Load a Triolet server with SSE and WebSocket users.")
     parser.set_defaults(out=Path("build/loadtest"))
-    parser.add_argument("--users", type=int, default=8, help="users at the same time (8)")
+    parser.add_argument("--users", type=int, default=8, help="concurrent users (8)")
     parser.add_argument("--spawn-rate", type=float, default=8, help="new users per second (8)")
     parser.add_argument("--duration", type=int, default=20, help="seconds of load (20)")
     parser.add_argument("--protocol", choices=tuple(USER_CLASSES), default="both")
-    parser.add_argument("--url", help="load this server and start none")
+    parser.add_argument("--url", help="load this server instead of starting one")
     options = parser.parse_args(arguments)
     if options.url and options.serve:
         parser.error("--url starts no server, so server options have no effect")
@@ -67,14 +67,14 @@ def load(options: argparse.Namespace, url: str) -> list[StreamRecord]:
     """Run locust and return the record of every stream.
 
     Raises:
-      subprocess.TimeoutExpired: it did not finish; it was killed.
+      subprocess.TimeoutExpired: it did not finish and was killed.
     """
     streams: Path = options.out / "streams.json"
-    streams.unlink(missing_ok=True)  # one of an earlier run must not pass for this one's
+    streams.unlink(missing_ok=True)  # a file of an earlier run must not be used
     with (options.out / "locust.out").open("wb") as output:
         subprocess.run(
             locust_command(options, url),
-            check=False,  # locust counts failures in its exit code; we count them ourselves
+            check=False,  # locust's exit code counts failures; we count them ourselves
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -101,7 +101,7 @@ def show(console: Console, records: Sequence[StreamRecord], out: Path) -> None:
 
 
 def campaign(options: argparse.Namespace, console: Console) -> list[str]:
-    """Load a server, print what the streams took and return what was wrong."""
+    """Load a server, print the streams' figures and return what was wrong."""
     server = (
         nullcontext(options.url)
         if options.url

@@ -1,7 +1,7 @@
 """Generate JSON Schemas from a seed: nested, with enums, arrays, references, patterns and bounds.
 
-Everything that a schema describes is short, so that a completion within it comes to its end. Also
-schemas and grammars that hostile clients send.
+Instances of a schema are short, so that a constrained completion reaches its end. Also has schemas
+and grammars for hostile clients.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ PATTERNS: Final = (
     r"^[a-z]{1,6}@[a-z]{2,5}\.(com|org)$",
 )
 FORMATS: Final = ("uuid", "ipv4")
-"""Without date formats: their fractions of a second may have any length."""
+"""String formats, without dates: their fractions of a second may have any length."""
 WORDS: Final = "name age city tags score état note Größe kind 色 items-1 a.b path/x".split()
 
 
 def random_schema(seed: int) -> Schema:
-    """Return a schema of an object; equal seeds give equal ones."""
+    """Return a schema of an object, determined by the seed."""
     chance = random.Random(seed)
     schema = _object(chance, 0, ["#/$defs/leaf", "#/$defs/pair", "#/$defs/chain"])
     schema["$defs"] = {
         "leaf": _scalar(chance),
         "pair": {"type": "array", "prefixItems": [_scalar(chance), _scalar(chance)], "items": False,
                  "minItems": 2},
-        # One that refers to itself, and may always end.
+        # A recursive definition that may end at every level.
         "chain": {
             "type": "object",
             "properties": {
@@ -100,12 +100,12 @@ def _scalar(chance: random.Random) -> Schema:
 
 
 AMBIGUOUS: Final = 's: s s | s s s | w | " "\nw: "a" | "b" | "c" | "d" | "e" | w w\n'
-"""Lark rules whose parse grows with every token: each text has very many parse trees."""
+"""Lark rules with very many parse trees per text: parsing costs more with every token."""
 
 
 def costly() -> dict[str, dict[str, Any]]:
-    """Return grammars that compile at once and cost more with every token, or all at once behind a
-    harmless beginning; by what is bad about them."""
+    """Return grammars that compile quickly but cost more with every token, or suddenly after a
+    harmless beginning; by name of the problem."""
     words = " | ".join(f'"{number:x}"' for number in range(1500))
     branches = " | ".join(f'"a" y{number % 20}' for number in range(700))
     nested = "\n".join(f'y{number}: "a"? x?' for number in range(20))
@@ -139,7 +139,7 @@ def costly() -> dict[str, dict[str, Any]]:
 
 
 def hostile() -> dict[str, dict[str, Any]]:
-    """Return fields of requests by what is bad about them; what is harmless may be served."""
+    """Return fields of requests by name of the problem. Harmless ones may be served."""
     deep: Schema = {"type": "string"}
     for _ in range(500):
         deep = {"items": deep}

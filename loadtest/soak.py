@@ -1,8 +1,8 @@
-"""`python -m loadtest.soak`: all kinds of clients and faults at once, for minutes.
+"""`python -m loadtest.soak`: run all kinds of clients and faults concurrently, for minutes.
 
-Some clients read streams over SSE and WebSocket and plain answers, others leave in the middle,
-others stop reading; now and then a worker is killed, stopped or drained. The fleet is audited
-throughout, and every complete answer is compared with one from an undisturbed run. Exit code 0 if
+Some clients read streams over SSE and WebSocket and plain answers, others disconnect early, and
+others stop reading. At intervals a worker is killed, stopped or drained. The fleet is audited
+throughout, and every complete answer is compared with that of an undisturbed run. Exit code 0 if
 nothing was wrong, 1 if something was, 2 if nothing could run.
 """
 
@@ -48,12 +48,12 @@ CUTTERS = 2
 CUT_PAUSE_S = 0.2
 STALL_EVERY_S = 5.0
 STALL_MAX_TOKENS = 900
-"""More than kernel buffers hold: with 20 alternatives a token takes two kilobytes."""
+"""Tokens that exceed the kernel's buffers: with 20 alternatives a token takes two kilobytes."""
 STALL_GRACE_S = 30.0
-"""In addition to the stall timeout: the stream's start and its end on a busy machine."""
+"""Time in addition to the stall timeout, for the stream's start and end on a busy machine."""
 AUDIT_EVERY_S = 1.0
 JITTER = 0.25
-"""Random share of the time between two faults, so that they are not in step with heartbeats."""
+"""Random share of the time between two faults, so that faults are not in step with heartbeats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +61,12 @@ class SoakPlan:
     """Size of a soak.
 
     Attributes:
-      seconds: of load with faults.
-      fault_every_s: from one fault to the next.
-      readers: clients that read to the end.
-      asks: different requests that they draw from.
-      seed: of everything random.
-      stall_timeout_s: of the server.
+      seconds: duration of load with faults.
+      fault_every_s: time between two faults.
+      readers: number of clients that read to the end.
+      asks: number of different requests.
+      seed: random seed.
+      stall_timeout_s: the server's stall timeout.
     """
 
     seconds: float
@@ -78,18 +78,18 @@ class SoakPlan:
 
 
 class Soak:
-    """One soak.
+    """A soak.
 
     Args:
-      url: of the server.
-      log: of the fleet.
+      url: address of the server.
+      log: log of the fleet.
       plan: size of the soak.
       say: called with a line for each fault.
 
     Attributes:
-      done: what was done, and how often.
-      injected: the faults.
-      wrongs: what must not have happened.
+      done: counts of actions by name.
+      injected: the injected faults.
+      wrongs: descriptions of what was wrong.
       silences_s: the longest silence of each stream.
     """
 
@@ -125,17 +125,17 @@ class Soak:
         await self._look_at_rest()
 
     async def _pause(self, seconds: float) -> None:
-        """Wait, but not beyond the end."""
+        """Sleep, but not beyond the end of the soak."""
         with trio.move_on_after(seconds):
             await self._over.wait()
 
     async def _read(self, number: int) -> None:
-        """Ask one request after the other and compare each answer."""
+        """Send one request after the other and compare each answer."""
         rng = Random(f"{self._plan.seed} reader {number}")
         for turn in count():
             if self._over.is_set():
                 return
-            # The log tells requests from one another by their names.
+            # The log identifies requests by their names, so each needs a new one.
             story = Story(replace(rng.choice(self._asks), name=f"read-{number}-{turn}"))
             await tell(self._url, story, retries_broken=False)
             self._judge(story)
@@ -152,17 +152,17 @@ class Soak:
             self.silences_s.append(story.longest_silence_s)
 
     async def _leave(self, number: int) -> None:
-        """Begin requests and close their sockets."""
+        """Start requests and close their sockets."""
         rng = Random(f"{self._plan.seed} cutter {number}")
         for turn in count():
             if self._over.is_set():
                 return
             await cut_one(self._url, f"cut-{number}-{turn}", rng)
-            self.done["requests left in the middle"] += 1
+            self.done["requests cut by the client"] += 1
             await self._pause(CUT_PAUSE_S)
 
     async def _stall(self) -> None:
-        """Stop reading; the server must cut the connection off, faults or no faults."""
+        """Stop reading. The server must close the connection, also during faults."""
         async with trio.open_nursery() as nursery:
             for number in count():
                 if self._over.is_set():
@@ -181,7 +181,7 @@ class Soak:
 
         try:
             timeout_s = self._plan.stall_timeout_s + STALL_GRACE_S
-            await wait_until(lambda: bool(ends()), timeout_s, f"{name} is cut off")
+            await wait_until(lambda: bool(ends()), timeout_s, f"{name} is disconnected")
         except HasNotHappenedError as error:
             self.wrongs.append(f"{error} ({client.kind})")
         else:
@@ -207,7 +207,7 @@ class Soak:
             self._say(f"{fault}: {injected.victim}, {injected.proof}; whole again")
 
     async def _audit(self) -> None:
-        """Ask the fleet for its accounts all the while."""
+        """Audit the fleet repeatedly."""
         while not self._over.is_set():
             await self._note_audit("under load")
             await self._pause(AUDIT_EVERY_S)
@@ -220,18 +220,18 @@ class Soak:
     async def _look_at_rest(self) -> None:
         blocks = await blocks_when_settled(self._url)
         if not blocks.is_all_free:
-            self.wrongs.append(f"blocks are still held at the end: {blocks}")
+            self.wrongs.append(f"blocks are still leased at the end: {blocks}")
         await self._note_audit("at rest")
         attempts = attempts_of(self._log.entries())
-        self.done["requests that needed more than one attempt"] = sum(
+        self.done["requests with more than one attempt"] = sum(
             times > 1 for times in attempts.values()
         )
         if not self.injected and self._plan.seconds > 2 * self._plan.fault_every_s:
-            self.wrongs.append("no fault happened: nothing was shown")
+            self.wrongs.append("no fault happened, so the run proves nothing")
 
 
 STALL_TIMEOUT_S = 3.0
-"""Shorter than the product's, so that many clients are cut off."""
+"""Shorter than the default, so that many clients are disconnected."""
 SERVE_OPTIONS = (
     *("--prefill", "2", "--decode", "2", "--max-num-seqs", "8", "--kv-pool", "64MiB"),
     *("--set", f"server.stall_timeout_s={STALL_TIMEOUT_S}", "--log-level", "info"),
@@ -239,7 +239,7 @@ SERVE_OPTIONS = (
 
 
 def table_of(soak: Soak) -> Table:
-    """Return what was done, a line each."""
+    """Return a table with a row per kind of action."""
     rows = [[what, str(times)] for what, times in soak.done.items()]
     faults = Counter(injected.fault for injected in soak.injected)
     rows += [[f"faults: {fault}", str(times)] for fault, times in sorted(faults.items())]
@@ -251,8 +251,8 @@ def table_of(soak: Soak) -> Table:
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
-    parser = campaign_parser("soak", "Load a fleet with everything at once while workers die.")
-    parser.add_argument("--minutes", type=float, default=5, help="of load with faults (5)")
+    parser = campaign_parser("soak", "Run all kinds of traffic while workers are killed.")
+    parser.add_argument("--minutes", type=float, default=5, help="minutes of load with faults (5)")
     parser.add_argument("--every", type=float, default=20, help="seconds between faults (20)")
     parser.add_argument("--readers", type=int, default=6, help="clients that read to the end (6)")
     parser.add_argument("--asks", type=int, default=60, help="different requests (60)")

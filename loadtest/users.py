@@ -1,8 +1,7 @@
-"""Locust users: one chats over SSE, one over WebSocket. Both time every stream.
+"""Locust users that chat over SSE or WebSocket and record the times of every stream.
 
-Runs inside locust, where gevent has patched the sockets; imports nothing of the product. Per stream
-and protocol, three statistics appear next to the request: TTFT and ITL in milliseconds, and
-tokens/s, which locust's report labels as milliseconds too.
+Runs inside locust, where gevent has patched the sockets, and imports nothing of the product. For
+each protocol, TTFT and ITL appear as additional statistics in locust's report.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ if TYPE_CHECKING:
     from requests import Response
 
 TIMEOUT_S = 60.0
-"""Longest silence of a stream; far longer than a working server's stall timeouts."""
+"""Read timeout of a stream, far longer than a working server's stall timeouts."""
 THINKING_S = (0.0, 0.3)
-"""Pause between two requests: short, because the point is load, not realism."""
+"""Pause between two requests. It is short, to generate load."""
 
 _user_numbers = count(1)
 _records: list[StreamRecord] = []
@@ -40,7 +39,7 @@ _records: list[StreamRecord] = []
 @events.init_command_line_parser.add_listener  # type: ignore[untyped-decorator]
 def _add_options(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--streams-file", default="streams.json", help="where to write a record per stream"
+        "--streams-file", default="streams.json", help="file for a record per stream"
     )
 
 
@@ -51,8 +50,8 @@ def _write_records(environment: Environment, **_: object) -> None:
 
 
 def _report(environment: Environment, record: StreamRecord) -> None:
-    """Keep the record, and show its times as statistics of their own. The report calls every
-    figure milliseconds, so tokens/s are in the printed table only (figures.py)."""
+    """Store the record, and report its times as separate statistics. The report labels all figures
+    as milliseconds, so tokens/s are only in the printed table (figures.py)."""
     _records.append(record)
     figures = {
         "TTFT": None if record.ttft_s is None else record.ttft_s * 1000,
@@ -90,10 +89,10 @@ class ChatUser(HttpUser):
     _is_last = False
 
     def stop(self, force: bool = False) -> bool:
-        """End after the stream that is under way, or after the first.
+        """Stop after the running stream, or after the first one.
 
-        Locust would kill a user that waits: one whose wait was just over would be killed within its
-        next stream, which would go unnoticed.
+        Locust would kill a waiting user, and possibly one that has just started its next stream,
+        which would go unnoticed.
         """
         if force:
             return bool(super().stop(force))
@@ -103,14 +102,14 @@ class ChatUser(HttpUser):
         return False
 
     def _note(self, record: StreamRecord) -> None:
-        """Report a stream; it may have been the last."""
+        """Report a stream, and stop if it was the last one."""
         _report(self.environment, record)
         self._has_asked = True
         if self._is_last:
             self._state = LOCUST_STATE_STOPPING
 
     def on_start(self) -> None:
-        """Learn the model's name."""
+        """Look up the model's name."""
         self.prompts = PromptMix(next(_user_numbers))
         listed = self.client.get("/v1/models", timeout=TIMEOUT_S).json()
         self.model = str(listed["data"][0]["id"])
@@ -121,7 +120,7 @@ class ChatOverSSE(ChatUser):
 
     @task
     def chat(self) -> None:
-        """Ask once and read the whole answer."""
+        """Send a request and read the whole answer."""
         prompt = self.prompts.draw()
         body = {
             "model": self.model,
@@ -150,13 +149,13 @@ class ChatOverSSE(ChatUser):
             except (StreamFailedError, OSError) as error:
                 failure = getattr(error, "reason", str(error)) or type(error).__name__
                 response.failure(failure)
-            # Locust would stop its own clock at the headers.
+            # Locust itself would stop timing at the headers.
             response.request_meta["response_time"] = (perf_counter() - began_s) * 1000
         self._note(clock.record("SSE", prompt.kind, tokens, failure))
 
 
 class ChatOverWebSocket(ChatUser):
-    """Asks one question after the other on a WebSocket that stays open."""
+    """Sends one question after the other on a persistent WebSocket."""
 
     socket: websocket.WebSocket | None = None
 
@@ -165,7 +164,7 @@ class ChatOverWebSocket(ChatUser):
 
     @task
     def chat(self) -> None:
-        """Ask once and read the whole answer."""
+        """Send a request and read the whole answer."""
         prompt = self.prompts.draw()
         began_s = perf_counter()
         clock = StreamClock(began_s)
@@ -177,7 +176,7 @@ class ChatOverWebSocket(ChatUser):
             tokens = read_stream(iter(socket.recv, ""), ResponseMessages(), clock.piece)
         except (StreamFailedError, websocket.WebSocketException, OSError) as error:
             failure = getattr(error, "reason", str(error)) or type(error).__name__
-            self._close()  # what is left on it belongs to the failed stream
+            self._close()  # remaining data belongs to the failed stream
         record = clock.record("WS", prompt.kind, tokens, failure)
         took_ms = (perf_counter() - began_s) * 1000
         _fire(self.environment, "WS", f"WS {prompt.kind}", took_ms, tokens, failure)
@@ -208,7 +207,7 @@ def _create(prompt: Prompt, model: str) -> dict[str, Any]:
 
 
 def _refusal(response: Response) -> str:
-    """Describe a failed answer: status and error code, or the connection error."""
+    """Return a description of a failed answer: status and error code, or the connection error."""
     try:
         code = response.json()["error"]["code"]
     except (ValueError, LookupError, TypeError):

@@ -19,7 +19,7 @@ SILENT: Final = "silent"
 HELLO: Final = "send HELLO"
 """In the reason of a refusal that ends by itself: the server greets the worker again."""
 MAX_REFUSALS: Final = 64
-"""Pairs of worker and reason whose repetitions are counted; others are shown each time."""
+"""Maximum pairs of worker and reason to count repetitions of; others are shown each time."""
 
 
 @dataclass(slots=True)

@@ -1,8 +1,8 @@
 """Creates a private directory (mode 0700) for the sockets of a local fleet, and removes it at the
 end.
 
-Each directory contains a lock that its process holds. The next fleet removes directories whose lock
-is free, which killed processes left.
+Each directory contains a lock that its process holds. The next fleet removes directories with a
+free lock, which were left by killed processes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Finds the running fleets of this user on this machine, through the notes of their supervisors.
 
-Each fleet has a private directory with a note and a lock; directories whose lock is free are
-ignored. Fleets with another home or runtime directory are found too, but commands need `--port` for
-them.
+Each fleet has a private directory with a note and a lock; directories with a free lock are ignored.
+Fleets with another home or runtime directory are found too, but commands need `--port` for them.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ SUPERVISOR_SOCKET: Final = "supervisor"
 
 class Note(msgspec.Struct, frozen=True):
     """Note of a supervisor. Fields after the port have defaults, because the supervisor may be of
-    an older release, whose fleet `triolet restart` must find.
+    an older release, and `triolet restart` must find its fleet.
 
     Attributes:
       port: port for clients.

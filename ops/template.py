@@ -1,10 +1,9 @@
 """Template process: imports the modules of a role once, then forks processes of it on request, for
 fast starts. Linux only.
 
-A worker's imports take two seconds of a core, a fork takes about ten milliseconds. A request is one
-datagram on a Unix socket with the descriptors of the new process; the answer is one datagram. The
-template forks twice, so that the orphaned process is adopted by the supervisor, which is the
-nearest subreaper.
+A worker's imports take two seconds of CPU, a fork about ten milliseconds. A request is a datagram
+on a Unix socket with the descriptors of the new process; the answer is a datagram too. The template
+forks twice, so that the supervisor, as the nearest subreaper, adopts the orphaned process.
 """
 
 from __future__ import annotations
@@ -191,7 +190,7 @@ def become(request: ForkRequest, fds: Sequence[int], middle: int, run: Run) -> i
     Args:
       request: the process.
       fds: standard input, output and error, then those of `request.pass_fds`; they are moved.
-      middle: process id of the intermediate process, whose end is awaited.
+      middle: process id of the intermediate process, which is awaited.
       run: entry point of `triolet`.
     """
     give_up = time.monotonic() + ADOPTION_DEADLINE_S

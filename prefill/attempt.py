@@ -33,10 +33,10 @@ class PrefillAttempt:
       started_at: when it first had a row; None while it waits.
       block_table: its blocks; empty while it waits, and no longer its own once all is exported.
       num_needed_blocks: available blocks that its start would take at present.
-      num_computed_tokens: leading tokens whose KV is final; while it waits, those in the prefix
+      num_computed_tokens: leading tokens with final KV; while it waits, those in the prefix
         cache at present.
       num_cached_tokens: those of them that were not computed for it.
-      keeper: tenant whose cache share holds its KV.
+      keeper: tenant that its cached blocks count for.
       constraint: on its completion; None for none.
       adapter: digest of its adapter; empty for the base model.
     """

@@ -1,8 +1,8 @@
 """The prefill worker's state machine: frames and step results in, frames and step plans out. No
 I/O.
 
-The loop hands it frames, runs the steps that it plans, keeps the KV links that it wants, and sends
-its frames.
+worker/worker_loop.py passes received frames to it, runs the planned steps, maintains the KV links,
+and sends its frames.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class PrefillCore:
 
     Args:
       engine: blocks and their bytes.
-      identity: of this worker.
+      identity: identity of this worker.
       link: lifetimes and bounds.
       ring: host memory for outgoing KV.
       now: time of the start.
@@ -79,7 +79,7 @@ class PrefillCore:
 
     Attributes:
       outbox: frames for servers.
-      counters: of this worker.
+      counters: counters of this worker.
       attempt_table: the attempts with leases.
       server_sessions: sessions with servers; heartbeats and drains.
       stepper: plans steps and processes their results.
@@ -184,7 +184,7 @@ class PrefillCore:
             self.on_target_lost(target, f"{target.peer.name} does not answer", now)
 
     def say_goodbye(self) -> None:
-        """Tell every server that this worker leaves."""
+        """Notify every server that this worker is leaving."""
         self.server_sessions.say_goodbye()
 
     def load(self) -> Load:

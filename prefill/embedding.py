@@ -41,7 +41,7 @@ class Embedding:
       num_blocks: blocks that the input needs while it is computed.
       started_at: when it first had a row; None while it waits.
       block_table: its blocks; empty while it waits.
-      num_computed_tokens: leading tokens whose KV is in the pool.
+      num_computed_tokens: leading tokens with KV in the pool.
       adapter: digest of its adapter; empty for the base model.
     """
 
@@ -92,7 +92,7 @@ class InputChunk(NamedTuple):
 
     Attributes:
       embedding: the request of the input.
-      num_tokens: how many of its next tokens.
+      num_tokens: number of its next tokens to compute.
     """
 
     embedding: Embedding
@@ -103,9 +103,9 @@ class StepRoom(NamedTuple):
     """Room for inputs in a step.
 
     Attributes:
-      max_tokens: of the step.
-      free_blocks: that can be leased now.
-      total_blocks: of the pool.
+      max_tokens: token budget of the step.
+      free_blocks: number of blocks that can be leased now.
+      total_blocks: number of blocks in the pool.
       is_beside_chat: whether the step also has rows of chats.
     """
 
@@ -226,7 +226,7 @@ class Embedder:
       engine: with the blocks.
       attempt_table: the attempts with leases.
       outbox: takes the EMBEDDED frames.
-      counters: of tokens.
+      counters: counters of tokens.
       config: how inputs are batched.
     """
 

@@ -1,7 +1,6 @@
-"""The ring: host memory in which exported KV waits until its receiver has taken it.
+"""The ring buffer of a prefill worker: host memory for exported KV until its receiver has it.
 
-It is allocated once and reused: memory that was touched before causes no page faults, which take
-longer than the copy itself.
+It is allocated once and reused, because page faults of new memory take longer than the copy itself.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class RingSlot:
         self._holds: list[Hold] = []
 
     def hold(self, hold: Hold) -> None:
-        """Note that a network reads the bytes until the hold is done."""
+        """Record that a network reads the bytes until the hold is done."""
         self._holds.append(hold)
 
     @property

@@ -106,7 +106,7 @@ class PeerSender:
     """Transfers and window of one target.
 
     Attributes:
-      transfers: in order of their start.
+      transfers: transfers in order of their start.
       in_flight: chunks not acknowledged yet.
     """
 
@@ -299,7 +299,7 @@ class Shipper:
 
     Args:
       link: chunk size and deadlines.
-      memory: of the ring.
+      memory: memory of the ring.
       bytes_per_block: on the wire.
       export: copies blocks of an attempt's sequence from the pool into a slot.
 
@@ -368,7 +368,7 @@ class Shipper:
         self._targets[key] = target
 
     def computed(self, key: AttemptKey, num_blocks: int, first: TokenRow | None) -> None:
-        """Note that the leading `num_blocks` of the sequence are final.
+        """Record that the leading `num_blocks` of the sequence are final.
 
         Args:
           key: the attempt.

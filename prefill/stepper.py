@@ -1,7 +1,7 @@
 """Plan the steps of a prefill worker and process their results.
 
-A prompt whose uncached part is just being computed for another prompt waits for that one: the same
-block is not computed twice. worker/chunks.py chooses among prompts that do not wait.
+A prompt waits if its next blocks are being computed for another prompt, so that no block is
+computed twice. worker/chunks.py chooses among prompts that do not wait.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def candidates(
     cached.
 
     Args:
-      attempts: all whose prompt is not computed yet.
-      cache: of the worker.
+      attempts: attempts with prompts that are not fully computed.
+      cache: prefix cache of the worker.
       block_size: tokens per block.
     """
     chosen: list[PrefillAttempt] = []
@@ -75,7 +75,7 @@ class PrefillStepper:
       attempt_table: the attempts with leases.
       shipper: told how far each prompt is.
       outbox: takes the FIRST_TOKEN frames.
-      counters: of steps and tokens.
+      counters: counters of steps and tokens.
       embedding: how embedding inputs are batched.
 
     Attributes:

@@ -79,7 +79,7 @@ class Transfer:
       num_blocks: blocks of the whole prompt.
       num_tokens: tokens of the prompt.
       num_exported: leading blocks that have left the pool, or that the receiver had from the start.
-      num_computed: leading blocks whose KV is final.
+      num_computed: leading blocks with final KV.
       first: first completion token, known when the whole prompt is computed.
       chunks: by index, those that the receiver has not taken yet.
       num_chunks: chunks made so far.

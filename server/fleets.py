@@ -1,5 +1,5 @@
-"""Served models with their workers: reads a model's directory, and creates each model's own queue
-and worker links."""
+"""Served models with their workers: reads a model's directory, and creates a queue and worker links
+for each model."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ class Fleets:
             self._names.setdefault(name, (name,))
 
     def remove(self, name: str) -> None:
-        """Remove a model whose requests have all ended and whose links are closed."""
+        """Remove a model after all its requests have ended and its links are closed."""
         del self.by_model[name], self._names[name]
         self._metrics.remove(name)
 

@@ -190,7 +190,7 @@ class ModelChanges:
         """Return the models that are neither wanted nor named by a route.
 
         Args:
-          routes: by public name.
+          routes: routes by public name.
           most: maximum number to return; the last model stays until another one is served.
         """
         if self._wanted is None:
@@ -358,7 +358,7 @@ def read_models(
 
     Returns:
       The configuration with these models; what was read for each, by name; the names of models left
-      out; and the routes whose versions were all read.
+      out; and the routes with all versions read.
 
     Raises:
       ConfigError: a model of the settings cannot be read, or no model can. A model that was added

@@ -360,9 +360,7 @@ ROWS: Final[tuple[Route, ...]] = (
         "/api/version",
         ollama_models.show_version,
         USER,
-        Entry(
-            "Ollama", "Get the Ollama version whose API this server implements.", "OllamaVersion"
-        ),
+        Entry("Ollama", "Get the implemented version of Ollama's API.", "OllamaVersion"),
         dialect="ollama",
     ),
     Route(

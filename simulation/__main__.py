@@ -48,12 +48,14 @@ def replay_command(seed: int) -> str:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m simulation", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=300, help="how many (default: %(default)s)")
-    parser.add_argument("--first", type=int, default=0, help="the first one (default: 0)")
-    parser.add_argument("--processes", type=int, default=2, help="at once (default: %(default)s)")
-    parser.add_argument("--replay", type=int, metavar="SEED", help="run this one seed")
     parser.add_argument(
-        "--story", action="store_true", help="with --replay: every frame and fault, in order"
+        "--seeds", type=int, default=300, help="seeds to run (default: %(default)s)"
+    )
+    parser.add_argument("--first", type=int, default=0, help="first seed (default: 0)")
+    parser.add_argument("--processes", type=int, default=2, help="processes (default: %(default)s)")
+    parser.add_argument("--replay", type=int, metavar="SEED", help="run only this seed")
+    parser.add_argument(
+        "--story", action="store_true", help="with --replay: print every frame and fault"
     )
     return parser.parse_args(arguments)
 
@@ -68,7 +70,7 @@ def _replay(seed: int, console: Console, *, with_story: bool) -> int:
     console.print(f"  endings: {_counts(report.endings)}", markup=False)
     console.print(f"  attempts restarted: {_counts(report.tally.causes)}", markup=False)
     console.print(f"  faults: {faults or 'none'}", markup=False)
-    console.print(f"  guesses: {report.accepted} of {report.proposed} were right")
+    console.print(f"  guesses: {report.accepted} of {report.proposed} were correct")
     console.print(f"  KV bytes received: {_counts(report.shipped)}", markup=False)
     console.print(f"  found by prefix caches: {_counts(report.found)}", markup=False)
     for violation in report.violations:

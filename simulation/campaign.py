@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 BATCH: Final = 10
 """Seeds per batch of a process."""
 ENOUGH_SEEDS: Final = 20
-"""A kind of fault enabled in this many seeds that never occurred is an error."""
+"""A kind of fault that is enabled in this many seeds must occur."""
 MAX_SHOWN: Final = 20
 CRITICAL: Final = 50
 
@@ -32,12 +32,12 @@ class Campaign:
     """Results of many seeds.
 
     Attributes:
-      num_seeds: runs so far.
+      num_seeds: number of runs so far.
       failed: runs with a violation.
-      tally: faults.
-      endings: how requests ended.
+      tally: counts of faults.
+      endings: counts of the endings of requests.
       virtual_s: simulated seconds.
-      elapsed_s: real ones.
+      elapsed_s: real seconds.
     """
 
     num_seeds: int = 0
@@ -49,7 +49,7 @@ class Campaign:
 
     @property
     def missing(self) -> list[Fault]:
-        """Kinds of faults that were enabled often enough and never occurred."""
+        """Kinds of faults that were enabled often enough but never occurred."""
         return [f for f in self.tally.never_happened() if self.tally.asked[f] >= ENOUGH_SEEDS]
 
     @property
@@ -68,7 +68,7 @@ class Campaign:
 
 
 def keep_quiet() -> None:
-    """Silence the product's logs: a campaign would write a hundred thousand lines."""
+    """Disable the product's logs, because a campaign would write a hundred thousand lines."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(CRITICAL))
 
 
@@ -78,8 +78,8 @@ def run_campaign(
     """Run seeds and sum up their results.
 
     Args:
-      seeds: to run.
-      num_processes: concurrent processes; with 1 it is this one.
+      seeds: seeds to run.
+      num_processes: number of processes; 1 uses this one.
       on_progress: called after every batch.
     """
     campaign = Campaign()

@@ -1,8 +1,8 @@
-"""`python -m simulation.cancels`: 100,000 simulated clients that leave at random moments.
+"""`python -m simulation.cancels`: simulate 100,000 clients that disconnect at random moments.
 
-One fleet per process serves its whole share, so that leaks add up. Exit code 0 if every block came
-back, no token was computed for a client that had left (except in the running step), and memory
-stayed flat.
+Each process runs one fleet for its whole share, so that leaks add up. Exit code 0 if every block
+was freed, no token was computed for a disconnected client (except in the running step), and memory
+did not grow.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ SIZES: Final = Sizes(
 INSTRUCTIONS: Final = tuple(range(900, 909))
 """Half of the prompts start with these tokens."""
 CLIENTS_PER_S: Final = 25.0
-"""Just about the fleet's capacity: some clients leave while they wait."""
+"""About the fleet's capacity, so that some clients leave while they wait."""
 LONGEST_STAY_S: Final = 1.5 * SECONDS
 LOOK_S: Final = 1 * SECONDS
 REST_S: Final = 5 * SECONDS
@@ -74,7 +74,7 @@ class Cancels:
       phases: phases of requests when their clients left.
       free_s: seconds from each cancel until its last block was free.
       rss_bytes: memory at each of SHARES.
-      violations: what must not have happened.
+      violations: descriptions of violations.
       virtual_s: simulated seconds.
       trace: hash of everything that happened.
     """
@@ -88,16 +88,16 @@ class Cancels:
 
     @property
     def growth(self) -> float:
-        """Growth of memory, as a share."""
+        """Relative growth of memory."""
         return self.rss_bytes[-1] / self.rss_bytes[0] - 1 if self.rss_bytes else 0.0
 
 
 class Leavers:
-    """Clients that come and leave.
+    """Clients that cancel their requests.
 
     Args:
-      seed: decides everything.
-      count: cancels that hit a running request.
+      seed: random seed.
+      count: number of cancels of running requests.
     """
 
     def __init__(self, seed: int, count: int) -> None:
@@ -109,7 +109,7 @@ class Leavers:
         self._freed_at: dict[bytes, float] = {}
 
     async def run(self) -> None:
-        """Run all clients, then check what is left."""
+        """Run all clients, and check for leaks."""
         world, result = self._world, self.result
         checker = Checker(world, CALM.max_delay_s)
         began_at = trio.current_time()
@@ -161,7 +161,7 @@ class Leavers:
         self._see_off(client)
 
     def _see_off(self, client: Client) -> None:
-        """Check the result of a client, and forget it."""
+        """Check the result of a client, and drop it."""
         freed_at = self._freed_at.pop(client.request_id, 0.0)
         left_at = client.left_at
         if left_at is not None:
@@ -202,8 +202,8 @@ def leave(seed: int, count: int) -> Cancels:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run all shares; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m simulation.cancels")
-    parser.add_argument("--count", type=int, default=100_000, help="(default: %(default)s)")
-    parser.add_argument("--processes", type=int, default=2, help="at once (default: %(default)s)")
+    parser.add_argument("--count", type=int, default=100_000, help="cancels (default: %(default)s)")
+    parser.add_argument("--processes", type=int, default=2, help="processes (default: %(default)s)")
     options = parser.parse_args(arguments)
     console = Console(highlight=False, soft_wrap=True)
     share = -(-options.count // options.processes)
@@ -215,7 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def show(shares: Sequence[Cancels], elapsed_s: float, console: Console) -> bool:
-    """Print the results; return whether they are as promised."""
+    """Print the results; return whether they are good."""
     phases: Counter[str] = sum((result.phases for result in shares), Counter())
     table = Table("phase", "cancels")
     table.columns[1].justify = "right"

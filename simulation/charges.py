@@ -1,6 +1,7 @@
 """Compare the usage that a server charges with what it accepted and what clients received.
 
-Subscribes to request events (server/contract/request_events.py) as accounts do, without money.
+Subscribes to request events (server/contract/request_events.py) like the accounting, without
+prices.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class RecordingCharges:
     """Records the usage of requests.
 
     Args:
-      report: called with a sentence for everything that must not happen.
+      report: called with a description of each violation.
 
     Attributes:
       of: charge by request id.
@@ -65,6 +66,6 @@ class RecordingCharges:
         self.of[request_id] = Charge(usage, event.is_begun)
 
     def check(self, running: Iterable[bytes]) -> None:
-        """Report requests that ended without a charge, or were charged while they run."""
+        """Report requests that ended without a charge, or were charged before their end."""
         for request_id in self._open ^ set(running):
             self._report(f"{request_id.hex()} is charged while running, or ended without a charge")

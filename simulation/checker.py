@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 WHOLE: Final = frozenset({EMBEDDED, *FinishReason})
 """Endings of clients that received everything."""
 SLACK_S: Final = 0.7 * SECONDS
-"""Between two checks, plus time for messages that are sent only at a sweep."""
+"""Interval of the checks, plus time for messages that are sent only at a sweep."""
 
 
 class Checker:
     """Invariants of one run.
 
     Args:
-      world: to check.
+      world: the fleet to check.
       latest_s: longest delay of a frame.
     """
 
@@ -43,7 +43,7 @@ class Checker:
         self._world = world
         link = world.link
         self._orphan_s = link.lease_ttl_s + link.sweep_interval_s + latest_s + SLACK_S
-        # Since when no server wants a lease, by worker, epoch and attempt.
+        # Time since which no server claims a lease, by worker, epoch and attempt.
         self._orphans: dict[tuple[str, int, AttemptKey], float] = {}
 
     def look(self) -> None:
@@ -65,7 +65,7 @@ class Checker:
         self._check_workers()
 
     def is_quiet(self) -> bool:
-        """Return whether nothing is leased or under way, and no client waits."""
+        """Return whether nothing is leased or running, and no client waits."""
         return all(map(_is_idle, self._world.workers)) and not any(
             worker.attempts
             for server in self._world.servers
@@ -107,7 +107,7 @@ class Checker:
                     self._report(f"{server} still counts attempts on {worker_status.name}")
 
     async def audit(self) -> None:
-        """Let each server audit the fleet, as an operator would at rest."""
+        """Audit the idle fleet from each server, like an operator."""
         for server in self._world.servers:
             if server.fleet is not None:
                 audit = await server.fleet.audit()
@@ -115,7 +115,7 @@ class Checker:
                     self._report(f"audit of {server}: {found}")
 
     def _check_strays(self) -> None:
-        """Check that nothing was computed long after its client had left."""
+        """Check that nothing was computed long after its client had disconnected."""
         for client in self._world.clients:
             for worker in self._world.workers:
                 if client.left_at is None or worker.engine is None:
@@ -144,7 +144,7 @@ class Checker:
                 self._report(f"{client} is charged for a prompt of {usage.prompt_tokens} tokens")
             if client.ending in WHOLE and not charge.is_begun:
                 self._report(f"{client} got its answer without a charge")
-            # A client that left or was cut off may not have read everything.
+            # A client that disconnected or was cut off may not have read everything.
             is_right = usage.completion_tokens == num_read
             is_right |= client.ending not in WHOLE and usage.completion_tokens > num_read
             if not is_right:

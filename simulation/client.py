@@ -1,5 +1,4 @@
-"""A simulated client: what it requests, how it reads, when it leaves, and whether its answer is
-right.
+"""A simulated client: it sends a request, reads or cancels it, and checks the answer.
 
 Uses server/contract/generation.py and the reference of simulation/engine.py.
 """
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 
 
 SLO: Final = SloConfig()
-"""The same value as in servers."""
+"""Same value as in servers."""
 DEADLINE_S: Final = 120 * SECONDS
 """Longer than every run: a request that reaches its deadline was stuck."""
 RETRY_S: Final = 1 * SECONDS
@@ -53,17 +52,17 @@ class Wish:
     """The plan of one client.
 
     Attributes:
-      number: its name.
-      prompt_ids: its prompt, different from all others except its origin's.
-      sampling: number of tokens, and seed.
-      scheduling: its tenant and class.
-      origin: number of the wish whose prompt gets another completion; None for none.
+      number: number of the client.
+      prompt_ids: its prompt, unique except for its origin's.
+      sampling: number of tokens and seed.
+      scheduling: tenant and class.
+      origin: number of the wish with the same prompt, or None.
       stop: stop strings.
-      priority: lower is more important.
+      priority: priority; lower is more important.
       comes_after_s: time of its request.
-      leaves_after_s: cancels this long after submitting; None for never.
-      stalls_at: stops reading after this many tokens; None for never.
-      stalls_s: for how long.
+      leaves_after_s: time from submitting to the cancel; None for no cancel.
+      stalls_at: number of tokens after which it stops reading; None for never.
+      stalls_s: duration of the stall.
     """
 
     number: int
@@ -80,27 +79,27 @@ class Wish:
 
     @property
     def chosen_by(self) -> tuple[tuple[int, ...], int]:
-        """Everything that determines its tokens."""
+        """All values that determine its tokens."""
         return self.prompt_ids, self.sampling.seed
 
 
 class Client:
-    """One request's reader.
+    """A client with one request.
 
     Args:
       wish: its plan.
       draw_request_id: returns request ids.
-      report: called with a sentence for everything that must not happen.
+      report: called with a description of each violation.
       others: all clients.
 
     Attributes:
       ending: how it ended; None while it runs.
-      request_id: of its accepted request; empty before.
-      left_at: when it cancelled a running request.
-      left_in: phase of the request then.
+      request_id: id of its accepted request; empty before.
+      left_at: time of the cancel of a running request.
+      left_in: phase of the request at the cancel.
       token_ids: tokens read.
       has_stalled: whether it stopped reading for a while.
-      is_over: set at its end.
+      is_over: event that is set at its end.
       longest_wait_s: longest wait for a token or the end, once accepted.
     """
 
@@ -131,7 +130,7 @@ class Client:
         return f"client {self.wish.number} ({self.request_id.hex()[:8]})"
 
     async def run(self, fleet: Links) -> None:
-        """Retry until accepted, then read to the end. Part of its server: dies with it."""
+        """Retry until accepted, then read to the end. Ends with the server's process."""
         try:
             stream = await self._submit(fleet)
             if stream is None:
@@ -175,7 +174,7 @@ class Client:
 
     @property
     def _origin_id(self) -> bytes:
-        """Return the id of the request whose prompt this one shares; empty if there is none."""
+        """Return the id of the request with the same prompt; empty if there is none."""
         of_origin = (c.request_id for c in self._others if c.wish.number == self.wish.origin)
         return next(of_origin, b"")
 
@@ -242,8 +241,8 @@ class Client:
             self._report(f"{self} is charged for {end.usage.completion_tokens} tokens")
 
     def _is_late(self) -> bool:
-        """Return whether its first token may miss the time promised to its class, which depends on
-        how slow the workers turn out to be."""
+        """Return whether its first token may miss the SLO of its class, which depends on the speed
+        of the workers."""
         slo_s = SLO.of(self.wish.scheduling.service_class)
         waited_s = trio.current_time() - self._asked_at
         return slo_s is not None and not self.token_ids and waited_s >= slo_s / 2
@@ -293,10 +292,10 @@ EMBEDDED = "embedded"
 
 
 class InputClient(Client):
-    """One request for the vectors of its prompt, forwards and backwards."""
+    """A client that requests vectors of its prompt, forwards and backwards."""
 
     async def run(self, fleet: Links) -> None:
-        """Retry until accepted, then wait. Part of its server: dies with it."""
+        """Retry until accepted, then wait. Ends with the server's process."""
         try:
             run = await self._ask(fleet)
             async with trio.open_nursery() as nursery:

@@ -1,10 +1,9 @@
-"""Virtual time for Trio: it advances only while every task waits, and waiting is cheap.
+"""Virtual time for Trio: a clock that advances only while every task waits, and cheap timers.
 
 A simulated fleet mostly waits: for the next frame, the next sweep, the end of a step. Trio ends
-such a wait by cancelling it, which costs more than the work that follows. A timer of this clock
-only reschedules the task, in the same turn of the loop in which Trio would have cancelled it. It
-relies on two things that Trio does not promise: whether a task is cancelled, and how that is
-raised.
+such a wait by cancelling it, which costs more than the work after it. A timer of this clock only
+reschedules the task, in the same turn of the loop in which Trio would have cancelled it. It relies
+on two internals of Trio: how to find out whether a task is cancelled, and how that is raised.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ _sleep, _sleep_until = trio.sleep, trio.sleep_until
 
 
 class Timer:
-    """One task's wait for a time, which others may bring forward. For one use.
+    """A wait of one task for a time, which others may bring forward. For one use.
 
     Args:
-      clock: of the run.
+      clock: clock of the run.
       due: end of the wait; `NEVER` to wait for `bring_forward` or `fire`.
     """
 
@@ -43,8 +42,8 @@ class Timer:
         self._task: trio.lowlevel.Task | None = None
 
     async def wait(self) -> None:
-        """Wait. A task that is cancelled before it runs again is cancelled, even if the timer is
-        due."""
+        """Wait. If the task is cancelled before it runs again, raises Cancelled even if the timer
+        is due."""
         self._task = task = current_task()
         if self.due != NEVER:
             self._clock.add(self)
@@ -53,7 +52,7 @@ class Timer:
             raise trio.Cancelled._create(source="deadline")
 
     def bring_forward(self, due: float) -> None:
-        """End the wait sooner."""
+        """Let the wait end at `due`, if that is earlier."""
         if self._task is None or due >= self.due:
             return
         self.due = due
@@ -74,7 +73,7 @@ class Timer:
 
 
 class VirtualClock(trio.abc.Clock):
-    """Time that advances only while every task waits, and then jumps to the next due time."""
+    """A clock that jumps to the next due time when every task waits."""
 
     def __init__(self) -> None:
         self._now = START_S
@@ -91,13 +90,13 @@ class VirtualClock(trio.abc.Clock):
         return self._now
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
-        """Jump to the next due time; Trio asks only when nothing can run before it."""
+        """Jump to the next due time. Trio calls this only if no task can run before it."""
         timers = self._timers
         while timers and timers[0][2]._task is None:
             heappop(timers)
         due = min(deadline, timers[0][0]) if timers else deadline
         if due == NEVER:
-            # Only Trio's own last task has none: a real socket wakes it up.
+            # Only Trio's own task has none: a real socket wakes it up.
             return REAL_WAIT_S
         self._now = now = max(self._now, due)
         while timers and timers[0][0] <= now:
@@ -125,7 +124,7 @@ class VirtualClock(trio.abc.Clock):
 
     @contextmanager
     def rules(self) -> Iterator[None]:
-        """Make this clock available directly, without going through Trio."""
+        """Make this clock the current one for timers."""
         functions = {name: getattr(trio, name) for name in ("current_time", "sleep", "sleep_until")}
         for name in functions:
             setattr(trio, name, getattr(self, name))
@@ -143,7 +142,7 @@ class ClockAlarm:
         self._timers: list[Timer] = []
 
     async def wait(self, due: float) -> None:
-        """Wait until `due`, or until something is expected sooner."""
+        """Wait until `due`, or an earlier time passed to `expect`."""
         clock = trio.lowlevel.current_clock()
         assert isinstance(clock, VirtualClock), "runs in virtual time only"
         timer = Timer(clock, due)

@@ -1,7 +1,7 @@
-"""Seeds that run with every change: those that once found a bug, and those with rare paths.
+"""Seeds that tests run with every change: some once found a bug, others have rare paths.
 
-A seed's meaning changes with the code that draws from it; what it once found is also covered by an
-ordinary test.
+The effect of a seed changes with the code that draws from it, so each bug also has an ordinary
+test.
 """
 
 from __future__ import annotations
@@ -9,28 +9,28 @@ from __future__ import annotations
 from typing import Final
 
 CORPUS: Final[dict[int, str]] = {
-    # Rare paths; chosen so that together they meet every fault, cause and ending.
+    # Rare paths. Together they cover every fault, cause and ending.
     9: "preemptions, and workers that leave while prompts are on their way to them",
-    23: "prefill and decode lose one another while clients leave",
+    23: "prefill and decode lose contact while clients disconnect",
     134: "a step raises, a server dies, frames outlive their links",
     160: "short pool, partitions, wedged devices, readers beyond the bound",
     194: "no worker grants, leases run out, answers go one way only",
-    203: "standstills of workers and server among drains and losses",
-    # Several, so that one is left when draws change: one seed in fifty restores blocks.
-    **dict.fromkeys((12, 33, 37, 89, 379, 489), "blocks come back from host memory"),
+    203: "stalls of workers and server among drains and losses",
+    # Several, because one seed in fifty restores blocks and draws change.
+    **dict.fromkeys((12, 33, 37, 89, 379, 489), "blocks are restored from host memory"),
     # Seeds that once found a bug.
-    5: "prompts that met workers on their way out were taken for their killers",
-    8: "a credit that was lost stopped its stream for good",
-    230: "GOODBYEs that come again seconds later",
+    5: "prompts on exiting workers were blamed for a crash",
+    8: "a lost credit stopped its stream forever",
+    230: "GOODBYEs that are repeated seconds later",
     1316: "the last rows of a window were lost in a short gap",
     1614: "the same for two streams at once, one way only",
-    368743073: "a prompt that came to a wedged worker was taken for what had wedged it",
-    1277: "the only worker, still wedged, got a request again, which was taken for the cause",
-    2464: "another completion of a prompt came after that had been quarantined",
+    368743073: "a prompt sent to a wedged worker was blamed for wedging it",
+    1277: "the only worker, still wedged, got a request, which was blamed",
+    2464: "another completion of a prompt came after its quarantine",
     # Prompts on rare routes: to decode because there is no prefill worker, and not to decode
-    # because they may have killed a worker.
+    # because they are suspected of a crash.
     **dict.fromkeys((26, 173, 310, 449), "no prefill worker is left for a while"),
     **dict.fromkeys((648, 833), "suspects wait for prefill"),
-    # Some others, so that each fault occurs more than once, whatever changes.
+    # Further seeds, so that each fault occurs more than once even if draws change.
     **dict.fromkeys(range(100, 114), "nothing special"),
 }

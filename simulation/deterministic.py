@@ -1,9 +1,9 @@
-"""Run Trio deterministically from a seed: virtual time, a fixed order of tasks, and processes that
-can be stopped as by SIGSTOP.
+"""Run Trio deterministically from a seed: virtual time, a fixed order of tasks, and simulated
+processes that can be stopped like with SIGSTOP.
 
-Besides clock.py the only file that relies on Trio's internals: the switch and the random generator
-that shuffle runnable tasks (trio._core._run), and the exchange of a task's coroutine when it is
-spawned. tests/simulation/test_deterministic.py checks them for the pinned version.
+This file and clock.py rely on Trio's internals. This one uses the switch and the random generator
+for shuffling runnable tasks (trio._core._run), and replaces a task's coroutine when it is spawned.
+tests/simulation/test_deterministic.py checks them for the pinned version.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ T = TypeVar("T")
 class ProcessGate:
     """Stops and continues all tasks of one simulated process.
 
-    A stopped task finishes its current step and begins no other; wake-ups are kept for it. Time,
-    deadlines and messages continue without it, as for a process after SIGSTOP.
+    A stopped task finishes its current step and starts no other one. Its wake-ups are kept. Time,
+    deadlines and messages continue, as for a process after SIGSTOP.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ _GATE: ContextVar[ProcessGate | None] = ContextVar("gate", default=None)
 
 @contextmanager
 def behind(gate: ProcessGate) -> Iterator[None]:
-    """Put every task spawned in this block, and all its children, behind a gate."""
+    """Put every task that is spawned in this block, and its children, behind a gate."""
     token = _GATE.set(gate)
     try:
         yield
@@ -110,7 +110,7 @@ class _GatedCoroutine:
         return self._inner.cr_await  # type: ignore[attr-defined]
 
     def _resume(self, resumption: _Resumption) -> object:
-        # A held task is rescheduled with no value; the value that it waited for came earlier.
+        # A held task is rescheduled without a value; it got its value earlier.
         resumption = self._held or resumption
         if self._gate.is_open:
             self._held = None
@@ -121,7 +121,7 @@ class _GatedCoroutine:
 
 
 def _park() -> object:
-    """Return what a coroutine yields to Trio to sleep until rescheduled, without cancellation."""
+    """Return the trap that lets a task sleep until it is rescheduled, without cancellation."""
     sleep = trio.lowlevel.wait_task_rescheduled
     waiting = sleep(lambda _: trio.lowlevel.Abort.FAILED)
     trap = waiting.send(None)
@@ -139,7 +139,7 @@ class _Gatekeeper(trio.abc.Instrument):
 
 
 class _Shuffler(random.Random):
-    """Trio's generator; draws nothing for the frequent turns with a single task."""
+    """Replacement of Trio's random generator; draws nothing if there is only one task."""
 
     def shuffle(self, x: MutableSequence[Any]) -> None:
         if len(x) > 1:
@@ -147,9 +147,9 @@ class _Shuffler(random.Random):
 
 
 def run(main: Callable[[], Awaitable[T]], seed: int) -> T:
-    """Run an async function in virtual time; the seed alone decides the order of tasks.
+    """Run an async function in virtual time, with the order of tasks determined by the seed.
 
-    The function needs its own deadline: nothing else ends tasks that wait for one another.
+    The function needs a deadline, because a deadlock of tasks would never end.
     """
     generator = scheduler._r
     was_deterministic = scheduler._ALLOW_DETERMINISTIC_SCHEDULING

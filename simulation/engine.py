@@ -1,9 +1,9 @@
-"""The scripted engine: an engine without arithmetic, whose KV shows every misplaced byte.
+"""The scripted engine: an engine that computes nothing but detects every misplaced byte of KV.
 
-KV of a token is the token with its position, written where real KV would be. A script gets
-everything that a step reads back through the block table and returns the next token; so a chunk
-that was lost, misplaced, damaged or overwritten shows as another token. Freed blocks are poisoned
-and must stay so. `chosen` is the simulator's script, SimulatedDevice its device in virtual time.
+The KV of a token is the token with its position, stored in the place of real KV. A script gets the
+KV that a step reads through the block table and returns the next token. A chunk that was lost,
+misplaced, damaged or overwritten therefore changes the tokens. Freed blocks are poisoned and must
+stay poisoned. `chosen` is the simulator's script, SimulatedDevice its device in virtual time.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ VOCAB_SIZE: Final = 1000
 HIDDEN_SIZE: Final = 4
 EOS_ID: Final = 0
 EOS_ONE_IN: Final = 43
-"""How often the model ends by itself: most answers reach their length, some do not."""
+"""Probability of the end token: most answers reach their maximum length, some end earlier."""
 MAX_MODEL_LEN: Final = 512
 FINGERPRINT: Final = "simulated"
 TOKEN: Final = 500
-"""The only token without a script: a whole word of the demo model, so that each is an event."""
+"""The only token without a script: a whole word of the demo model, so each token is an event."""
 
 _KV = struct.Struct("<HH")
 
@@ -78,12 +78,12 @@ def only_token(rows: Sequence[StepRow]) -> list[Sampled | None]:
 
 
 def chosen(kv: bytes, sample: SampleSpec) -> Sampled:
-    """The simulator's script: return the next token."""
+    """Return the next token. This is the simulator's script."""
     return Sampled(choose(kv, sample.params.seed, sample.position))
 
 
 def reference(prompt_ids: Sequence[int], sampling: SamplingParams) -> tuple[int, ...]:
-    """Return the right completion, which no fault may change."""
+    """Return the expected completion, which faults must not change."""
     kv = bytearray(kv_of(prompt_ids))
     token_ids: list[int] = []
     for position in range(sampling.max_tokens):
@@ -101,7 +101,7 @@ def hidden(kv: bytes) -> list[float]:
 
 
 def reference_vector(input_ids: Sequence[int]) -> bytes:
-    """Return the right vector of an input, which no fault may change."""
+    """Return the expected vector of an input, which faults must not change."""
     pool = Pool(VectorForm(), len(input_ids))
     pool.add(np.array([hidden(kv_of(input_ids))], dtype=np.float32))
     return pool.vector()
@@ -119,15 +119,15 @@ class SimulatedCost(NamedTuple):
     token_s: float
 
     def of(self, num_tokens: int) -> float:
-        """Return seconds for a step."""
+        """Return the duration of a step in seconds."""
         return self.step_s + num_tokens * self.token_s
 
 
 class TellingLedger(BlockLedger):
-    """A ledger that reports each lease that ends.
+    """A block ledger that reports the end of each lease.
 
     Attributes:
-      on_freed: called with the owner, once its blocks are free.
+      on_freed: called with the owner once its blocks are free.
     """
 
     on_freed: Callable[[Hashable], None] | None = None
@@ -157,19 +157,19 @@ class ScriptedEngine:
     """See worker.engine_port.EnginePort.
 
     Args:
-      num_blocks: blocks that can be leased; block 0 is extra.
+      num_blocks: number of blocks that can be leased, without block 0.
       block_size: tokens per block.
       pace: capacity and duration of steps.
       says: the script; None always gives the same token.
-      host_bytes: for evicted KV.
-      report: called with a sentence for everything that must not happen.
-      happened: counts steps that were made to fail.
+      host_bytes: host memory for evicted KV.
+      report: called with a description of each violation.
+      happened: counts injected step errors.
 
     Attributes:
       before_step: called with the rows of each step; may raise.
       fail_steps: number of coming steps that raise.
-      is_device_lost: the device accepts no more work.
-      num_rests: how often it had nothing to compute.
+      is_device_lost: whether the device fails.
+      num_rests: number of calls of `rest`.
       sampled_at: start of the step that last sampled, by prompt and seed.
     """
 
@@ -213,11 +213,11 @@ class ScriptedEngine:
         self._happened = Counter() if happened is None else happened
 
     def rest(self) -> None:
-        """Count the call: it has no cores to lend."""
+        """Count the call. There are no cores to lend."""
         self.num_rests += 1
 
     def constrain(self, sampling: SamplingParams) -> None:
-        """Return None: its tokens are not text, so it takes no requests with a grammar."""
+        """Return None. Tokens are not text, so grammars are not supported."""
         assert not sampling.is_constrained
 
     def check_device(self) -> None:
@@ -241,7 +241,7 @@ class ScriptedEngine:
                 self._report(f"block {block} was written after it was freed")
 
     def export_blocks(self, block_ids: Sequence[int], into: memoryview | None = None) -> bytes:
-        """Copy blocks out."""
+        """Copy blocks out of the pool."""
         payload = b"".join(self._pool[block] for block in block_ids)
         if into is not None:
             into[:] = payload
@@ -261,7 +261,7 @@ class ScriptedEngine:
         self._pool[target][:] = self._pool[source]
 
     def import_blocks(self, block_ids: Sequence[int], payload: bytes | memoryview) -> None:
-        """Overwrite blocks."""
+        """Copy KV into blocks."""
         size = self.bytes_per_block
         assert len(payload) == len(block_ids) * size
         for index, block in enumerate(block_ids):
@@ -270,7 +270,7 @@ class ScriptedEngine:
             self._pool[block][:] = payload[index * size : (index + 1) * size]
 
     def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
-        """Store tokens, and return what follows the KV that is read back."""
+        """Store the tokens of rows, and return the script's next tokens."""
         if self.before_step is not None:
             self.before_step(rows)
         if self.fail_steps:
@@ -302,7 +302,7 @@ class ScriptedEngine:
         return kv[: num_tokens * _KV.size]
 
     def _check_owned(self, rows: Sequence[StepRow]) -> None:
-        # Rows of one sequence share one table.
+        # Rows of one sequence share a block table.
         written = {(id(row.block_table), block) for row in rows for block in self._written(row)}
         blocks = [block for _, block in written]
         if len(set(blocks)) != len(blocks):
@@ -318,12 +318,12 @@ class ScriptedEngine:
 
 
 class SimulatedDevice:
-    """Takes virtual time for each step; can be made to hang.
+    """A device that takes virtual time for each step and can hang.
 
     Args:
-      engine: runs the steps.
-      cost: of a step.
-      happened: counts steps that were held up.
+      engine: engine that runs the steps.
+      cost: cost of a step.
+      happened: counts steps that were delayed.
 
     Attributes:
       on_step: called with the start time of each step.
@@ -340,13 +340,13 @@ class SimulatedDevice:
         self._standstill: trio.CancelScope | None = None
 
     def wedge(self, seconds: float) -> None:
-        """Let no step return for a while; 0 s ends such a while."""
+        """Make steps hang for a while; 0 s ends that."""
         self._wedged_until = trio.current_time() + seconds
         if self._standstill is not None:
             self._standstill.deadline = self._wedged_until
 
     async def run(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
-        """Run a step after the time that it takes."""
+        """Run a step after its duration."""
         began_at = trio.current_time()
         rows = _rows(args)
         if rows and self.on_step is not None:
@@ -366,17 +366,17 @@ class SimulatedDevice:
 
 
 def _rows(args: tuple[object, ...]) -> Sequence[StepRow]:
-    """Return the rows of a step; none if the device is only being checked."""
+    """Return the rows of a step; none if the call only checks the device."""
     return cast("Sequence[StepRow]", args[0]) if args else ()
 
 
 EAGER: Final = SpeculationConfig(max_guesses=4, max_step_tokens=12, pause_rows=1, max_pause_rows=2)
-"""Small, like everything here; longer pauses would outlast most answers."""
+"""Short, because longer pauses would outlast most answers."""
 WRONG_ONE_IN: Final = 4
 
 
 class Guesses:
-    """A source of guesses that knows every completion in advance."""
+    """A source of guesses based on the known completions."""
 
     ledger = None
 
@@ -384,7 +384,7 @@ class Guesses:
         self._completions: dict[AttemptKey, tuple[int, ...]] = {}
 
     def guess(self, attempt: DecodeAttempt, most: int) -> list[int]:
-        """Return tokens that follow; which are wrong depends only on seed and position."""
+        """Return the next tokens, with errors that depend only on seed and position."""
         if attempt.key not in self._completions:
             self._completions[attempt.key] = reference(attempt.prompt_ids, attempt.sampling)
         position, seed = len(attempt.output_ids), attempt.sampling.seed
@@ -396,5 +396,5 @@ class Guesses:
         ]
 
     def forget(self, key: AttemptKey) -> None:
-        """Forget an attempt that has ended."""
+        """Drop an attempt that has ended."""
         self._completions.pop(key, None)

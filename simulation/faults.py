@@ -1,4 +1,4 @@
-"""The kinds of faults, how many of each a seed gets, and counts of those that occurred."""
+"""The kinds of faults, the random fault plan of a seed, and counts of faults that occurred."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Fault(StrEnum):
-    """Every fault that can be enabled."""
+    """A kind of fault."""
 
     LOSS = "loss"
     DUPLICATION = "duplication"
@@ -44,7 +44,7 @@ class Fault(StrEnum):
     CRASH = "crash"
     FREEZE = "freeze"
     ZOMBIE = "zombie"  # frozen for longer than a lease
-    WEDGE = "wedge"  # the device hangs, the process answers
+    WEDGE = "wedge"  # the device hangs, but the process answers
     STEP_ERROR = "step error"
     EXHAUSTION = "pool exhaustion"
     DRAIN = "worker drain"
@@ -68,7 +68,7 @@ TIMED: Final = (
     Fault.SERVER_CRASH,
     Fault.SERVER_FREEZE,
 )
-"""Faults that the injector causes at random moments."""
+"""Faults that the injector causes at random times."""
 
 HARMLESS: Final = frozenset(
     {
@@ -82,19 +82,19 @@ HARMLESS: Final = frozenset(
         Fault.STALL,
     }
 )
-"""Faults that may occur all the time without costing a client its answer."""
+"""Faults that may occur at any rate without losing an answer."""
 SINGLE: Final = tuple(
     fault for fault in TIMED if fault not in HARMLESS and fault is not Fault.SERVER_CRASH
 )
-"""Faults that may occur once, anywhere, without costing a client its answer."""
+"""Faults that may occur once without losing an answer."""
 MILD_LATE_S: Final = 50 * MILLISECONDS
 SHARE_MILD: Final = 0.25
-"""Share of seeds in which every client must get its answer; the others suffer too much for that."""
+"""Share of seeds in which every client must get its answer. The others have too many faults."""
 
 CALM: Final = Faults(min_delay_s=0.5 * MILLISECONDS, max_delay_s=4 * MILLISECONDS)
 """Faults of a healthy network."""
 SHARE_ENABLED: Final = 0.4
-"""Number of kinds in a seed. A few at a time find more than all at once, which hide one another."""
+"""Number of kinds in a seed. A few find more bugs than all together, which hide one another."""
 MAX_LATE_S: Final = 6 * SECONDS
 """Longest delay of a frame: far longer than leases, well within tombstones."""
 
@@ -104,23 +104,23 @@ LOSABLE: Final = (
     *(Tokens, TokenCredit, End, Ended),
 )
 MOST_SPARED: Final = 6
-"""Frames of its kind that pass before the lost one: it belongs to the first requests, or to a later
-one among others."""
+"""Number of frames of its kind before the lost one, which belongs to the first requests or to a
+later one."""
 STANDSTILLS_S: Final = (0.4, 0.6, 0.9, 1.1, 1.4, 1.6, 1.9, 2.1, 2.6)
-"""On both sides of each limit: heartbeat 0.5, late 1.0, silent 1.5, lease 2.0."""
+"""Durations on both sides of each limit: heartbeat 0.5, late 1.0, silent 1.5, lease 2.0."""
 MOST_APART_S: Final = 0.6
-"""From the loss to the standstill: a little more than one heartbeat."""
+"""Longest time from the loss to the stop: a little more than one heartbeat."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """One lost frame, and a process that stops at about that time.
+    """One lost frame, and a process that stops at about the same time.
 
     Attributes:
-      kind: of the frame.
-      num_spared: frames of its kind that pass before.
-      stops_after_s: from the loss until a process stops.
-      stops_s: for how long; 0 for not at all.
+      kind: kind of the frame.
+      num_spared: number of frames of its kind before it.
+      stops_after_s: time from the loss until a process stops.
+      stops_s: duration of the stop; 0 for none.
       victim: selects the process.
     """
 
@@ -132,7 +132,7 @@ class Loss:
 
 
 def draw_loss(rng: random.Random) -> Loss:
-    """Draw the frame that is lost, and the process that stops."""
+    """Draw the lost frame and the process that stops."""
     return Loss(
         rng.choice(LOSABLE),
         rng.randrange(MOST_SPARED),
@@ -150,9 +150,9 @@ class FaultPlan:
       enabled: kinds of faults.
       network: faults of the network.
       every_s: mean time between two faults of the injector.
-      once: fault that the injector causes once; None for none.
-      is_mild: every client that stays must get its answer.
-      loss: the single lost frame instead; None for none.
+      once: fault that the injector causes once, or None.
+      is_mild: whether every client that stays must get its answer.
+      loss: a single lost frame instead, or None.
     """
 
     enabled: frozenset[Fault]
@@ -185,8 +185,8 @@ def draw_plan(rng: random.Random) -> FaultPlan:
     slow_s = rng.choice((20, 80, 300)) * MILLISECONDS
     late_s = rng.choice((0.05, 0.3, 1.0, MAX_LATE_S))
     if is_mild:
-        # A duplicated GOODBYE that arrives long after both sides have reconnected is believed: no
-        # real link does this, and no epoch distinguishes it from a new one.
+        # A duplicated GOODBYE that arrives long after both sides have reconnected is accepted: real
+        # links do not do this, and no epoch distinguishes it from a new one.
         late_s = min(late_s, MILD_LATE_S)
     network = Faults(
         min_delay_s=CALM.min_delay_s,
@@ -202,7 +202,7 @@ def draw_plan(rng: random.Random) -> FaultPlan:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of faults that occurred: an enabled fault that never occurs proves nothing.
+    """Counts of faults that occurred, because an enabled fault that never occurs proves nothing.
 
     Attributes:
       asked: seeds in which the kind was enabled.
@@ -224,5 +224,5 @@ class Tally:
         self.routes += other.routes
 
     def never_happened(self) -> list[Fault]:
-        """Return the kinds that were enabled and never occurred."""
+        """Return the kinds that were enabled but never occurred."""
         return [fault for fault in Fault if self.asked[fault] and not self.happened[fault]]

@@ -1,7 +1,7 @@
-"""A whole fleet in memory: the product's server and workers on an in-memory network.
+"""Run a whole fleet in memory: the product's server and workers on an in-memory network.
 
-`worker_of` builds one worker; `running_fleet` runs a fleet whose devices take modelled time, for
-load tests that last an hour of virtual time.
+`worker_of` builds one worker. `running_fleet` runs a fleet with devices of modelled time, for load
+tests of an hour of virtual time.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from worker.worker_loop import Device
 
 KV_SECRET: Final = bytes(SECRET_BYTES)
-"""No attacker is simulated, and the bytes on the wire must depend only on the seed."""
+"""Constant, because no attacker is simulated and the bytes on the wire must depend only on the
+seed."""
 READY_S: Final = 60 * SECONDS
 
 
@@ -58,17 +59,17 @@ def worker_of(
     draw_epoch: Callable[[], int] | None = None,
     source: GuessSource | None = None,
 ) -> partial[Any]:
-    """Return a worker for `nursery.start`, which gives its WorkerLoop.
+    """Return a worker for `nursery.start`, which returns its WorkerLoop.
 
     Args:
       role: prefill or decode.
-      config: of the worker.
-      engine: used instead of a model.
-      device: runs its steps.
-      network: for all its links.
-      host: whose memory it shares; None for the machine's.
-      draw_epoch: returns epochs; None for the product's own.
-      source: of guessed tokens; decode only, None for the product's own.
+      config: config of the worker.
+      engine: engine to use.
+      device: device that runs its steps.
+      network: network of all its links.
+      host: simulated host for shared memory; None for the real machine.
+      draw_epoch: returns epochs; None for the default.
+      source: source of guessed tokens, for decode; None for the default.
     """
     more: dict[str, Any] = {}
     if draw_epoch is not None:
@@ -96,9 +97,9 @@ class FleetShape:
       prefills: number of workers.
       decodes: number of workers.
       max_num_seqs: rows of a decode step.
-      num_blocks: of each pool.
-      cost: of each worker's steps.
-      server: bounds and switches of the server; addresses and links are added.
+      num_blocks: blocks of each pool.
+      cost: cost of each worker's steps.
+      server: config of the server, without addresses and links.
     """
 
     prefills: int = 1
@@ -114,11 +115,11 @@ class FleetShape:
 
 
 class Front(NamedTuple):
-    """Parts of the server around its fleet.
+    """Components of the server around its fleet.
 
     Attributes:
-      text: of the model.
-      observer: notified of events.
+      text: text conversion of the model.
+      observer: receives metrics events.
       events: publishes request events.
     """
 
@@ -128,7 +129,7 @@ class Front(NamedTuple):
 
 
 class _Calm(Conditions):
-    """A network that loses nothing, in the simulator's own time."""
+    """Conditions of a network without losses, in virtual time."""
 
     def make_alarm(self) -> ClockAlarm:
         return ClockAlarm()
@@ -144,8 +145,8 @@ async def running_fleet(
 
     Args:
       shape: size of the fleet.
-      seed: for everything random.
-      front: of the server; None for a server with only its fleet.
+      seed: random seed.
+      front: further components of the server, or None.
     """
     network, host, epochs = MemoryNetwork(seed), Host(1), count(1, LIVES)
     if isinstance(trio.lowlevel.current_clock(), VirtualClock):

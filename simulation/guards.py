@@ -1,7 +1,7 @@
-"""Remove guards of the protocol temporarily, within this process, to show that each is needed.
+"""Remove guards of the protocol temporarily, to test that the simulator notices.
 
-The product has no switch for this: functions are replaced from outside. If a missing guard goes
-unnoticed, the simulator checks the wrong things.
+The product has no switch for this; functions are replaced within this process. If a missing guard
+goes unnoticed, the simulator lacks a check.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Exchange(NamedTuple):
 
 
 class _Anything:
-    """Equal to everything."""
+    """An object that equals everything."""
 
     def __eq__(self, other: object) -> bool:
         return True
@@ -69,7 +69,7 @@ class _Anything:
 
 
 def lease_expiry() -> list[Exchange]:
-    """Leases last until their request's deadline, named or not."""
+    """Leases last until their request's deadline, also without heartbeats."""
 
     def expired(self: LeaseTable, now: float) -> list[tuple[AttemptKey, EndReason]]:
         return [(lease.key, EndReason.DEADLINE) for lease in self.leases() if lease.deadline <= now]
@@ -78,7 +78,7 @@ def lease_expiry() -> list[Exchange]:
 
 
 def digest() -> list[Exchange]:
-    """Chunks are accepted without a check."""
+    """Chunks are accepted without a check of their digests."""
     return [Exchange(decode.assembly, "payload_digest", lambda _: _Anything())]
 
 
@@ -99,7 +99,7 @@ def positions() -> list[Exchange]:
 
 
 def live_lease() -> list[Exchange]:
-    """KV is written where the attempt once had its blocks, as with remote memory access."""
+    """KV is written to the attempt's former blocks, as with remote memory access."""
     on_chunk = KvIntake.on_chunk
     blocks: dict[AttemptKey, list[int]] = {}
 
@@ -118,7 +118,7 @@ def live_lease() -> list[Exchange]:
 
 
 def running_step() -> list[Exchange]:
-    """Blocks are freed at once, even while the device uses them."""
+    """Blocks are freed immediately, even while the device uses them."""
 
     def begin_step(self: AttemptTable[DecodeAttempt], keys: Iterable[AttemptKey]) -> None:
         del self, keys
@@ -166,7 +166,7 @@ def epochs() -> list[Exchange]:
 
 
 def living_processes() -> list[Exchange]:
-    """A worker that was given up counts as dead, even if it answers in the same epoch."""
+    """A worker that was considered dead stays dead, even if it answers in the same epoch."""
     settle = PoisonDetector.settle
     return [
         Exchange(
@@ -176,7 +176,7 @@ def living_processes() -> list[Exchange]:
 
 
 def tombstones() -> list[Exchange]:
-    """Ended attempts are forgotten at once."""
+    """Ended attempts leave no tombstones."""
 
     def bury(self: LeaseTable, key: AttemptKey, now: float) -> None:
         del self, key, now
@@ -185,7 +185,7 @@ def tombstones() -> list[Exchange]:
 
 
 def self_fence() -> list[Exchange]:
-    """A process that was stopped continues as if nothing had happened."""
+    """A process that was stopped continues without fencing itself."""
 
     def beat(self: SelfFence, now: float) -> bool:
         self._beat_at = now
@@ -195,7 +195,7 @@ def self_fence() -> list[Exchange]:
 
 
 def renewal_by_name() -> list[Exchange]:
-    """A heartbeat renews all leases of its server, named or not."""
+    """A heartbeat renews all leases of its server, not only the named ones."""
     renew = LeaseTable.renew
 
     def renew_all(
@@ -208,7 +208,7 @@ def renewal_by_name() -> list[Exchange]:
 
 
 def end() -> list[Exchange]:
-    """Workers are not told that an attempt is over."""
+    """Workers are not notified of the end of an attempt."""
 
     def release_attempt(self: Attempts, request: Request, reason: EndReason) -> None:
         del self, reason
@@ -221,8 +221,8 @@ def end() -> list[Exchange]:
 
 
 def greetings() -> list[Exchange]:
-    """A worker believes the name that a connection had at first, and accepts frames of every
-    connection, even without a HELLO to this epoch."""
+    """A worker accepts the first name of a connection, and frames of connections without a HELLO to
+    its epoch."""
     hear, attach = PeerTable.hear, MemoryListener.attach
 
     def hear_strangers(self: PeerTable, sender: bytes, now: float) -> PeerId | None:
@@ -241,8 +241,7 @@ def greetings() -> list[Exchange]:
 
 
 def broken_links() -> list[Exchange]:
-    """A broken connection is not reported, and a restarted process at its address goes
-    unnoticed."""
+    """Broken connections are not reported, so a restarted process at an address goes unnoticed."""
 
     async def wait_for_ever(self: MemoryConnection) -> None:
         del self
@@ -269,12 +268,12 @@ def gaps() -> list[Exchange]:
 
 
 def stalled_receivers() -> list[Exchange]:
-    """A decode worker that does not answer is never given up."""
+    """Prefill waits forever for a decode worker that does not answer."""
     return [Exchange(PeerSender, "is_stalled", lambda _, now: False)]
 
 
 def word_of_the_unknown() -> list[Exchange]:
-    """A server is not told that an attempt it names is unknown."""
+    """A server is not notified that an attempt in its heartbeat is unknown."""
 
     def renew(
         self: AttemptTable[DecodeAttempt],
@@ -310,7 +309,7 @@ def tokens_of_a_hit() -> list[Exchange]:
 
 
 def finished_kv() -> list[Exchange]:
-    """Blocks can be found as soon as they are leased, computed or not."""
+    """Blocks are in the prefix cache as soon as they are leased, even if not computed."""
     lease = PrefixCache.lease
 
     def lease_and_insert(

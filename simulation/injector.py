@@ -1,4 +1,4 @@
-"""Cause faults at random moments, undo them, and count those that occurred."""
+"""Inject faults into the simulated fleet at random times, undo them, and count them."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Injector:
     """The faults of one run.
 
     Args:
-      world: the target.
+      world: the fleet.
       plan: kinds of faults and their rate.
-      rng: draws victims and times.
-      happened: counts.
+      rng: random source of victims and times.
+      happened: counts of faults.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Injector:
         }
 
     async def run(self, seconds: float) -> None:
-        """Cause faults for a while, then heal everything."""
+        """Inject faults for a while, then undo all of them."""
         self._world.weather.faults = self._plan.network
         self._world.weather.outlives_links = Fault.AFTERLIFE in self._plan.enabled
         try:
@@ -88,7 +88,7 @@ class Injector:
             await self._stop(fault, victim if victim.is_running else None, loss.stops_s)
 
     def heal(self) -> None:
-        """End all faults, and continue everything that was stopped."""
+        """Undo all faults, and continue all stopped processes."""
         self._world.weather.faults = CALM
         self._world.weather.outlives_links = False
         self._world.weather.partitions.clear()

@@ -1,7 +1,7 @@
-"""A device with modelled time: each step takes the time of a formula, on any machine.
+"""A device with modelled time: each step computes nothing and takes the time of a formula.
 
-A fleet on a small shared machine has no reproducible capacity. So only the computation is replaced:
-nothing is computed, and a step takes `step + rows x row + prompt tokens x token`.
+A fleet on a small shared machine has no reproducible capacity. With this device a step takes
+`step + rows x row + prompt tokens x token` seconds on any machine.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ class StepCost(NamedTuple):
     token_s: float
 
     def of(self, rows: Sequence[StepRow]) -> float:
-        """Return seconds for a step."""
+        """Return the duration of a step in seconds."""
         prompt_tokens = sum(len(row.token_ids) for row in rows if not row.is_decode)
         num_decoding = sum(row.is_decode for row in rows)
         return self.step_s + num_decoding * self.row_s + prompt_tokens * self.token_s
 
 
 COST: Final = StepCost(10 * MILLISECONDS, 2 * MILLISECONDS, 1 * MILLISECONDS)
-"""About 800 prompt tokens a second: even ten times the fleet's capacity is little work for its
-server and for clients on the same two cores, and a request takes long compared with the machine's
-hiccups."""
+"""About 800 prompt tokens per second: even ten times the fleet's capacity is little work for the
+server and the clients on the same two cores, and a request takes long compared with pauses of the
+machine."""
 
 
 def paced(cost: StepCost, config: EngineConfig) -> Pace:
-    """Return what a worker would measure with such a device at its start."""
+    """Return the pace that a worker would measure with this device at its start."""
     return pace_of(MEASURED_TOKENS, cost.step_s + MEASURED_TOKENS * cost.token_s, config)
 
 
 class ModelledDevice:
-    """Takes virtual time for each step.
+    """A device that takes modelled time for each step.
 
     Args:
-      cost: of a step.
+      cost: cost of a step.
     """
 
     def __init__(self, cost: StepCost) -> None:
@@ -73,6 +73,6 @@ class ModelledDevice:
 
 
 def _rows(args: tuple[object, ...]) -> Sequence[StepRow]:
-    """Return the rows of a step, the only calls that this device runs."""
+    """Return the rows of a step. The device runs no other calls."""
     (rows,) = args
     return cast("Sequence[StepRow]", rows)

@@ -1,7 +1,7 @@
 """`python -m simulation.mutants`: remove guards, alone and together; each loss must be noticed.
 
-Some guards are redundant: without one of them another one takes over. These are removed together.
-Exit code 0 if every mutant was caught within its number of seeds, 1 if one survived.
+Redundant guards, which replace one another, are removed together. Exit code 0 if every mutant was
+caught within its number of seeds, 1 if one survived.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Mutant(NamedTuple):
     """A product without some of its guards.
 
     Attributes:
-      removed: names of guards.
-      within: number of seeds in which it must be caught.
+      removed: names of the removed guards.
+      within: number of seeds within which it must be caught.
     """
 
     removed: tuple[str, ...]
@@ -93,7 +93,7 @@ def hunt(mutant: Mutant) -> MutantVerdict:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Hunt every mutant; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m simulation.mutants", description=__doc__)
-    parser.add_argument("--processes", type=int, default=2, help="at once (default: %(default)s)")
+    parser.add_argument("--processes", type=int, default=2, help="processes (default: %(default)s)")
     options = parser.parse_args(arguments)
     console = Console(highlight=False, soft_wrap=True)
     context = multiprocessing.get_context("spawn")

@@ -1,6 +1,6 @@
-"""The simulated network and hosts: frames that links lose, and memory shared within a host.
+"""The simulated network, which loses and delays frames, and hosts with shared memory.
 
-Hosts replace transport/shared_ring.py without a kernel: their numbers come from the seed.
+Hosts replace transport/shared_ring.py without a kernel. The host of a worker comes from the seed.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 
 NUM_HOSTS: Final = 2
-"""About every second pair of workers shares memory; between the others bytes are sent."""
+"""About half of the worker pairs share memory; the others send bytes."""
 
 
 class SimulatedRing:
-    """A ring of this process, and as seen by its finder. See shared_ring.OwnRing and FoundRing."""
+    """A ring in its owner's process. See shared_ring.OwnRing."""
 
     def __init__(self, host: Host, number: int, num_bytes: int) -> None:
         self._bytes = bytearray(num_bytes)
@@ -47,12 +47,12 @@ class SimulatedRing:
         self.memory = memoryview(self._bytes)
 
     def close(self) -> None:
-        """End with its owner's life: it can no longer be found, but readers keep it."""
+        """Remove the ring, as its owner's exit does. Readers keep it mapped."""
         self._host.forget(self)
 
 
 class SeenRing:
-    """A ring as another process has it mapped. See shared_ring.FoundRing."""
+    """A ring that another process has mapped. See shared_ring.FoundRing."""
 
     def __init__(self, ring: SimulatedRing, host: Host) -> None:
         self._ring = ring
@@ -65,7 +65,7 @@ class SeenRing:
 
     @property
     def is_orphaned(self) -> bool:
-        """Whether its owner is dead."""
+        """Return whether its owner is dead."""
         return not self._host.has(self._ring)
 
     def close(self) -> None:
@@ -73,10 +73,10 @@ class SeenRing:
 
 
 class Host:
-    """One host: the rings that its processes offer.
+    """A host with the rings of its processes.
 
     Args:
-      number: of the host, from 1.
+      number: number of the host, from 1.
     """
 
     def __init__(self, number: int) -> None:
@@ -85,17 +85,17 @@ class Host:
         self._rings: dict[SharedRing, SimulatedRing] = {}
 
     def make_ring(self, num_bytes: int) -> SimulatedRing:
-        """Return memory that other processes on this host may read."""
+        """Return a ring that other processes on this host can read."""
         ring = SimulatedRing(self, next(self._numbers), num_bytes)
         assert ring.offer is not None
         self._rings[ring.offer] = ring
         return ring
 
     def find(self, offer: SharedRing) -> SeenRing:
-        """Return the offered ring, if it is on this host.
+        """Return the offered ring.
 
         Raises:
-          NotSharedError: it is not.
+          NotSharedError: it is not on this host.
         """
         ring = self._rings.get(offer)
         if ring is None:
@@ -103,7 +103,7 @@ class Host:
         return SeenRing(ring, self)
 
     def has(self, ring: SimulatedRing) -> bool:
-        """Return whether a ring's owner is alive."""
+        """Return whether a ring's owner is live."""
         return ring.offer in self._rings
 
     def forget(self, ring: SimulatedRing) -> None:
@@ -113,7 +113,7 @@ class Host:
 
 
 def draw_hosts(seed: int, names: list[str]) -> dict[str, Host]:
-    """Return the host of each worker; drawn separately, so that other draws do not change."""
+    """Draw the host of each worker, with a separate generator so that other draws do not change."""
     rng = random.Random(f"hosts {seed}")
     hosts = [Host(1 + number) for number in range(NUM_HOSTS)]
     return {name: rng.choice(hosts) for name in names}
@@ -134,7 +134,7 @@ def kv_address(name: str) -> str:
 
 
 class _Route(NamedTuple):
-    """One direction of one link: sender, receiver, and its name in the trace."""
+    """One direction of a link: sender, receiver, and its name in the trace."""
 
     ends: tuple[str, str]
     text: str
@@ -144,7 +144,7 @@ class Weather(Conditions):
     """See transport.memory_pipe.Conditions.
 
     Args:
-      seed: decides every fault.
+      seed: random seed of the faults.
       trace: records messages.
 
     Attributes:
@@ -173,8 +173,8 @@ class Weather(Conditions):
         await self._lost.wait()
 
     def is_cut(self, link: LinkName, direction: str) -> bool:
-        """Return whether this frame is the one to lose, or a partition lies between sender and
-        receiver."""
+        """Return whether a partition separates sender and receiver, or this frame is the one to
+        lose."""
         if self._is_lost:
             self._is_lost = False
             self.num_lost_alone += 1
@@ -190,7 +190,7 @@ class Weather(Conditions):
         return True
 
     def make_alarm(self) -> ClockAlarm:
-        """Return an alarm on the simulator's own clock."""
+        """Return an alarm on the virtual clock."""
         return ClockAlarm()
 
     def on_put(self, link: LinkName, direction: str, parts: Sequence[bytes | memoryview]) -> None:
@@ -208,7 +208,7 @@ class Weather(Conditions):
         self._trace.sent(route.text, parts, fate)
 
     def count(self, happened: Counter[Fault]) -> None:
-        """Add the network's faults."""
+        """Add the network's faults to the counts."""
         counts = self.counts
         happened[Fault.LOSS] += counts.lost + self.num_lost_alone
         happened[Fault.DUPLICATION] += counts.duplicated

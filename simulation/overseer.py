@@ -1,6 +1,6 @@
-"""Watch one worker's writes and steps, and check that each was made for the blocks' present owner.
+"""Check that a worker writes KV and runs steps only for the current owner of the blocks.
 
-The product enforces ownership; this check is independent of its tables.
+The product enforces ownership; this check does not rely on its tables.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Overseer:
     """Watches one epoch of one worker.
 
     Args:
-      process: of the worker; knows how long it was stopped.
+      process: process of the worker, with the time for which it was stopped.
       core: its state machine.
-      link: lifetimes.
-      report: called with a sentence for everything that must not happen.
+      link: config with the lifetimes of leases.
+      report: called with a description of each violation.
     """
 
     def __init__(
@@ -104,8 +104,8 @@ class Overseer:
             self._report(f"{self._process} {what} for {key}, {late_s:.2f} s after its lease")
 
     def _patience_s(self, now: float) -> float:
-        """Return how late after its expiry a lease may still be used: until the next sweep, or
-        longer for a process that was stopped for less than a lease's lifetime."""
+        """Return how long a lease may be used after its expiry: until the next sweep, or longer for
+        a process that was stopped for less than a lease's lifetime."""
         patience_s = self._link.sweep_interval_s + SLACK_S
         stopped_s = self._process.stopped_s
         was_just_stopped = now - self._process.away_until <= patience_s

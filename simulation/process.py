@@ -1,6 +1,6 @@
-"""One simulated process through crashes and restarts, with the links of each life.
+"""A simulated process that can crash, freeze and restart, and its links.
 
-At a crash, its links are cut before any of its code can send more.
+At a crash its links are cut before its code can send more frames.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class Wiring:
-    """Makes links and remembers them.
+    """Creates the links of a process and can cut them.
 
     Args:
-      network: the real maker.
+      network: network that creates the links.
     """
 
     def __init__(self, network: MemoryNetwork) -> None:
@@ -52,7 +52,7 @@ class Wiring:
         return connection
 
     def sever(self) -> None:
-        """Cut all links: nothing sent from now on finds a peer."""
+        """Cut all links: later frames reach no peer."""
         for connection in self._connections:
             connection.detach()
         for listener in self._listeners:
@@ -82,7 +82,7 @@ class Surroundings(Protocol):
 
     @property
     def rng(self) -> random.Random:
-        """Source of epochs."""
+        """Random source of epochs."""
         ...
 
     @property
@@ -91,7 +91,7 @@ class Surroundings(Protocol):
         ...
 
     def report(self, what: str) -> None:
-        """Record what must not happen."""
+        """Record a violation."""
         ...
 
     def note(self, what: str) -> None:
@@ -100,18 +100,18 @@ class Surroundings(Protocol):
 
 
 class Process(ABC):
-    """One name in the fleet, through all its lives.
+    """A process of the fleet, through all its restarts.
 
     Args:
-      role: of the process.
-      name: in the fleet.
+      role: role of the process.
+      name: its name in the fleet.
       around: state shared by all processes.
 
     Attributes:
       lives: number of starts.
-      restart_s: time between its end and next start.
+      restart_s: time between its exit and the next start.
       away_until: end of its last freeze.
-      stopped_s: length of its last freeze.
+      stopped_s: duration of its last freeze.
     """
 
     def __init__(self, role: Role, name: str, around: Surroundings) -> None:
@@ -133,7 +133,7 @@ class Process(ABC):
     @property
     @abstractmethod
     def is_up(self) -> bool:
-        """Return whether it serves in its present life."""
+        """Return whether it is serving."""
 
     @property
     def is_frozen(self) -> bool:
@@ -146,7 +146,7 @@ class Process(ABC):
         return self.is_up and not self.is_frozen
 
     async def keep(self) -> None:
-        """Restart it whenever it ends. Runs outside of the process itself."""
+        """Restart it whenever it exits. Runs outside the process itself."""
         while True:
             self.lives += 1
             self._gate = ProcessGate()
@@ -156,27 +156,27 @@ class Process(ABC):
                 with self._scope, behind(self._gate):
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(self._live)
-            except* Exception as group:  # noqa: BLE001 (where a real process would die)
+            except* Exception as group:  # noqa: BLE001 (a real process would crash)
                 self._around.report(f"{self.name} died of {_innermost(group)}")
             self._gone()
             self._around.note(f"{self.name} has ended")
             await trio.sleep(self.restart_s)
 
     def kill(self) -> None:
-        """End this life at once, as by SIGKILL, even if stopped."""
+        """Kill it like SIGKILL, even if stopped."""
         self._gone()
         self._wiring.sever()
         self._scope.cancel()
         self._gate.open()
 
     def freeze(self) -> None:
-        """SIGSTOP. Idempotent."""
+        """Stop it like SIGSTOP. Idempotent."""
         if self._gate.is_open:
             self._stopped_at = trio.current_time()
         self._gate.close()
 
     def thaw(self) -> None:
-        """SIGCONT. Idempotent."""
+        """Continue it like SIGCONT. Idempotent."""
         if not self._gate.is_open:
             self.away_until = trio.current_time()
             self.stopped_s = self.away_until - self._stopped_at
@@ -188,16 +188,16 @@ class Process(ABC):
             nursery.start_soon(fn)
 
     def draw_epoch(self) -> int:
-        """Return the epoch of a new life."""
+        """Return a new epoch."""
         return self._around.rng.getrandbits(64) or 1
 
     @abstractmethod
     async def _live(self) -> None:
-        """Serve until the end."""
+        """Serve until it exits."""
 
     @abstractmethod
     def _gone(self) -> None:
-        """Forget the ended life. Idempotent."""
+        """Drop the state of the exited process. Idempotent."""
 
 
 def _innermost(error: BaseException) -> str:

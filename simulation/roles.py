@@ -41,12 +41,12 @@ class WorkerProcess(Process):
 
     Args:
       role: prefill or decode.
-      name: in the fleet.
+      name: its name in the fleet.
       around: state shared by all processes.
-      config: blocks and rows.
-      num_blocks: of its pool.
-      cost: of its steps.
-      host: where it runs.
+      config: config of blocks and rows.
+      num_blocks: blocks of its pool.
+      cost: cost of its steps.
+      host: host that it runs on.
       guesses: whether it guesses coming tokens; decode only.
     """
 
@@ -84,12 +84,12 @@ class WorkerProcess(Process):
 
     @property
     def is_up(self) -> bool:
-        """Return whether it serves."""
+        """Return whether it is serving."""
         return self.loop is not None
 
     @property
     def core(self) -> PrefillCore | DecodeCore:
-        """The state machine of the present life."""
+        """The current state machine."""
         assert self.loop is not None, "only a running worker has a core"
         return self.loop._core  # type: ignore[return-value]
 
@@ -138,7 +138,7 @@ class WorkerProcess(Process):
 
 
 class Causes(Observer):
-    """Counts why attempts failed, and which workers compute prompts."""
+    """Counts the causes of failed attempts and the routes of prompts."""
 
     def __init__(self, tally: Tally) -> None:
         super().__init__()
@@ -154,15 +154,15 @@ class Causes(Observer):
 
 
 class ServerProcess(Process):
-    """A server: production code without HTTP; its clients are its tasks.
+    """A server: production code without HTTP, with its clients as tasks.
 
     Args:
-      name: in the fleet.
+      name: its name in the fleet.
       around: state shared by all processes.
-      config: addresses and bounds.
+      config: config of the server.
 
     Attributes:
-      charges: usage of its clients, one entry per life.
+      charges: usage of its clients, one entry per start.
     """
 
     def __init__(self, name: str, around: Surroundings, config: ServerConfig) -> None:
@@ -179,7 +179,7 @@ class ServerProcess(Process):
         return self.fleet is not None
 
     async def serve(self, handler: Callable[[Links], Awaitable[object]]) -> None:
-        """Run a client as soon as the server accepts requests."""
+        """Wait until the server accepts requests, and run a client."""
         while self.fleet is None or self.handlers is None:
             await self._up.wait()
         self.spawn(self.handlers, partial(handler, self.fleet))

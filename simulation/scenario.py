@@ -1,4 +1,4 @@
-"""One seed: a fleet with clients and faults, then a quiet phase, and the checks at the end."""
+"""Run one seed: a fleet with clients and faults, then a quiet phase and the final checks."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ if TYPE_CHECKING:
 ARRIVALS_S: Final = 4 * SECONDS
 """Clients start within this time."""
 CHAOS_S: Final = 8 * SECONDS
-"""Faults occur for this long; most requests meet them in the middle of their answer."""
+"""Faults occur for this long, so that they hit most requests in the middle of their answer."""
 SETTLE_S: Final = 40 * SECONDS
 """After the faults every client must have ended within this time."""
 NOTICE_S: Final = 2.5 * SECONDS
-"""Until all processes have noticed the last fault: silence means death after 1.5 s."""
+"""Time until all processes have noticed the last fault: silence means death after 1.5 s."""
 FRESH_S: Final = 10 * SECONDS
 """A request after all faults must be answered within this time."""
 QUIET_S: Final = 5 * SECONDS
-"""After the last answer nothing may be leased after this time: longer than a lease lives."""
+"""Time after the last answer at which nothing may be leased: longer than a lease."""
 LOOK_S: Final = 500 * MILLISECONDS
 """Interval of the checker."""
 MANY_BLOCKS: Final = 64
 FEW_BLOCKS: Final = 15
-"""A long request fits alone; two of them evict one another."""
+"""Pool sizes in which one long request fits, but two preempt each other."""
 COSTS: Final = {
     Role.PREFILL: SimulatedCost(20 * MILLISECONDS, 2 * MILLISECONDS),
     Role.DECODE: SimulatedCost(60 * MILLISECONDS, 5 * MILLISECONDS),
 }
-"""Slow, so that few steps fill the time of the faults."""
+"""Slow steps, so that few steps fill the time of the faults."""
 GUESSING_ONE_IN: Final = 3
 """Share of seeds in which decode workers guess coming tokens."""
 MIN_CLIENTS, MAX_CLIENTS = 4, 8
@@ -59,14 +59,14 @@ NO_ANSWER: Final = ("no_worker", "quarantined", "reset")
 FIRST_INPUT: Final = 100
 """Number of the first client that requests vectors."""
 LONGEST_WAIT_S: Final = 20 * SECONDS
-"""For a token, if one frame was lost: several new attempts, while workers leave. A stream that
-waits longer is stuck."""
+"""Longest wait for a token if one frame was lost: several new attempts while workers drain. A
+stream that waits longer is stuck."""
 LOSS_SHARE: Final = 0.5
-"""For mild seeds."""
+"""Longest wait for a token in mild seeds."""
 FORKED_SHARE: Final = 0.25
-"""Share of wishes for another completion of a prompt."""
+"""Share of clients that request another completion of an earlier prompt."""
 MAX_BEGINNING: Final = 14
-"""Tokens: three whole blocks and part of a fourth."""
+"""Length of common prefixes: three whole blocks and part of a fourth."""
 INSTRUCTIONS: Final = tuple(range(900, 900 + MAX_BEGINNING))
 STOP_STRINGS: Final = ("77,", "3,4", "9,1")
 
@@ -78,15 +78,15 @@ class Report:
     Attributes:
       seed: the seed.
       trace: hash of everything that happened.
-      violations: what must not have happened.
-      tally: faults.
-      endings: how requests ended.
+      violations: descriptions of violations.
+      tally: counts of faults.
+      endings: counts of the endings of requests.
       virtual_s: simulated seconds.
-      proposed: guesses computed by workers alive at the end.
-      accepted: those of them that were right.
-      shipped: bytes of KV received by workers alive at the end, by path.
-      found: tokens and blocks found in prefix caches of workers alive at the end, by kind.
-      lines: the story, if requested.
+      proposed: guesses computed by workers that are live at the end.
+      accepted: correct guesses of these.
+      shipped: bytes of KV received by workers that are live at the end, by path.
+      found: tokens and blocks found in prefix caches of workers that are live at the end, by kind.
+      lines: the trace as text, if requested.
     """
 
     seed: int
@@ -205,7 +205,7 @@ class _Scenario:
     async def _settle(
         self, world: World, checker: Checker, healed_at: float, latest_s: float
     ) -> None:
-        """Check that the fleet serves normally again, and that nothing is left over."""
+        """Check that the fleet serves normally again, and that nothing was leaked."""
         await trio.sleep(NOTICE_S)
         async with trio.open_nursery() as clients:
             clients.cancel_scope.deadline = trio.current_time() + FRESH_S
@@ -262,8 +262,8 @@ class _Scenario:
         return wishes
 
     def _beginning(self, wishes: list[Wish]) -> tuple[int, ...]:
-        """Return the tokens that a prompt has in common with others: instructions, an earlier turn
-        with its answer, or nothing."""
+        """Return the prefix that a prompt shares with others: instructions, an earlier turn with
+        its answer, or nothing."""
         kind = self._rng.random()
         if kind < 0.3 and wishes:
             earlier = self._rng.choice(wishes)
@@ -278,8 +278,8 @@ class _Scenario:
 
 
 def _with_loss(plan: FaultPlan, seed: int) -> FaultPlan:
-    """Let every second mild seed lose one frame, with its one fault being a process that stops at
-    about that time; drawn separately, so that other draws do not change."""
+    """Give every second mild seed one lost frame and one process that stops at about that time.
+    Uses a separate generator, so that other draws do not change."""
     rng = random.Random(f"loss {seed}")
     if plan.is_mild and rng.random() < LOSS_SHARE:
         plan = replace(plan, once=None, loss=draw_loss(rng))
@@ -297,15 +297,15 @@ def _sizes(plan: FaultPlan, rng: random.Random) -> Sizes:
 
 
 def _local_prefill(seed: int) -> LocalPrefill:
-    """Return which workers compute prompts in a seed; drawn separately, so that other draws do not
+    """Draw which workers compute prompts. Uses a separate generator, so that other draws do not
     change."""
     modes = (LocalPrefill.AUTO, LocalPrefill.AUTO, LocalPrefill.OFF, LocalPrefill.ALWAYS)
     return random.Random(f"local prefill {seed}").choice(modes)
 
 
 def _inputs(plan: FaultPlan, seed: int) -> list[Wish]:
-    """Return wishes for vectors; drawn separately, so that other draws do not change. No input
-    begins like another one."""
+    """Draw requests for vectors, without common prefixes. Uses a separate generator, so that other
+    draws do not change."""
     rng = random.Random(f"inputs {seed}")
     wishes = []
     for number in range(rng.choice((0, 0, 1, 3))):
@@ -325,8 +325,8 @@ def _inputs(plan: FaultPlan, seed: int) -> list[Wish]:
 
 
 def _with_forks(wishes: list[Wish], seed: int) -> list[Wish]:
-    """Turn some wishes into another completion of an earlier prompt, soon after it and from the
-    same server; drawn separately."""
+    """Turn some wishes into another completion of an earlier prompt, soon after it and on the same
+    server. Uses a separate generator."""
     rng = random.Random(f"forks {seed}")
     forked = wishes[:2]
     for wish in wishes[2:]:
@@ -343,8 +343,8 @@ def _with_forks(wishes: list[Wish], seed: int) -> list[Wish]:
 
 
 def _with_claims(wishes: list[Wish], seed: int) -> list[Wish]:
-    """Assign wishes to tenants of all classes, some with low limits; in every third seed to no
-    tenant. Drawn separately."""
+    """Assign wishes to tenants of all classes, some with low limits, or to no tenant in every third
+    seed. Uses a separate generator."""
     rng = random.Random(f"claims {seed}")
     if rng.random() < 1 / 3:
         return wishes

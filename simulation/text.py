@@ -1,5 +1,6 @@
-"""Text without a tokenizer: each token's text is its number. So the expected text is a plain
-function of the tokens, and stop strings can be found in it.
+"""Text without a tokenizer: the text of a token is its number.
+
+The expected text therefore follows from the tokens, and can contain stop strings.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ def text_of(token_id: int) -> str:
 
 
 class NumberStream:
-    """An incremental detokenizer that never has to wait for more tokens."""
+    """An incremental detokenizer that never waits for more tokens."""
 
     def push(self, token_id: int) -> str:
         """Return a token's text."""
         return text_of(token_id)
 
     def flush(self) -> str:
-        """Return an empty text: nothing is ever left."""
+        """Return an empty text, because nothing is buffered."""
         return ""
 
 

@@ -1,7 +1,7 @@
-"""The timed engine: real pool, ledger and prefix cache, on a device whose steps take a given time.
+"""The timed engine: real pool, ledger and prefix cache, on a device with steps of a given duration.
 
 Tests and benchmarks use it instead of `worker.entry.LocalEngine`. Steps are computed unless tokens
-are given; they can be held before they begin. Loads torch.
+are given, and can be held before they start. Loads torch.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     Tokens = Callable[[Sequence[StepRow]], list[Sampled | None]]
 
 FED_AHEAD_S: Final = 5 * MILLISECONDS
-"""A step requested this soon after the one before starts where that ended, as on a device that gets
-its next step while it computes. So the host's time in between, which depends on other users, does
-not affect the fleet's capacity."""
+"""A step requested this soon after the previous one starts at the end of that one, as on a device
+that gets its next step while it computes. The host's time in between, which depends on other users,
+therefore does not affect the fleet's capacity."""
 
 
 class Gate(Protocol):
     """Controls steps before they reach the device."""
 
     def pass_step(self, num_rows: int) -> None:
-        """Let a step pass, hold it, or raise in its place."""
+        """Let a step pass, hold it, or raise instead."""
         ...
 
     def check_device(self) -> None:
@@ -52,9 +52,9 @@ class TimedEngine(LocalEngine):
       loaded: the model.
       cores: see LocalEngine.
       cost: minimum duration of a step; None for the time of computing.
-      tokens: tokens for rows that are not computed; inputs of vectors are computed all the same.
-        None computes everything.
-      gate: before the device.
+      tokens: returns tokens for rows, which are then not computed; vectors always are. None
+        computes everything.
+      gate: gate before the device.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class TimedEngine(LocalEngine):
         return sampled
 
     def check_device(self) -> None:
-        """Wait for the device, which may be lost."""
+        """Wait for the device, and raise if it is lost."""
         if self._gate is not None:
             self._gate.check_device()
         super().check_device()

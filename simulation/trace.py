@@ -1,4 +1,4 @@
-"""The history of a run: a hash that all runs of a seed share, and optionally readable lines."""
+"""Record the history of a run as a hash, equal for all runs of a seed, and optionally as text."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MAX_LINES: Final = 200_000
-"""The history of a long run is cut at its beginning, to bound memory."""
+"""Maximum number of lines; older ones are dropped to bound memory."""
 MAX_FRAME_BYTES: Final = 1 << 24
 
 
 class Trace:
-    """Everything sent, done and suffered, in order.
+    """All messages, events and faults of a run, in order.
 
     Args:
-      keeps_lines: keep the lines too, not only the hash; ten times slower.
+      keeps_lines: whether to keep the lines in addition to the hash; ten times slower.
     """
 
     def __init__(self, *, keeps_lines: bool = False) -> None:
@@ -41,7 +41,7 @@ class Trace:
         return self._hash.hexdigest()
 
     def finish(self) -> None:
-        """Freeze the hash: what follows depends on more than the seed."""
+        """Finish the hash, because later events depend on more than the seed."""
         self._is_hashing = False
 
     def note(self, what: str) -> None:

@@ -1,4 +1,4 @@
-"""One simulated fleet: servers, workers and clients on one network, in one Trio run."""
+"""The simulated fleet of a seed: servers, workers and clients on one network, in one Trio run."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 BLOCK_SIZE: Final = 4
 BYTES_PER_BLOCK: Final = BLOCK_SIZE * 4
 HOST_BLOCKS: Final = 6
-"""Few, so that they get evicted too."""
+"""Few bytes of host cache, so that blocks are evicted from it too."""
 SWEEP_S: Final = 250 * MILLISECONDS
-"""Five times the product's: sweeps are most of an idle process's cost, and nothing in a simulation
-depends on their interval."""
+"""Five times the default: sweeps are most of an idle process's cost, and no check depends on their
+interval."""
 
 
 class Sizes(NamedTuple):
     """Sizes of the fleet.
 
     Attributes:
-      num_servers: servers; there are two workers of each role.
-      num_blocks: of each worker's pool.
+      num_servers: number of servers; there are two workers of each role.
+      num_blocks: blocks of each worker's pool.
       max_num_seqs: rows of a step.
-      costs: of steps, by role.
+      costs: cost of steps, by role.
       has_guesses: whether decode workers guess coming tokens.
       local_prefill: which workers compute prompts.
     """
@@ -54,13 +54,13 @@ class World:
     """The fleet of a seed.
 
     Args:
-      seed: decides epochs and the network's faults.
-      sizes: of the fleet.
+      seed: random seed of epochs and the network's faults.
+      sizes: sizes of the fleet.
       trace: records events.
-      tally: counts them.
+      tally: counts faults.
 
     Attributes:
-      violations: what must not have happened, in order.
+      violations: descriptions of violations, in order.
       clients: all clients so far.
     """
 
@@ -92,7 +92,7 @@ class World:
         return [*self.workers, *self.servers]
 
     def report(self, what: str) -> None:
-        """Record what must not happen."""
+        """Record a violation."""
         if what not in self.violations:
             self.violations.append(what)
             self.note(f"VIOLATION {what}")

@@ -71,7 +71,7 @@ class MatrixPlace(NamedTuple):
     """The place of an adapter's matrix.
 
     Attributes:
-      layer: of the base.
+      layer: layer of the base model.
       module: one of MODULES.
       matrix: `A`, from inputs to rank, or `B`, from rank to outputs.
     """
@@ -85,7 +85,7 @@ class Matrix(NamedTuple):
     """One matrix of the file.
 
     Attributes:
-      name: of the tensor.
+      name: name of the tensor.
       dtype: as safetensors calls it.
       shape: [rank, inputs] of A, [outputs, rank] of B.
       numbers: its bytes, as covered by the digest: the file may be replaced later.
@@ -102,10 +102,10 @@ class AdapterFiles:
     """An adapter that was read and checked.
 
     Attributes:
-      path: of its directory.
-      rank: of all its matrices.
+      path: path of its directory.
+      rank: rank of all its matrices.
       scale: factor on B(A(x)).
-      matrices: by place; each module has both or neither.
+      matrices: matrices by place; each module has both or neither.
       digest: sha256:… of the numbers and of the base.
     """
 

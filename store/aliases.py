@@ -152,7 +152,7 @@ class Aliases:
 
         Args:
           tag: the new tag.
-          digest: of the version.
+          digest: digest of the version.
           how: how it was added, for the error: `imported`.
 
         Raises:
@@ -216,8 +216,8 @@ class Aliases:
         return found
 
     def required_keys(self, scope: Reference) -> tuple[str, ...]:
-        """Return the keys one of which must have signed the version of a tag or alias, or of all
-        tags and aliases for a model's name; empty if no signature is required."""
+        """Return the signing keys for a tag or alias, or for all of a model's tags and aliases.
+        One of them must have signed the version. Empty if no signature is required."""
         with self._reading() as connection:
             return () if connection is None else _required(connection, *_scope(scope))
 
@@ -261,7 +261,7 @@ class Aliases:
 
         Args:
           reference: the name under which the version is to be known or served.
-          digest: of the version.
+          digest: digest of the version.
           signers: keys that have signed it, in addition to those known to the store.
 
         Raises:
@@ -300,8 +300,8 @@ class Aliases:
         """Keep all tags and aliases unchanged while a version is removed from the index.
 
         Args:
-          name: of the model.
-          digest: of the version.
+          name: name of the model.
+          digest: digest of the version.
           but_for: a pointer that may name it and is removed with it.
 
         Raises:

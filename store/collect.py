@@ -1,6 +1,6 @@
-"""Remove versions on request, and blobs that no version names (`triolet model rm` and `gc`).
+"""Remove versions, and unused blobs (`triolet model rm` and `gc`).
 
-Each step leaves a valid store: a version is first removed from the index, then its blobs go.
+Each step leaves a valid store: a version is removed from the index before its blobs are.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def collect(writer: Writer, wanted: Collection[str] = ()) -> CollectedVersions:
     downloads go too, unless a pull is running.
 
     Args:
-      writer: of the store.
+      writer: writer of the store.
       wanted: digests of further blobs to keep.
 
     Raises:

@@ -62,7 +62,7 @@ class _Version(NamedTuple):
 
     Attributes:
       at_ns: last use under any name.
-      digest: of the version.
+      digest: digest of the version.
       known: its names with a source.
     """
 
@@ -184,8 +184,8 @@ def make_room(
     """Remove unnamed blobs, then versions, until the store is small enough.
 
     Args:
-      writer: of the store.
-      aliases: of the store.
+      writer: writer of the store.
+      aliases: aliases of the store.
       most_bytes: limit of the store.
       is_there: returns whether a registry has a version now.
       wanted: digests of blobs and versions to keep, if a new version needs the room: nothing is

@@ -72,9 +72,9 @@ class SourceFile(NamedTuple):
     """A file to import.
 
     Attributes:
-      path: of the file, not a symbolic link.
-      name: in the model's directory.
-      media_type: of the layer.
+      path: path of the file, not a symbolic link.
+      name: path in the model's directory.
+      media_type: media type of the layer.
       found: its state before it was read; the import fails if it changes.
       dtype: data type of most numbers in a weights file.
     """
@@ -102,8 +102,8 @@ class Ingested(NamedTuple):
     """Result of an import.
 
     Attributes:
-      digest: of the version.
-      num_bytes: of all its files, by how they got into the store.
+      digest: digest of the version.
+      num_bytes: bytes of all its files, by the way they were stored.
     """
 
     digest: str
@@ -116,11 +116,11 @@ def source_file(
     """Return a file of a model's directory, after checking that it may become a layer.
 
     Args:
-      path: as found; a symbolic link within `root` is followed.
-      name: of the layer.
-      media_type: of the layer.
+      path: path as found; a symbolic link within `root` is followed.
+      name: name of the layer.
+      media_type: media type of the layer.
       root: resolved folder that must contain it.
-      dtype: of a weights file.
+      dtype: dtype of a weights file.
 
     Raises:
       StoreError: it is a link out of the directory, not a plain file, or has an invalid name.
@@ -188,11 +188,11 @@ def ingest(
     """Create a version from files; equal files give the same version.
 
     Args:
-      writer: of the store.
-      name: of the model.
-      files: of the model.
+      writer: writer of the store.
+      name: name of the model.
+      files: files of the model.
       facts: for its config.
-      sampling: content of its sampling file; None keeps the model's own.
+      sampling: content of its sampling file; None keeps the model's.
       engine: settings that change its answers.
       may_link: hard-link a file that cannot be cloned.
       on_bytes: called in some thread with each number of bytes that are done.

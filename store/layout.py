@@ -1,7 +1,7 @@
 """The store on disk: `oci-layout`, `index.json`, `blobs/sha256/…`, and the writers' lock.
 
 Every file under its final name is complete: it is written under `tmp/`, synced and renamed, and its
-folder is synced. The next writer removes what a killed one has left in `tmp/`.
+folder is synced. The next writer removes files that a killed writer left in `tmp/`.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ class StoreEntry(NamedTuple):
     """A version in the index.
 
     Attributes:
-      name: of the model.
-      digest: of the manifest.
-      size: of the manifest.
+      name: name of the model.
+      digest: digest of the manifest.
+      size: size of the manifest.
     """
 
     name: str
@@ -81,8 +81,8 @@ class Referrer(NamedTuple):
 
     Attributes:
       subject: digest of the version.
-      digest: of its own manifest.
-      size: of that manifest.
+      digest: digest of its own manifest.
+      size: size of that manifest.
       artifact_type: kind of artefact.
     """
 
@@ -422,8 +422,8 @@ def take_lock(descriptor: int, kind: int, timeout_s: float, complaint: Callable[
     """Lock an open file until it is closed.
 
     Args:
-      descriptor: of the file.
-      kind: of lock, as in `flock`.
+      descriptor: descriptor of the file.
+      kind: kind of the lock, as in `flock`.
       timeout_s: longest wait for another process.
       complaint: returns the error's message.
 

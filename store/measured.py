@@ -1,7 +1,7 @@
 """Measurements of a version on a machine: golden tokens and capacity, stored with the version.
 
-Golden tokens are the first greedy tokens of some prompts. Their key contains everything besides the
-version that their bits depend on, so workers with the same key must compute the same tokens.
+Golden tokens are the first greedy tokens of some prompts. Besides the version they depend on the
+values in their key, so workers with the same key must compute the same tokens.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class GoldenPrompt(msgspec.Struct, frozen=True):
     """A prompt and its continuation.
 
     Attributes:
-      token_ids: of the prompt.
+      token_ids: token ids of the prompt.
       golden_ids: its first greedy tokens.
     """
 
@@ -102,7 +102,7 @@ class MeasuredCapacity(msgspec.Struct, frozen=True):
 
     Attributes:
       key: what it applies to; the host is a class of machines with a number of threads.
-      prefill_tokens_per_s: of a full step.
+      prefill_tokens_per_s: prefill tokens per second of a full step.
       step_s: fixed time of a decode step.
       row_s: additional time per row.
       kv_token_s: additional time per token that a row attends to.
@@ -123,7 +123,7 @@ class KeptMeasurement(NamedTuple):
     Attributes:
       referrer: its entry in the index.
       said: its content.
-      path: of its file.
+      path: path of its file.
     """
 
     referrer: Referrer
@@ -136,8 +136,8 @@ def as_artefact(said: Golden | MeasuredCapacity, digest: str, size: int) -> tupl
 
     Args:
       said: the measurement.
-      digest: of the version's manifest.
-      size: of that manifest.
+      digest: digest of the version's manifest.
+      size: size of that manifest.
     """
     kind = GOLDEN_TYPE if isinstance(said, Golden) else CAPACITY_TYPE
     return kind, artefact(kind, canonical(msgspec.to_builtins(said)), digest, size)
@@ -149,7 +149,7 @@ def read_measured(found: Artefact, artifact_type: str, digest: str) -> Golden | 
     Args:
       found: the artefact.
       artifact_type: GOLDEN_TYPE or CAPACITY_TYPE.
-      digest: of the version that it should belong to.
+      digest: digest of the version that it should belong to.
 
     Raises:
       ReferrerFault: it is damaged, or belongs to another version.
@@ -186,8 +186,8 @@ def keep_measured(
     ones.
 
     Args:
-      writer: of the store.
-      digest: of the version.
+      writer: writer of the store.
+      digest: digest of the version.
       measured: at most one of each type.
 
     Returns:
@@ -212,12 +212,12 @@ def keep_measured(
 def without_known(
     store: ModelStore, digest: str, artefacts: Sequence[tuple[str, Artefact]]
 ) -> list[tuple[str, Artefact]]:
-    """Leave out artefacts from elsewhere whose keys the store already has measurements for: local
+    """Leave out artefacts from elsewhere with keys for which the store has measurements: local
     and earlier measurements stay.
 
     Args:
-      store: that will hold them.
-      digest: of the version.
+      store: store for the measurements.
+      digest: digest of the version.
       artefacts: valid ones, each with its type.
     """
     kept = []
@@ -240,12 +240,12 @@ def without_known(
 def contradicted(
     store: ModelStore, digest: str, artefacts: Sequence[tuple[str, Artefact]]
 ) -> list[str]:
-    """Return a sentence for each artefact from elsewhere whose golden tokens differ from the
+    """Return a sentence for each artefact from elsewhere with golden tokens that differ from the
     store's for the same key: one of the two machines computes wrongly.
 
     Args:
-      store: that has the version.
-      digest: of the version.
+      store: store with the version.
+      digest: digest of the version.
       artefacts: valid ones, each with its type.
     """
     kept = [
@@ -270,9 +270,9 @@ def golden_for(root: Path, digest: str, key: MeasurementKey) -> tuple[Golden, Pa
     the same compute digest.
 
     Args:
-      root: of the store that has the version.
-      digest: of the version.
-      key: of the worker.
+      root: root of the store with the version.
+      digest: digest of the version.
+      key: key of the worker.
 
     Raises:
       ModelError: some of the version's are damaged, so their keys are unknown.

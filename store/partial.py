@@ -30,7 +30,7 @@ class Partials:
     """The unfinished downloads of a store.
 
     Args:
-      store: that they belong to.
+      store: store that the blobs are for.
     """
 
     def __init__(self, store: ModelStore) -> None:

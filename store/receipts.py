@@ -42,7 +42,7 @@ class Receipts:
     """The receipts of a store, one small file per inode.
 
     Args:
-      folder: of the receipts.
+      folder: folder of the receipts.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -73,8 +73,8 @@ class Receipts:
 
         Args:
           found: its state, before and after it was read.
-          digest: of its content.
-          read_at_ns: when reading began, in nanoseconds since 1970.
+          digest: digest of its content.
+          read_at_ns: time at which reading began, in nanoseconds since 1970.
 
         Raises:
           OSError: it cannot be written.
@@ -84,7 +84,7 @@ class Receipts:
             self.write(found, digest)
 
     def drop(self, found: os.stat_result) -> None:
-        """Drop the receipt of a file whose content does not match it."""
+        """Drop the receipt of a file that does not match it."""
         if self._may_write:
             self._path(found).unlink(missing_ok=True)
 

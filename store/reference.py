@@ -28,7 +28,7 @@ class Pointer(NamedTuple):
     """A tag or an alias of a model.
 
     Attributes:
-      name: of the model.
+      name: name of the model.
       kind: a tag is meant to stay, an alias to move.
       label: `v1`, `stable`.
     """
@@ -45,9 +45,9 @@ class Reference(NamedTuple):
     """A parsed reference to a version.
 
     Attributes:
-      name: of the model.
+      name: name of the model.
       pointer: the tag or alias, if one is named.
-      digest: of the manifest, if it is named.
+      digest: digest of the manifest, if it is named.
     """
 
     name: str

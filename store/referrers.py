@@ -52,7 +52,7 @@ class Artefact(NamedTuple):
     """An artefact as stored and sent.
 
     Attributes:
-      manifest: of the artefact.
+      manifest: manifest of the artefact.
       layer: its one layer.
     """
 
@@ -78,8 +78,8 @@ def artefact(artifact_type: str, layer: bytes, digest: str, size: int) -> Artefa
     Args:
       artifact_type: one of LAYER_TYPES.
       layer: its content.
-      digest: of the version's manifest.
-      size: of that manifest.
+      digest: digest of the version's manifest.
+      size: size of that manifest.
     """
 
     def named(media_type: str, content: bytes) -> dict[str, Any]:
@@ -102,9 +102,9 @@ def layer_of(manifest: bytes, artifact_type: str, digest: str) -> Descriptor:
     """Return the layer of a version's artefact.
 
     Args:
-      manifest: of the artefact.
+      manifest: manifest of the artefact.
       artifact_type: expected type.
-      digest: of the version.
+      digest: digest of the version.
 
     Raises:
       ReferrerFault: it is not such an artefact, or belongs to another version.
@@ -163,8 +163,8 @@ def keep_artefacts(
     """Store artefacts with their version, which is in the index.
 
     Args:
-      writer: of the store.
-      digest: of the version.
+      writer: writer of the store.
+      digest: digest of the version.
       artefacts: each with its type.
       replaced: digests of artefacts to remove.
 

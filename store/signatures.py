@@ -159,8 +159,8 @@ def signature(digest: str, size: int, key: Ed25519PrivateKey) -> Artefact:
     """Sign a version.
 
     Args:
-      digest: of its manifest.
-      size: of its manifest.
+      digest: digest of its manifest.
+      size: size of its manifest.
       key: private key.
     """
     payload = canonical(

@@ -30,9 +30,9 @@ class Source(msgspec.Struct, frozen=True):
     """A version's place in a registry.
 
     Attributes:
-      name: of the model here.
-      digest: of the version.
-      location: in the registry, by digest.
+      name: name of the model here.
+      digest: digest of the version.
+      location: location in the registry, by digest.
       tag: its tag here when it was pulled or pushed; empty for none.
       is_insecure: the registry was used without TLS.
     """

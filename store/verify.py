@@ -26,7 +26,7 @@ class Verified(NamedTuple):
     Attributes:
       num_versions: versions checked.
       num_blobs: their blobs, each once.
-      num_bytes: of these.
+      num_bytes: total size of these blobs.
       faults: what is wrong, one sentence each with its remedy.
       signed: ids of the keys that signed a version, by its name and digest.
     """
@@ -85,7 +85,7 @@ def require_whole(store: ModelStore, version: str, blobs: Iterable[Descriptor]) 
     read again.
 
     Args:
-      store: that has them.
+      store: store with the blobs.
       version: for the error.
       blobs: to check.
 

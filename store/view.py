@@ -33,8 +33,8 @@ def opened(store: ModelStore, digest: str) -> Iterator[tuple[Path, Manifest]]:
     """Protect a version from removal, and yield the folder of its files, all checked.
 
     Args:
-      store: that has it.
-      digest: of its manifest.
+      store: store with the version.
+      digest: digest of its manifest.
 
     Raises:
       StoreError: a blob is missing or damaged, or the folder cannot be written.

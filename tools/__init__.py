@@ -1,1 +1,1 @@
-"""What makes files that the product ships; no part of the product."""
+"""Development tools: build the demo model, run tests on a GPU machine, take screenshots."""

@@ -1,7 +1,7 @@
 """`python -m tools.screenshot`: take the documentation's pictures of the chat page and dashboard.
 
-Starts a server, asks the demo model some questions in Chromium, and writes screenshots to
-docs/images. The dashboard is taken while other clients send requests.
+Starts a server, chats with the demo model in Chromium, and writes screenshots to docs/images. The
+picture of the dashboard is taken while other clients send requests.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ OTHERS = """async (model) => {
 
 
 def ask(page: Page, question: str) -> None:
-    """Ask, and wait until the answer is complete."""
+    """Send a question and wait until the answer is complete."""
     field = page.get_by_role("textbox", name="Your question")
     field.fill(question)
     field.press("Enter")

@@ -1,13 +1,13 @@
-"""Encode frames as msgpack, decode them against their schema, and shut out senders of bad frames.
+"""Encode frames as msgpack, and decode them with a check against their schema.
 
-A frame is a msgpack array `[tag, field, ...]` in one message part; KV bytes travel in a second part
-beside it. The parser follows the schema and stops at the first byte that does not fit, before it
-builds anything, so no frame costs more memory than it has bytes. (Parsing first and checking
-afterwards turned 16 MiB of nested empty arrays into 1.1 GiB.) Invalid input raises
-RemoteProtocolError. Class names and pickles never travel.
+A frame is a msgpack array `[tag, field, ...]` in one message part; KV bytes are in a second part.
+The parser follows the schema and stops at the first byte that does not match, before it builds
+objects, so a frame never takes more memory than its size. (Parsing first and checking afterwards
+turned 16 MiB of nested empty arrays into 1.1 GiB.) Invalid input raises RemoteProtocolError. Class
+names and pickles are never sent.
 
-msgpack writes and msgspec reads: two implementations that must agree keep the format honest, and a
-peer in another language needs only msgpack.
+msgpack encodes and msgspec decodes: two implementations that must agree keep the format compatible,
+and a peer in another language needs only msgpack.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NUM_OPTIONAL: Final[Mapping[type[AnyFrame], int]] = {
     KvManifest: 1,
     Embed: 1,
 }
-"""Frames whose trailing fields are left out when empty, as they are on most links. Peers of a
+"""Frames that are sent without trailing fields if these are empty, as on most links. Peers of a
 release without these fields still understand the frame."""
 _DECODER: msgspec.msgpack.Decoder[AnyFrame] = msgspec.msgpack.Decoder(AnyFrame)
 
@@ -146,7 +146,7 @@ class FrameGate:
 
         Args:
           sender: id of the connection.
-          parts: of the message.
+          parts: parts of the message.
         """
         if self.is_shut_out(sender):
             self.bad_frames += 1

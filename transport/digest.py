@@ -1,7 +1,7 @@
 """Digests and MACs of KV chunks.
 
 The digest detects bit flips in memory and on the wire. Forgery is prevented by CURVE or, where KV
-travels without it, by a MAC whose key only the attempt's server, prefill and decode worker know.
+is sent without it, by a MAC with a key that only the attempt's server, prefill and decode know.
 """
 
 from __future__ import annotations

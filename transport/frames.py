@@ -1,6 +1,6 @@
-"""All frames: the messages that processes send to one another.
+"""All frames: the messages between processes, as a closed union of records with integer tags.
 
-A closed union of small records with integer tags. codec.py puts them on the wire.
+codec.py encodes and decodes them; docs/protocol.md describes the protocol.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class FirstToken(AttemptFrame, frozen=True, array_like=True, tag=10):
 class KvChunk(AttemptFrame, frozen=True, array_like=True, tag=11):
     """Prefill -> decode: whole blocks in sequence order, in a payload part or where `shared` says.
 
-    A chunk whose `target_epoch` is not the receiver's is dropped and counted.
+    A chunk with a `target_epoch` that is not the receiver's is dropped and counted.
     """
 
     target_epoch: Count

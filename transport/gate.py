@@ -1,9 +1,9 @@
-"""Admit frames to a link: match connections with peers, and shut out senders of bad frames.
+"""Access control for the frames of a link: which connection may send as which peer.
 
-A bound side gives each connection its own id, so no connection can pose as another. A peer claims
-its name in HELLO; the connection of its latest HELLO speaks for it. A name belongs to the key that
-claimed it first, and a key may act only in its roles. Where links carry no keys, the directory with
-mode 0700 is the protection.
+The bound side gives each connection an id, so that connections cannot impersonate one another. A
+peer claims a name in HELLO, and its latest connection with that name is used. A name belongs to the
+CURVE key that claimed it first, and a key may act only in its roles. Links without keys are
+protected by a directory of mode 0700. Connections that send bad frames are cut off.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class BoundGate:
 
         Args:
           connection: the connection that it came on.
-          parts: of the message.
+          parts: parts of the message.
           user_id: what the connection's handshake proved, see `Credential`.
         """
         message = self.frames.admit(connection, parts)

@@ -1,6 +1,6 @@
-"""HELLO and its answer: decide whether two processes may work together, and in which version.
+"""The handshake: check a HELLO for compatible roles, models and protocol versions, and answer it.
 
-No I/O. Every refusal is a GOODBYE with a reason that an operator can act on.
+No I/O. A refusal is a GOODBYE with a reason that operators can act on.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ def answer_hello(
       hello: the frame received.
       me: this process.
       expected: roles that may connect here.
-      fingerprint: of the model loaded here.
+      fingerprint: fingerprint of the model loaded here.
       capacity: for the WELCOME.
       kv_address: where this process receives KV; for the WELCOME.
-      labels: of the worker; for the WELCOME.
+      labels: labels of the worker; for the WELCOME.
     """
     peer = hello.peer.peer_id
     if peer.role not in expected:
@@ -82,7 +82,7 @@ def check_welcome(
       welcome: the frame received.
       me: this process.
       expected: role of the peer that should be bound there.
-      fingerprint: of our model; empty in a server, which works with any.
+      fingerprint: fingerprint of our model; empty in a server, which works with any.
     """
     peer = welcome.peer.peer_id
     if peer.role is not expected:
@@ -99,7 +99,7 @@ def versioned(fingerprint: str, compute_digest: str) -> str:
     store.
 
     Args:
-      fingerprint: of everything that a worker computes with.
+      fingerprint: fingerprint of everything that a worker computes with.
       compute_digest: sha256:… of the model's version; it covers the tokenizer too.
     """
     return f"{compute_digest}/{fingerprint}" if compute_digest else fingerprint
@@ -123,10 +123,10 @@ def check_version(
     """Return a GOODBYE if a server cannot use a worker for a model, else None.
 
     Args:
-      welcome: of the worker.
+      welcome: the WELCOME of the worker.
       me: the server.
       model: its name, for the reason.
-      compute_digest: of its version; empty for a directory outside the store.
+      compute_digest: compute digest of its version; empty for a directory outside the store.
       takes_unversioned: accept a side without a version. True where one model is served: during a
         rolling restart a worker may be of a release that sent no version.
       adapters: possible endings of the worker's fingerprint, one per set of adapters; empty if the

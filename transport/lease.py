@@ -1,13 +1,13 @@
-"""Leases: which attempt may hold blocks on a worker, in which state, and until when.
+"""Leases: which attempt may hold KV blocks on a worker, in which state, and until when.
 
-A lease belongs to one attempt of one request and to the server that asked for it. It lives while
-that server names it in heartbeats, and always ends through `LeaseTable.release`: on finish, cancel,
-deadline, silence or a newer attempt. The caller frees the blocks of the lease that `release`
-returns, and supplies the clock.
+A lease belongs to one attempt of one request and to the server that requested it. It is renewed
+while that server names it in heartbeats, and always ends through `LeaseTable.release`: on finish,
+cancel, deadline, silence or a newer attempt. The caller frees the blocks of the lease that
+`release` returns, and supplies the clock.
 
 Attempts of a request replace one another, so a request has at most one lease here, and the end of
-attempt n ends every attempt up to n. One number per request is therefore the whole tombstone: an
-END that overtakes its RESERVE wins, and a late RESERVE of an older attempt is recognised.
+attempt n ends every attempt up to n. A tombstone is therefore one number per request: an END that
+overtakes its RESERVE wins, and a late RESERVE of an older attempt is recognised.
 
     decode    RESERVED ──first chunk──▶ FILLING ──complete──▶ READY ──start──▶ RUNNING ⇄ PAUSED
               RESERVED ──start──▶ COMPUTING ──complete──▶ READY, where it computes the prompt itself
@@ -208,7 +208,7 @@ class LeaseTable:
         """End an attempt and all older ones of its request, even if they never began.
 
         Returns:
-          The ended lease (possibly of an older attempt), whose blocks the caller frees; None if
+          The ended lease (possibly of an older attempt). The caller frees its blocks. None if
           there was none, and on every further call.
         """
         self._bury(key, now)

@@ -1,8 +1,8 @@
 """Interfaces of links: Listener (bound side, many peers), Connection (connecting side) and Network.
 
-zmq_network.py implements them with sockets, memory_network.py in memory. Both hand out parsed
-frames. Frames that cannot be parsed are dropped and counted; after `MAX_BAD_FRAMES` the sender is
-cut off: nothing more is read from it, and sending to it raises PeerGone.
+zmq_network.py implements them with sockets, memory_network.py in memory. Both return parsed frames.
+Invalid frames are dropped and counted. After `MAX_BAD_FRAMES` the sender is cut off: its frames are
+no longer read, and sending to it raises PeerGone.
 """
 
 from __future__ import annotations

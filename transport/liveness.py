@@ -1,8 +1,8 @@
-"""Decide whether a peer is alive, and notice when this process itself stood still.
+"""Decide whether a peer is alive from its heartbeats, and detect pauses of this process itself.
 
-No I/O; the caller supplies the clock. ZeroMQ's I/O thread would answer its own pings even if
-everything behind it is stuck, so a peer must show progress: with pending work and an unchanged
-counter it counts as dead.
+No I/O; the caller supplies the clock. ZeroMQ's I/O thread answers pings even if the rest of a
+process is stuck, so heartbeats carry a progress counter: a peer with pending work and an unchanged
+counter counts as dead.
 
     CONNECTING ──greeted──▶ ALIVE ⇄ SUSPECT          (quiet, heard)
          └────────────────────┴────────┴──silent, wedged, lost──▶ DEAD ──greeted──▶ ALIVE
@@ -83,7 +83,7 @@ class PeerMonitor:
     Attributes:
       state: after the last call.
       reason: the event that led to the present state; for logs and metrics.
-      epoch: of the process that was greeted last.
+      epoch: epoch of the process that was greeted last.
     """
 
     def __init__(self, config: LinkConfig, now: float) -> None:
@@ -108,7 +108,7 @@ class PeerMonitor:
         """Process a HELLO or WELCOME.
 
         Args:
-          epoch: of the process that answered.
+          epoch: epoch of the process that answered.
           now: current time.
           step_s: length of its device steps, as announced.
 
@@ -234,7 +234,7 @@ class SelfFence:
     Shorter: nothing is lost, but the time (`absence_s`) must not count as silence of other peers.
 
     Args:
-      config: of the links.
+      config: config of the links.
       now: start time.
       limit_s: longest standstill that loses nothing.
 
@@ -251,7 +251,7 @@ class SelfFence:
         self._beat_at = now
 
     def beat(self, now: float) -> bool:
-        """Note that the loop runs; return whether everything must be dropped first."""
+        """Record that the loop runs. Return whether everything must be dropped first."""
         gap_s = now - self._beat_at
         self._beat_at = now
         self.absence_s = gap_s if gap_s > self._tolerated_s else 0.0

@@ -212,8 +212,8 @@ class MemoryConnection:
     """The connecting side. See link.Connection.
 
     Attributes:
-      address: of the bound side.
-      identity: of the connecting side.
+      address: address of the bound side.
+      identity: identity of the connecting side.
       hwm: frames that its pipes hold.
       inbox: where incoming messages wait.
       number: the bound side's name of the present or last connection; None before the first.

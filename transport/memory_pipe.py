@@ -1,8 +1,8 @@
-"""In-memory pipes of message parts, and the faults that may hit a message on its way.
+"""In-memory pipes for message parts with simulated faults, used by memory_network.py.
 
 Delay, loss, duplication, reordering and corruption are drawn per pipe from the seed, so links do
-not influence one another. There are no tasks: a message stays in its pipe until it is due and its
-receiver looks.
+not influence one another. There are no tasks: a message stays in its pipe until it is due and the
+receiver reads it.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Conditions:
       seed: decides every fault.
       faults: what happens to frames from now on; replaceable at any time.
       counts: faults that happened.
-      cut: links whose frames are dropped, in both directions.
+      cut: links that drop all frames, in both directions.
       outlives_links: deliver frames under way when a link breaks to the next link of that name. No
         real link does this; a receiver that checks epochs tolerates it all the same.
     """
@@ -152,7 +152,7 @@ class Pipe:
     """One direction of one link: messages on their way, in order of arrival.
 
     Attributes:
-      room: where senders wait while the pipe is full.
+      room: event for senders that wait while the pipe is full.
     """
 
     def __init__(
@@ -232,10 +232,10 @@ class Inbox:
     """Where the pipes of one link end.
 
     Args:
-      alarm: where receivers wait.
+      alarm: alarm that receivers wait for.
 
     Attributes:
-      pipes: by sender name.
+      pipes: pipes by sender name.
       is_closed: nothing more is taken out.
       expect: makes receivers look again when something arrives.
       wake: makes receivers look again now, because the link was closed.

@@ -24,7 +24,7 @@ Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 Name: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 Label: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,63}\Z")]
-"""Of a worker: zone, host, price and so on."""
+"""Value of a worker's label: zone, host, price and so on."""
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)]
 RowSeconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 Rate: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
@@ -34,11 +34,11 @@ Salt: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=16)]
 AdapterField: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=32)]
 """Digest of the LoRA adapter of a sequence. Empty for the base model."""
 Tenant: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=8)]
-"""Whose KV it is: a digest of the tenant's name. Empty where there are no tenants."""
+"""Tenant that owns the KV: a digest of its name. Empty without tenants."""
 Share: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=1)]
 """Share of a cache; never zero."""
 Weight: TypeAlias = Annotated[float, msgspec.Meta(gt=0)]
-"""Of one tenant relative to others."""
+"""Weight of a tenant relative to others."""
 Vector: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=4 * 65_536)]
 """Numbers as little-endian fp32; the limit is far above any model's hidden size."""
 KvKey: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=32)]

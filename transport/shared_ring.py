@@ -1,9 +1,9 @@
 """Ring buffers of KV chunks that other processes of the same user on this host can read.
 
 The memory is a sealed memfd: it cannot shrink while it is read, only its owner can write to it, it
-has no name in a file system, and it disappears with the last process that maps it. Addresses do not
-tell whether two processes share a host: the reader opens what the offer names, which the kernel
-allows only to the same user, and checks that the offer's token is in it.
+has no name in a file system, and it is freed with the last process that maps it. Addresses do not
+show whether two processes share a host. The reader therefore opens the memory that the offer names,
+which the kernel allows only to the same user, and checks that it contains the offer's token.
 """
 
 from __future__ import annotations

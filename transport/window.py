@@ -1,6 +1,6 @@
-"""Flow-control windows: counters that bound what may be under way unacknowledged. No I/O.
+"""Flow-control windows: counters that limit unacknowledged data in flight. No I/O.
 
-ByteWindow bounds KV bytes between prefill and decode; TokenWindow bounds how far a stream may run
+ByteWindow limits KV bytes between prefill and decode. TokenWindow limits how far a stream may run
 ahead of its reader.
 """
 

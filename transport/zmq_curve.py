@@ -2,10 +2,10 @@
 
 A key directory holds this process's `key.secret` and `key.public` and, under `authorized/`, the
 public keys that may connect in any role; those under `authorized/<role>/` may connect in that role
-only. ZeroMQ asks about each new connection (ZAP); without an answer CURVE accepts any key. The
-answer's user id says which key the connection proved, and its roles.
+only. ZeroMQ sends an authentication request for each new connection (ZAP); without an answer CURVE
+would accept any key. The answer's user id contains the connection's key and its roles.
 
-The connecting side must know the key of the bound side. It tries `bound/<host>_<port>.public`,
+The connecting side needs the public key of the bound side. It tries `bound/<host>_<port>.public`,
 `bound/<host>.public`, both names under `authorized/`, and last its own key: a fleet may share one
 key directory.
 """
@@ -51,7 +51,7 @@ BOUND_EVENTS: Final = int(
 REPEAT_S: Final = 30.0
 """Seconds between two log lines about the same trouble."""
 MAX_NEW: Final = 16
-"""Bound sockets whose monitors the thread has not taken over yet; a process has two in all."""
+"""Bound sockets with monitors that the thread has not taken over yet; a process has two in all."""
 MAX_TROUBLES: Final = 256
 """Troubles to remember; beyond this, the oldest is forgotten and may be logged again."""
 _Z85_KEY_BYTES: Final = 40
@@ -197,8 +197,8 @@ class Repeats:
 class CurveGuard:
     """Decides in its own thread which keys may connect to a context, and logs those that may not.
 
-    libzmq asks while Trio may be busy, and the answer reads files; hence the thread. It ends with
-    the context.
+    It has a separate thread, because libzmq asks while Trio may be busy and the answer reads files.
+    The thread ends with the context.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: KeyDirectory) -> None:

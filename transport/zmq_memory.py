@@ -1,9 +1,8 @@
-"""Tell glibc to keep freed memory of received ZeroMQ messages instead of returning it to the
-kernel.
+"""Configure glibc to keep freed memory of ZeroMQ messages instead of returning it to the kernel.
 
-libzmq allocates each received part and frees it once it is copied. By default such memory may go
-back to the kernel each time; the next message of a few MiB then touches fresh pages, which costs as
-much as copying it.
+libzmq allocates each received part and frees it once it is copied. By default this memory may be
+returned to the kernel each time. The next message of a few MiB then touches new pages, which costs
+as much as copying it.
 """
 
 from __future__ import annotations

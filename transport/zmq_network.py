@@ -51,7 +51,7 @@ class HandshakeLog:
     Args:
       place: address of the bound side.
       keys: ours; None where the link carries none.
-      identity: of the connecting side.
+      identity: identity of the connecting side.
 
     Attributes:
       address: the same address as text.

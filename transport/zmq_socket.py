@@ -192,14 +192,14 @@ class ZmqSocket:
             self._unpark_all()
 
     def _look(self) -> int:
-        """Return what the socket is ready for. Wakes other tasks whose edge this takes."""
+        """Return what the socket is ready for. Wakes other tasks if this takes their edge."""
         if self._state is None:
             self._state = int(self._raw.get(zmq.EVENTS))
             self._wake_ready(self._state)
         return self._state
 
     def _touched(self) -> None:
-        """Note that an operation on the socket may have taken an edge."""
+        """Record that an operation on the socket may have taken an edge."""
         self._state = None
         if self._has_leader:  # without one no task waits
             self._look()

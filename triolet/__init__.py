@@ -1,2 +1,2 @@
-"""Common ground of all folders: config, errors, ids, sampling parameters. Imports no other
+"""Code that all other folders share: config, errors, ids, sampling parameters. Imports no other
 folder."""

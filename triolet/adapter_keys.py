@@ -1,4 +1,4 @@
-"""How LoRA adapters are identified on the wire, in fingerprints and in KV caches."""
+"""Keys and digests that identify LoRA adapters on the wire, in fingerprints and in KV caches."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def cache_key(salt: bytes, adapter: bytes) -> bytes:
     """Return the key under which a prompt's KV is cached: the salt itself without an adapter.
 
     Args:
-      salt: of the request.
+      salt: salt of the request.
       adapter: digest of its adapter; empty for the base model.
     """
     if not adapter:

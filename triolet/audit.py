@@ -1,10 +1,10 @@
-"""Data of an audit: the account that each process gives, and what a server gathers of its fleet.
+"""Data types of a fleet audit: the blocks, leases and requests that each process reports.
 
-Plain frozen data; the AUDITED frame and JSON share one form (maps by field name). invariants.py
-checks that the numbers add up. The log of administrative actions is separate: ops/audit.
+The AUDITED frame and JSON have the same form (maps by field name). invariants.py checks that the
+numbers of all processes are consistent. The log of administrative actions is separate: ops/audit.
 
-Every field serves a check or tells an operator where to look. Ids are text, as in logs; times are
-durations, so that no clock is compared with another process's.
+Every field is needed by a check or shows an operator where to look. Ids are text, as in logs. Times
+are durations, so that clocks of different processes are never compared.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ProcessFacts(msgspec.Struct, frozen=True):
     Attributes:
       pid: process id.
       open_fds: open files, including sockets.
-      threads: of the whole process.
+      threads: number of threads of the process.
       tasks: Trio tasks alive.
       rss_bytes: resident memory.
     """
@@ -59,7 +59,7 @@ class PoolAudit(msgspec.Struct, frozen=True):
       total_blocks: blocks that can be leased.
       free_blocks: blocks without content.
       leased_blocks: blocks in at least one lease.
-      cached_blocks: blocks in no lease whose KV is kept.
+      cached_blocks: blocks without a lease, with cached KV.
       references: blocks of all leases; a shared block counts once per lease.
       verdict: errors that the ledger found block by block; empty if none.
       spoiled_blocks: free blocks that were written after they were freed (I8); None where freed
@@ -81,7 +81,7 @@ class LeaseAudit(msgspec.Struct, frozen=True):
     Attributes:
       attempt: request id and attempt number.
       server: name and epoch of the server that asked for it.
-      state: of the lease.
+      state: state of the lease.
       num_blocks: blocks held.
       age_s: since it was granted.
       renewed_ago_s: since its server last named it.
@@ -124,8 +124,8 @@ class WorkerAudit(msgspec.Struct, frozen=True):
 
     Attributes:
       role: prefill or decode.
-      name: in the fleet.
-      epoch: as shown in logs.
+      name: name in the fleet.
+      epoch: epoch as shown in logs.
       lease_ttl_s: how long a lease lives without renewal.
       is_draining: accepts no new work.
       pool: blocks.
@@ -227,10 +227,10 @@ class WorkerView(msgspec.Struct, frozen=True):
 
     Attributes:
       role: prefill or decode.
-      address: of its control socket.
+      address: address of its control socket.
       name: its name, or its address until it has answered.
       state: connecting, alive, suspect, draining or dead.
-      epoch: of the last greeting; empty if there was none.
+      epoch: epoch of the last greeting; empty if there was none.
       silence: why there is no audit; empty if there is one.
       audit: its account.
       before: attempts that the server counted there when it asked.
@@ -262,8 +262,8 @@ class ServerAudit(msgspec.Struct, frozen=True):
     """The server's own account.
 
     Attributes:
-      name: in the fleet.
-      epoch: of this server process.
+      name: name in the fleet.
+      epoch: epoch of this server process.
       received: requests submitted.
       accepted: requests that get a terminal event.
       rejected: requests refused at once, by error code.
@@ -272,7 +272,7 @@ class ServerAudit(msgspec.Struct, frozen=True):
       waiting: those of them in the queue.
       running: those of them with an attempt.
       overdue_s: time since the deadline of the most overdue request; negative if none is overdue.
-      connections: of clients.
+      connections: number of client connections.
       is_draining: accepts no new work.
       process: facts from the operating system.
     """
@@ -298,7 +298,7 @@ class FleetAudit(msgspec.Struct, frozen=True):
     Attributes:
       grace_s: lifetime of a lease; doubts that last no longer are not violations.
       server: its account, taken last.
-      workers: in the order of the configuration.
+      workers: workers in the order of the configuration.
       siblings: accounts of the other servers on its port, with their view of the same workers.
     """
 
@@ -330,8 +330,8 @@ def whole_audit(name: str, audits: Sequence[FleetAudit]) -> FleetAudit:
     """Merge the audits of a server that serves several models, each with its own workers.
 
     Args:
-      name: of the server.
-      audits: of each model's queue and workers.
+      name: name of the server.
+      audits: audits of each model's queue and workers.
     """
     servers = [audit.server for audit in audits]
     rejected: Counter[str] = Counter()

@@ -44,7 +44,7 @@ class ModelActivity(msgspec.Struct, frozen=True):
     """A server's activity with one model.
 
     Attributes:
-      name: of the model.
+      name: name of the model.
       in_flight: requests that run or wait.
       queued: those of them that wait.
       last_used_s_ago: since the last request arrived or ended; None if there was none.
@@ -87,8 +87,8 @@ class ModelNews(msgspec.Struct, frozen=True):
     """The state of one model.
 
     Attributes:
-      name: of the model.
-      digest: of its version; empty for a model outside the store.
+      name: name of the model.
+      digest: digest of its version; empty for a model outside the store.
       state: present state.
       predicted_ready_s: time until it serves if woken now; None if it cannot be woken.
       bytes: memory that its workers take or would take.

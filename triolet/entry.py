@@ -1,8 +1,8 @@
-"""Entry point of the command `triolet`: check that its packages are Triolet's own, then run the
+"""Entry point of the command `triolet`: check that the right packages are imported, then run the
 CLI.
 
-Names such as `server` and `ops` are common: a folder on PYTHONPATH or another distribution may have
-packages of the same name, and Python imports the first that it finds.
+Names such as `server` and `ops` are common. A folder on PYTHONPATH or another distribution may have
+packages with the same names, and Python imports the first that it finds.
 """
 
 from __future__ import annotations

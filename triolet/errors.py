@@ -177,7 +177,7 @@ def draining() -> RequestError:
 
 
 def model_removed(name: str) -> RequestError:
-    """Return the error for a request whose model was removed in the meantime: 404."""
+    """Return the error for a request if its model was removed in the meantime: 404."""
     return RequestError(
         f"model {name} was removed from this server; GET /v1/models lists the available models",
         status=404,
@@ -187,7 +187,7 @@ def model_removed(name: str) -> RequestError:
 
 
 def deadline_exceeded(message: str) -> RequestError:
-    """Return the error for a request whose deadline passed: 504."""
+    """Return the error for a request after its deadline: 504."""
     return RequestError(message, status=504, code="deadline_exceeded")
 
 

@@ -1,9 +1,9 @@
-"""Weighted fair LRU: choose what to evict next when several keepers share the room.
+"""Weighted fair LRU: an eviction policy for a cache that several keepers (tenants) share.
 
-The keeper that holds most relative to its share loses its least recently used item first. Unused
-room may be borrowed and is given back on demand: a keeper below its part (its share over the sum of
-the shares of all keepers that hold something) loses nothing to others. With one keeper it is plain
-LRU. This file holds names, weights and shares, not the items themselves.
+The keeper with the most relative to its share loses its least recently used item first. Unused
+capacity may be borrowed and is returned on demand: a keeper below its part (its share over the sum
+of the shares of all keepers with items) loses nothing to others. With one keeper it is plain LRU.
+This file has names, weights and shares, but not the items themselves.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Keeper(NamedTuple):
 
     Attributes:
       tenant: its name, or a digest of it; empty where there are no tenants.
-      share: of the room, above 0 and up to 1.
+      share: share of the capacity, above 0 and up to 1.
     """
 
     tenant: bytes = b""
@@ -41,7 +41,7 @@ class _Held(Generic[K]):
     """The items of one keeper.
 
     Attributes:
-      share: of the room.
+      share: share of the capacity.
       weights: by name, least recently used first.
       weight: sum of the weights.
       listed: its load in the heap, never below its load; None if it is not in the heap.
@@ -95,7 +95,7 @@ class FairLru(Generic[K]):
         Args:
           names: names that are not present yet.
           keeper: their owner; its share applies from now on.
-          weight: of each name, above 0.
+          weight: weight of each name, above 0.
         """
         held = self._held.get(keeper.tenant)
         if held is None:
@@ -111,7 +111,7 @@ class FairLru(Generic[K]):
             del self._held[keeper.tenant]
 
     def remove(self, names: Iterable[K], tenant: bytes) -> None:
-        """Remove names of one tenant, all of which are present."""
+        """Remove names of one tenant. All must be present."""
         held = self._held[tenant]
         weights = held.weights
         num_before = len(weights)
@@ -165,7 +165,7 @@ class FairLru(Generic[K]):
                 return tenant
 
     def _list_grown(self) -> None:
-        """Update the heap for keepers whose load has grown."""
+        """Update the heap for keepers with a grown load."""
         for tenant in self._grown:
             held = self._held.get(tenant)
             if held is not None and (held.listed is None or held.load > held.listed):

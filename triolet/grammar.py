@@ -1,7 +1,7 @@
-"""Compile grammars with llguidance into matchers that say which tokens may come next.
+"""Compile grammars with llguidance into matchers, which return the tokens that may come next.
 
 The only file that uses llguidance. The server compiles a client's grammar first, in a process that
-may be killed; workers compile it later with the same bounds, so both get the same result.
+may be killed. Workers compile it later with the same limits, so both get the same result.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def build_tokenizer(
     Args:
       tokenizer_json: content of that file.
       eos_token_ids: the model's end tokens, allowed where a grammar may end.
-      vocab_size: of the model, if it has more ids than its tokenizer.
+      vocab_size: vocabulary size of the model, if it has more ids than its tokenizer.
 
     Raises:
       GrammarError: the library does not support this kind of tokenizer.

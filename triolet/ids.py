@@ -50,8 +50,8 @@ class PeerId(NamedTuple):
     """One epoch of one process: a restarted worker has another epoch and is another peer.
 
     Attributes:
-      role: of the process.
-      name: in the fleet, such as `decode-0`.
+      role: role of the process.
+      name: name in the fleet, such as `decode-0`.
       epoch: random bits drawn when the process starts, plus one for each further epoch.
     """
 

@@ -1,7 +1,7 @@
-"""Check an audit: what must hold of a fleet at any moment, and at rest.
+"""Check the invariants of a fleet in an audit, while it runs and when it is idle.
 
-No I/O and no clock. A live fleet is never seen at one exact moment, so a disagreement that may be a
-frame under way counts as a violation only if it lasts longer than a lease.
+No I/O and no clock. The processes of a live fleet do not report at exactly the same time, so a
+difference that a frame in flight may explain is a violation only if it lasts longer than a lease.
 
         I1  every block is free, leased or cached; references equal the blocks that leases name
         I2  no lease without a live request of a live server
@@ -81,8 +81,8 @@ def check_at_rest(audit: FleetAudit, before: FleetAudit | None = None) -> list[V
     """Return everything that was not given back although nothing should be running.
 
     Args:
-      audit: of a fleet whose clients left several lease lifetimes ago.
-      before: of the same processes and epochs at an earlier rest; what has grown since is a leak.
+      audit: audit of a fleet that has had no clients for several lease lifetimes.
+      before: audit of the same processes and epochs at an earlier rest; growth since is a leak.
         Both need the same number of client connections.
     """
     found = check_invariants(audit)

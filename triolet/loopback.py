@@ -1,4 +1,4 @@
-"""Recognise hosts that only this machine can reach, without a resolver."""
+"""Detect host names and addresses that only this machine can reach, without a resolver."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Memory: how much this machine or this process's control groups have left; and allocation of
-zeroed memory."""
+"""Read the free memory of this machine and its control groups, and allocate zeroed memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Make text from outside safe to print: no control characters, no forged lines."""
+"""Make untrusted text safe to print: remove control characters and line breaks."""
 
 from __future__ import annotations
 

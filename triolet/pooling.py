@@ -1,4 +1,4 @@
-"""Options for turning an input's hidden states into one vector, named as in
+"""Options for pooling an input's hidden states into one embedding vector, named as in
 sentence-transformers."""
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Sampling parameters of a request, with their bounds.
 
-The token chosen depends only on (seed, position, logits), so an attempt on another worker continues
-exactly; the seed is therefore always set here, at random if the client gave none. The API and the
-frame parser check the bounds.
+A sampled token depends only on (seed, position, logits), so that a retry on another worker
+continues exactly. The seed is therefore always set here, at random if the client gave none. The API
+and the frame parser check the bounds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS = 300
 MAX_STOP_TOKEN_IDS = 64
 MAX_MARKER_TOKENS = 16
-"""Of one reasoning marker; the longest in use, harmony's, has six."""
+"""Maximum tokens of a reasoning marker. The longest in use, harmony's, has six."""
 MAX_CLOSINGS = 4
 MAX_GRAMMAR_CHARS = 64 * 1024
 """Clients' grammars have a tighter limit; all tools of a request make one grammar."""
@@ -122,7 +122,7 @@ class ReasoningTokens:
         """Return the only token that may follow the reasoning so far; None if any may.
 
         Args:
-          token_ids: of a completion that is still within its reasoning.
+          token_ids: token ids of a completion that is still within its reasoning.
         """
         if self.budget is None or len(token_ids) < self.first + self.budget:
             return None

@@ -1,6 +1,6 @@
-"""Service classes, and how one request is scheduled: tenant, class, weight and shares.
+"""Service classes, and the scheduling data of a request: tenant, class, weight and shares.
 
-Plain data that travels with each request from the edge to the queue and on to the workers.
+The data is sent with each request from the API to the queue and to the workers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Band(NamedTuple):
     """Order of computing: by class, and within a class tenants below their share first.
 
     Attributes:
-      service_class: of the request.
+      service_class: service class of the request.
       is_over_share: its tenant used more than its share when the request was sent to workers.
     """
 

@@ -52,9 +52,9 @@ class DatabaseForm(NamedTuple):
     Attributes:
       what: its name in errors, such as `the usage ledger`.
       option: the option that names its folder.
-      file_name: in the folder.
+      file_name: name of the file in the folder.
       schema: statements that may be executed repeatedly.
-      version: of the schema, from 1.
+      version: version of the schema, from 1.
     """
 
     what: str
@@ -70,7 +70,7 @@ def open_private_database(
     """Open a database for writing, from any thread. Create it and its folder if they are missing.
 
     Args:
-      form: of the database.
+      form: schema of the database.
       directory: its folder.
       busy_s: how long a transaction waits for another process's.
       sleep: waits for some seconds while another process creates the database.

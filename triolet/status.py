@@ -39,7 +39,7 @@ class GpuMemory(msgspec.Struct, frozen=True):
     Attributes:
       gpu: its UUID, because processes number the GPUs that they see differently.
       bytes: held by the process.
-      total_bytes: of the GPU.
+      total_bytes: total memory of the GPU.
     """
 
     gpu: str
@@ -51,7 +51,7 @@ class WorkerReady(msgspec.Struct, frozen=True, tag_field="event", tag="worker_re
     """A prefill or decode worker has loaded its model, warmed up, and listens.
 
     Attributes:
-      name: in the fleet.
+      name: name in the fleet.
       parameters: weights in the model, tied ones counted once.
       dtype: data type of its computation.
       device: `cpu`, `cuda:0`, ...
@@ -113,7 +113,7 @@ def report(what: Report, stream: BinaryIO | None = None) -> None:
 
     Args:
       what: the report.
-      stream: where to; None is stdout.
+      stream: stream to write to; None is stdout.
     """
     out = sys.stdout.buffer if stream is None else stream
     # The watcher of the parent process notices a reader that has gone, and a full disk is not worth

@@ -1,4 +1,4 @@
-"""A small file that an operator or another process may replace while this process runs."""
+"""Watch a small file that an operator or another process may replace, and read new versions."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class WatchedFile:
     """One file.
 
     Args:
-      path: of the file.
+      path: path of the file.
       what: name of its content, for errors.
       max_bytes: size limit.
       is_guarded: refuse a file that a user other than this one or root may have written.
 
     Attributes:
-      path: as given.
+      path: path of the file.
     """
 
     def __init__(self, path: str, what: str, max_bytes: int, *, is_guarded: bool = False) -> None:

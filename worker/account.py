@@ -1,6 +1,6 @@
-"""The account that a worker gives in an audit.
+"""Collect a worker's report for a fleet audit: blocks, leases and attempts.
 
-Read-only: nothing is swept, freed or counted. Inconsistencies are reported in words, so that an
+Read-only: does not sweep, free or count. Inconsistencies are reported as text, so that an
 inconsistent worker can still report them.
 """
 
@@ -59,11 +59,11 @@ def worker_account(
     """Return the worker's account for the fleet's invariants.
 
     Args:
-      identity: of this worker.
+      identity: identity of this worker.
       link: lifetime of leases.
       cache: blocks and their leases.
       attempt_table: live attempts.
-      counters: of this worker.
+      counters: counters of this worker.
       now: current time.
       is_draining: whether it accepts no new work.
       windows: KV on its way out.

@@ -29,7 +29,7 @@ class Tombstones:
     """Remembers for a while how attempts ended.
 
     Args:
-      link: how long, and how many.
+      link: lifetimes and limits.
     """
 
     def __init__(self, link: LinkConfig) -> None:
@@ -89,7 +89,7 @@ class FailedStep(NamedTuple):
     """A device step that raised.
 
     Attributes:
-      number: of the step, in this epoch.
+      number: number of the step, in this epoch.
       num_rows: attempts in it.
     """
 
@@ -101,7 +101,7 @@ NO_STEP: Final = FailedStep()
 
 
 class _Departure(NamedTuple, Generic[A]):
-    """An ended attempt whose blocks are still used by the running step."""
+    """An ended attempt with blocks that the running step still uses."""
 
     attempt: A
     reason: EndReason
@@ -113,7 +113,7 @@ class AttemptTable(Generic[A]):
     """All attempts with a lease here.
 
     Args:
-      ledger: of their blocks.
+      ledger: ledger of their blocks.
       transitions: the table of this role.
       link: lifetimes of leases and tombstones.
       outbox: takes the ENDED frames.
@@ -157,7 +157,7 @@ class AttemptTable(Generic[A]):
 
     @property
     def leaving(self) -> list[AttemptKey]:
-        """Ended attempts whose blocks the running step still uses."""
+        """Ended attempts with blocks that the running step still uses."""
         return [departure.attempt.key for departure in self._leaving]
 
     @property
@@ -187,7 +187,7 @@ class AttemptTable(Generic[A]):
             self.repeat_last_words(server, key)
 
     def repeat_last_words(self, server: PeerId, key: AttemptKey) -> None:
-        """Tell a server again how an attempt ended, or that it is unknown."""
+        """Resend to a server how an attempt ended, or that it is unknown."""
         if any(departure.attempt.key == key for departure in self._leaving):
             return  # ENDED follows when the step returns
         ended = self._tombstones.find(key)
@@ -244,18 +244,18 @@ class AttemptTable(Generic[A]):
             self.end(key, reason, now, message)
 
     def end_expired(self, now: float) -> None:
-        """End attempts whose server no longer wants them or whose deadline has passed."""
+        """End attempts that their server no longer wants, or that are past their deadline."""
         for key, reason in self.leases.expired(now):
             self.end(key, reason, now)
         self._tombstones.sweep(now)
 
     def begin_step(self, keys: Iterable[AttemptKey]) -> None:
-        """Note that the device uses the blocks of these attempts."""
+        """Record that the device uses the blocks of these attempts."""
         assert not self._in_step, "one step at a time"
         self._in_step = frozenset(keys)
 
     def finish_step(self, now: float) -> None:
-        """Note that the step is over, and free the blocks of attempts that ended during it."""
+        """Record the end of the step, and free the blocks of attempts that ended during it."""
         self._in_step = frozenset()
         leaving, self._leaving = self._leaving, []
         for departure in leaving:

@@ -25,19 +25,19 @@ OLDEST_SHARE: Final = 4
 this many times as long as alone, and short ones lose a quarter of their speed beside it."""
 
 LOWER_SHARE: Final = 16
-"""The same for the oldest prompt while more urgent classes have work: it makes progress, and they
-hardly notice."""
+"""The oldest prompt gets one part in this many while more urgent classes have work: it makes
+progress, and they hardly notice."""
 
 MAX_OVERTAKES: Final = 16
 """How many younger prompts may take blocks while the oldest waits for enough of them. After that
 none may, so that the pool drains until the oldest fits."""
 
 MAX_URGENT_OVERTAKES: Final = 256
-"""The same for younger prompts of more urgent classes than the oldest's."""
+"""This limit for younger prompts of more urgent classes than the oldest's."""
 
 
 class ComputedPrompt(Protocol):
-    """What the scheduler needs of an attempt whose prompt is computed here."""
+    """What the scheduler needs to know about an attempt to compute its prompt here."""
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
@@ -46,7 +46,7 @@ class ComputedPrompt(Protocol):
 
     @property
     def num_computed_tokens(self) -> int:
-        """Number of leading tokens whose KV is in the pool."""
+        """Number of leading tokens with KV in the pool."""
         ...
 
     @property
@@ -107,8 +107,8 @@ class PromptChunk(NamedTuple, Generic[P]):
     """One row of a step.
 
     Attributes:
-      attempt: of the prompt.
-      num_tokens: how many of its next tokens.
+      attempt: attempt that the prompt belongs to.
+      num_tokens: number of its next tokens to compute.
     """
 
     attempt: P
@@ -154,7 +154,7 @@ class ChunkScheduler(Generic[P]):
         """Choose the next step.
 
         Args:
-          attempts: all whose prompt is not computed yet.
+          attempts: attempts with prompts that are not fully computed.
           max_tokens: token budget of the step.
           free_blocks: blocks that can be leased now; an attempt that has not started needs all of
             its blocks at once (`num_needed_blocks`), so that two half-computed prompts never wait

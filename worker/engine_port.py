@@ -74,7 +74,7 @@ class EnginePort(Protocol):
         ...
 
     def rest(self) -> None:
-        """Note that there is no work for now: others may use its cores."""
+        """Record that there is no work now, so that other workers may use the cores."""
         ...
 
     def constrain(self, sampling: SamplingParams) -> Constraint | None:

@@ -122,9 +122,9 @@ def answer(head: bytes, max_bytes: int, loop: ProbedLoop) -> bytes:
     """Return the response to a request.
 
     Args:
-      head: of the request, or the part that arrived.
+      head: head of the request, or the part that arrived.
       max_bytes: size limit of a head.
-      loop: of the worker.
+      loop: main loop of the worker.
     """
     words = head.partition(b"\r\n")[0].split(b" ")
     if len(head) > max_bytes:

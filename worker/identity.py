@@ -1,4 +1,4 @@
-"""This worker's identity in its present epoch, and its answer to HELLO."""
+"""The worker's identity in its current epoch, and its answer to HELLO."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ class Identity:
 
     Args:
       role: prefill or decode.
-      name: in the fleet.
+      name: name in the fleet.
       engine: source of its capacity and fingerprint.
       max_num_seqs: rows of a step.
       max_waiting_tokens: prompt tokens that may wait here; prefill only.
       kv_window_bytes: bytes that one sender may have under way to it; decode only.
-      kv_address: where it receives KV; decode only.
-      compute_digest: of the model's version; empty for a directory outside the store.
-      labels: where it runs and what it costs.
+      kv_address: address for KV; decode only.
+      compute_digest: compute digest of the version; empty for a directory outside the store.
+      labels: labels with its place and costs.
       draw_epoch: returns its first epoch; replaced by a simulator.
 
     Attributes:
       me: role, name and present epoch.
-      fingerprint: of the loaded model, with its compute digest.
+      fingerprint: fingerprint of the loaded model, with its compute digest.
       capacity: its total capacity.
-      labels: as given.
+      labels: labels with its place and costs.
     """
 
     def __init__(

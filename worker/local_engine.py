@@ -1,10 +1,10 @@
-"""The engine of a worker process (`EnginePort`): the loaded model with its KV pool, and cores that
-idle workers on the same machine lend.
+"""The engine of a worker process (`EnginePort`): the loaded model with its KV pool, and the lending
+of CPU cores between idle and busy workers of a machine.
 
-For lending, each worker has two bytes of a shared file. It locks the first one while it has work; a
+For lending, each worker has two bytes of a shared file. It locks the first one while it has work. A
 worker that borrows its cores for a step locks the second. The kernel releases the locks of a dead
-process, so nothing has to be given back and no message is needed. A worker that gets work never
-waits for lent cores: it begins with its own and shares them until the borrower's step returns.
+process, so no message is needed. A worker that gets work never waits for lent cores: it starts
+immediately and shares its cores until the borrower's step returns.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Cores:
 
     def give_back(self) -> float:
         """Return borrowed cores. The result is the average number of cores divided by the worker's
-        own; cores whose owner has become busy are counted as available half of the time."""
+        own; cores of an owner that has become busy count as available half of the time."""
         borrowed, self._borrowed = self._borrowed, []
         speedup = 1.0
         for place in borrowed:

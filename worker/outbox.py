@@ -1,4 +1,4 @@
-"""Frames that a core has decided to send, until the loop sends them."""
+"""A queue of outgoing frames: a worker's core adds them, the main loop sends them."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from triolet.config import WorkerConfig
 
 GOLDEN_TOKENS: Final = 4
-"""Golden tokens per prompt: a start checks them in one step, whose cost they hardly change."""
+"""Golden tokens per prompt: a start checks them in one step, and they hardly change its cost."""
 
 
 class Probed(NamedTuple):
@@ -32,7 +32,7 @@ class Probed(NamedTuple):
 
     Attributes:
       golden: tokens.
-      capacity: of one worker.
+      capacity: capacity of one worker.
     """
 
     golden: Golden
@@ -43,7 +43,7 @@ def main(config: WorkerConfig, prompts: Sequence[Sequence[int]]) -> Probed:
     """Load a model as a worker does, and measure its golden tokens and speed.
 
     Args:
-      config: of the worker.
+      config: config of the worker.
       prompts: token ids.
 
     Raises:

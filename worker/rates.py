@@ -1,7 +1,7 @@
-"""Estimate how fast a worker's steps are, for servers and for the size of decode's chunks.
+"""Estimate the speed of a worker's steps, for the servers' routing and for decode's prompt chunks.
 
-Pure arithmetic over the steps taken. Servers decide with these rates where a prompt is computed;
-`chunk_tokens` decides how much of a prompt a decode step takes.
+Pure arithmetic over past steps. Servers use the rates to decide where a prompt is computed;
+`chunk_tokens` sets the number of prompt tokens in a decode step.
 """
 
 from __future__ import annotations

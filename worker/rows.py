@@ -1,4 +1,4 @@
-"""Convert the result of a step's row into a frame's row, or the reason for an end."""
+"""Convert the result of a step's row into a row of a TOKENS frame, or an end reason."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A worker's sessions with servers: greetings, heartbeats, audits, drain, and peers that fall
 silent.
 
-`PeerTable` is the part that every listener needs: greetings and silence of its peers.
+`PeerTable` is the part for any listener: handshakes and timeouts of its peers.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class _Known(NamedTuple):
 
 
 class PeerTable:
-    """The peers whose frames are accepted.
+    """The peers that may send frames.
 
     Args:
-      identity: of this worker.
+      identity: identity of this worker.
       expected: role that may connect here.
       silence_s: a peer that is silent for this long is forgotten.
       max_peers: beyond this number a new HELLO is refused.
@@ -124,7 +124,7 @@ class PeerTable:
         return known.peer
 
     def forget(self, sender: bytes) -> PeerId | None:
-        """Drop a peer that said GOODBYE or whose pipe is gone; return it if known."""
+        """Drop a peer that sent GOODBYE or lost its connection; return it if known."""
         known = self._known.pop(sender, None)
         return None if known is None else known.peer
 
@@ -158,11 +158,11 @@ class ServerSessions(Generic[A]):
     """A worker's sessions with its servers.
 
     Args:
-      identity: of this worker.
+      identity: identity of this worker.
       link: lifetimes.
       attempt_table: the attempts with leases.
       outbox: takes the answers.
-      counters: of received frames.
+      counters: counters of received frames.
       describe: returns a heartbeat for one server.
       account: returns the account for an audit.
       now: time at which the worker starts.
@@ -227,11 +227,11 @@ class ServerSessions(Generic[A]):
         return not self._farewells
 
     def is_fenced(self, now: float) -> bool:
-        """Note that the loop runs; return whether it stood still for longer than leases last."""
+        """Record that the loop runs. Return whether it was stopped for longer than a lease."""
         return self._fence.beat(now)
 
     def excuse(self) -> float:
-        """Do not count a shorter standstill as silence of peers; return its length."""
+        """Do not count a shorter stop as silence of peers. Return its duration."""
         absence_s = self._fence.absence_s
         if absence_s:
             log.warning("process_paused", seconds=round(absence_s, 3))
@@ -331,7 +331,7 @@ class ServerSessions(Generic[A]):
         self._identity.begin_new_life()
 
     def say_goodbye(self) -> None:
-        """Tell all peers that this worker leaves; `is_heard` says whether they know."""
+        """Notify all peers that this worker is leaving. `is_heard` is true once they know."""
         known = (*self.servers.known(), *self.operators.known())
         self._farewells = {sender for sender, _ in known}
         self.servers.dismiss(SHUT_DOWN)

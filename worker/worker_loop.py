@@ -90,7 +90,7 @@ class WorkerCore(Protocol):
         ...
 
     def say_goodbye(self) -> None:
-        """Tell all peers that this worker leaves."""
+        """Notify all peers that this worker is leaving."""
         ...
 
 
@@ -100,9 +100,9 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 EXIT_WEDGED: Final = 70
-"""Exit code of a worker whose device does not return; BSD's "internal software error"."""
+"""Exit code of a worker with a hanging device; BSD's "internal software error"."""
 EXIT_DEVICE_LOST: Final = 71
-"""Exit code of a worker whose device accepts no more work; BSD's "system error"."""
+"""Exit code of a worker with a failed device; BSD's "system error"."""
 
 
 class Device(Protocol):
@@ -206,7 +206,7 @@ class WorkerLoop:
             self._news.set()
 
     def _say(self, now: float) -> None:
-        # A failed send ends attempts, whose ENDED frames are sends again; each server is forgotten
+        # A failed send ends attempts, which sends ENDED frames again; each server is forgotten
         # at its first failure, so this terminates.
         while sends := self._core.outbox.take_for_servers():
             for send in sends:
@@ -259,7 +259,7 @@ class WorkerLoop:
             self.settle(trio.current_time())
 
     def _returned(self, num_rows: int = 0) -> None:
-        """Note that the device has returned."""
+        """Record that the device has returned."""
         assert self._step_began_at is not None, "it was asked for something"
         self._core.counters.used_device(trio.current_time() - self._step_began_at, num_rows)
         self._step_began_at = None

@@ -29,7 +29,7 @@ TRAITS: Final = FLASH
 
 MIN_CHUNK_LEN: Final = 2
 """Smallest `max_seqlen_q` passed to the kernel, which needs an upper bound only. At 1 the kernel
-switches to decode, whose number of splits depends on the batch's size."""
+switches to decode, where the number of splits depends on the batch's size."""
 
 
 @dataclass(frozen=True, slots=True)

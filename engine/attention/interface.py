@@ -41,7 +41,7 @@ class AttentionBackend(Protocol):
 
 
 class PagedAttention(ABC):
-    """An AttentionBackend whose kernels read KV blocks in place.
+    """An AttentionBackend with kernels that read KV blocks in place.
 
     A caller that fuses storing keys and values with other work stores them itself and calls
     `attend_stored`.

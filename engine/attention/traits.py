@@ -108,7 +108,7 @@ TRITON: Final = BackendTraits(
 )
 ALL_TRAITS: Final = {traits.name: traits for traits in (NATIVE, SDPA, FLASH, TRITON)}
 FUSED: Final = frozenset({FLASH.name, TRITON.name})
-"""Backends with fused kernels, whose decode steps do not wait for the host."""
+"""Backends with fused kernels. Their decode steps do not wait for the host."""
 
 
 def check_backend(config: EngineConfig, dtype: Dtype, head_dim: int, device_type: str) -> None:

@@ -38,7 +38,7 @@ class Arrangement:
 
     Attributes:
       size: places that are computed.
-      places: of each row.
+      places: place of each row.
       fields: int64 [NUM_FIELDS, size].
       patches: int64 [3, n]: place, column and block of every cell of the tables that is new.
     """
@@ -64,7 +64,7 @@ class DecodeRows:
         self._places: list[int] = []
 
     def forget_places(self) -> None:
-        """Note that the next step follows one that was not arranged here."""
+        """Record that the next step follows one that was not arranged here."""
         self._places = []
 
     def forget_tables(self) -> None:

@@ -1,1 +1,1 @@
-"""Whole steps computed by C kernels on the CPU, from token ids to logits in one call."""
+"""The native CPU backend: C kernels that compute a whole step, token ids to logits, in one call."""

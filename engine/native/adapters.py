@@ -1,4 +1,4 @@
-"""Adapters as the kernels read them, and the rows of a step that have one."""
+"""Pack LoRA adapters for the C kernels, and describe the rows of a step that use them."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 
 GROUP_ROWS: Final = 48
 """Rows that one thread takes at a time: whole tiles of a product in every build, and few enough
-that a long prompt keeps all threads busy with the one or two panels that an adapter has."""
+that a long prompt keeps all threads busy although an adapter has only one or two panels."""
 
 
 class PackedAdapter:
-    """One adapter in panels.
+    """One adapter packed into panels.
 
     Args:
-      adapter: its matrices.
-      layers: the base's layers; what is added has their extent.
-      library: packs.
-      per_word: numbers of a word.
+      adapter: the adapter's matrices.
+      layers: the base's layers, which set the sizes of the outputs.
+      library: packs the matrices.
+      per_word: numbers per word.
 
     Attributes:
-      fields: for each layer what is added.
-      low_stride: numbers of the widest first product.
+      fields: for each layer, the adapter's products.
+      low_stride: width of the widest first product.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class PackedAdapter:
         down = self._linear(low.down, inputs=base.steps * self._per_word)
         self.low_stride = max(self.low_stride, down.panels * self._library.panel)
         up = self._linear(low.up, is_gate_up=product == "gate_up")
-        assert up.panels == base.panels, "an adapter that adds other outputs than there are"
+        assert up.panels == base.panels, "the adapter's outputs do not match the layer's"
         return LowRankFields(down, up)
 
     def _linear(self, weight: Tensor, *, inputs: int = 0, is_gate_up: bool = False) -> LinearFields:
@@ -77,15 +77,15 @@ class PackedAdapter:
 
 
 class AdaptedRows:
-    """Rows of one step, or of its last layer, that have an adapter, grouped by it.
+    """Rows of one step, or of its last layer, grouped by their adapter.
 
     Args:
-      adapters: all, by digest.
+      adapters: all adapters, by digest.
       rows_of: the rows of each adapter, by digest.
-      num_rows: of the step.
+      num_rows: rows of the step.
 
     Attributes:
-      fields: as the kernels take them. They are valid as long as this is.
+      fields: the structure passed to the kernels; valid as long as this object.
     """
 
     def __init__(
@@ -119,12 +119,12 @@ class AdaptedRows:
 def adapted_rows(
     adapters: Mapping[bytes, PackedAdapter], step: FlatStep, kept_tokens: Sequence[int]
 ) -> tuple[AdaptedRows, AdaptedRows] | None:
-    """Return a step's rows with adapters, and those of its last layer; None if there are none.
+    """Return the adapted rows of a step and of its last layer; None if no row has an adapter.
 
     Args:
-      adapters: all, by digest.
-      step: names the adapters of its rows.
-      kept_tokens: that the last layer computes, in its order.
+      adapters: all adapters, by digest.
+      step: the step; its rows name their adapters.
+      kept_tokens: tokens that the last layer computes, in order.
     """
     tokens_of = tokens_by_adapter(step)
     if not tokens_of:

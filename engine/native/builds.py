@@ -1,6 +1,6 @@
-"""The builds of the kernels, and what each is compiled with.
+"""The builds of the C kernels (one per instruction set) and their compiler flags.
 
-Read by setup.py before anything is installed, so it imports nothing of the package.
+setup.py reads this file before anything is installed, so it imports nothing from the package.
 """
 
 from __future__ import annotations

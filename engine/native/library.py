@@ -1,7 +1,7 @@
-"""Finds the compiled kernels, loads the build for this machine, and declares what they take.
+"""Find the compiled C kernels, load the best build for this machine, and declare their functions.
 
-The package is whole without them: where no compiler was at hand, or the machine has none of the
-instruction sets, `load_library` returns None and the engine computes with torch.
+The kernels are optional: if they were not compiled, or the machine supports none of the instruction
+sets, `load_library` returns None and the engine computes with torch.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Library:
 
     Args:
       build: one of BUILDS.
-      path: its shared library.
+      path: the shared library.
 
     Attributes:
-      digest: of the file; two builds of one name may lay panels out differently.
-      arithmetic: equal numbers, equal bits, whatever the build.
+      digest: digest of the file; libraries of one build may lay out panels differently.
+      arithmetic: version of the arithmetic; builds with equal numbers compute the same bits.
       panel: outputs per panel of a weight.
-      rows_per_task: query rows that attention takes together.
+      rows_per_task: query rows that attention computes together.
     """
 
     def __init__(self, build: str, path: Path) -> None:
@@ -90,15 +90,15 @@ class Library:
     def workspace_bytes(
         self, model: ModelFields, num_tokens: int, num_threads: int, num_adapted: int = 0
     ) -> int:
-        """Return what a step of that size needs, so many of its tokens with an adapter."""
+        """Return the workspace size of a step with `num_adapted` tokens that use an adapter."""
         return int(self._workspace_bytes(model, num_tokens, num_adapted, num_threads))
 
     def compute(self, model: ModelFields, step: StepFields, num_threads: int) -> None:
-        """Compute a step. Python's lock is released meanwhile."""
+        """Compute a step, with the interpreter's lock released."""
         self._compute(model, step, num_threads)
 
     def pack(self, packing: PackingFields, num_threads: int) -> None:
-        """Cut a weight into panels. Python's lock is released meanwhile."""
+        """Pack a weight into panels, with the interpreter's lock released."""
         self._pack(packing, num_threads)
 
     def strip_bytes(self, form: int, inputs: int) -> int:
@@ -106,11 +106,11 @@ class Library:
         return int(self._strip_bytes(form, inputs))
 
     def pack_groups(self, packing: GroupPackingFields, num_threads: int) -> int:
-        """Cut quantised weights into strips; return how many scales are not finite."""
+        """Pack quantised weights into strips. Return how many scales are not finite."""
         return int(self._pack_groups(packing, num_threads))
 
     def weights(self, layer: LinearFields, inputs: int, output: int, to: int) -> None:
-        """Write the weights of a quantised output to an address, for tests."""
+        """Write the weights of one quantised output to an address. For tests."""
         self._weights(layer, inputs, output, to)
 
     def product(
@@ -121,36 +121,37 @@ class Library:
         addresses: tuple[int, int, int],
         num_threads: int,
     ) -> None:
-        """Compute one product alone, for tests and benchmarks.
+        """Compute a single product. For tests and benchmarks.
 
         Args:
-          is_bf16: what the input is; else fp32.
-          layer: that it passes.
-          rows: of it.
-          addresses: of the input, of 8 bytes for each of its words to work in, and of the output.
-          num_threads: to compute with.
+          is_bf16: whether the input is bf16; else fp32.
+          layer: the linear layer.
+          rows: rows of the input.
+          addresses: addresses of the input, of a workspace of 8 bytes per input word, and of the
+            output.
+          num_threads: number of threads.
         """
         given, room, output = addresses
         self._product(is_bf16, layer, given, rows, room, output, num_threads)
 
     def read_speed(self, address: int, num_bytes: int, num_threads: int) -> float:
-        """Return the bytes per second at which memory is read once, for benchmarks."""
+        """Measure the memory read speed in bytes per second. For benchmarks."""
         return num_bytes / float(self._time_reading(address, num_bytes, num_threads))
 
     def product_speed(self, is_bf16: bool, rounds: int, num_threads: int) -> float:
-        """Return the operations per second of products of what lies in caches, for benchmarks."""
+        """Measure products of cached data in operations per second. For benchmarks."""
         seconds = float(self._time_products(is_bf16, rounds, num_threads))
         return rounds * num_threads * int(self._product_operations(is_bf16)) / seconds
 
     def attend(
         self, model: ModelFields, step: StepFields, layer: int, queries: int, output: int
     ) -> None:
-        """Compute attention alone, for tests; the last two are addresses."""
+        """Compute attention alone. For tests. The last two arguments are addresses."""
         self._attend(model, step, layer, queries, output)
 
 
 def library_path(build: str) -> Path | None:
-    """Return where a build lies, or None if the installation has none."""
+    """Return the path of a build, or None if it is not installed."""
     for suffix in EXTENSION_SUFFIXES:
         path = _FOLDER / f"_{build}{suffix}"
         if path.exists():
@@ -160,7 +161,7 @@ def library_path(build: str) -> Path | None:
 
 @cache
 def load_library() -> Library | None:
-    """Return the best build that this machine can run, or None."""
+    """Load the best build that this machine can run; None if there is none."""
     for build in BUILDS:
         library = load_build(build)
         if library is not None:
@@ -169,24 +170,24 @@ def load_library() -> Library | None:
 
 
 def load_build(build: str) -> Library | None:
-    """Return one build, or None if it is not installed, or not for this machine."""
+    """Load one build; None if it is not installed or this machine cannot run it."""
     path = library_path(build)
     if path is None:
         return None
     _offer_openmp()
     try:
         library = Library(build, path)
-    except OSError:  # no OpenMP runtime to be found, or a file of another platform
+    except OSError:  # no OpenMP runtime, or a file for another platform
         return None
     return library if library.runs_here else None
 
 
 @cache
 def _offer_openmp() -> None:
-    """Make the OpenMP runtime that torch has loaded visible to the kernels.
+    """Make torch's OpenMP runtime visible to the kernels.
 
-    They are linked with none, so that torch's threads and theirs are the same: two pools would wait
-    for work in loops, against each other. torch usually shows its own already.
+    The kernels are not linked to a runtime, so that they share torch's threads: the idle threads of
+    two pools would spin against each other. torch usually exports its runtime already.
     """
     if hasattr(ctypes.CDLL(None), "GOMP_parallel"):
         return

@@ -1,8 +1,4 @@
-"""A model whose steps the kernels compute.
-
-Knows how a model and a step are laid out for them; knows no kernel's inside, no sampling and no
-leases.
-"""
+"""The native backend's model: describe weights and steps in C structures and call the kernels."""
 
 from __future__ import annotations
 
@@ -33,19 +29,19 @@ if TYPE_CHECKING:
 
 
 class PackedModel:
-    """The structures that point the kernels to a model's tensors.
+    """A model's C structures, which point to its tensors.
 
     Args:
       config: the model's shape.
-      pieces: its packed weights, as Packing names them.
+      pieces: packed weights by the names that Packing gives.
       rotary: cosines and sines.
-      pool: where KV lies.
+      pool: the KV pool.
       library: packs adapters.
-      adapters: that rows may name, by digest.
+      adapters: adapters that rows may name, by digest.
 
     Attributes:
-      fields: of the model.
-      adapters: packed.
+      fields: the structure of the model.
+      adapters: packed adapters.
     """
 
     def __init__(
@@ -109,7 +105,7 @@ class PackedModel:
         )
 
     def _address(self, name: str) -> int | None:
-        """Return where a piece lies, None if the model has none of that name."""
+        """Return the address of a piece, or None if the model has no such piece."""
         piece = self._pieces.get(name)
         return None if piece is None else int(piece.data.ctypes.data)
 
@@ -120,11 +116,11 @@ class NativeModel:
     Args:
       packed: the model.
       library: the kernels.
-      vocab_size: entries of a row of logits that mean something.
+      vocab_size: valid entries of a row of logits; the rest is padding.
 
     Attributes:
-      num_threads: that the next steps compute with; None for as many as torch. The bits are the
-        same with any number.
+      num_threads: threads of the next steps; None for as many as torch uses. Results have the same
+        bits for any number.
     """
 
     def __init__(self, packed: PackedModel, library: Library, vocab_size: int) -> None:
@@ -176,15 +172,15 @@ class NativeModel:
         return logits[:, : self._vocab_size] if num_chosen else None
 
     def take_part_s(self) -> dict[str, float]:
-        """Return the seconds that each part of steps has taken since this was last asked.
+        """Return and reset the seconds that each part of steps has taken.
 
-        The first answer is empty: before the first call no clock is read.
+        The first result is empty: timing starts with the first call.
         """
         before, self._part_s = self._part_s, np.zeros(len(PARTS))
         return {} if before is None else dict(zip(PARTS, before.tolist(), strict=True))
 
     def _room(self, num_tokens: int, num_threads: int, num_adapted: int) -> int:
-        """Return the address of a workspace that is large enough."""
+        """Return the address of a sufficiently large workspace."""
         wanted = self._library.workspace_bytes(
             self._packed.fields, num_tokens, num_threads, num_adapted
         )
@@ -196,17 +192,17 @@ class NativeModel:
 def plan_tasks(
     step: FlatStep, task_tokens: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Part a step into attention's tasks, the longest first so that threads end together.
+    """Divide a step into attention tasks, longest first so that threads finish together.
 
-    Decode rows that continue one another are one row here: the keys are read once for all of them.
+    Consecutive decode rows of one sequence form one row, so that its keys are read once.
 
     Args:
-      step: the rows.
+      step: the step.
       task_tokens: most positions per task.
 
     Returns:
-      All block tables end to end, and [tasks, 4]: where a task's table begins there, its first
-      position, how many positions, index of its first token.
+      All block tables concatenated, and [tasks, 4]: start of the task's table, first position,
+      number of positions, index of the first token.
     """
     tables: list[int] = []
     tasks = []
@@ -224,12 +220,12 @@ def plan_tasks(
 
 
 class KeptToken(NamedTuple):
-    """A token that leaves more behind than its KV.
+    """A token whose logits or hidden state are needed.
 
     Attributes:
-      token: its index in the step.
-      row: of the batch.
-      is_chosen: its logits are wanted; otherwise its hidden state.
+      token: index of the token in the step.
+      row: index of its row.
+      is_chosen: whether its logits are needed; otherwise its hidden state.
     """
 
     token: int
@@ -238,7 +234,7 @@ class KeptToken(NamedTuple):
 
 
 def kept_tokens(step: FlatStep) -> list[KeptToken]:
-    """Return the tokens that the last layer computes, in their order in the step."""
+    """Return the tokens that the last layer computes, in step order."""
     kept = [
         KeptToken(token, row, is_chosen=True)
         for row, token in zip(step.sample_rows, step.sample_tokens, strict=False)
@@ -249,7 +245,7 @@ def kept_tokens(step: FlatStep) -> list[KeptToken]:
 
 
 def _kept_tasks(step: FlatStep, kept: Sequence[KeptToken]) -> npt.NDArray[np.int64]:
-    """Return tasks for the kept tokens alone, which then are the step's first tokens."""
+    """Return attention tasks for the kept tokens, which come first in the last layer."""
     begins = np.cumsum([0, *(len(table) for table in step.block_tables)])
     tasks = [
         (begins[row], step.seq_lens[row] - (step.query_start_loc[row + 1] - index), 1, at)
@@ -259,7 +255,7 @@ def _kept_tasks(step: FlatStep, kept: Sequence[KeptToken]) -> npt.NDArray[np.int
 
 
 def _hand_out(step: FlatStep, kept: Sequence[KeptToken], states: npt.NDArray[np.float32]) -> None:
-    """Give hidden states to the rows that want some."""
+    """Pass hidden states to the rows that pool them."""
     at = {one.token: place for place, one in enumerate(kept)} if step.pooled else {}
     for _, first, count, pool in step.pooled:
         pool.add(states[at[first] : at[first] + count])

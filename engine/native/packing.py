@@ -1,9 +1,9 @@
-"""Weights as the kernels read them: panels of outputs, in the order in which they are used.
+"""Pack weights into panels of outputs, the order in which the C kernels read them.
 
-A panel holds some outputs' weights, interleaved: first their first word each, then their second.
-A word is four bytes: one float, or two bf16 that are neighbours along the input. One walk through
-memory from beginning to end is then a whole product. Quantised weights lie in strips, half a panel
-each, as source/groups.h says.
+A panel interleaves the weights of several outputs: the first word of each, then the second, and so
+on. A word has four bytes: one float, or two bf16 of neighbouring inputs. A product then reads
+memory sequentially once. Quantised weights are packed into strips of half a panel, see
+source/groups.h.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Packed(NamedTuple):
     """A weight in panels.
 
     Attributes:
-      weight: bytes [panels, steps, panel * bytes of a word]; of a quantised one strips, end to end.
-      panels: how many.
-      steps: words of an output's input.
-      strips: form and place of each strip of a quantised weight, else None.
+      weight: bytes [panels, steps, panel * bytes of a word]; for quantised weights, all strips.
+      panels: number of panels.
+      steps: words per output.
+      strips: encoding and offset of each strip of a quantised weight, else None.
     """
 
     weight: Tensor
@@ -47,7 +47,7 @@ class Packed(NamedTuple):
 
 
 def own_pages(num_bytes: int) -> Tensor:
-    """Return fresh memory on large pages."""
+    """Allocate memory on large pages."""
     return torch.frombuffer(zeroed_memory(num_bytes), dtype=torch.uint8)
 
 
@@ -60,16 +60,16 @@ def pack(
     room: Callable[[int], Tensor] = own_pages,
     num_threads: int | None = None,
 ) -> Packed:
-    """Cut a weight into panels; what is missing in the last one is zero.
+    """Pack a weight into panels; the last panel is padded with zeros.
 
     Args:
-      library: knows how wide a panel is, and does it.
+      library: packs, and sets the width of a panel.
       weight: [out, in], fp32 or bf16.
-      is_gate_up: the first half of the outputs are gates; each panel gets some of them and, after
-        them, the ups that they belong to.
-      inputs: inputs to have at least; weights that this adds are zero.
-      room: returns memory of a size for the panels.
-      num_threads: to do it with; None for as many as torch.
+      is_gate_up: whether the first half of the outputs are gates; each panel then holds some gates
+        followed by their ups.
+      inputs: least number of inputs; added weights are zero.
+      room: allocates memory for the panels.
+      num_threads: number of threads; None for as many as torch uses.
     """
     per_word = WORD_BYTES // weight.element_size()
     if weight.shape[1] % per_word:
@@ -105,16 +105,16 @@ def pack_blocks(
     room: Callable[[int], Tensor] = own_pages,
     num_threads: int | None = None,
 ) -> Packed:
-    """Cut a quantised weight into strips, which keep every bit of its blocks.
+    """Pack a quantised weight into strips, without changing the bits of its blocks.
 
     Args:
-      library: knows how wide a strip is, and does it.
-      parts: of its outputs. All but the last have whole strips of them, unless they are gates and
-        ups, whose strips take turns.
-      dtype: of its input.
-      is_gate_up: whether they are.
-      room: returns memory of a size for the strips.
-      num_threads: to do it with; None for as many as torch.
+      library: packs, and sets the width of a strip.
+      parts: the outputs in parts. All but the last part fill whole strips, unless the parts are
+        gates and ups, whose strips alternate.
+      dtype: dtype of the input.
+      is_gate_up: whether the parts are gates and ups.
+      room: allocates memory for the strips.
+      num_threads: number of threads; None for as many as torch uses.
 
     Raises:
       ModelError: a scale is not finite.
@@ -146,14 +146,14 @@ def pack_blocks(
         bad = library.pack_groups(fields, num_threads or torch.get_num_threads())
         if bad:
             raise ModelError(
-                f"{one.name} has {bad} scales that are not finite; fetch the file again, or take "
+                f"{one.name} has {bad} scales that are not finite; fetch the file again, or use "
                 "another quantisation of the model"
             )
     return Packed(packed, panels, inputs * dtype.itemsize // WORD_BYTES, torch.from_numpy(strips))
 
 
 def pack_bias(bias: Tensor, panel: int, *, is_gate_up: bool = False) -> Tensor:
-    """Return a bias in the order of its packed weight's outputs: fp32, whole panels of it."""
+    """Return a bias in the order of its packed weight's outputs: fp32, padded to whole panels."""
     if not is_gate_up:
         return F.pad(bias.float(), (0, -len(bias) % panel))
     half = panel // 2

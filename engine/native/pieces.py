@@ -1,4 +1,4 @@
-"""A model's packed weights as named arrays: what a snapshot holds, and what the kernels read."""
+"""A model's packed weights as named arrays (pieces), which snapshots store and kernels read."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Piece(NamedTuple):
     """One array.
 
     Attributes:
-      data: its bytes.
-      panels: of a packed weight, else 0.
-      steps: words of an output of a packed weight, else 0.
+      data: the array's bytes.
+      panels: panels of a packed weight, else 0.
+      steps: words per output of a packed weight, else 0.
     """
 
     data: npt.NDArray[np.uint8]
@@ -36,31 +36,29 @@ class Piece(NamedTuple):
 
 
 class ReusedPages:
-    """One memory for one piece after the other: fresh pages cost more than to pack into them."""
+    """A buffer reused for each piece: allocating fresh pages costs more than packing."""
 
     def __init__(self) -> None:
         self._pages = torch.empty(0, dtype=torch.uint8)
 
     def __call__(self, num_bytes: int) -> Tensor:
-        """Return memory that the last piece may have had."""
+        """Return memory, possibly that of the previous piece."""
         if len(self._pages) < num_bytes:
             self._pages = own_pages(num_bytes)
         return self._pages[:num_bytes]
 
 
 class Packing:
-    """Reads a checkpoint and packs it.
-
-    Layers are packed one by one, so that hardly more than one is in memory twice.
+    """Reads a checkpoint and packs it, layer by layer to limit memory.
 
     Args:
       config: the model's shape.
       reader: reads the tensors.
-      library: packs.
-      on_progress: told the share of layers that are packed.
+      library: packs the weights.
+      on_progress: called with the share of layers packed.
 
     Attributes:
-      on_progress: as given.
+      on_progress: the callback.
     """
 
     def __init__(
@@ -78,11 +76,11 @@ class Packing:
     def pieces(
         self, room: Callable[[int], Tensor], num_threads: int
     ) -> Iterator[tuple[str, Piece]]:
-        """Yield every piece by its name, always in the same order.
+        """Yield (name, piece) in a fixed order.
 
         Args:
-          room: where a packed weight goes. It may be taken again once the next piece is asked for.
-          num_threads: to pack with.
+          room: allocates memory for a packed weight. It may be reused for the next piece.
+          num_threads: number of threads.
 
         Raises:
           ModelError: a tensor is missing, unknown or of another shape.
@@ -90,7 +88,7 @@ class Packing:
         reader = self._reader
         yield "norm", _norm(reader.norm())
         table = reader.table()
-        # A tied model has one table: the kernels take a token's row out of the packed one.
+        # A tied model has one table: the kernels read a token's row from the packed one.
         if not self._config.is_tied and table.blocks:
             yield from self._linear("table", table, room, num_threads)
         elif not self._config.is_tied:
@@ -107,7 +105,7 @@ class Packing:
             ):
                 if norm is not None:
                     yield f"{prefix}{name}", _norm(norm)
-            # What `down` reads has a half of each panel of `gate_up`, the last one filled up.
+            # The input of `down` has half of each panel of `gate_up`, padded in the last one.
             inner = -(-self._config.intermediate_size // halves) * halves
             for name, linear, inputs in (
                 ("qkv", layer.qkv, 0),
@@ -159,5 +157,5 @@ def _norm(norm: RMSNorm) -> Piece:
 
 
 def _plain(tensor: Tensor) -> Piece:
-    """Return a tensor's bytes, which it keeps alive."""
+    """Return a piece with a tensor's bytes, keeping the tensor alive."""
     return Piece(tensor.contiguous().view(-1).view(torch.uint8).numpy())

@@ -1,6 +1,6 @@
-"""What the kernels take, field by field as `source/model.h` declares it.
+"""ctypes declarations of the structures in `source/model.h`.
 
-Knows sizes and pointers only; the caller that fills a structure keeps alive what it points to.
+The caller that fills a structure keeps the memory behind its pointers alive.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from ctypes import POINTER, Structure, c_double, c_int64, c_void_p
 
 
 class LinearFields(Structure):
-    """`Linear`: a weight in panels, its strips and bias, and their extent."""
+    """`Linear`: a weight in panels, its strips, bias and sizes."""
 
     _fields_ = (
         ("weight", c_void_p),
@@ -36,7 +36,7 @@ class LayerFields(Structure):
 
 
 class LowRankFields(Structure):
-    """`LowRank`: two thin products that an adapter adds to a linear layer."""
+    """`LowRank`: the two thin products that an adapter adds to a linear layer."""
 
     _fields_ = (("down", LinearFields), ("up", LinearFields))
 
@@ -53,7 +53,7 @@ class LayerAdapterFields(Structure):
 
 
 class GroupFields(Structure):
-    """`Group`: some rows of one adapter."""
+    """`Group`: rows of one adapter."""
 
     _fields_ = (
         ("layers", POINTER(LayerAdapterFields)),
@@ -63,7 +63,7 @@ class GroupFields(Structure):
 
 
 class AdaptedFields(Structure):
-    """`Adapted`: the rows of a step that have an adapter."""
+    """`Adapted`: the rows of a step that use an adapter."""
 
     _fields_ = (
         ("num_rows", c_int64),
@@ -75,7 +75,7 @@ class AdaptedFields(Structure):
 
 
 class ModelFields(Structure):
-    """`Model`: everything that stays the same from step to step."""
+    """`Model`: everything that is constant between steps."""
 
     _fields_ = (
         ("is_bf16", c_int64),
@@ -100,7 +100,7 @@ class ModelFields(Structure):
 
 
 class StepFields(Structure):
-    """`Step`: one step's tokens, where their KV goes, and where the logits do."""
+    """`Step`: one step's tokens, the slots of their KV, and the output of logits."""
 
     _fields_ = (
         ("num_tokens", c_int64),
@@ -126,7 +126,7 @@ class StepFields(Structure):
 
 
 class PackingFields(Structure):
-    """`Packing`: a weight as a checkpoint has it, and where it goes."""
+    """`Packing`: a weight of a checkpoint, and the target of its packed form."""
 
     _fields_ = (
         ("is_bf16", c_int64),
@@ -142,7 +142,7 @@ class PackingFields(Structure):
 
 
 class GroupPackingFields(Structure):
-    """`GroupPacking`: quantised outputs as a GGUF file has them, and where they go."""
+    """`GroupPacking`: quantised outputs of a GGUF file, and the target of their packed form."""
 
     _fields_ = (
         ("outputs", c_int64),
@@ -157,4 +157,4 @@ class GroupPackingFields(Structure):
 
 
 PARTS = ("products", "attention", "head", "rest")
-"""What a step's time is told apart by, as `source/model.h` numbers it."""
+"""Parts of a step that are timed, numbered as in `source/model.h`."""

@@ -65,7 +65,7 @@ class CheckedModel(NamedTuple):
 
 
 class CheckedWeights(NamedTuple):
-    """Weights whose headers are valid.
+    """Weights with valid headers.
 
     Attributes:
       files: files with weights.

@@ -82,7 +82,7 @@ def missing(name: str, model_dir: Path) -> ModelError:
 
 
 def mismatched(name: str, found: StoredTensor, shape: tuple[int, ...]) -> ModelError:
-    """Return the error for a tensor whose dtype or shape does not match the config."""
+    """Return the error for a tensor with a dtype or shape that does not match the config."""
     return ModelError(
         f"{found.path}: tensor {name} is {found.dtype} {list(found.shape)}; "
         f"config.json requires floats {list(shape)}: check that they belong together"

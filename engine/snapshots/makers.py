@@ -23,5 +23,5 @@ def code_digest(root: Path) -> str:
 
 
 CODE_DIGEST: Final = code_digest(Path(__file__).resolve().parents[2])
-"""Computed at import: a running process whose files are replaced still packs with the old code.
+"""Computed at import: if files are replaced, a running process still packs with the old code.
 Takes some milliseconds, which a template process spends once for all of its forks."""

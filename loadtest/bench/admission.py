@@ -62,8 +62,8 @@ class Course:
     """One server and its requests.
 
     Attributes:
-      form: of the server.
-      others: requests that wait in its queue all the time.
+      form: configuration of the server.
+      others: constant number of untimed requests in its queue.
       requests: number of timed requests.
     """
 
@@ -82,10 +82,10 @@ class Found:
     """Measurements for one kind of server and one queue length.
 
     Attributes:
-      accepted: requests that got a place.
-      refused: requests that got none.
-      taken_ns: steps that no single request waits for, by name.
-      statuses: of the answers before the end.
+      accepted: laps of accepted requests.
+      refused: laps of refused requests.
+      taken_ns: durations of steps that no single request waits for, by name.
+      statuses: HTTP statuses of the answers before the end.
     """
 
     accepted: list[Lap] = field(default_factory=list)
@@ -134,7 +134,7 @@ async def _go(course: Course, stopwatch: Stopwatch, into: Found) -> None:
 
 
 async def _come(server: RunningServer, course: Course, count: int, asking: trio.Nursery) -> None:
-    """Send requests one after the other, and keep the queue at its length."""
+    """Send requests one at a time and keep the queue at its length."""
     for _ in range(count):
         asking.start_soon(server.ask)
         await trio.sleep(course.gap_s)
@@ -166,10 +166,10 @@ def _as_a_server_does() -> Iterator[None]:
 
 
 class _Nowhere(io.StringIO):
-    """Discards what is written."""
+    """Discards everything written to it."""
 
     def write(self, text: str, /) -> int:
-        """Discard it."""
+        """Discard the text."""
         return len(text)
 
 
@@ -186,7 +186,7 @@ def whole_row(what: str, waiting: int, server: str, laps: Sequence[Lap]) -> dict
 
 
 def step_rows(waiting: int, server: str, found: Found) -> list[dict[str, Any]]:
-    """Return a row for each step of accepted requests, and for what follows."""
+    """Return a row for each step of accepted requests, and for the steps after admission."""
     steps: dict[str, list[float]] = {
         step: [lap.steps[step] for lap in found.accepted if step in lap.steps]
         for step in (*STEPS, DISPATCH)
@@ -210,7 +210,7 @@ PLANS: Final = {
 FLOODERS: Final = 64
 """Clients of the tenant that exceeds its share: twice as many as the fleet has rows."""
 WARM_S: Final = 8.0
-"""Until the server knows the fleet's speed, and its queue is full."""
+"""Seconds until the server has measured the fleet's speed and its queue is full."""
 GAP_S: Final = 0.03
 """Seconds between two timed requests, alternating between two tenants: 17 refusals a second of
 each. Above 20 a second the server delays a tenant's refusals."""
@@ -234,9 +234,9 @@ async def ask_too_much(url: str, requests: int, warm_s: float) -> dict[int, list
     """Overload a server, and return the duration of its refusals in nanoseconds.
 
     Args:
-      url: of the server.
-      requests: of each kind; accepted ones are not counted.
-      warm_s: time of overload before measuring.
+      url: address of the server.
+      requests: number of requests of each kind; accepted ones are not counted.
+      warm_s: duration of the overload before measuring.
 
     Returns:
       Durations by status.
@@ -269,7 +269,7 @@ async def _time(clients: Clients, request: bytes, into: list[float], status: int
 
 
 async def _keep_asking(clients: Clients, request: bytes) -> None:
-    """Ask again after each answer, or at the time that a refusal names."""
+    """Send the next request after each answer, or after the refusal's Retry-After."""
     while True:
         answer = await clients.ask(request)
         await trio.sleep(answer.retry_after_s or 0.0)
@@ -297,13 +297,13 @@ REAL_OFF, REAL_ON, REDIS = "off, real time", "on, real time", "on, real time, Re
 WITHOUT: Final = {ON: OFF, REAL_ON: REAL_OFF}
 """The baseline of each server with admission control."""
 READING: Final = (
-    "whole: from the key's check until the request has its place in the queue or its refusal, all "
-    "that is in between but for parsing the body and for looking who may leave the queue; p99 is "
-    "what one in a hundred takes longer than. 'more' is what the mechanisms add. Real time: one "
-    "request every 10 ms, with nothing in a processor's caches. steps: the same in its parts, then "
-    "what comes on top: looking for room when a request has come, beginning those who wait (of "
-    "each, and where nobody could go), ends with their charges and log line, sweeps. refusals: a "
-    "real server, from a client's first byte to the last of the answer."
+    "whole: from the key check until the request is queued or refused, including everything "
+    "in between except parsing the body and dispatch; p99 is "
+    "the time that one in a hundred exceeds. 'more' is what the mechanisms add. Real time: one "
+    "request every 10 ms, with cold CPU caches. steps: the same path by step, then "
+    "the additional work: dispatch on arrival, starting waiting requests (for "
+    "each, and when none could start), ends with their charges and log line, sweeps. refusals: a "
+    "real server, from a client's first byte to the last byte of the answer."
 )
 
 
@@ -334,7 +334,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def time_paths(
     waiting: Sequence[int], requests: int, rounds: int = ROUNDS
 ) -> dict[tuple[int, str], Found]:
-    """Return what was timed in this process, by the length of the queue and by server."""
+    """Return the measurements of this process, by queue length and server."""
     found: dict[tuple[int, str], Found] = {}
     for others in waiting:
         for number in range(rounds):
@@ -346,7 +346,7 @@ def time_paths(
 
 
 def time_in_real(found: dict[tuple[int, str], Found], requests: int, rounds: int = ROUNDS) -> None:
-    """Add the same with an empty queue: one request every few milliseconds."""
+    """Add measurements in real time, with an empty queue and a request every few milliseconds."""
     for number in range(rounds):
         for name in (REAL_OFF, REAL_ON):
             form = Form(is_on=name == REAL_ON, is_real=True, seed=number)
@@ -382,7 +382,7 @@ def report_of(
                     "p99_us": place["p99_us"] - of_off["p99_us"],
                 }
             )
-            title = f"p99 of the whole way to a place, us, {others:,} waiting ({name})"
+            title = f"p99 of the whole admission, us, {others:,} waiting ({name})"
             ratios[title] = Ratio(place["p99_us"], ceiling=MOST_US)
     said = [{"status": status, **_in_ms(taken)} for status, taken in refusals.items()]
     for row in said:

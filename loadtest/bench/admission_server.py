@@ -1,5 +1,6 @@
-"""A server in this process, without its socket, over workers of modelled time, with a stopwatch
-around the steps of a request's path into the queue. Requests arrive as ASGI calls.
+"""The server under test of the admission benchmark, with a stopwatch around each admission step.
+
+It runs in this process without a socket, over simulated workers. Requests arrive as ASGI calls.
 """
 
 from __future__ import annotations
@@ -68,20 +69,20 @@ if TYPE_CHECKING:
 
 KEY, PARSE, SUBMIT, DISPATCH = "key", "parse", "submit", "dispatch, at once"
 STEPS: Final = (KEY, "fields", "early", "request", "reserve", SUBMIT)
-"""In order. `PARSE` follows the first, `DISPATCH` happens within the last, if workers have room at
-once. Neither counts as part of the path into the queue."""
+"""Admission steps in order. `PARSE` follows the first; `DISPATCH` happens within the last, if a
+worker has room. Neither counts as part of the path into the queue."""
 TAKEN, LOOKED, SETTLED, SWEPT = "dispatch, each taken", "dispatch, nobody", "settle", "sweep"
 
 
 @dataclass(slots=True)
 class Lap:
-    """One request's way.
+    """The timed path of one request into the queue.
 
     Attributes:
-      began_ns: when its key was asked for.
-      ended_ns: when it had its place, or its refusal; 0 before.
-      steps: what each took, in nanoseconds.
-      is_refused: it got no place.
+      began_ns: time of the key check.
+      ended_ns: time when it was queued or refused; 0 before.
+      steps: duration of each step, in nanoseconds.
+      is_refused: whether it was refused.
     """
 
     began_ns: int
@@ -91,8 +92,7 @@ class Lap:
 
     @property
     def whole_ns(self) -> int:
-        """All of it, whatever stands between the steps included; but for reading the body, and for
-        looking who may leave the queue."""
+        """Duration of the whole path, except reading the body and dispatch."""
         others = self.steps.get(PARSE, 0) + self.steps.get(DISPATCH, 0)
         return self.ended_ns - self.began_ns - others
 
@@ -101,11 +101,11 @@ _LAP: Final[ContextVar[Lap | None]] = ContextVar("lap", default=None)
 
 
 class Stopwatch:
-    """What was timed.
+    """Times the steps of a server.
 
     Attributes:
-      laps: of requests that got a place or a refusal.
-      taken_ns: of what no single request waits for, by name.
+      laps: paths of requests that were queued or refused.
+      taken_ns: durations of steps that no single request waits for, by name.
     """
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class Stopwatch:
 
     @contextmanager
     def running(self) -> Iterator[Stopwatch]:
-        """Time whatever happens meanwhile in this process."""
+        """Time the steps in this process while the context is active."""
         with ExitStack() as stack:
 
             def put(place: object, name: str, around: Callable[[Any], object]) -> None:
@@ -146,7 +146,7 @@ class Stopwatch:
     def _begun(self, check: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
         timed = self._async(KEY, check)
 
-        async def begin(*args: Any) -> None:  # noqa: ANN401 (whatever the step takes)
+        async def begin(*args: Any) -> None:  # noqa: ANN401 (the step's own arguments)
             _LAP.set(Lap(perf_counter_ns()))
             await timed(*args)
 
@@ -219,14 +219,13 @@ NUM_TENANTS: Final = 200
 PROMPT_TOKENS: Final = 100
 MAX_TOKENS: Final = 4
 FIRST_ID, LAST_ID = 256, 1000
-"""Ids known to the model and the modelled devices, without special tokens: no two prompts begin
-alike."""
+"""Token ids of the model without special tokens, so that no two prompts have a common prefix."""
 LONG_S: Final = 1e6
-"""Deadlines of requests that must be accepted, however many wait."""
+"""Deadlines of requests that must be accepted at any queue length."""
 QUICK: Final = StepCost(1 * MILLISECONDS, 0.01 * MILLISECONDS, 0.01 * MILLISECONDS)
 """Step costs for runs in real time."""
 SHORT_SLO_S: Final = 2.0
-"""For the sheddable class: with any queue it is refused."""
+"""Deadline of the sheddable class: it is refused if anything waits."""
 MAX_QUEUED: Final = 100_000
 LARGE: Final = 1e12
 """Limits that are set but never reached."""
@@ -237,14 +236,14 @@ OTHERS: Final = ("auto", "auto", "auto", "priority")
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Which server.
+    """Configuration of the server under test.
 
     Attributes:
-      is_on: with tenants, quotas, fair queue, admission, brownout, guard and response cache; or
-        without any of them.
-      limits: who keeps the accounts.
-      is_real: time passes by itself, as it has to where somebody else's clock is asked.
-      seed: of what is drawn at random.
+      is_on: whether it has tenants, quotas, fair queue, admission, brownout, guard and response
+        cache, or none of them.
+      limits: store of the quota accounts.
+      is_real: use real time, which Redis requires.
+      seed: random seed.
     """
 
     is_on: bool = True
@@ -254,7 +253,7 @@ class Form:
 
     @property
     def cost(self) -> StepCost:
-        """Of its workers' steps."""
+        """Step costs of its workers."""
         return QUICK if self.is_real else COST
 
 
@@ -285,7 +284,7 @@ def key_of(number: int) -> str:
 
 
 def tenants() -> Tenants:
-    """Return many tenants with all limits; every second one has limits of what it may run too."""
+    """Return many tenants with all limits; every second one also has concurrency limits."""
     plans = {
         name: Plan(
             name,
@@ -324,14 +323,14 @@ def tenants() -> Tenants:
 
 @dataclass
 class RunningServer:
-    """A server that takes requests.
+    """A running server under test.
 
     Attributes:
-      form: of it.
-      services: its parts.
-      fleet: its workers.
-      app: takes requests.
-      statuses: of answers, in the order in which they came.
+      form: its configuration.
+      services: its components.
+      fleet: its simulated workers.
+      app: its ASGI application.
+      statuses: HTTP statuses of the answers, in order of arrival.
     """
 
     form: Form
@@ -347,7 +346,7 @@ class RunningServer:
         """Queue a request that is not timed; its answer is not read.
 
         Raises:
-          RequestError: it is refused.
+          RequestError: the request was refused.
         """
         tenant = self._anybody()
         enter_tenant(tenant)
@@ -365,7 +364,7 @@ class RunningServer:
             self.fleet.submit(request)
 
     async def ask(self) -> None:
-        """Let somebody ask over ASGI, and wait for the whole answer."""
+        """Send a request over ASGI and wait for the whole answer."""
         fields = {
             "model": MODEL,
             "prompt": self._prompt(),
@@ -413,7 +412,7 @@ class RunningServer:
         return self._numbers.choices(range(FIRST_ID, LAST_ID), k=PROMPT_TOKENS)
 
     def _number(self) -> int:
-        """Return somebody: a few tenants ask for most."""
+        """Return a random tenant; a few tenants send most requests."""
         return min(int(self._numbers.expovariate(8.0) * NUM_TENANTS), NUM_TENANTS - 1)
 
     def _anybody(self) -> Tenant:
@@ -424,7 +423,7 @@ class RunningServer:
 
 @asynccontextmanager
 async def running_server(form: Form) -> AsyncIterator[RunningServer]:
-    """Run a server; at its end nothing may be left of what was asked.
+    """Run a server. At its end no request or reservation may be left.
 
     In virtual time if its accounts are in memory: `simulation.deterministic.run`.
     """
@@ -453,5 +452,5 @@ async def running_server(form: Form) -> AsyncIterator[RunningServer]:
             yield server
             fleet.cancel_tenants({tenant.name for tenant in tenancy.all_tenants})
             fleet.check_accounting()
-            assert not quotas.num_open, "somebody is not charged"
+            assert not quotas.num_open, "a tenant was not charged"
             tasks.cancel_scope.cancel()

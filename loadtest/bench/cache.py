@@ -51,10 +51,10 @@ class Turn:
     """One request.
 
     Attributes:
-      conversation: names all requests that begin with the same two blocks.
-      block_ids: of its prompt, the last one perhaps not full.
-      prompt_tokens: scaled.
-      output_tokens: scaled.
+      conversation: id of all requests with the same first two blocks.
+      block_ids: blocks of its prompt; the last one may be partly filled.
+      prompt_tokens: scaled length of the prompt.
+      output_tokens: scaled length of the answer.
     """
 
     conversation: int
@@ -63,7 +63,7 @@ class Turn:
     output_tokens: int
 
     def prompt(self, block_size: int, vocab_size: int) -> list[int]:
-        """Return token ids in which equal blocks are equal and others are not."""
+        """Return the prompt's token ids: equal blocks get equal tokens, others differ."""
         tokens = [t for block in self.block_ids for t in tokens_of(block, block_size, vocab_size)]
         return tokens[: self.prompt_tokens]
 
@@ -121,7 +121,7 @@ def ideal_hit_rate(turns: Iterable[Turn], num_blocks: int, block_size: int) -> f
 
 
 def most_held_blocks(turns: Iterable[Turn], at_once: int, block_size: int) -> int:
-    """Return how many blocks the prompts of that many requests need at most while they run."""
+    """Return the peak number of blocks for the prompts of `at_once` concurrent requests."""
     sizes = sorted(-(-turn.prompt_tokens // block_size) for turn in turns)
     return sum(sizes[-at_once:])
 
@@ -145,12 +145,12 @@ CACHED, PLAIN = "cache", "no cache"
 
 @dataclass
 class Replay:
-    """What came of one run.
+    """Result of one run.
 
     Attributes:
-      answers: token ids, by turn.
-      seconds: that it took.
-      metrics: of the server at its end, by name and role or pool.
+      answers: token ids of the answers, by turn.
+      seconds: duration of the run.
+      metrics: metrics of the server at the end, by name and by role or pool.
     """
 
     answers: dict[int, list[int]] = field(default_factory=dict)
@@ -158,11 +158,11 @@ class Replay:
     metrics: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def count(self, name: str, role: str = "") -> float:
-        """Return a number of the server, summed over its workers."""
+        """Return a metric of the server, summed over its workers."""
         return self.metrics.get((f"triolet_{name}", role), 0.0)
 
     def hit_rate(self, role: str) -> float:
-        """Return which share of prompt tokens the workers of a role found."""
+        """Return the share of prompt tokens that the workers of a role found in their cache."""
         queried = self.count("prefix_cache_queried_tokens_total", role)
         return self.count("prefix_cache_hit_tokens_total", role) / queried if queried else 0.0
 
@@ -174,7 +174,7 @@ class Replay:
 
 
 def read_metrics(url: str) -> dict[tuple[str, str], float]:
-    """Return the server's numbers, summed over workers and states."""
+    """Return the server's metrics, summed over workers and states."""
     metrics = httpx2.get(f"{url}/metrics", timeout=TIMEOUT_S).raise_for_status().text
     numbers: defaultdict[tuple[str, str], float] = defaultdict(float)
     for name, labels, value in samples(metrics):
@@ -184,7 +184,7 @@ def read_metrics(url: str) -> dict[tuple[str, str], float]:
 
 
 async def replay(url: str, turns: list[Turn], vocab_size: int, at_once: int) -> Replay:
-    """Ask everything in order, `at_once` at a time; a turn waits for the one before it."""
+    """Send all turns in order, `at_once` at a time. A turn waits for the previous one."""
     result = Replay()
     ended: dict[int, trio.Event] = {}
     seats = trio.CapacityLimiter(at_once)
@@ -284,15 +284,15 @@ def main() -> int:
     parser.add_argument("--trace", type=Path, default=TRACE)
     parser.add_argument("--every", type=int, default=24, help="use one conversation in N")
     parser.add_argument("--kv-pool", default="48MiB", help="KV pool of each worker: 1,024 blocks")
-    parser.add_argument("--host-cache", default="0", help="of each worker")
+    parser.add_argument("--host-cache", default="0", help="host memory cache of each worker")
     parser.add_argument(
-        "--local-prefill", default="off", help="off, auto or always: may decode compute prompts"
+        "--local-prefill", default="off", help="decode computes prompts: off, auto or always"
     )
     parser.add_argument("--at-once", type=int, default=4, help="concurrent requests")
     arguments = parser.parse_args()
     announce(__doc__)
     if not arguments.trace.exists():
-        progress(f"skipped: no trace at {arguments.trace}; --trace names one")
+        progress(f"skipped: no trace at {arguments.trace}; pass one with --trace")
         return 0
     finish(run(arguments))
     return 0

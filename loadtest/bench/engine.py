@@ -1,5 +1,4 @@
-"""`python -m loadtest.bench.engine`: prefill and decode speed compared with other engines, in one
-run.
+"""`python -m loadtest.bench.engine`: compare prefill and decode speed with other engines.
 
 Each engine is a separate process with its own copy of the model. Only one computes at a time, and
 they take turns at every measurement, so that other load on the machine affects all of them. Medians
@@ -38,13 +37,13 @@ NUMBER_BYTES = {"bfloat16": 2, "float32": 4}
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What has to be done.
+    """The work of a step, for its theoretical minimum time.
 
     Attributes:
-      weight_bytes: read once.
-      kv_bytes: of the context, read once.
-      products: multiplications with weights, each with its addition counted as two operations.
-      attention: the same in attention.
+      weight_bytes: bytes of weights, read once.
+      kv_bytes: bytes of the context's KV, read once.
+      products: operations of products with weights; a multiplication and its addition are two.
+      attention: operations of attention, counted alike.
     """
 
     weight_bytes: float
@@ -53,7 +52,7 @@ class Work:
     attention: float
 
     def at_limits_s(self, bytes_per_s: float, operations_per_s: float) -> float:
-        """Return the least seconds that it can take."""
+        """Return the minimum duration in seconds."""
         moving = (self.weight_bytes + self.kv_bytes) / bytes_per_s
         return max(moving, (self.products + self.attention) / operations_per_s)
 
@@ -62,11 +61,11 @@ def decode_work(shape: Shape, dtype: str, weight_bytes: float, batch: int, conte
     """Return the work of a step of `batch` sequences of `context` tokens.
 
     Args:
-      shape: of the model.
-      dtype: of KV.
-      weight_bytes: of one weight.
-      batch: sequences.
-      context: tokens of each, the new one included.
+      shape: shape of the model.
+      dtype: dtype of KV.
+      weight_bytes: size of one weight.
+      batch: number of sequences.
+      context: tokens of each, including the new one.
     """
     weights = layer_weights(shape) + head_weights(shape)
     kv_bytes = batch * context * shape.kv_numbers_per_token * NUMBER_BYTES[dtype]
@@ -76,7 +75,7 @@ def decode_work(shape: Shape, dtype: str, weight_bytes: float, batch: int, conte
 
 
 def prefill_work(shape: Shape, weight_bytes: float, batch: int, context: int) -> Work:
-    """Return the work of prompts: all tokens through the layers, the last ones through the head."""
+    """Return the work of prompts: all tokens in the layers, the last ones in the output layer."""
     tokens = batch * context
     layers, head = layer_weights(shape), head_weights(shape)
     return Work(
@@ -88,19 +87,19 @@ def prefill_work(shape: Shape, weight_bytes: float, batch: int, context: int) ->
 
 
 def layer_weights(shape: Shape) -> float:
-    """Return how many weights the layers' matrices have."""
+    """Return the number of weights in the layers' matrices."""
     heads = shape.num_heads + 2 * shape.num_kv_heads
     attention = shape.hidden_size * shape.head_dim * (heads + shape.num_heads)
     return shape.num_layers * (attention + 3.0 * shape.hidden_size * shape.intermediate_size)
 
 
 def head_weights(shape: Shape) -> float:
-    """Return how many weights the output layer has."""
+    """Return the number of weights in the output layer."""
     return float(shape.vocab_size * shape.hidden_size)
 
 
 def _attention(shape: Shape, seen: float) -> float:
-    """Return the operations of one token that sees so many."""
+    """Return the operations of attention for one token over a context."""
     return 4.0 * seen * shape.num_layers * shape.num_heads * shape.head_dim
 
 
@@ -109,17 +108,17 @@ OURS: Final = "triolet"
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One engine.
+    """An engine to compare.
 
     Attributes:
-      name: in tables.
-      module: what speaks for it (see peer_loop).
-      arguments: beside model, threads and dtype.
-      environment: whose Python runs it (see engines.py), or None for this one.
-      package: what must be importable in this one.
-      is_usual: whether it takes part unless others are asked for.
-      reads_gguf: whether its model may be a GGUF file.
-      uses_torch: whether its products are torch's.
+      name: its name in tables.
+      module: its driver (see drivers/loop.py).
+      arguments: arguments besides model, threads and dtype.
+      environment: Python environment that runs it (see engines.py), or None for this one.
+      package: package that this environment must have.
+      is_usual: whether it runs by default.
+      reads_gguf: whether it can read GGUF files.
+      uses_torch: whether it multiplies with torch.
     """
 
     name: str
@@ -133,7 +132,7 @@ class Peer:
 
     @property
     def python(self) -> Path:
-        """The interpreter."""
+        """Path of the interpreter."""
         if self.environment is None:
             return Path(sys.executable)
         return python_of(self.environment)
@@ -183,14 +182,14 @@ class PeerLost(Exception):
 
 
 class RunningPeer(LineProcess):
-    """A peer's process; a context manager. What it prints beside its answers goes to a log.
+    """An engine's process; a context manager. Its stderr goes to a log.
 
     Args:
-      peer: which.
-      model: directory, or a GGUF file.
-      threads: of its kernels.
+      peer: the engine.
+      model: directory or GGUF file.
+      threads: threads of its kernels.
       dtype: bfloat16 or float32.
-      log: file to be written.
+      log: log file to write.
     """
 
     def __init__(self, peer: Peer, model: Path, threads: int, dtype: str, log: Path) -> None:
@@ -201,44 +200,44 @@ class RunningPeer(LineProcess):
             super().__init__([str(peer.python), "-m", peer.module, str(model), *options], log=file)
 
     def wait_until_ready(self) -> str:
-        """Return the engine's version when the model is loaded.
+        """Wait until the model is loaded and return the engine's version.
 
         Raises:
-          PeerLost: it ended instead.
+          PeerLost: the process exited instead.
         """
         return str(self.answer()["version"])
 
     def begin(self, batch: int, context: int, most_steps: int) -> float:
-        """Return the seconds that so many prompts took until each had a token."""
+        """Compute a batch of prompts and return the seconds until each had a token."""
         asked = {"batch": batch, "context": context, "most_steps": most_steps}
         return float(self.ask(begin=asked)["prefill_s"])
 
     def decode(self, steps: int) -> list[float]:
-        """Return the seconds of each step of all sequences."""
+        """Run decode steps of all sequences and return the seconds of each."""
         seconds: list[float] = self.ask(steps=steps)["step_s"]
         return seconds
 
     def parts(self) -> dict[str, float]:
-        """Return the seconds of each part of its steps since this was last asked; empty at first,
-        and always where an engine does not tell."""
+        """Return the seconds of each part of its steps since the last call. Empty on the first
+        call, and for engines that do not report parts."""
         seconds: dict[str, float] = self.ask(parts=True)["parts"]
         return seconds
 
     def peak_mib(self) -> int:
-        """Return the most memory that its process has had, shared pages included; Linux only."""
+        """Return the peak memory of its process, including shared pages. Linux only."""
         status = Path(f"/proc/{self.pid}/status").read_text()
         (peak,) = (line for line in status.splitlines() if line.startswith("VmHWM"))
         return int(peak.split()[1]) // 1024
 
     def end(self) -> None:
-        """Let it forget its sequences."""
+        """Drop its sequences."""
         self.ask(end=True)
 
     def tell(self, **request: object) -> None:
         """See LineProcess.
 
         Raises:
-          PeerLost: it ended.
+          PeerLost: the process exited.
         """
         try:
             super().tell(**request)
@@ -249,7 +248,7 @@ class RunningPeer(LineProcess):
         """See LineProcess.
 
         Raises:
-          PeerLost: it ended.
+          PeerLost: the process exited.
         """
         try:
             return super().answer()
@@ -267,7 +266,7 @@ SETTLE_S: Final = 0.1
 
 
 class Case(NamedTuple):
-    """What is measured: prefill where there are no steps, else decode in bursts of `steps`."""
+    """A measurement: prefill if `steps` is 0, else decode in bursts of `steps`."""
 
     batch: int
     context: int
@@ -275,14 +274,14 @@ class Case(NamedTuple):
 
     @property
     def name(self) -> str:
-        """In tables and ratios."""
+        """Name in tables and ratios."""
         if not self.steps:
             return f"prefill {self.batch} x {self.context}"
         return f"decode b{self.batch} at {self.context}"
 
     @property
     def num_tokens(self) -> int:
-        """Of a step, or of all prompts."""
+        """Tokens of a step, or of all prompts."""
         return self.batch if self.steps else self.batch * self.context
 
 
@@ -301,17 +300,18 @@ GOALS: Final = {
     ("vllm", "decode b32 at 128"): 1.0,
     ("llama.cpp", "decode b1 at 128"): 1.0,
 }
-"""Our speed should be at least this multiple of the other engine's."""
+"""Minimum speed of Triolet, as a multiple of the other engine's."""
 Seconds = dict[tuple[str, Case], list[float]]
 
 
 def measure(
     peers: list[RunningPeer], cases: tuple[Case, ...], repetitions: int
 ) -> tuple[Seconds, dict[str, str]]:
-    """Return seconds, of a prompt batch or of a step, by peer and case; and who was lost, and why.
+    """Return the seconds of prompt batches or steps by engine and case, and the engines that were
+    lost with the reason.
 
     Raises:
-      PeerLost: it was ours.
+      PeerLost: Triolet's own engine was lost.
     """
     seconds: Seconds = {}
     lost: dict[str, str] = {}
@@ -352,13 +352,13 @@ def measure(
 
 
 def most_of(case: Case) -> int:
-    """Return the steps of a burst with those that are not counted."""
+    """Return the steps of a burst including the warm-up."""
     return WARM_STEPS + case.steps
 
 
 def rows_of(seconds: Seconds, limits: dict[Case, float]) -> list[dict[str, Any]]:
-    """Return one row per case and peer: its speed, ours as a multiple of it, and its share of what
-    the machine's limits allow for the dtype."""
+    """Return one row per case and engine: its speed, Triolet's as a multiple of it, and its share
+    of the speed that the machine's limits allow for the dtype."""
     rows = []
     for (name, case), values in seconds.items():
         middle = median(values)
@@ -378,7 +378,7 @@ def rows_of(seconds: Seconds, limits: dict[Case, float]) -> list[dict[str, Any]]
 
 
 def ratios_of(seconds: Seconds) -> dict[str, Ratio]:
-    """Return our speed as a multiple of a peer's wherever that is a goal."""
+    """Return Triolet's speed as a multiple of an engine's, for all goals."""
     return {
         f"{case.name} vs {name}": Ratio(
             median(values) / median(seconds[OURS, case]), GOALS[name, case.name]
@@ -391,7 +391,7 @@ def ratios_of(seconds: Seconds) -> dict[str, Ratio]:
 def limits_of(
     shape: Shape, cases: tuple[Case, ...], machine: Limits, dtype: str, weight_bytes: float
 ) -> dict[Case, float]:
-    """Return the least seconds of each case at the limits that the machine has shown.
+    """Return the minimum seconds of each case at the machine's measured limits.
 
     Products of quantised weights may be faster than the machine's limit, which is that of `dtype`.
     """
@@ -407,7 +407,7 @@ def limits_of(
 
 
 def explain(running: RunningPeer, cases: tuple[Case, ...]) -> list[dict[str, Any]]:
-    """Return where the time of our own steps goes, in milliseconds of a step or prompt batch."""
+    """Return the time of each part of Triolet's steps, in milliseconds per step or prompt batch."""
     rows = []
     for case in cases:
         running.parts()
@@ -427,7 +427,7 @@ def explain(running: RunningPeer, cases: tuple[Case, ...]) -> list[dict[str, Any
 
 
 def run(arguments: argparse.Namespace) -> Report:
-    """Run all peers that can be run."""
+    """Measure all engines that can run here."""
     model, shape = _model(arguments)
     machine = describe(arguments.threads)
     limits = measure_limits(arguments.threads, arguments.dtype, load_library())
@@ -481,7 +481,7 @@ def run(arguments: argparse.Namespace) -> Report:
 
 
 def _model(arguments: argparse.Namespace) -> tuple[Path, Shape]:
-    """Return the file that was named and its shape, or a directory, written unless it is there."""
+    """Return the given GGUF file, or a random model (written if missing), and its shape."""
     if arguments.gguf is not None:
         return arguments.gguf, shape_of_gguf(arguments.gguf)
     return written_model(arguments.model), SHAPES[arguments.model]
@@ -497,7 +497,7 @@ def _start(peer: Peer, model: Path, arguments: argparse.Namespace) -> RunningPee
 def _await_all(
     started: list[RunningPeer], skipped: dict[str, str]
 ) -> tuple[dict[str, str], list[RunningPeer]]:
-    """Wait until all have loaded. A peer that ends instead is skipped, unless it is ours."""
+    """Wait until all engines have loaded. One that exits instead is skipped, except Triolet's."""
     versions: dict[str, str] = {}
     for running in started:
         name = running.peer.name
@@ -513,16 +513,16 @@ def _await_all(
 
 
 def main() -> int:
-    """Measure, print and write. A goal that is missed is shown, and is no failure."""
+    """Measure, print and write. A missed goal is shown but does not fail the run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=sorted(SHAPES), default="150m")
-    parser.add_argument("--gguf", type=Path, help="this file, by the engines that read it")
+    parser.add_argument("--gguf", type=Path, help="GGUF file to use, with the engines that read it")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", choices=sorted(NUMBER_BYTES), default=dtype_here())
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--full", action="store_true", help="decode at a context of 1024 as well")
+    parser.add_argument("--full", action="store_true", help="also decode at a context of 1024")
     parser.add_argument(
-        "--peers", nargs="*", help="only these and triolet: " + ", ".join(p.name for p in PEERS)
+        "--peers", nargs="*", help="only triolet and these: " + ", ".join(p.name for p in PEERS)
     )
     run_bench(parser, run)
     return 0

@@ -29,12 +29,12 @@ _PIP: Final = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--qu
 
 
 def python_of(name: str) -> Path:
-    """Return the path of an environment's interpreter, which may not exist."""
+    """Return the path of an environment's interpreter. It may not exist."""
     return ENVIRONMENTS / name / "bin" / "python"
 
 
 def why_not(name: str) -> str | None:
-    """Return why an environment is not there, or None if it is."""
+    """Return why an environment is missing, or None if it exists."""
     if (ENVIRONMENTS / name / "complete").exists():
         return None
     failed = ENVIRONMENTS / name / "failed"
@@ -50,16 +50,16 @@ def install(
     unwanted: Sequence[str] = (),
     timeout_s: float = STEP_TIMEOUT_S,
 ) -> str | None:
-    """Make an environment unless it is complete already.
+    """Create an environment unless it is complete.
 
     Args:
-      name: of its folder.
-      packages: what pip is to install, its options included.
-      unwanted: packages that come along and are taken out again.
-      timeout_s: of each step.
+      name: name of its folder.
+      packages: arguments of `pip install`.
+      unwanted: dependencies to uninstall again.
+      timeout_s: timeout of each step.
 
     Returns:
-      Why it cannot be installed; None if it is installed.
+      Why it cannot be installed, or None if it is installed.
     """
     complete, failed = (ENVIRONMENTS / name / file for file in ("complete", "failed"))
     wanted = "\n".join(packages)
@@ -117,12 +117,12 @@ def _run(command: list[str], timeout_s: float) -> str | None:
             command, capture_output=True, text=True, timeout=timeout_s, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"its environment cannot be made: {error}"
+        return f"its environment cannot be created: {error}"
     if done.returncode == 0:
         return None
     lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
     errors = [line for line in lines if line.startswith("ERROR")] or lines
-    return f"its environment cannot be made: {' '.join(errors[-1:])}"
+    return f"its environment cannot be created: {' '.join(errors[-1:])}"
 
 
 ROOT: Final = Path(__file__).parents[2]
@@ -131,7 +131,7 @@ INSTALL_TIMEOUT_S: Final = 3600.0
 _TORCH: Final = ("--constraint", str(ROOT / "constraints.txt"))
 
 _OTHER_TORCH: Final = ("torchvision", "torchaudio", "torchcodec")
-"""Built for another version of torch; breaks transformers wherever it is installed."""
+"""Built for another version of torch. Importing transformers fails where it is installed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +139,10 @@ class Engine:
     """An engine's packages.
 
     Attributes:
-      name: of its environment.
+      name: name of its environment.
       packages: arguments of `pip install`.
-      effort: what to expect.
-      unwanted: packages that come along and are taken out again.
+      effort: size and duration of the installation, for the message.
+      unwanted: dependencies to uninstall again.
     """
 
     name: str
@@ -182,7 +182,7 @@ def main() -> int:
     for engine in ENGINES:
         if engine.name not in wanted:
             continue
-        console.print(f"{engine.name}: {engine.effort}, unless it is there already")
+        console.print(f"{engine.name}: {engine.effort}, unless it is installed already")
         reason = install(
             engine.name,
             engine.packages,

@@ -1,17 +1,17 @@
-"""`python -m loadtest.bench.fairness`: how evenly tenants are served, on real processes.
+"""`python -m loadtest.bench.fairness`: measure how evenly tenants are served, on real processes.
 
-One fleet with the demo model and few rows. First the time to first token of a quiet tenant alone,
-then with the same requests while another tenant keeps ten times as many requests under way as there
-are rows. Then tenants that all want more than there is: shares by weight, and Jain's index with
-equal weights and different sizes. A tenant's work is the tokens of answers that ended while all
-were active.
+The queue part uses one fleet with the demo model and few rows. It measures the time to first token
+of a quiet tenant, alone and while another tenant keeps ten times as many concurrent requests as
+there are rows. Then several tenants demand more than the capacity: it measures their shares by
+weight, and Jain's index with equal weights and different request sizes. A tenant's work is the
+tokens of answers that ended while all tenants were active.
 
-Then neighbours at the edge, with workers that compute nothing (front_source) and the server on its
-own core: the delay from a worker's send to the server's write for a quiet stream, alone and beside
-another tenant's 200 readers with eight choices each; and the time of a short chat on a new
-connection, alone and beside one address that takes every connection it can get without a key.
-Clients and workers share the other core; writes are timed by the kernel's receive timestamps, so
-waiting in clients does not count.
+The edge part uses workers that compute nothing (front_source) and gives the server its own core. It
+measures the delay from a worker's send to the server's write for a quiet stream, alone and during
+another tenant's 200 readers with eight choices each; and the duration of a short chat on a new
+connection, alone and while one address opens every connection it can without a key. Clients and
+workers share the other core. Writes are timed by the kernel's receive timestamps, so that waiting
+in clients does not count.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ if TYPE_CHECKING:
 ROWS: Final = 8
 QUIET_PER_S: Final = 4.0
 FLOOD: Final = 10 * ROWS
-"""Requests that the flooding tenant keeps under way."""
+"""Concurrent requests of the flooding tenant."""
 WEIGHTS: Final = {"one": 1.0, "two": 2.0, "four": 4.0}
 EVEN: Final = {"a": 8, "b": 24, "c": 64, "d": 96}
 """Completion tokens of tenants with equal weights."""
 CLIENTS: Final = 16
-"""Clients of each competing tenant: more than its part of the rows."""
+"""Clients of each competing tenant: more than its share of the rows."""
 TIMEOUT_S: Final = 120.0
 SOURCES: Final = 4
 """Decode workers in the edge part."""
@@ -79,26 +79,26 @@ REOPENED_PER_S: Final = 50
 """New connections per second after that."""
 CHATS: Final = 300
 SO_TIMESTAMPNS: Final = 35
-"""Linux: returns with each read the time at which the kernel received the bytes. Python has no name
-for it."""
+"""Linux socket option: each read also returns the time at which the kernel received the bytes. The
+socket module has no constant for it."""
 TOKENS_ALONE: Final = "a stream's tokens, alone"
 TOKENS_BESIDE: Final = "a stream's tokens, beside 200 readers with n = 8"
 CHATS_ALONE: Final = "a chat on a new connection, alone"
 CHATS_BESIDE: Final = "a chat on a new connection, beside 4,096 without a key"
 WARM_S: Final = 3.0
-"""Seconds before anything is counted: the queue must be full."""
+"""Seconds before counting starts: the queue must be full."""
 SHARES: Final = {"quiet": 1.0, "loud": 1.0, **WEIGHTS, **dict.fromkeys(EVEN, 1.0)}
 PLANS: Final = {name: f"weight = {weight}" for name, weight in SHARES.items()}
 
 
 @dataclass(slots=True)
 class Found:
-    """What was seen.
+    """Measurements.
 
     Attributes:
-      ttft_s: of the quiet tenant, by phase.
-      tokens: used by each tenant, by phase.
-      edge: rows for neighbours at the edge.
+      ttft_s: times to first token of the quiet tenant, by phase.
+      tokens: tokens used by each tenant, by phase.
+      edge: rows of the edge part.
     """
 
     ttft_s: dict[str, list[float]] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class Found:
 
 
 def body(rng: random.Random, max_tokens: int) -> dict[str, Any]:
-    """Return a request like no other."""
+    """Return a request with a unique prompt."""
     words = " ".join(str(rng.randrange(10**6)) for _ in range(8))
     return {"prompt": words, "max_tokens": max_tokens, "ignore_eos": True, "seed": 1}
 
@@ -124,7 +124,7 @@ class Client:
         )
 
     async def first_token_s(self, request: dict[str, Any]) -> float:
-        """Ask, read to the end, and return the seconds to the first token."""
+        """Send a request, read the answer, and return the seconds to the first token."""
         began_at = time.perf_counter()
         first_s = None
         stream = self.http.stream("POST", COMPLETIONS, json=request | {"stream": True})
@@ -136,7 +136,7 @@ class Client:
         return float("inf") if first_s is None else first_s
 
     async def keep_asking(self, max_tokens: int, seed: int, used: dict[str, int]) -> None:
-        """Ask again after each answer, and add up the tokens."""
+        """Send requests one after the other, and add up the tokens."""
         rng = random.Random(f"{self.tenant} {seed}")
         while True:
             answer = await self.http.post(COMPLETIONS, json=body(rng, max_tokens))
@@ -151,7 +151,7 @@ class Client:
 async def at_random(
     act: Callable[[random.Random], Awaitable[None]], per_s: float, seconds: float
 ) -> None:
-    """Start tasks at random times from a fixed seed, and wait for all."""
+    """Start tasks at random times (fixed seed), and wait for all."""
     rng = random.Random("arrivals")
     async with trio.open_nursery() as nursery:
         until = trio.current_time() + seconds
@@ -161,7 +161,7 @@ async def at_random(
 
 
 async def ask_now_and_then(client: Client, seconds: float, into: list[float]) -> None:
-    """Note the seconds to first tokens."""
+    """Record the seconds to the first tokens of the quiet tenant."""
 
     async def ask(rng: random.Random) -> None:
         into.append(await client.first_token_s(body(rng, 16)))
@@ -188,7 +188,7 @@ async def measure(url: str, seconds: float, found: Found) -> None:
 
 
 async def compete(url: str, sizes: Mapping[str, int], seconds: float) -> dict[str, int]:
-    """Return the tokens of tenants that all want more than there is."""
+    """Return the tokens of tenants that together demand more than the capacity."""
     used: dict[str, int] = {}
     async with trio.open_nursery() as nursery:
         for tenant, max_tokens in sizes.items():
@@ -204,7 +204,7 @@ async def compete(url: str, sizes: Mapping[str, int], seconds: float) -> dict[st
 
 @contextmanager
 def neighbour(target: Callable[..., None], *arguments: object) -> Iterator[None]:
-    """Run a neighbour in a separate process; continue once it has begun."""
+    """Run a neighbour in a separate process, and wait for its streams or connections."""
     context = multiprocessing.get_context("spawn")
     has_begun = context.Event()
     process = context.Process(target=target, args=(*arguments, has_begun), daemon=True)
@@ -220,14 +220,14 @@ def neighbour(target: Callable[..., None], *arguments: object) -> Iterator[None]
 
 
 class UnreadStream(Stream):
-    """A stream of which nothing is looked at, so that a read costs the reader next to nothing."""
+    """A stream that is read but not parsed, so that reading costs very little CPU."""
 
     def take(self, data: bytes, now: float) -> None:
-        """Do nothing."""
+        """Ignore the data."""
 
 
 def read_streams(port: int, has_begun: Event) -> None:
-    """Read many streams of many choices, as fast as they come, until killed."""
+    """Read many streams of many choices as fast as possible, until killed."""
     clients = Clients(f"http://127.0.0.1:{port}", make=UnreadStream)
     for number in range(READERS):
         seed = LOUD_SEED + number * CHOICES
@@ -245,22 +245,22 @@ def hold_connections(port: int, has_begun: Event) -> None:
     held = deque[socket.socket]()
     while True:
         if len(held) == CROWD:
-            held.popleft().close()  # which the server has closed, or would next
+            held.popleft().close()  # the server has closed it, or would close it next
             has_begun.set()
         held.append(socket.create_connection(("127.0.0.1", port), TIMEOUT_S))
         time.sleep(1 / (REOPENED_PER_S if has_begun.is_set() else CROWD_PER_S))
 
 
 def allow_files() -> None:
-    """Let this process, and those that it starts, have all open files that they may have."""
+    """Raise the limit of open files of this process and its children to the maximum."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def write_delays_ms(port: int, seconds: float, source: Source) -> list[float]:
-    """Return how long the tokens of one stream took from their worker to the server's write."""
+    """Return the delays of one stream's tokens from the worker's send to the server's write."""
     source.clear()
-    ahead_s = time.time() - time.monotonic()  # of the kernel's clock
+    ahead_s = time.time() - time.monotonic()  # offset of the kernel's clock
     arrivals: list[float] = []
     unread = b""
     with socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as raw:
@@ -299,7 +299,7 @@ def chats_ms(port: int, count: int) -> list[float]:
 
 
 def measure_edge(folder: Path, tenants: Path, seconds: float, rounds: int) -> list[dict[str, Any]]:
-    """Measure what neighbours at the edge cost, by turns with none there; rows of medians."""
+    """Measure the delays with and without neighbours, in turns. Return rows of medians."""
     allow_files()
     found: dict[str, list[list[float]]] = {}
     cores = sorted(os.sched_getaffinity(0))
@@ -333,13 +333,13 @@ def measure_edge(folder: Path, tenants: Path, seconds: float, rounds: int) -> li
 
 
 def edge_ratios(rows: list[dict[str, Any]]) -> dict[str, Ratio]:
-    """Return what neighbours at the edge make of the p99."""
+    """Return the p99 with neighbours as a multiple of the p99 alone."""
     p99 = {row["phase"]: row["p99_ms"] for row in rows}
     return {
-        "p99 of a stream's write delay beside 200 readers, of alone": Ratio(
+        "p99 of a stream's write delay with 200 readers / alone": Ratio(
             p99[TOKENS_BESIDE] / p99[TOKENS_ALONE], ceiling=2.0
         ),
-        "p99 of a chat beside 4,096 connections, of alone": Ratio(
+        "p99 of a chat with 4,096 connections / alone": Ratio(
             p99[CHATS_BESIDE] / p99[CHATS_ALONE], ceiling=2.0
         ),
     }
@@ -371,10 +371,10 @@ def report_of(found: Found) -> Report:
         for tenant, weight in WEIGHTS.items()
     )
     ratios = {
-        "p99 of the first token beside a flood, of alone": Ratio(
+        "p99 of the first token during a flood / alone": Ratio(
             rows[1]["p99_ms"] / rows[0]["p99_ms"], ceiling=1.1
         ),
-        "p50 of the first token beside a flood, of alone": Ratio(
+        "p50 of the first token during a flood / alone": Ratio(
             rows[1]["p50_ms"] / rows[0]["p50_ms"]
         ),
         "Jain's index at equal weights": Ratio(jain([*map(float, even.values())]), floor=0.95),
@@ -386,16 +386,16 @@ def report_of(found: Found) -> Report:
 
 
 def edge_report(found: Found) -> Report:
-    """Return the edge's part alone."""
+    """Return the report of the edge part alone."""
     return Report("fairness-edge", describe(1), found.edge, edge_ratios(found.edge), {})
 
 
 def main() -> None:
     """Measure, write and show it."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=30.0, help="of each phase")
-    parser.add_argument("--rounds", type=int, default=3, help="of the edge's part (3)")
-    parser.add_argument("--only-edge", action="store_true", help="leave out the queue's part")
+    parser.add_argument("--seconds", type=float, default=30.0, help="duration of each phase")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of the edge part (3)")
+    parser.add_argument("--only-edge", action="store_true", help="skip the queue part")
     options = parser.parse_args()
     announce(__doc__)
     found = Found()

@@ -1,11 +1,9 @@
-"""`python -m loadtest.bench.front`: CPU per streamed token of server processes, compared in one
-run.
+"""`python -m loadtest.bench.front`: compare the CPU per streamed token of HTTP servers.
 
-Every server gets the same workers, which compute nothing and run in a separate process
-(front_source), the same clients, and a core of its own. They take turns, and medians over rounds
-are compared. In each round a server first holds idle streams, then a few streams, then many, each
-with ten tokens a second. With few streams the fixed costs dominate: timers, heartbeats, and a turn
-per frame.
+Every server gets the same clients, a separate core, and the same workers, which compute nothing
+and run in another process (front_source). Servers take turns, and medians over rounds are compared.
+In each round a server first holds idle streams, then a few streams, then many, each with ten tokens
+a second. With few streams the fixed costs dominate: timers, heartbeats, and a turn per frame.
 
 CPU is that of the whole process. A server that falls behind may write several tokens as one event,
 which costs less: see `tokens_per_event`. A token's relay delay is the time from its worker's send
@@ -70,17 +68,17 @@ ENVIRONMENT: Final = "front"
 SETTLE_S: Final = 0.5
 """Seconds after ready, for the other server to connect to the workers."""
 PATIENT: Final = ("--set", "link.peer_timeout_s=30", "--set", "link.lease_ttl_s=60")
-"""Long timeouts, so that a short standstill of the workers' process ends no stream."""
+"""Long timeouts, so that a short stall of the workers' process does not end a stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """One server.
+    """A server to compare.
 
     Attributes:
-      name: in tables.
-      peer: arguments of peer_front, or none for Triolet's own server.
-      options: more of Triolet's own.
+      name: its name in tables.
+      peer: arguments of drivers/front.py; empty for Triolet's server.
+      options: further options of Triolet's server.
     """
 
     name: str
@@ -88,11 +86,11 @@ class Front:
     options: tuple[str, ...] = ()
 
     def why_not(self) -> str | None:
-        """Return why it cannot run here, or None if it can; installs what is missing."""
+        """Install missing packages. Return why it cannot run here, or None if it can."""
         return install(ENVIRONMENT, PEER_PACKAGES) if self.peer else None
 
     def process(self, sockets: Path, workers: int, log: Path) -> ServerProcess:
-        """Return its process, not begun yet."""
+        """Return its process, not started yet."""
         port = ("--port", "{}") if self.peer else ("--set", "server.port={}")
         if self.peer:
             module = [str(python_of(ENVIRONMENT)), "-m", "loadtest.bench.drivers.front"]
@@ -116,28 +114,28 @@ FRONTS: Final = (
 
 
 class Cost(NamedTuple):
-    """What a process has used so far."""
+    """CPU and memory that a process has used so far."""
 
     cpu_s: float
     resident_bytes: int
 
     @classmethod
     def of(cls, process: ServerProcess) -> Cost:
-        """Read it."""
+        """Read the usage of a process."""
         held = cost_of(process.pid)
-        assert held is not None, "the server has ended"
+        assert held is not None, "the server has exited"
         return cls(cpu_s_of(process.pid), held.rss_bytes)
 
 
 class Case(NamedTuple):
-    """How many streams, and how long they are watched."""
+    """A measurement: the number of streams and its duration."""
 
     streams: int
     seconds: float
 
 
 class Figures(NamedTuple):
-    """What one front did in one case of one round."""
+    """Results of one server in one case and round."""
 
     tokens_per_s: float
     cpu_us_per_token: float
@@ -151,7 +149,7 @@ class Source(LineProcess):
 
     Args:
       sockets: directory for their sockets.
-      workers: how many decode.
+      workers: number of decode workers.
       rate: tokens per second of each stream.
     """
 
@@ -172,9 +170,9 @@ class Source(LineProcess):
 
 
 CONTENT: Final = re.compile(rb'"content":\s*"([^"]*)"')
-"""The text in a chunk of any server; the benchmark's words need no escapes."""
+"""Matches the text in a chunk of any server. The benchmark's words need no escapes."""
 OPENING_PAUSE_S: Final = 0.002
-"""Seconds between two new connections, in which open ones are read."""
+"""Seconds between two new connections. Open ones are read in between."""
 
 
 def chat_request(seed: int, max_tokens: int, *, n: int = 1, key: str = "") -> bytes:
@@ -192,12 +190,12 @@ def chat_request(seed: int, max_tokens: int, *, n: int = 1, key: str = "") -> by
 
 @dataclass(eq=False, slots=True)
 class TokenStream(Stream):
-    """A stream of words, whose text is not kept.
+    """A stream of words. Only the arrival times are kept.
 
     Attributes:
-      seed: its number.
-      arrivals: when each token came.
-      num_events: chunks with any text.
+      seed: number of the stream.
+      arrivals: arrival time of each token.
+      num_events: chunks that had text.
     """
 
     seed: int = 0
@@ -206,7 +204,7 @@ class TokenStream(Stream):
     _unread: bytes = b""
 
     def note(self, data: bytes, num_events: int, now: float) -> None:
-        """Count the tokens in what came: a space each."""
+        """Count the tokens in the received data: one per space."""
         del num_events
         whole, mark, self._unread = (self._unread + data).rpartition(b"\n\n")
         for text in CONTENT.findall(whole) if mark else ():
@@ -216,10 +214,10 @@ class TokenStream(Stream):
 
 
 class Readers:
-    """Streams of one server that are read as they come.
+    """Reads streams of one server.
 
     Args:
-      url: of the server.
+      url: address of the server.
     """
 
     def __init__(self, url: str) -> None:
@@ -228,7 +226,7 @@ class Readers:
 
     @property
     def num_tokens(self) -> int:
-        """Of all streams so far."""
+        """Tokens of all streams so far."""
         return sum(len(stream.arrivals) for stream in self.streams)
 
     @property
@@ -237,7 +235,7 @@ class Readers:
         return sum(stream.num_events for stream in self.streams)
 
     def open(self, seeds: range) -> None:
-        """Begin streams, while those that are there are read."""
+        """Open streams while reading those that are open."""
         for seed in seeds:
             stream = self.clients.begin(chat_request(seed, MAX_TOKENS))
             stream.seed = seed
@@ -252,9 +250,9 @@ class Readers:
 def delays_ms(
     streams: list[TokenStream], sent: dict[int, list[float]], begin: float, end: float
 ) -> list[float]:
-    """Return the relay delays of all tokens that were sent in a span, sorted.
+    """Return the relay delays of all tokens that were sent in an interval, sorted.
 
-    A token that has not arrived at all counts as having taken until the end of the reading.
+    A token that never arrived counts with the time until the end of reading.
     """
     last = max((stream.arrivals[-1] for stream in streams if stream.arrivals), default=end)
     found = []
@@ -268,10 +266,10 @@ def delays_ms(
 
 @contextmanager
 def streaming(running: ServerProcess, seeds: range) -> Iterator[Readers]:
-    """Open streams, and leave them at the end.
+    """Open streams, and close them at the end.
 
     Raises:
-      RuntimeError: not all of them got a token.
+      RuntimeError: some streams got no token.
     """
     readers = Readers(running.url)
     try:
@@ -280,14 +278,14 @@ def streaming(running: ServerProcess, seeds: range) -> Iterator[Readers]:
         streams = readers.streams
         if not readers.clients.read_until(deadline, lambda: all(s.arrivals for s in streams)):
             missing = sum(not stream.arrivals for stream in streams)
-            raise RuntimeError(f"{missing} of {len(seeds)} streams did not begin")
+            raise RuntimeError(f"{missing} of {len(seeds)} streams did not start")
         yield readers
     finally:
         readers.clients.close()
 
 
 def measure_idle_kib(running: ServerProcess, count: int) -> float:
-    """Return what a stream without tokens takes of the server's memory."""
+    """Return the server's memory per stream without tokens."""
     with streaming(running, range(WARM_UP_STREAMS)) as readers:
         readers.read_for(WARM_UP_S)
     before = Cost.of(running)
@@ -298,14 +296,14 @@ def measure_idle_kib(running: ServerProcess, count: int) -> float:
 
 
 def measure(running: ServerProcess, source: Source, case: Case) -> Figures:
-    """Return what a front does with some streams."""
+    """Measure a server with some streams."""
     source.clear()
     with streaming(running, range(case.streams)) as readers:
         readers.read_for(WARM_UP_S)
         before, begin = Cost.of(running), time.monotonic()
         tokens_before, events_before = readers.num_tokens, readers.num_events
         readers.read_for(case.seconds)
-        # On a machine that stood still all the while nothing has come yet.
+        # If the machine stalled all the time, nothing has arrived yet.
         readers.clients.read_until(
             time.monotonic() + BEGIN_DEADLINE_S,
             lambda: readers.num_tokens >= tokens_before + 2 * case.streams,
@@ -313,7 +311,7 @@ def measure(running: ServerProcess, source: Source, case: Case) -> Figures:
         after, end = Cost.of(running), time.monotonic()
         num_tokens = readers.num_tokens - tokens_before
         num_events = readers.num_events - events_before
-        readers.read_for(WARM_UP_S)  # what is still under way
+        readers.read_for(WARM_UP_S)  # tokens that are still on their way
         delays = delays_ms(readers.streams, source.times(), begin, end)
     return Figures(
         num_tokens / (end - begin),
@@ -325,12 +323,12 @@ def measure(running: ServerProcess, source: Source, case: Case) -> Figures:
 
 
 class Rounds:
-    """All measurements.
+    """Runs and collects all measurements.
 
     Args:
-      fronts: that can run.
-      cases: what is measured of each.
-      arguments: of the command line.
+      fronts: servers that can run here.
+      cases: measurements of each.
+      arguments: parsed command line.
     """
 
     def __init__(
@@ -346,7 +344,7 @@ class Rounds:
         self._arguments = arguments
 
     def run(self, folder: Path) -> None:
-        """Measure every front in every round."""
+        """Measure every server in every round."""
         cores = sorted(os.sched_getaffinity(0))
         own_core, their_core = (cores[1], cores[0]) if len(cores) > 1 else (None, None)
         workers = self._arguments.workers
@@ -370,7 +368,7 @@ class Rounds:
 
 
 def rows_of(rounds: Rounds) -> list[dict[str, Any]]:
-    """Return one row per front and case, medians of the rounds."""
+    """Return one row per server and case, with medians of the rounds."""
     rows = []
     for (front, case), figures in rounds.figures.items():
         middle = Figures(*(median(values) for values in zip(*figures, strict=True)))
@@ -392,7 +390,7 @@ def rows_of(rounds: Rounds) -> list[dict[str, Any]]:
 
 
 def ratios_of(rows: list[dict[str, Any]]) -> dict[str, Ratio]:
-    """Return what the rows say of our own server."""
+    """Return Triolet's figures relative to the others."""
     ratios = {}
     by_name = {(row["server"], row["streams"]): row for row in rows}
     for row in rows:
@@ -400,7 +398,7 @@ def ratios_of(rows: list[dict[str, Any]]) -> dict[str, Ratio]:
         ours = by_name[OURS.name, streams]
         if row is not ours:
             value = ours["cpu_us_per_token"] / row["cpu_us_per_token"]
-            # Only one of the others is the yardstick; the rest is there to be seen.
+            # Only one of the others has a goal; the rest is for information.
             ceiling = CPU_CEILING if row["server"] == FASTAPI.name else None
             ratios[f"CPU per token vs {row['server']}, {streams} streams"] = Ratio(
                 value, ceiling=ceiling
@@ -414,7 +412,7 @@ def ratios_of(rows: list[dict[str, Any]]) -> dict[str, Ratio]:
 
 
 def run(arguments: argparse.Namespace) -> Report:
-    """Run all fronts that can be run."""
+    """Measure all servers that can run here."""
     (FOLDER / "logs").mkdir(parents=True, exist_ok=True)
     wanted = [front for front in FRONTS if not arguments.fronts or front.name in arguments.fronts]
     skipped = {front.name: reason for front in wanted if (reason := front.why_not())}
@@ -430,14 +428,14 @@ def run(arguments: argparse.Namespace) -> Report:
 
 
 def main() -> int:
-    """Measure, print, write; a bound that is missed is shown as such."""
+    """Measure, print and write. A missed goal is shown but does not fail the run."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.bench.front", description=__doc__)
     parser.add_argument("--streams", type=int, default=1000, help="many (1000)")
     parser.add_argument("--few", type=int, nargs="*", default=[100, 300], help="some (100 300)")
-    parser.add_argument("--rate", type=float, default=10.0, help="tokens/s of a stream (10)")
+    parser.add_argument("--rate", type=float, default=10.0, help="tokens/s per stream (10)")
     parser.add_argument("--workers", type=int, default=4, help="decode workers (4)")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=4.0, help="of a measurement (4)")
+    parser.add_argument("--seconds", type=float, default=4.0, help="duration of a measurement (4)")
     parser.add_argument(
         "--fronts", nargs="*", help="only these: " + ", ".join(front.name for front in FRONTS)
     )

@@ -1,10 +1,10 @@
 """`python -m loadtest.bench.front_source`: workers that compute nothing, for the server benchmark.
 
-They speak the real protocol over ZeroMQ, so that a server does all its usual work: leases, first
+They use the real protocol over ZeroMQ, so that a server does all its usual work: leases, first
 tokens from prefill, duplicate positions, credit, heartbeats. Each decode worker steps at a fixed
-rate, not in step with the others, and sends one frame with the next word of every stream that has
-credit; send times are recorded for the delays. A server named `peer` is a simpler one: its first
-frame begins a stream, without prefill.
+rate, with a different phase, and sends one frame with the next word of every stream that has
+credit. Send times are recorded for the delays. For the simpler server named `peer`, the first frame
+starts a stream, without prefill.
 
 Commands are lines of JSON: `clear`, or `dump` with a path.
 """
@@ -56,25 +56,25 @@ if TYPE_CHECKING:
     from transport.frames import AnyFrame
 
 IDLE_SEED: Final = 1_000_000
-"""Streams from this seed on get one token only."""
+"""Streams with this seed or a larger one get only one token."""
 WORD: Final = re.compile("\u0120[a-z]{2,12}")
-"""A space and a word, so that tokens can be counted in a text."""
+"""A space and a word: tokens can be counted in a text."""
 PLENTY: Final = 1 << 20
 
 
 @dataclass(slots=True)
 class Row:
-    """One stream on a decode worker.
+    """A stream on a decode worker.
 
     Attributes:
-      key: its attempt.
-      server: routing id.
-      seed: its number.
-      words: ids, one after the other and again from the first.
-      allowed: positions below this may be sent.
-      position: the next one.
-      is_running: its prefill is done.
-      origin: the sequence that it shares its prompt with, as further choices of one request do.
+      key: key of its attempt.
+      server: routing id of its server.
+      seed: number of the stream.
+      words: ids to send, in a cycle.
+      allowed: credit: positions below this may be sent.
+      position: next position.
+      is_running: whether its prefill is done.
+      origin: the sequence with the same prompt, for further choices of one request.
     """
 
     key: AttemptKey
@@ -89,18 +89,18 @@ class Row:
 
 @dataclass(slots=True)
 class Times:
-    """When each position of each stream was sent first, by the system's monotonic clock."""
+    """Time of the first send of each position of each stream, on the system's monotonic clock."""
 
     of_stream: dict[int, array[float]] = field(default_factory=dict)
 
     _written: list[tuple[int, int]] = field(default_factory=list)
 
     def wrote(self, seed: int, position: int) -> None:
-        """Take note that a position is in the frame that is sent next."""
+        """Add a position to the frame that is sent next."""
         self._written.append((seed, position))
 
     def sending(self) -> None:
-        """Record the send time of the positions in the frame, unless known."""
+        """Record the send time of the frame's positions, unless they were sent before."""
         now = time.monotonic()
         for seed, position in self._written:
             times = self.of_stream.setdefault(seed, array("d"))
@@ -110,14 +110,14 @@ class Times:
 
 
 class FakeWorker:
-    """One role at one address.
+    """A worker that speaks the protocol but computes nothing.
 
     Args:
       role: prefill or decode.
-      name: in the fleet.
-      network: where it binds.
-      address: where.
-      times: notes what is sent.
+      name: its name in the fleet.
+      network: network to bind on.
+      address: address to bind.
+      times: records the send times.
       vocabulary: ids of words.
     """
 
@@ -143,11 +143,11 @@ class FakeWorker:
         self._decodes: Sequence[FakeWorker] = ()
 
     def feed(self, decodes: Sequence[FakeWorker]) -> None:
-        """Tell a prefill worker which decode workers' streams it starts."""
+        """Set the decode workers of a prefill worker; it starts their streams."""
         self._decodes = decodes
 
     async def receive(self) -> None:
-        """Answer until cancelled."""
+        """Receive and answer frames until cancelled."""
         while True:
             for message in await self._listener.receive_many():
                 self._take(message.sender, message.frame)
@@ -288,11 +288,11 @@ async def _obey(times: Times) -> None:
 
 
 def main() -> None:
-    """Serve."""
+    """Parse the command line and run the workers."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path, help="directory with a tokenizer.json")
     parser.add_argument("sockets", type=Path, help="directory for ipc sockets, of mode 0700")
-    parser.add_argument("--workers", type=int, default=4, help="that decode (4)")
+    parser.add_argument("--workers", type=int, default=4, help="decode workers (4)")
     parser.add_argument("--rate", type=float, default=10.0, help="steps per second (10)")
     trio.run(run, parser.parse_args())
 

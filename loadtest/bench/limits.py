@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 READ_BYTES: Final = 256 * 2**20
 SLICE_BYTES: Final = 32 * 2**20
-"""Both limits are measured in pieces of about a millisecond, of which the best counts, so other
-load does not matter. A slice is read again only after all others, so caches do not help."""
+"""Both limits are measured in pieces of about a millisecond. The best piece counts, so that other
+load does not matter. A slice is read again only after all others, so that caches do not help."""
 SIDE: Final = 1024
 """Size of the matrices that torch multiplies."""
 REPETITIONS: Final = 8
@@ -29,12 +29,12 @@ NAIVE: Final = (
 
 
 class Limits(NamedTuple):
-    """What the machine has shown.
+    """Measured limits of the machine.
 
     Attributes:
-      read_gb_per_s: of memory.
-      gflop_per_s: of products.
-      source: the library that computed the products, and their dtype.
+      read_gb_per_s: memory bandwidth.
+      gflop_per_s: speed of matrix products.
+      source: library and dtype of the products.
     """
 
     read_gb_per_s: float
@@ -43,16 +43,16 @@ class Limits(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"{self.read_gb_per_s:.1f} GB/s of reading, {self.gflop_per_s:,.0f} GFLOP/s of "
+            f"{self.read_gb_per_s:.1f} GB/s of memory reads, {self.gflop_per_s:,.0f} GFLOP/s of "
             f"{self.source}"
         )
 
 
 def torch_is_fast_in(dtype: str) -> bool:
-    """Return whether torch multiplies these numbers with the CPU's vector instructions."""
+    """Return whether torch multiplies this dtype with the CPU's vector instructions."""
     if dtype != "bfloat16":
         return True
-    # Large products are oneDNN's, and a vector times a matrix is torch's own: both need AVX-512.
+    # Large products use oneDNN, and vector times matrix is in torch itself: both need AVX-512.
     is_wide = torch.backends.cpu.get_cpu_capability() != "AVX2"
     return (
         is_wide
@@ -62,12 +62,12 @@ def torch_is_fast_in(dtype: str) -> bool:
 
 
 def why_slow(dtype: str, is_fast: Callable[[str], bool] = torch_is_fast_in) -> str | None:
-    """Return why engines that multiply with torch cannot run at speed here, or None."""
+    """Return why engines that multiply with torch are slow in this dtype here, or None."""
     return None if is_fast(dtype) else NAIVE
 
 
 def dtype_here(is_fast: Callable[[str], bool] = torch_is_fast_in) -> str:
-    """Return the numbers that our engine computes with at speed, bfloat16 first."""
+    """Return the dtypes in which Triolet's engine is fast here, bfloat16 first."""
     return "bfloat16" if load_library() is not None or is_fast("bfloat16") else "float32"
 
 
@@ -77,13 +77,13 @@ def measure_limits(
     library: Library | None,
     is_fast: Callable[[str], bool] = torch_is_fast_in,
 ) -> Limits:
-    """Return the best of torch and our kernels' innermost loops.
+    """Return the best speed of torch and of the innermost loops of Triolet's kernels.
 
     Args:
-      threads: that compute.
-      dtype: of the products. Where neither is fast in it they are of float32.
-      library: our kernels; None where there are none.
-      is_fast: whether torch is, in some numbers.
+      threads: number of computing threads.
+      dtype: dtype of the products; float32 is used if neither library is fast in it.
+      library: Triolet's kernels, or None.
+      is_fast: returns whether torch is fast in a dtype.
     """
     torch.set_num_threads(threads)
     speeds: dict[str, float] = {}

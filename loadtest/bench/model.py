@@ -1,7 +1,7 @@
 """`python -m loadtest.bench.model`: write a Llama-shaped model with random weights, for benchmarks.
 
-The time of a step does not depend on the weights, so nothing is downloaded. The tokenizer is the
-demo model's, filled up with words: every output of a random model can be decoded.
+The duration of a step does not depend on the weights, so nothing is downloaded. The tokenizer is
+the demo model's with additional words, so that every output of a random model can be decoded.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ ROOT: Final = Path(__file__).parents[2]
 DEMO: Final = ROOT / "triolet" / "demo"
 SEED: Final = 150
 MAX_DRAWN: Final = 2**24 + 2**20 - 1
-"""Larger than every tensor of the 150M model, and odd, so that no two rows of a matrix are
-equal."""
+"""Number of random values. Larger than every tensor of the 150M model, and odd, so that no two rows
+of a matrix are equal."""
 FIRST_WORD, LAST_WORD = 4_200, 16_000
-"""Token ids of whole words in every model here, after the demo's vocabulary: a stream of one of
-them has one event per token."""
+"""Token ids of whole words in every model here, after the demo's vocabulary. A stream of one such
+word has one event per token."""
 SAID: Final = {"logit_bias": {"5000": 100}}
 """Fields of a request that make the answer one repeated word, despite random weights."""
 COPIED: Final = ("tokenizer_config.json", "generation_config.json")
@@ -55,12 +55,12 @@ class Shape:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """In bf16."""
+        """Bytes of KV per token in bf16."""
         return 2 * self.kv_numbers_per_token
 
     @property
     def kv_numbers_per_token(self) -> int:
-        """Keys and values of all layers."""
+        """Number of keys and values per token in all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
@@ -90,7 +90,7 @@ class Shape:
 SHAPES: Final = {
     "150m": Shape(1024, 2816, num_layers=12, num_heads=16, num_kv_heads=4),
     "15m": Shape(384, 1024, num_layers=6, num_heads=6, num_kv_heads=2),
-    # For a GPU: the shapes of Qwen2.5-0.5B and Llama-3-8B, tied.
+    # For a GPU: the shapes of Qwen2.5-0.5B and Llama-3-8B, with tied embeddings.
     "0.5b": Shape(896, 4864, num_layers=24, num_heads=14, num_kv_heads=2, vocab_size=151_936),
     "8b": Shape(
         4096, 14_336, num_layers=32, num_heads=32, num_kv_heads=8, head_dim=128, vocab_size=128_256
@@ -99,7 +99,7 @@ SHAPES: Final = {
 
 
 def prompt_of(numbers: random.Random, num_tokens: int) -> list[int]:
-    """Return a random prompt: no two have a common beginning that a cache could use."""
+    """Return a random prompt. No two prompts have a common prefix that a cache could use."""
     return [numbers.randint(FIRST_WORD, LAST_WORD) for _ in range(num_tokens)]
 
 
@@ -119,7 +119,7 @@ def shape_of_gguf(path: Path) -> Shape:
 
 
 def write_model(directory: Path, shape: Shape) -> None:
-    """Write a complete directory; the same bytes each time."""
+    """Write a complete model directory, with the same bytes each time."""
     progress(f"writing a model with random weights, once: {directory}")
     directory.mkdir(parents=True, exist_ok=True)
     generator = torch.Generator().manual_seed(SEED)
@@ -129,11 +129,11 @@ def write_model(directory: Path, shape: Shape) -> None:
         if len(size) > 1:
             weights[name] = _random(size, generator)
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    write_description(directory, shape)  # last: a tokenizer is the mark of a complete directory
+    write_description(directory, shape)  # last: a tokenizer marks a complete directory
 
 
 def write_description(directory: Path, shape: Shape) -> None:
-    """Write a directory without weights: config and tokenizer."""
+    """Write the config and tokenizer of a model, without weights."""
     directory.mkdir(parents=True, exist_ok=True)
     _write_json(directory / "config.json", _config(shape))
     _write_json(directory / "tokenizer.json", _tokenizer(shape.vocab_size))
@@ -142,7 +142,7 @@ def write_description(directory: Path, shape: Shape) -> None:
 
 
 def _random(size: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Return normal numbers; a large tensor repeats them, because drawing 8e9 takes minutes."""
+    """Return normally distributed values. Large tensors repeat them: drawing 8e9 takes minutes."""
     numel = torch.Size(size).numel()
     drawn = torch.randn(min(numel, MAX_DRAWN), generator=generator) * 0.02
     repeated = drawn.bfloat16().repeat(-(-numel // MAX_DRAWN))
@@ -165,7 +165,7 @@ def _config(shape: Shape) -> dict[str, Any]:
 
 
 def _tokenizer(vocab_size: int) -> dict[str, Any]:
-    """Return the demo tokenizer with words that no merge ever makes, but that can be decoded."""
+    """Return the demo tokenizer with additional words, which are decoded but never encoded."""
     tokenizer: dict[str, Any] = json.loads((DEMO / "tokenizer.json").read_text())
     vocabulary = tokenizer["model"]["vocab"]
     for token_id in range(len(vocabulary), vocab_size):
@@ -195,7 +195,7 @@ def main() -> None:
 
 
 def written_model(size: str) -> Path:
-    """Return the directory of a model of that size; write it unless it exists."""
+    """Return the directory of a model of that size, and write it if it is missing."""
     directory = model_directory(size)
     if not (directory / "tokenizer.json").exists():
         write_model(directory, SHAPES[size])
@@ -203,7 +203,7 @@ def written_model(size: str) -> Path:
 
 
 def model_directory(size: str) -> Path:
-    """Return where a model of that size is written and looked for."""
+    """Return the path of a model of that size."""
     return ROOT / "build" / "bench" / f"model-{size}"
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SIZES: Final = (100, 1_000, 10_000)
-"""A server has 1,024 places in its queue."""
+"""Queue sizes. A server's queue holds 1,024 requests."""
 MOST_US: Final = 100.0
 """Limit for the mean of a step at the largest size."""
 REPETITIONS: Final = 5_000
@@ -35,7 +35,7 @@ NUM_TENANTS: Final = 500
 
 
 def place(rng: random.Random, order: int, num_tenants: int) -> QueuePlace:
-    """Return a request of somebody: a few tenants ask for most."""
+    """Return a request of a random tenant. A few tenants send most requests."""
     tenant = min(int(rng.expovariate(8.0) * num_tenants), num_tenants - 1)
     service_class = ServiceClass.DEFAULT if num_tenants == 1 else ServiceClass(rng.randrange(4))
     scheduling = Scheduling(f"tenant {tenant}", 1.0 + tenant % 3, service_class)
@@ -52,7 +52,7 @@ class Timed:
         self.taken_ns: dict[str, list[int]] = {}
 
     def call(self, name: str, function: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401
-        """Call it."""
+        """Call a function and record its time."""
         before = perf_counter_ns()
         result = function(*args)
         self.taken_ns.setdefault(name, []).append(perf_counter_ns() - before)
@@ -78,7 +78,7 @@ class Timed:
 
 
 def fair(size: int, num_tenants: int) -> list[dict[str, Any]]:
-    """Time the fair queue at a size that stays as it is."""
+    """Time the fair queue at a constant size."""
     rng = random.Random(size)
     queue: FairQueue[int] = FairQueue(QueueConfig())
     queue.note_pools(10**9, 0)
@@ -104,7 +104,7 @@ def fair(size: int, num_tenants: int) -> list[dict[str, Any]]:
                 timed.call("give_back", queue.give_back, over)
                 queue.take(over)
             timed.call("end", queue.end, over, rng.randrange(300))
-        # Somebody in the midst of the queue gives up, and another one comes.
+        # A request in the middle of the queue is cancelled, and another one arrives.
         gone = rng.randrange(newest)
         if gone in waiting:
             timed.call("cancel", queue.end, gone, 0)
@@ -116,7 +116,7 @@ def fair(size: int, num_tenants: int) -> list[dict[str, Any]]:
 
 
 def plain(size: int) -> list[dict[str, Any]]:
-    """Time a sorted list, which knows no tenants."""
+    """Time a sorted list without tenants."""
     rng = random.Random(size)
     line = [(0, order, 1000) for order in range(size)]
     timed = Timed()

@@ -1,8 +1,8 @@
 """`python -m loadtest.bench.quotas`: one limit shared by two servers, and the cost of checking it.
 
-One process times a reservation and its settlement in each store. Then two processes share a
-redis-server that this program starts on loopback, and request more than a tenant's limit for some
-seconds; the admitted amount is compared with the limit. The same with two whole servers.
+First a single process times reservations and settlements in each store. Then two processes share a
+redis-server that this program starts on loopback, and demand more than a tenant's limit for some
+seconds. The admitted amount is compared with the limit. The same is done with two whole servers.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
 LIMIT: Final = 1500.0
 """Tokens per minute: a bucket that the clients empty within seconds."""
 TENANTS: Final = ("before", "meanwhile", "afterwards")
-"""One for each phase, so that each starts with a full bucket."""
+"""One tenant for each phase, so that each phase starts with a full bucket."""
 OPERATOR: Final = "operator"
 PATIENCE_S: Final = 60.0
 POLL_S: Final = 0.05
 
 
 def measure(redis: OwnRedis, seconds: float) -> list[dict[str, Any]]:
-    """Return a row for each time: what was allowed, what two servers admitted, and the share."""
+    """Return a row for each phase: the allowed and admitted tokens, and their ratio."""
     with TemporaryDirectory() as name, ExitStack() as running:
         folder = Path(name)
         limit = f"tokens_per_minute = {LIMIT}"
@@ -64,11 +64,11 @@ def measure(redis: OwnRedis, seconds: float) -> list[dict[str, Any]]:
             )
             for n in range(2)
         ]
-        _wait(lambda: all(_metric(url, "servers") == 2 for url in urls), "they know each other")
+        _wait(lambda: all(_metric(url, "servers") == 2 for url in urls), "they share Redis")
         before = trio.run(take_all, key_of(TENANTS[0]), urls, seconds)
         rows = [_row(TENANTS[0], urls, [before], LIMIT)]
         redis.stop()
-        _wait(lambda: not any(_metric(url, "store_up") for url in urls), "both miss Redis")
+        _wait(lambda: not any(_metric(url, "store_up") for url in urls), "both have lost Redis")
         meanwhile = [trio.run(take_all, key_of(TENANTS[1]), [url], seconds) for url in urls]
         rows += [_row(TENANTS[1], urls, meanwhile, LIMIT / 2)]
         redis.start()
@@ -115,13 +115,13 @@ ADMITTED: Final = "admitted: "
 
 
 class Unwatched(SpendWatch):
-    """Ignores spend."""
+    """Metrics of quotas that are not recorded."""
 
     def __init__(self) -> None:
         super().__init__(QuotaObserver())
 
     def call_failed(self, reason: str) -> None:
-        """Print a warning: locally decided limits are a different measurement."""
+        """Print a warning: limits that are decided locally distort the measurement."""
         sys.stderr.write(f"a call failed: {reason}\n")
 
 
@@ -129,9 +129,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print and write; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--seconds", type=float, default=20.0, help="duration for two servers' accounts"
+        "--seconds", type=float, default=20.0, help="duration of the run with two accounts"
     )
-    parser.add_argument("--whole", type=float, default=8.0, help="the same for two whole servers")
+    parser.add_argument("--whole", type=float, default=8.0, help="duration with two servers")
     parser.add_argument("--requests", type=int, default=3000, help="timed requests per store")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -168,19 +168,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _two_servers(url: str, seconds: float) -> tuple[int, float, list[int]]:
-    """Return what two processes admitted in all, what they may, and what each did."""
+    """Return the total admitted by two processes, the allowed amount, and the amount of each."""
     command = [sys.executable, "-m", __spec__.name if __spec__ else __name__]
     command += ["--child", url, "--seconds", str(seconds)]
     children = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
     said = [child.communicate()[0].decode() for child in children]
     shares = [int(text.rpartition(ADMITTED)[2]) for text in said]
-    # The first to ask finds a full bucket; what each says ends at a moment that both know.
+    # The bucket is full at the start and refills during the run.
     return sum(shares), PER_MINUTE + seconds * PER_MINUTE / 60, shares
 
 
 async def _ask_for(url: str, seconds: float) -> int:
-    """Ask as one of several servers for so long after the first of them did; return how often that
-    was granted."""
+    """Reserve as one of several servers for `seconds`; return the number of reservations."""
     store = RedisStore(QuotaConfig(limits=url), Unwatched(), f"{time.time_ns()}")
     limits, ids, admitted = TenantLimits(tokens=PER_MINUTE), count(), 0
 
@@ -205,7 +204,7 @@ async def _ask_for(url: str, seconds: float) -> int:
 
 
 async def _time_store(name: str, url: str, requests: int) -> dict[str, Any]:
-    """Return what one reservation after another takes, settlements between them."""
+    """Return the durations of consecutive reservations, with settlements in between."""
     store: MemoryStore | RedisStore = MemoryStore(QuotaConfig(), Unwatched())
     if url:
         store = RedisStore(QuotaConfig(limits=url), Unwatched(), "timed")

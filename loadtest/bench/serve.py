@@ -1,9 +1,9 @@
-"""`python -m loadtest.bench.serve`: whole servers over HTTP, compared on one model.
+"""`python -m loadtest.bench.serve`: compare whole servers over HTTP with one model.
 
-Measures what an API user sees: tokens per second, time to first token, gaps between tokens. First
-1, 8 and 32 streams that begin together, round after round, then the arrivals and lengths of a real
-trace, on time whether or not the server keeps up. Servers take turns, one at a time; medians over
-rounds, percentiles over all streams. Everything shares this machine's cores, including the clients.
+Measures what an API user sees: tokens per second, time to first token, gaps between tokens. Each
+round starts 1, 8 and 32 streams together; then the requests of a real trace are sent at their
+times, whether or not the server keeps up. Servers take turns, one at a time. Reports medians over
+rounds and percentiles over all streams. Clients and servers share this machine's cores.
 """
 
 from __future__ import annotations
@@ -43,11 +43,10 @@ TRACE: Final = TRACES / "azure2023_conv.csv"
 STREAMS: Final = (1, 8, 32)
 PROMPT_TOKENS, OUTPUT_TOKENS = 128, 64
 SETTLE_S: Final = 2.0
-"""Seconds between two servers: idle threads of the previous one may spin for a while on the next
-one's cores."""
+"""Seconds between two servers, because idle threads of the previous one may spin for a while."""
 DIVISOR: Final = 4.0
-"""Divisor of the trace's lengths: each conversation then takes the 150M model a second on two
-cores."""
+"""Divisor of the trace's lengths: a conversation then takes about a second with the 150M model on
+two cores."""
 MAX_TOKENS: Final = 4000
 LIKE: Final = Arrival(0.0, 1, 1)
 MADE_UP: Final = Sizes(prompt=1020.0, output=129.0, spread=0.85, most=100_000)
@@ -63,11 +62,11 @@ VLLM: Final = "vllm"
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One way to serve the model.
+    """A server to compare.
 
     Attributes:
-      name: in tables.
-      options: of `triolet serve`, unless it is a peer.
+      name: its name in tables.
+      options: options of `triolet serve`, for Triolet's own.
     """
 
     name: str
@@ -80,7 +79,7 @@ class Server:
         return None
 
     def process(self, model: Path, dtype: str, logs: Path) -> ServerProcess:
-        """Return its process, not begun yet."""
+        """Return its process, not started yet."""
         log = logs / f"serve-{self.name.replace(' ', '-').replace(',', '')}.log"
         if self.name == VLLM:
             command = vllm_command(model, dtype, max_model_len=4096, max_num_seqs=MAX_NUM_SEQS)
@@ -96,11 +95,11 @@ SERVERS: Final = (
     Server("triolet, all cores each", ("--threads", str(CORES))),
     Server(VLLM),
 )
-"""By default prefill and decode divide the cores; with all cores each they take turns."""
+"""By default prefill and decode divide the cores. With all cores each, they take turns."""
 
 
 def made_up(count: int) -> list[tuple[float, int, int]]:
-    """Return moments and lengths of requests: log-normal, independent of one another."""
+    """Return arrival times and lengths of requests: log-normal and independent."""
     numbers = random.Random(9)
     moments = islice(poisson(numbers, 1.0, math.inf), count)
     return [
@@ -110,20 +109,19 @@ def made_up(count: int) -> list[tuple[float, int, int]]:
 
 
 def shape_of(path: Path, scale: Scale, divisor: float) -> tuple[str, list[Arrival]]:
-    """Return name and requests of a trace, or of a made-up one where there is no such file.
+    """Return name and requests of a trace, or of a synthetic one if there is no file.
 
-    Real traces come from models a thousand times larger on machines to match. Their lengths are
-    divided by one number and their moments by another, so that proportions, bursts and lulls stay
-    as they were and this machine can keep up.
+    Real traces come from models a thousand times larger on larger machines. Lengths and times are
+    divided by one number each: proportions, bursts and lulls stay, and this machine can keep up.
     """
-    name, rows = "made up, no trace here", made_up(scale.most_requests)
+    name, rows = "synthetic, no trace here", made_up(scale.most_requests)
     if path.exists():
         name, rows = path.stem, read_rows(path)
     return name, fitted(rows, scale, 1 / divisor, 1 / divisor)
 
 
 def lengths_in_words(arrivals: Sequence[Arrival]) -> str:
-    """Return what the requests are like."""
+    """Return a description of the requests."""
     prompts = sorted(arrival.prompt_tokens for arrival in arrivals)
     outputs = sorted(arrival.output_tokens for arrival in arrivals)
     middle = len(arrivals) // 2
@@ -134,7 +132,7 @@ def lengths_in_words(arrivals: Sequence[Arrival]) -> str:
 
 
 def at_once(count: int, prompt_tokens: int, output_tokens: int) -> list[Arrival]:
-    """Return requests that come at the same moment."""
+    """Return requests that arrive at the same time."""
     return [Arrival(0.0, prompt_tokens, output_tokens)] * count
 
 
@@ -145,20 +143,20 @@ async def ask_together(
     seed: int,
     more: Mapping[str, object] = SAID,
 ) -> list[Stream]:
-    """Ask each request at its moment, whatever became of those before it (an open loop).
+    """Send each request at its time, independent of earlier ones (an open loop).
 
     Args:
-      url: of the server.
-      model: what it calls the model.
-      arrivals: lengths and moments.
-      seed: of the prompts.
-      more: fields of every request; by default each answer is the same word again and again.
+      url: address of the server.
+      model: name of the model there.
+      arrivals: lengths and times of the requests.
+      seed: random seed of the prompts.
+      more: fields of every request; by default an answer repeats one word.
 
     Returns:
       The answers in the order of `arrivals`.
 
     Raises:
-      StreamBrokenError: in a group: an answer is an error, or not as long as it was to be.
+      StreamBrokenError: in a group: an answer is an error or has the wrong length.
     """
     numbers = random.Random(seed)
     asked = [
@@ -182,7 +180,7 @@ async def ask_together(
         answer = answers[index] = await clients.ask(asked[index])
         answer.check()
         if not answer.times or WHOLE not in answer.body.replace(b": ", b":"):
-            raise StreamBrokenError(f"it did not end at its length: {answer.body[-400:]!r}")
+            raise StreamBrokenError(f"it has the wrong length: {answer.body[-400:]!r}")
 
     async with Clients(url).reading() as clients, trio.open_nursery() as nursery:
         began_at = trio.current_time()
@@ -200,13 +198,13 @@ class Running(NamedTuple):
 
 @dataclass
 class Load:
-    """What is asked, and what came of it.
+    """A load and its results.
 
     Attributes:
-      name: in tables.
-      arrivals: of one round.
+      name: its name in tables.
+      arrivals: requests of one round.
       speeds: tokens per second of each round, by server.
-      answers: of all rounds, by server.
+      answers: answers of all rounds, by server.
     """
 
     name: str
@@ -215,7 +213,7 @@ class Load:
     answers: dict[str, list[Stream]] = field(default_factory=dict)
 
     def measure(self, running: Running, model: str, seed: int) -> None:
-        """Ask one round of one server."""
+        """Run one round on one server."""
         answers = trio.run(ask_together, running.process.url, model, self.arrivals, seed)
         began_at = min(answer.asked_at for answer in answers)
         ended_at = max(answer.times[-1] for answer in answers)
@@ -242,7 +240,7 @@ class Load:
 
 
 def ratios_of(rows: Sequence[dict[str, Any]], ours: str, peers: Sequence[str]) -> dict[str, Ratio]:
-    """Return our figures as multiples of the peers', so that more is better."""
+    """Return Triolet's figures as multiples of the peers'. More is better."""
     by_place = {(row["load"], row["server"]): row for row in rows}
     ratios = {}
     for (load, server), theirs in by_place.items():
@@ -259,7 +257,7 @@ def ratios_of(rows: Sequence[dict[str, Any]], ours: str, peers: Sequence[str]) -
 
 
 def loads_of(arguments: argparse.Namespace) -> list[Load]:
-    """Return what is to be asked."""
+    """Return the loads of the command line."""
     loads = [
         Load(f"{count} at once", at_once(count, PROMPT_TOKENS, OUTPUT_TOKENS)) for count in STREAMS
     ]
@@ -272,7 +270,7 @@ def loads_of(arguments: argparse.Namespace) -> list[Load]:
 
 
 def run(arguments: argparse.Namespace) -> Report:
-    """Start every server that can be started, and measure."""
+    """Start every server that can run here, and measure them."""
     model = written_model(arguments.model)
     logs = BENCH / "logs"
     logs.mkdir(parents=True, exist_ok=True)
@@ -313,7 +311,7 @@ def _is_ready(one: Running, skipped: dict[str, str]) -> bool:
 
 
 def measure(loads: Sequence[Load], ready: list[Running], model: str, rounds: int) -> None:
-    """Ask everybody everything, in turns; the trace, which is long, once."""
+    """Run all loads on all servers in turns. The trace is long and runs once."""
     warm_up = Load("warm-up", at_once(4, PROMPT_TOKENS, 8))
     for one in ready:
         warm_up.measure(one, model, seed=0)
@@ -333,11 +331,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m loadtest.bench.serve", description=__doc__)
     parser.add_argument("--model", choices=sorted(SHAPES), default="150m")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument("--rounds", type=int, default=2, help="of streams that begin together (2)")
-    parser.add_argument("--trace", type=Path, default=TRACE, help="CSV or Mooncake's JSONL")
-    parser.add_argument("--divisor", type=float, default=DIVISOR, help="of its lengths (4)")
-    parser.add_argument("--rate", type=float, default=1.0, help="its requests per second (1)")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of the trace; 0 for none (20)")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds of streams (2)")
+    parser.add_argument("--trace", type=Path, default=TRACE, help="CSV or Mooncake JSONL file")
+    parser.add_argument("--divisor", type=float, default=DIVISOR, help="divisor of lengths (4)")
+    parser.add_argument("--rate", type=float, default=1.0, help="requests/s of the trace (1)")
+    parser.add_argument("--seconds", type=float, default=20.0, help="trace seconds; 0: skip (20)")
     parser.add_argument("--servers", nargs="*", help="only these: " + "; ".join(_names()))
     return parser.parse_args(arguments)
 
@@ -347,7 +345,7 @@ def _names() -> list[str]:
 
 
 def main() -> int:
-    """Measure, print, write. A missed floor is said, and is no failure of the benchmark."""
+    """Measure, print and write. A missed goal is shown but does not fail the run."""
     arguments = parse(sys.argv[1:])
     announce(__doc__)
     finish(run(arguments))

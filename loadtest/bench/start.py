@@ -1,4 +1,4 @@
-"""`python -m loadtest.bench.start`: how long clients wait for a model that is not running.
+"""`python -m loadtest.bench.start`: measure how long clients wait for a model that is not running.
 
 Whole fleets over HTTP, with and without templates (processes with the imports done) and snapshots
 (packed weights). Fleets take turns, so that other load on the machine affects all of them.
@@ -47,13 +47,13 @@ DEMO: Final = "demo"
 LARGE: Final = "large"
 """Name of the sleeping model: only fleets with named models have a control process."""
 PROMPT: Final = (10, 11, 12, 13)
-"""Ids that every model here has."""
+"""Token ids that every model here has."""
 REQUEST: Final = post(COMPLETIONS, completion(PROMPT, 4, stream=True))
 LARGE_REQUEST: Final = post(COMPLETIONS, completion(PROMPT, 2, stream=True, **SAID))
-"""Requests to the demo model, and to the one with random weights."""
+"""Requests to the demo model and to the model with random weights."""
 WAIT_S: Final = 60.0
 STABLE_S: Final = 0.2
-"""Value of `supervisor.stable_s`: after this long, a crash counts as the first one."""
+"""Value of `supervisor.stable_s`: a later crash counts as the first one."""
 REST_S: Final = (0.7, 1.3)
 """Seconds between two measurements, at varying moments relative to heartbeats."""
 GOALS: Final = {"crash": 0.7, "wake": 0.3, "staged": 1.5, "start": 2.5}
@@ -63,12 +63,12 @@ LLAMA: Final = "llama.cpp q8"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a fleet has available at its start.
+    """A kind of fleet to compare.
 
     Attributes:
-      name: in tables.
-      has_templates: processes are forked from ones that have done the imports.
-      has_snapshots: packed weights are kept.
+      name: its name in tables.
+      has_templates: whether processes are forked from a template with the imports done.
+      has_snapshots: whether packed weights are stored.
     """
 
     name: str
@@ -95,11 +95,11 @@ KINDS: Final = (
 
 
 class Wait(NamedTuple):
-    """How long a client waited.
+    """The wait of a client.
 
     Attributes:
-      seconds: for its first token.
-      cpu_s: of the busiest worker that was started for it; None where that is not known.
+      seconds: time to its first token.
+      cpu_s: CPU time of the busiest new worker; None if unknown.
     """
 
     seconds: float
@@ -107,10 +107,10 @@ class Wait(NamedTuple):
 
 
 def first_token_at(url: str, request: bytes) -> float:
-    """Ask for a short answer and return when its first token came, in seconds since the epoch.
+    """Request a short answer and return the time of its first token, in seconds since the epoch.
 
     Raises:
-      TimeoutError: none came.
+      TimeoutError: no token came.
     """
     with closing(Clients(url)) as clients:
         stream = clients.begin(request)
@@ -126,9 +126,9 @@ class Fleet:
     """A running fleet.
 
     Args:
-      server: ready.
-      request: that its model answers.
-      model: name of it; empty where it has none.
+      server: its process, ready.
+      request: a request to its model.
+      model: name of the model; empty if it has none.
     """
 
     def __init__(self, server: ServerProcess, request: bytes, model: str = "") -> None:
@@ -147,7 +147,7 @@ class Fleet:
         return self._wait_since(killed_at, [victim])
 
     def wake(self) -> Wait:
-        """Let the model sleep, ask, and wait for a first token."""
+        """Put the model to sleep, send a request, and wait for a first token."""
         trio.run(self._sleep)
         return self._wait_since(time.time(), self._workers)
 
@@ -161,7 +161,7 @@ class Fleet:
         return Wait(token_at - began_at, max(cpu_s_of(pids[name]) for name in started))
 
     def settle(self) -> None:
-        """Return once all processes have been ready for long enough to count as sound."""
+        """Wait until all processes have been ready for `supervisor.stable_s`."""
         log = self._server.log
 
         def is_sound() -> bool:
@@ -192,7 +192,7 @@ def llama(model: Path, log: Path) -> Wait:
     with log.open("w") as output:
         began_at = time.time()
         with LineProcess([*command, "--threads", "2"], log=output) as process:
-            process.answer()  # it says its version once the model is loaded
+            process.answer()  # it prints its version once the model is loaded
             process.ask(begin={"batch": 1, "context": len(PROMPT), "most_steps": 1})
             return Wait(time.time() - began_at, cpu_s_of(process.pid))
 
@@ -204,13 +204,13 @@ class Measured:
         self.waits: defaultdict[tuple[str, str], list[Wait]] = defaultdict(list)
 
     def add(self, what: str, kind: str, wait: Wait) -> None:
-        """Note one measurement."""
+        """Record a measurement."""
         self.waits[what, kind].append(wait)
         load = os.getloadavg()[0]
         progress(f"{what}, {kind}: {wait.seconds:.2f} s (load {load:.1f})")
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a row for each."""
+        """Return a row for each measurement and kind."""
         rows = []
         for (what, kind), waits in self.waits.items():
             seconds = [wait.seconds for wait in waits]
@@ -222,7 +222,7 @@ class Measured:
         return rows
 
     def ratios(self) -> dict[str, Ratio]:
-        """Return the goals in seconds, and how the others compare with what we ship."""
+        """Return the goals in seconds, and the other kinds relative to the default one."""
         found = {of: median(wait.seconds for wait in waits) for of, waits in self.waits.items()}
         ratios = {
             f"seconds of {what}": Ratio(found[what, OURS.name], ceiling=goal)
@@ -231,7 +231,7 @@ class Measured:
         }
         for (what, kind), seconds in found.items():
             if kind != OURS.name and (what, OURS.name) in found:
-                # Nothing that costs memory or disk may cost time too.
+                # Templates and snapshots cost memory and disk, so they must not cost time too.
                 ratios[f"{what}: triolet vs {kind}"] = Ratio(
                     found[what, OURS.name] / seconds, ceiling=1.0
                 )
@@ -239,7 +239,7 @@ class Measured:
 
 
 def rests(count: int) -> Iterator[float]:
-    """Yield how long to wait before each measurement."""
+    """Yield the pause before each measurement."""
     most, least = max(REST_S), min(REST_S)
     for number in range(count):
         yield least + (most - least) * number / max(1, count - 1)
@@ -295,7 +295,7 @@ def crashes(measured: Measured, packed: Path, logs: Path, turns: int) -> None:
 
 
 def wakes(measured: Measured, model: Path, packed: Path, logs: Path, turns: int) -> None:
-    """Let a larger model sleep and wake, with and without its snapshot."""
+    """Put a larger model to sleep and wake it, with and without its snapshot."""
     with ExitStack() as stack:
         fleets = {}
         for kind in KINDS:

@@ -1,9 +1,9 @@
-"""`python -m loadtest.bench.wire`: throughput of the KV path compared with bare sockets, and the
-share of a prompt's time that is spent on the transfer.
+"""`python -m loadtest.bench.wire`: compare the throughput of the KV path with bare sockets.
 
-Two production workers transfer prompts whose KV already exists: pool, ring, ZeroMQ, digest, pool.
-In turns with them the same bytes go through a bare socket. Then real models compute prompts of
-2,048 tokens, with all of their KV transferred and with hardly any.
+Two production workers transfer prompts with existing KV: pool, ring, ZeroMQ, digest, pool. In turns
+with them the same bytes go through a bare socket. Then real models compute prompts of 2,048 tokens,
+once with all KV transferred and once with hardly any, which shows the transfer's share of a
+prompt's time.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ TAKEN: Final = ["length"]
 
 
 class Moved(NamedTuple):
-    """One run.
+    """Result of one transfer.
 
     Attributes:
-      num_bytes: that were moved.
-      seconds: from the first byte until the receiver has the last.
-      cpu_s: of both processes.
+      num_bytes: bytes moved.
+      seconds: time from the first byte until the receiver has the last one.
+      cpu_s: CPU time of both processes.
     """
 
     num_bytes: int
@@ -58,17 +58,17 @@ class Moved(NamedTuple):
 
     @property
     def gb_per_s(self) -> float:
-        """Speed."""
+        """Throughput."""
         return self.num_bytes / self.seconds / 1e9
 
     @property
     def cpu_s_per_gb(self) -> float:
-        """What it costs on both sides."""
+        """CPU time of both sides."""
         return self.cpu_s / self.num_bytes * 1e9
 
 
 def end_of(module: str, *arguments: str, popen: type[Popen[Any]] = Popen) -> LineProcess:
-    """Return one process of a path, of a module of this folder."""
+    """Return a process for one end of a path, which runs a module of this folder."""
     command = [sys.executable, "-m", f"loadtest.bench.{module}", *arguments]
     return LineProcess(command, popen=popen)
 
@@ -93,7 +93,7 @@ class SocketPair(Pair):
 
     Args:
       kind: tcp, ipc or zmq.
-      address: a path, for ipc.
+      address: path of the socket, for ipc.
       popen: starts both processes.
     """
 
@@ -108,10 +108,10 @@ class SocketPair(Pair):
         """Move frames.
 
         Args:
-          num_bytes: in all.
-          frame_bytes: of each.
-          how: of a bare socket `spread`, over the receiver's memory or all into one buffer; of
-            ZeroMQ `work`, whether every byte is touched as often as the KV path does.
+          num_bytes: total size.
+          frame_bytes: size of each frame.
+          how: for bare sockets `spread`: receive into all of the memory instead of one buffer; for
+            ZeroMQ `work`: touch every byte as often as the KV path does.
         """
         request: dict[str, Any] = {"bytes": num_bytes, "frame": frame_bytes, **how}
         self.receiver.tell(**request)
@@ -123,14 +123,14 @@ class WorkerPair(Pair):
     """A prefill and a decode worker.
 
     Args:
-      address: where decode takes KV.
-      chunk_bytes: payload of a frame; None for the product's own.
-      pool_tokens: what has to fit into both pools.
-      size: of the model whose KV travels.
-      model: computes it; None if it is there already.
-      is_shared: decode reads prefill's ring.
+      address: KV address of decode.
+      chunk_bytes: payload of a frame; None for the default.
+      pool_tokens: capacity of both pools.
+      size: size of the model.
+      model: directory of the model that computes the KV; None if the KV exists already.
+      is_shared: whether decode reads prefill's ring from shared memory.
       keys: directory of both workers' keys, for tcp.
-      is_plain: KV goes unencrypted, each chunk with a MAC.
+      is_plain: whether KV is sent unencrypted, with a MAC per chunk.
       popen: starts both processes.
     """
 
@@ -166,15 +166,15 @@ class WorkerPair(Pair):
         super().__init__(sender, receiver)
 
     def ship(self, num_prompts: int, num_tokens: int, num_bytes: int) -> Moved:
-        """Ship prompts at once, all of which is computed already."""
+        """Transfer prompts that are computed already, concurrently."""
         shipped, taken = self._move(num_prompts, num_tokens, 0)
         return Moved(num_bytes, shipped["seconds"], shipped["cpu_s"] + taken["cpu_s"])
 
     def compute(self, num_tokens: int, *, is_held: bool) -> tuple[float, float]:
-        """Compute one prompt; the receiver may hold all of it but a block.
+        """Compute one prompt and transfer its KV, or only one block if the receiver has the rest.
 
         Returns:
-          Seconds until decode has everything, and until the first token.
+          Seconds until decode has all KV, and until the first token.
         """
         held_blocks = num_tokens // BLOCK_SIZE - 1 if is_held else 0
         shipped, _ = self._move(1, num_tokens, held_blocks)
@@ -209,10 +209,10 @@ _ID: Final = bytes(16)
 
 
 def measure_costs(size: str, chunk_bytes: int) -> list[dict[str, Any]]:
-    """Return seconds per gigabyte of everything that a chunk meets on its way.
+    """Return the cost of each operation on a chunk, in seconds per gigabyte.
 
     Args:
-      size: of the model whose blocks travel.
+      size: size of the model.
       chunk_bytes: payload of a frame.
     """
     pool = stored_engine(size, POOL_TOKENS, "noise").pool
@@ -272,7 +272,7 @@ def _row(num_bytes: int, seconds: float) -> dict[str, Any]:
 
 PROMPT_TOKENS: Final = 2048
 PROMPTS: Final = 12
-"""Prompts under way at once: 300 MB of the 150M model, in blocks all over the pool."""
+"""Concurrent prompts: 300 MB of KV of the 150M model, in blocks all over the pool."""
 FRAMES: Final = (1 * MIB, 2 * MIB, 4 * MIB)
 KINDS: Final = ("tcp", "ipc")
 SHARED: Final = "shared memory"
@@ -287,11 +287,11 @@ CEILING: Final = 0.1
 
 
 class Throughput:
-    """Bytes per second of every path, all in turns.
+    """Measures the throughput of all paths, in turns.
 
     Args:
-      sockets: directory for addresses.
-      repetitions: of each path and frame size.
+      sockets: directory of the sockets.
+      repetitions: measurements of each path and frame size.
     """
 
     def __init__(self, sockets: Path, repetitions: int) -> None:
@@ -301,7 +301,7 @@ class Throughput:
         self.moved: dict[tuple[str, int], list[Moved]] = {}
 
     def measure(self) -> None:
-        """Let all paths take turns."""
+        """Measure all paths in turns."""
         num_bytes = PROMPTS * PROMPT_TOKENS * SHAPES["150m"].kv_bytes_per_token
         make_keys(self._keys)
         for frame_bytes in FRAMES:
@@ -336,7 +336,7 @@ class Throughput:
                         self._note(f"kv path {kind}", frame_bytes, moved, repetition)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield what was measured."""
+        """Yield a row per path and frame size."""
         for (name, frame_bytes), all_moved in self.moved.items():
             yield {
                 "path": name,
@@ -346,7 +346,7 @@ class Throughput:
             }
 
     def ratios(self) -> Iterator[tuple[str, Ratio]]:
-        """Yield our speed as a share of what a bare socket puts into as much memory."""
+        """Yield the speed of the KV path relative to a bare socket that fills as much memory."""
         for frame_bytes in FRAMES:
             size = f"{frame_bytes // MIB} MiB"
             raw = self._speed("raw tcp, spread", frame_bytes)
@@ -381,7 +381,7 @@ _NUMBERS: Final = count()
 def time_of_prompts(
     size: str, sockets: Path, repetitions: int
 ) -> tuple[list[dict[str, Any]], tuple[str, Ratio]]:
-    """Compute prompts alone, with all KV shipped and with all but a block held by the receiver."""
+    """Time prompts without a transfer, with all KV transferred, and with one block transferred."""
     model = written_model(size)
     shipped_s: list[float] = []
     first_s: list[float] = []
@@ -403,7 +403,7 @@ def time_of_prompts(
             ("of these, after the first token", _differences(shipped_s, first_s)),
         )
     ]
-    # Pairs of neighbours: what the machine did otherwise meanwhile strikes both.
+    # Compare consecutive runs: other load on the machine affects both.
     added = median(ship / alone - 1.0 for ship, alone in zip(shipped_s, alone_s, strict=True))
     return rows, (f"{size}, 2k prompt: shipping adds", Ratio(added, ceiling=CEILING))
 
@@ -423,7 +423,7 @@ def run(arguments: argparse.Namespace) -> Report:
         rows += throughput.rows()
         ratios |= throughput.ratios()
         rows += measure_costs("150m", 1 * MIB)
-        progress("what a chunk meets on its way is timed; next: prompts with KV shipped")
+        progress("operations on chunks are timed; next: prompts with KV transfer")
         for size in arguments.models:
             times, (name, ratio) = time_of_prompts(size, Path(sockets), arguments.repetitions)
             for row in times:

@@ -1,11 +1,11 @@
-"""Throughput between two processes over a bare socket, or over ZeroMQ alone: `python -m
-loadtest.bench.wire_sockets`.
+"""`python -m loadtest.bench.wire_sockets`: one end of a bare socket or ZeroMQ transfer.
 
-Bare sockets: one thread each, blocking calls, raw frames: the most that this machine's sockets do
-from Python. ZeroMQ: two sockets of the kinds that workers use, one I/O thread each, a window in
-messages; no Trio, no leases, no protocol. With `work`, both ends also touch each byte as often as
-the KV path does: copied into a ring and digested, digested and copied out. The remaining difference
-to the KV path is Triolet's. Commands are lines of JSON.
+The KV path benchmark (wire.py) starts two of these as its baselines. Bare sockets use one thread
+each, blocking calls and raw frames: the maximum throughput from Python. ZeroMQ uses the same socket
+types as workers with one I/O thread each and a window in messages, but no Trio, leases or protocol.
+With `work`, both ends also touch each byte as often as the KV path does: copied into a ring and
+digested, digested and copied out. The remaining difference to the KV path is Triolet's own
+overhead. Commands are lines of JSON.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     Move = Callable[[dict[str, Any]], None]
 
 SOURCE_BYTES: Final = 256 * MIB
-"""Memory to send from and receive into: as much as a pool, far more than the caches hold."""
+"""Memory to send from and receive into: as large as a pool, far larger than the CPU caches."""
 RING_BYTES: Final = 64 * MIB
 WINDOW: Final = 8
 ZMQ: Final = "zmq"
@@ -44,7 +44,7 @@ _HEAD: Final = bytes(64)
 
 
 def frames(num_bytes: int, frame_bytes: int) -> list[int]:
-    """Return where each frame begins in the memory, round and round."""
+    """Return the offset of each frame in the memory, in a cycle."""
     places = SOURCE_BYTES // frame_bytes
     return [index % places * frame_bytes for index in range(num_bytes // frame_bytes)]
 
@@ -55,7 +55,7 @@ def touched(num_bytes: int) -> npt.NDArray[np.uint8]:
 
 
 def raw_sender(kind: str, address: str) -> Move:
-    """Connect; return what sends frames and waits until all are received."""
+    """Connect. Return a function that sends frames and waits until all are received."""
     connection = socket.socket(socket.AF_UNIX if kind == "ipc" else socket.AF_INET)
     connection.connect(address if kind == "ipc" else ("127.0.0.1", int(address)))
     if kind != "ipc":
@@ -67,13 +67,13 @@ def raw_sender(kind: str, address: str) -> Move:
         size = request["frame"]
         for begin in frames(request["bytes"], size):
             connection.sendall(memory[begin : begin + size])
-        assert connection.recv(1) == b"\1", "the receiver has gone"
+        assert connection.recv(1) == b"\1", "the receiver has exited"
 
     return send
 
 
 def raw_receiver(kind: str, address: str) -> Move:
-    """Listen; return what receives frames, all into one buffer or each to its place."""
+    """Listen. Return a function that receives frames, into one buffer or each at its offset."""
     listener = socket.socket(socket.AF_UNIX if kind == "ipc" else socket.AF_INET)
     listener.bind(address if kind == "ipc" else ("127.0.0.1", 0))
     listener.listen(1)
@@ -96,7 +96,7 @@ def raw_receiver(kind: str, address: str) -> Move:
 
 
 def zmq_sender(context: zmq.Context[zmq.Socket[bytes]], address: str) -> Move:
-    """Connect; return what sends frames out of memory, or out of a ring that they are copied to."""
+    """Connect. Return a function that sends frames from memory, or copies them to a ring first."""
     memory, ring = touched(SOURCE_BYTES), touched(RING_BYTES)
     dealer = context.socket(zmq.DEALER)
     dealer.set(zmq.IDENTITY, b"sender")
@@ -127,7 +127,7 @@ def zmq_sender(context: zmq.Context[zmq.Socket[bytes]], address: str) -> Move:
 
 
 def zmq_receiver(context: zmq.Context[zmq.Socket[bytes]]) -> Move:
-    """Listen; return what receives frames, each copied to its place and answered."""
+    """Listen. Return a function that receives frames, copies each to its offset and confirms it."""
     keep_received_memory(RING_BYTES)
     memory = touched(SOURCE_BYTES)
     router = context.socket(zmq.ROUTER)
@@ -148,7 +148,7 @@ def zmq_receiver(context: zmq.Context[zmq.Socket[bytes]]) -> Move:
 
 
 def main() -> None:
-    """Be one end."""
+    """Run one end."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("role", choices=("send", "receive"))
     parser.add_argument("kind", choices=("tcp", "ipc", ZMQ))

@@ -1,7 +1,7 @@
-"""One worker process of the KV path benchmark: `python -m loadtest.bench.wire_worker`.
+"""`python -m loadtest.bench.wire_worker`: one worker process of the KV path benchmark.
 
-The whole production worker, with its KV links on ZeroMQ. Its control side stays inside the process
-(`BenchServer`), driven by lines of JSON on stdin.
+It runs the whole production worker, with its KV links on ZeroMQ. Its server is in the same process
+(`BenchServer`) and is driven by lines of JSON on stdin.
 """
 
 from __future__ import annotations
@@ -95,17 +95,17 @@ class NoSteps:
     model = None
 
     def step(self, rows: Sequence[StepRow]) -> list[Sampled | None]:
-        """Choose the same token for every row that asks for one."""
+        """Return the same token for every row that needs one."""
         return only_token(rows)
 
 
 def stored_engine(size: str, num_tokens: int, fingerprint: str) -> Engine:
-    """Return a production engine without a model: its pool is full of noise.
+    """Return a production engine without a model, with noise in its pool.
 
     Args:
-      size: a shape of `model.SHAPES`, whose KV it has, in bf16.
-      num_tokens: that the pool holds.
-      fingerprint: what it claims to be.
+      size: name of a shape in `model.SHAPES`; its KV is bf16.
+      num_tokens: capacity of the pool.
+      fingerprint: fingerprint to announce.
     """
     shape = SHAPES[size]
     layout = KVLayout(
@@ -113,14 +113,14 @@ def stored_engine(size: str, num_tokens: int, fingerprint: str) -> Engine:
     )
     num_blocks = 1 + num_tokens // BLOCK_SIZE
     pool = KVPool(layout, num_blocks, torch.device("cpu"))
-    # Pages that were never written would all be one page of zeros, which costs nothing to read.
+    # Unwritten pages would all map to one page of zeros, which costs nothing to read.
     flat = pool.blocks.view(-1).view(torch.uint8).numpy()
     noise = np.random.default_rng(0).integers(0, 256, _PATTERN_BYTES, dtype=np.uint8)
     for begin in range(0, len(flat), len(noise)):
         part = flat[begin : begin + len(noise)]
         part[:] = noise[: len(part)]
     ledger = BlockLedger(num_blocks)
-    most = MAX_MODEL_LEN  # a whole prompt in one step: all of its KV is there at once
+    most = MAX_MODEL_LEN  # a whole prompt in one step: all of its KV exists immediately
     return Engine(
         cast("Runner", NoSteps()),
         pool,
@@ -138,10 +138,10 @@ def stored_engine(size: str, num_tokens: int, fingerprint: str) -> Engine:
 
 
 class NoDevice:
-    """Runs steps where they are asked for."""
+    """Runs steps in the calling thread."""
 
     async def run(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
-        """Run a call."""
+        """Run a function."""
         return fn(*args)
 
 
@@ -150,12 +150,12 @@ KV_SECRET: Final = bytes(SECRET_BYTES)
 REMAINING_S: Final = 600.0
 BEAT_S: Final = 0.5
 ONE_TOKEN: Final = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
-"""One token, which arrives with the last KV: then decode is done."""
+"""One token. It arrives with the last KV, and then decode is done."""
 
 
 @dataclass(slots=True)
 class Course:
-    """What was heard of one attempt; times are Trio's."""
+    """Received frames of one attempt. Times are from Trio's clock."""
 
     granted: trio.Event = field(default_factory=trio.Event)
     over: trio.Event = field(default_factory=trio.Event)
@@ -165,10 +165,10 @@ class Course:
 
 
 class BenchServer:
-    """Asks one worker.
+    """The server side of one worker.
 
     Args:
-      connection: to its control listener.
+      connection: connection to the worker's control listener.
     """
 
     def __init__(self, connection: MemoryConnection) -> None:
@@ -178,7 +178,7 @@ class BenchServer:
         self._courses: dict[AttemptKey, Course] = {}
 
     async def run(self) -> None:
-        """Listen and beat until cancelled."""
+        """Receive frames and send heartbeats until cancelled."""
         await self._connection.send(make_hello(SERVER))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._beat)
@@ -187,7 +187,7 @@ class BenchServer:
                     self._hear(message.frame)
 
     async def welcomed_by(self) -> tuple[PeerId, str]:
-        """Return who answers, and where it takes KV."""
+        """Return the worker's identity and KV address."""
         await self._welcomed.wait()
         assert self._welcome is not None
         return self._welcome.peer.peer_id, self._welcome.kv_address
@@ -208,7 +208,7 @@ class BenchServer:
     async def prefill(
         self, numbers: range, num_tokens: int, target: KvTarget, held_blocks: int
     ) -> tuple[float, list[Course]]:
-        """Have all of these prompts computed and shipped; return when it began and each's way."""
+        """Have these prompts computed and transferred. Return the start and the course of each."""
         keys = [key_of(number) for number in numbers]
         prompts = [prompt_of(key, num_tokens) for key in keys]
         began_at = trio.current_time()
@@ -220,7 +220,7 @@ class BenchServer:
         return began_at, await self.finish(numbers)
 
     async def finish(self, numbers: range) -> list[Course]:
-        """Wait until these attempts are over here, and forget them."""
+        """Wait until these attempts have ended, and drop them."""
         courses = [self._courses[key_of(number)] for number in numbers]
         for course in courses:
             await course.over.wait()
@@ -248,7 +248,7 @@ class BenchServer:
                 course.ended_at, course.reason = trio.current_time(), frame.reason.value
                 course.over.set()
             case Refuse() | Goodbye():
-                raise RuntimeError(f"the worker does not take part: {frame}")
+                raise RuntimeError(f"the worker refused: {frame}")
             case _:
                 return  # heartbeats and tokens
 
@@ -259,7 +259,7 @@ def key_of(number: int) -> AttemptKey:
 
 
 def prompt_of(key: AttemptKey, num_tokens: int) -> bytes:
-    """Return a prompt that begins like no other one."""
+    """Return a prompt with a unique prefix."""
     number = int.from_bytes(key.request_id, "big")
     return pack_tokens([10 + (number * 7919 + index * 31) % 1987 for index in range(num_tokens)])
 
@@ -272,7 +272,7 @@ SERVE: Final[dict[Role, Callable[..., Awaitable[Any]]]] = {
 
 
 async def answer(server: BenchServer, request: dict[str, Any]) -> dict[str, Any]:
-    """Do one thing and say how it went."""
+    """Execute a command and return its result."""
     numbers = range(request["first"], request["first"] + request["count"])
     match request["do"]:
         case "reserve":
@@ -303,7 +303,7 @@ async def answer(server: BenchServer, request: dict[str, Any]) -> dict[str, Any]
 async def open_engine(
     arguments: argparse.Namespace, stack: AsyncExitStack
 ) -> tuple[EnginePort, Device]:
-    """Return an engine that computes if a model is given, else one that only stores."""
+    """Return an engine that computes if a model is given, else one that only stores KV."""
     if arguments.model is None:
         stored = stored_engine(arguments.size, arguments.pool_tokens, arguments.fingerprint)
         return LocalEngine(stored), NoDevice()
@@ -351,7 +351,7 @@ async def serve(arguments: argparse.Namespace) -> None:
 
 
 def link_of(arguments: argparse.Namespace) -> LinkConfig:
-    """Return the bounds that are asked for."""
+    """Return the link config of the command line."""
     link = LinkConfig(
         peer_timeout_s=30.0,
         lease_ttl_s=60.0,
@@ -370,7 +370,7 @@ def link_of(arguments: argparse.Namespace) -> LinkConfig:
 
 
 def main() -> None:
-    """Read what this worker is, and serve."""
+    """Parse the command line and serve."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("role", choices=("prefill", "decode"))
     parser.add_argument("--address", default="")

@@ -1,9 +1,9 @@
 """Requests of campaigns, and parsers of their answers: text, token ids, logprobs, end and usage.
 Pure.
 
-Requests are drawn from a seed over API surfaces, sampling, stop strings and logprobs; every answer
-is a function of its request alone. Readers take one line or message at a time and report whether it
-brought text, so that its time can be noted. A stream that stops without its end is not an answer.
+Requests are drawn from a seed with varying API surfaces, sampling, stop strings and logprobs. Every
+answer depends only on its request. Readers take one line or message at a time and return whether it
+had text, so that its time can be recorded. A stream without its terminal event is not an answer.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 Surface: TypeAlias = Literal["sse", "ws", "plain"]
 
 SURFACES: dict[Surface, int] = {"sse": 6, "ws": 3, "plain": 1}
-"""Mostly streams: only they show a pause."""
+"""Mostly streams, because only they show pauses."""
 STOP_STRINGS = (" and the", "happy", ". ", "\n\n", " said")
-"""Strings that the demo model's stories contain sooner or later."""
+"""Strings that are common in the demo model's stories."""
 GREEDY_SHARE = 0.4
 STOP_SHARE = 0.25
 LOGPROBS_SHARE = 0.3
 TO_THE_LIMIT_SHARE = 0.5
-"""Share of answers that ignore the end token: longer ones, of known length."""
+"""Share of answers that ignore the end token: they are longer, with a known length."""
 PENALTY_SHARE = 0.2
 
 
@@ -39,11 +39,11 @@ class Ask:
     """One request.
 
     Attributes:
-      number: which answer it must get.
-      name: the id that the client gives it.
-      surface: how it is asked.
+      number: index of the expected answer.
+      name: the client's request id.
+      surface: API surface of the request.
       body: JSON of the HTTP request, or of the WebSocket message.
-      key: of the tenant; empty for none.
+      key: API key of the tenant; empty for none.
     """
 
     number: int
@@ -59,7 +59,7 @@ class Ask:
 
 
 def key_headers(key: str) -> dict[str, str]:
-    """Return the headers that show a key; none for none."""
+    """Return the headers with an API key; empty without one."""
     return {"authorization": f"Bearer {key}"} if key else {}
 
 
@@ -122,10 +122,10 @@ def _response(prompt: Prompt, num_top: int | None) -> dict[str, Any]:
 
 
 class StreamFailedError(Exception):
-    """The stream broke a rule of its protocol, or said that it failed.
+    """The stream violated its protocol or reported a failure.
 
     Args:
-      reason: a stable word: numbers in it would split a table of failures.
+      reason: a constant text, for tables of failures; without numbers.
       details: further information.
     """
 
@@ -140,11 +140,11 @@ class Answer:
 
     Attributes:
       text: the answer's text.
-      token_ids: its tokens; empty where the surface tells none (WebSocket).
+      token_ids: its tokens; empty if the surface does not return them (WebSocket).
       logprobs: log-probabilities of its tokens, if requested.
       end: finish_reason, or the status of a response.
-      prompt_tokens: as the server counted them.
-      completion_tokens: likewise.
+      prompt_tokens: prompt tokens in the server's usage.
+      completion_tokens: completion tokens in the server's usage.
     """
 
     text: str
@@ -155,7 +155,7 @@ class Answer:
     completion_tokens: int
 
     def differs_from(self, other: Answer) -> str | None:
-        """Return the first thing that is not the same, or None; logprobs are not judged here."""
+        """Return a description of the first difference, or None. Ignores the values of logprobs."""
         for name in ("token_ids", "text", "end", "completion_tokens", "prompt_tokens"):
             mine, others = getattr(self, name), getattr(other, name)
             if mine != others:
@@ -181,10 +181,10 @@ def _around_difference(mine: object, others: object) -> str:
 
 
 class AnswerReader(Protocol):
-    """Puts an answer together.
+    """Assembles an answer from its parts.
 
     Attributes:
-      answer: the whole answer, once it has ended well.
+      answer: the whole answer, once it has ended successfully.
       token_ids: tokens received so far.
       text: text received so far.
     """
@@ -194,10 +194,10 @@ class AnswerReader(Protocol):
     text: str
 
     def take(self, data: bytes) -> bool:
-        """Take one line or message; return whether it brought text or tokens.
+        """Take one line or message; return whether it had text or tokens.
 
         Raises:
-          StreamFailedError: it says that the answer failed, or breaks a rule of its form.
+          StreamFailedError: it reports a failure or violates the protocol.
         """
         ...
 
@@ -232,7 +232,7 @@ class ChatLines:
 
     def _take_choice(self, choice: dict[str, Any]) -> bool:
         if self._end:
-            raise StreamFailedError("something came after finish_reason")
+            raise StreamFailedError("data after finish_reason")
         self._end = choice.get("finish_reason") or ""
         text, ids = choice["delta"].get("content") or "", choice.get("token_ids") or []
         self.text += text
@@ -248,7 +248,7 @@ class ChatLines:
 
 
 class ChatBody:
-    """A chat completion in one piece."""
+    """A chat completion that is not streamed."""
 
     def __init__(self) -> None:
         self.answer: Answer | None = None
@@ -315,15 +315,15 @@ READERS: dict[Surface, type[ChatLines] | type[ChatBody] | type[ResponseMessages]
 def read_stream(
     messages: Iterable[str | bytes], reader: AnswerReader, note: Callable[[float], None]
 ) -> int:
-    """Read a stream to its end and return its tokens, without reading beyond the end.
+    """Read a stream up to its terminal event and return its number of tokens.
 
     Args:
-      messages: lines or messages as they come.
-      reader: puts them together.
-      note: called with the time of each that brought text.
+      messages: lines or messages as they arrive.
+      reader: assembles the answer.
+      note: called with the time of each message that had text.
 
     Raises:
-      StreamFailedError: it failed, or cannot be understood.
+      StreamFailedError: it failed or cannot be parsed.
     """
     try:
         for message in messages:
@@ -332,7 +332,7 @@ def read_stream(
             if reader.answer is not None:
                 return reader.answer.completion_tokens
     except (ValueError, LookupError, TypeError) as error:
-        raise StreamFailedError(f"cannot be understood: {error!r}") from error
+        raise StreamFailedError(f"cannot be parsed: {error!r}") from error
     raise StreamFailedError("ended without a terminal event")
 
 

@@ -1,4 +1,4 @@
-"""Run a batch of the API while its fleet is killed process by process, spread over its progress."""
+"""Run a batch of the API and kill every process of its fleet while it progresses."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ WAIT_S: Final = 900.0
 
 
 def draw_lines(count: int, seed: int, max_tokens: int) -> list[dict[str, Any]]:
-    """Return requests of various lengths, each of which determines its answer."""
+    """Return requests of various lengths with deterministic answers."""
     rng, mix = Random(seed), PromptMix(seed)
     lines = []
     for number in range(count):
@@ -57,10 +57,10 @@ def draw_lines(count: int, seed: int, max_tokens: int) -> list[dict[str, Any]]:
 
 
 class BatchClient:
-    """Talks to one server; an async context manager.
+    """Client of the batch API of one server; an async context manager.
 
     Args:
-      url: of it.
+      url: address of the server.
     """
 
     def __init__(self, url: str) -> None:
@@ -74,7 +74,7 @@ class BatchClient:
         await self._client.aclose()
 
     async def create(self, lines: Sequence[dict[str, Any]]) -> str:
-        """Store a file and begin a batch of it; return its id."""
+        """Upload a file and create a batch of it; return the batch's id."""
         content = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
         answer = await self._client.post(
             "/v1/files",
@@ -92,7 +92,7 @@ class BatchClient:
         return str(answer.json()["id"])
 
     async def look(self, batch_id: str) -> dict[str, Any] | None:
-        """Return a batch, or None while no server answers."""
+        """Return a batch, or None if no server answers."""
         try:
             answer = await self._client.get(f"/v1/batches/{batch_id}")
         except httpx2.TransportError:
@@ -104,10 +104,10 @@ class BatchClient:
         return batch
 
     async def wait(self, batch_id: str, is_far_enough: Callable[[dict[str, Any]], bool]) -> Any:  # noqa: ANN401
-        """Return a batch as soon as it is far enough, through deaths of servers.
+        """Poll a batch until it is far enough, also while servers are down; return it.
 
         Raises:
-          HasNotHappenedError: it is not.
+          HasNotHappenedError: it did not get that far in time.
         """
         batch = None
         with trio.move_on_after(WAIT_S):
@@ -127,7 +127,7 @@ class BatchClient:
         return [json.loads(line) for line in answer.text.splitlines()]
 
     async def ask(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer to what a line asks, asked directly."""
+        """Send a line's request directly and return the answer."""
         answer = await self._client.post(CHAT, json=body)
         answer.raise_for_status()
         document: dict[str, Any] = answer.json()
@@ -135,12 +135,12 @@ class BatchClient:
 
 
 def has_ended(batch: dict[str, Any]) -> bool:
-    """Whether nothing will change any more."""
+    """Return whether a batch is in a final state."""
     return batch["status"] in ENDED
 
 
 def num_done(batch: dict[str, Any]) -> int:
-    """Return how many lines have their result."""
+    """Return the number of lines with a result."""
     counts = batch["request_counts"]
     return int(counts["completed"]) + int(counts["failed"])
 
@@ -149,7 +149,7 @@ SUPERVISOR = "supervisor"
 
 
 async def kill_supervisor(fleet: ServerProcess) -> Injected:
-    """SIGKILL the supervisor, wait until every child is gone too, and start another one."""
+    """SIGKILL the supervisor, wait until all its children have exited, and start a new one."""
     pids, pid = fleet.log.pids(), fleet.pid
     at, epoch_s = trio.current_time(), time.time()
     fleet.kill()
@@ -165,7 +165,7 @@ async def kill_supervisor(fleet: ServerProcess) -> Injected:
 
 
 REFERENCES: Final = 20
-"""Lines that are requested again directly from the fleet at rest: the answers must be the same."""
+"""Lines that are sent again directly to the idle fleet. The answers must be the same."""
 LINE_PREFIX: Final = "batch_req_"
 
 
@@ -174,9 +174,9 @@ class Death:
     """A process that was killed.
 
     Attributes:
-      fault: what was done, with its proof.
-      num_done: lines that had their result then.
-      back_s: from the signal to the next life being ready.
+      fault: the fault and its proof.
+      num_done: lines that had a result at that time.
+      back_s: time from the signal until the restarted process is ready.
     """
 
     fault: Injected
@@ -186,16 +186,16 @@ class Death:
 
 @dataclass(slots=True)
 class BatchVerdict:
-    """What came of a batch.
+    """Result of a batch.
 
     Attributes:
-      num_servers: that shared the port.
-      num_lines: it had.
-      deaths: in their order.
-      elapsed_s: from creation to end.
-      num_computed: answers that the server's log tells of; above `num_lines` where deaths came
+      num_servers: servers that shared the port.
+      num_lines: lines of the batch.
+      deaths: killed processes, in order.
+      elapsed_s: time from creation to end.
+      num_computed: answers in the server's log; more than `num_lines` if a process was killed
         between an answer and its transaction.
-      wrongs: what should not be, in words.
+      wrongs: descriptions of what was wrong.
     """
 
     num_servers: int
@@ -216,21 +216,21 @@ async def run_batch(
     triolet: Sequence[str] = TRIOLET,
     popen: type[subprocess.Popen[bytes]] = subprocess.Popen,
 ) -> BatchVerdict:
-    """Start a fleet, run a batch, kill every process of it once, and look at every line.
+    """Start a fleet, run a batch, kill every process of the fleet once, and check every line.
 
     Args:
-      num_lines: of the batch.
-      max_tokens: of an answer; half of that at least.
-      num_servers: that share the port and the database.
-      seed: of lines and of the order of deaths.
-      out: where the database and the log go.
-      options: more of `triolet serve`.
-      triolet: what means that command.
+      num_lines: lines of the batch.
+      max_tokens: maximum length of an answer; the minimum is half of it.
+      num_servers: servers that share the port and the database.
+      seed: random seed of the lines and the order of kills.
+      out: folder of the database and the log.
+      options: further options of `triolet serve`.
+      triolet: the `triolet` command.
       popen: starts its process.
 
     Raises:
-      ServerDidNotStartError: with the end of its log.
-      HasNotHappenedError: a fault did not show, a process did not come back, or the batch stopped.
+      ServerDidNotStartError: the fleet did not start; has the end of its log.
+      HasNotHappenedError: a fault had no effect, a process did not come back, or the batch stopped.
     """
     verdict = BatchVerdict(num_servers, num_lines)
     lines = draw_lines(num_lines, seed, max_tokens)
@@ -253,7 +253,7 @@ async def run_batch(
             await _compare(client, lines, good, Random(seed), verdict)
         leased = (await blocks_when_settled(fleet.url)).leased
         if leased:
-            verdict.wrongs.append(f"{leased} blocks are leased and nothing runs")
+            verdict.wrongs.append(f"{leased} blocks are leased but nothing runs")
         verdict.wrongs += await violations_now(fleet.url)
         verdict.num_computed = sum(
             str(entry["client_request_id"]).startswith(LINE_PREFIX)
@@ -302,7 +302,7 @@ async def _compare(
     for line in rng.sample(lines, min(REFERENCES, len(lines))):
         answer = answers.get(line["custom_id"])
         if answer is not None and said(answer) != said(await client.ask(line["body"])):
-            verdict.wrongs.append(f"{line['custom_id']} has another answer than asked directly")
+            verdict.wrongs.append(f"{line['custom_id']} differs from a direct request's answer")
 
 
 def said(answer: Mapping[str, Any]) -> object:
@@ -321,7 +321,7 @@ def wrongs_of(
 
     Args:
       lines: requested lines.
-      batch: as the server shows it.
+      batch: the batch as returned by the server.
       good: lines of its output.
       bad: lines of its errors.
     """

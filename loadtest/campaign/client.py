@@ -1,4 +1,4 @@
-"""Clients of a campaign: send requests, time each piece, and retry where the connection broke."""
+"""Clients of a campaign: send requests, time each piece, and retry after broken connections."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
     from .answers import Ask
 
 ASK_TIMEOUT_S = 120.0
-"""Timeout of one try. Far longer than any recovery: a client that waits this long was forgotten."""
+"""Timeout of one try. Far longer than any recovery, so a timeout means that a request was lost."""
 RETRY_DELAY_S = 0.1
 MAX_TRIES = 300
 """A server is back within seconds; refused connections for 30 s are a failure."""
 MALFORMED = (ValueError, LookupError, TypeError)
-"""Exceptions of readers for answers that they cannot parse."""
+"""Exceptions of readers if they cannot parse an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """An attempt whose connection ended before the answer.
+    """An attempt with a connection that ended before the answer.
 
     Attributes:
-      at: when that was noticed.
+      at: time of detection.
       had_begun: whether the request had been sent.
-      token_ids: what had come until then, where the surface tells.
-      text: likewise.
+      token_ids: tokens received before, if the surface returns them.
+      text: text received before.
     """
 
     at: float
@@ -51,11 +51,11 @@ class Story:
 
     Attributes:
       ask: the request.
-      sent_at: when its last try was sent.
-      arrivals: when something to read came, of its last try.
-      broken: its tries that broke.
-      answer: its whole answer, if there was one.
-      failure: why there was none.
+      sent_at: time of its last try.
+      arrivals: times of text and tokens of its last try.
+      broken: tries with a broken connection.
+      answer: its whole answer, or None.
+      failure: why it has no answer.
     """
 
     ask: Ask
@@ -67,11 +67,11 @@ class Story:
 
     @property
     def longest_silence_s(self) -> float:
-        """The longest time without anything new to read, the wait for the first included."""
+        """The longest time without new text, including the wait for the first."""
         return max((b - a for a, b in pairwise([self.sent_at, *self.arrivals])), default=0.0)
 
     def was_alive_at(self, moment: float) -> bool:
-        """Whether it had been sent, and was not answered in full yet."""
+        """Return whether it had been sent and was not fully answered."""
         return bool(self.arrivals) and self.sent_at <= moment <= self.arrivals[-1]
 
 
@@ -83,10 +83,10 @@ async def ask_all(
     *,
     retries_broken: bool = False,
 ) -> list[Story]:
-    """Send all requests with a fixed concurrency, and return what happened, in order.
+    """Send all requests with a fixed concurrency, and return their stories in order.
 
     Args:
-      url: of the server.
+      url: address of the server.
       asks: the requests.
       clients: number of concurrent clients, each with one request at a time.
       on_end: called with each story when it ends.
@@ -108,7 +108,7 @@ async def ask_all(
 
 
 async def tell(url: str, story: Story, *, retries_broken: bool) -> None:
-    """Send a request, maybe repeatedly until the connection holds; record the answer or failure."""
+    """Send a request, with retries after broken connections if allowed. Record the result."""
     for _ in range(MAX_TRIES if retries_broken else 1):
         reader: AnswerReader = READERS[story.ask.surface]()
         story.arrivals.clear()
@@ -129,7 +129,7 @@ async def tell(url: str, story: Story, *, retries_broken: bool) -> None:
         except StreamFailedError as error:
             story.failure = str(error)
         except MALFORMED as error:
-            story.failure = f"cannot be understood: {error!r}"
+            story.failure = f"cannot be parsed: {error!r}"
         else:
             story.answer = reader.answer
             story.failure = None if reader.answer else "ended without a terminal event"
@@ -138,12 +138,11 @@ async def tell(url: str, story: Story, *, retries_broken: bool) -> None:
 
 @dataclass(eq=False, slots=True)
 class _Lines(Stream):
-    """An answer that is taken line by line. No event is in two chunks, whose sizes are lines of
-    their own.
+    """Splits an answer into lines. Chunk sizes are separate lines, and no event spans two chunks.
 
     Attributes:
       on_line: called with each line and its arrival time.
-      error: of the answer or its connection.
+      error: error of the answer or its connection.
     """
 
     on_line: Callable[[bytes, float], None] = lambda *_: None
@@ -151,7 +150,7 @@ class _Lines(Stream):
     _unread: bytes = b""
 
     def note(self, data: bytes, num_events: int, now: float) -> None:
-        """Take the lines that are whole."""
+        """Take the complete lines."""
         Stream.note(self, data, num_events, now)
         *lines, self._unread = (self._unread + data).split(b"\n")
         try:

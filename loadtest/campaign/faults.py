@@ -1,7 +1,7 @@
-"""Inject faults into running processes, each with proof that it happened, while load goes on.
+"""Inject faults into running processes under load, with proof that each fault happened.
 
-An injector returns only when the fault shows in the system itself (a process gone or stopped),
-never because a signal was sent. Leftovers after a fault are counted here too.
+An injector returns only once the fault is visible in the system (a process has exited or stopped);
+a sent signal is no proof. Leftovers after a fault are counted here too.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 
 STOP_S = 3.0
-"""Longer than a lease lives (2 s): the stopped process must fence itself when it continues."""
+"""Longer than a lease (2 s), so that the stopped process must fence itself when it continues."""
 PROOF_TIMEOUT_S = 60.0
 RESTART_TIMEOUT_S = 180.0
-"""A restarted worker loads its model again, which takes a while on a busy machine."""
+"""Timeout of a restart: loading the model takes a while on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +43,12 @@ class Injected:
     """A fault that happened.
 
     Attributes:
-      fault: which.
-      victim: the process's name.
-      pid: of the process that was hit.
-      at: on Trio's clock.
-      epoch_s: seconds since the epoch, for log lines.
-      proof: what showed that it happened.
+      fault: name of the fault.
+      victim: name of the process.
+      pid: pid of the process.
+      at: time on Trio's clock.
+      epoch_s: time in seconds since the epoch, for log lines.
+      proof: evidence that it happened.
     """
 
     fault: str
@@ -60,7 +60,7 @@ class Injected:
 
 
 async def kill(log: FleetLog, victim: str, fault: str) -> Injected:
-    """SIGKILL a process and wait until it is gone and the next life of it is ready."""
+    """SIGKILL a process and wait until it has exited and its replacement is ready."""
     pid = log.pids()[victim]
     at, epoch_s = trio.current_time(), time.time()
     os.kill(pid, signal.SIGKILL)
@@ -74,7 +74,7 @@ async def kill(log: FleetLog, victim: str, fault: str) -> Injected:
 
 
 async def stop_and_continue(log: FleetLog, victim: str, fault: str) -> Injected:
-    """SIGSTOP a worker for longer than leases live, SIGCONT it, wait until it fenced itself."""
+    """SIGSTOP a worker for longer than a lease, SIGCONT it, and wait until it has fenced itself."""
     pid = log.pids()[victim]
     at, epoch_s = trio.current_time(), time.time()
     os.kill(pid, signal.SIGSTOP)
@@ -94,12 +94,12 @@ async def stop_and_continue(log: FleetLog, victim: str, fault: str) -> Injected:
 
 
 async def drain(log: FleetLog, victim: str, fault: str) -> Injected:
-    """SIGTERM a worker and wait until it has left and the next life of it is ready."""
+    """SIGTERM a worker and wait until it has exited and its replacement is ready."""
     pid = log.pids()[victim]
     at, epoch_s = trio.current_time(), time.time()
     os.kill(pid, signal.SIGTERM)
-    # It may let its streams finish first, for as long as a drain may take.
-    await wait_until(lambda: is_gone(pid), RESTART_TIMEOUT_S, f"{victim} (pid {pid}) has left")
+    # It may let its streams finish first, up to the drain deadline.
+    await wait_until(lambda: is_gone(pid), RESTART_TIMEOUT_S, f"{victim} (pid {pid}) has exited")
     await _ready_again(log, victim, epoch_s)
     return Injected(fault, victim, pid, at, epoch_s, f"pid {pid} gone after SIGTERM")
 
@@ -117,7 +117,7 @@ async def _ready_again(log: FleetLog, victim: str, epoch_s: float) -> None:
     await wait_until(
         lambda: bool(after(log, "process_ready", epoch_s, name=victim)),
         RESTART_TIMEOUT_S,
-        f"the next life of {victim} is ready",
+        f"the restarted {victim} is ready",
     )
 
 
@@ -133,7 +133,7 @@ INJECTORS: dict[str, Callable[[FleetLog, str, str], Awaitable[Injected]]] = {
 
 
 def pick_victim(log: FleetLog, fault: str, rng: Random) -> str:
-    """Return the process that a fault is done to."""
+    """Return the process to inject a fault into."""
     role = fault.partition("-")[0]
     return role if role == "server" else rng.choice(log.names(role))
 
@@ -142,7 +142,7 @@ async def inject(log: FleetLog, fault: str, rng: Random) -> Injected:
     """Inject one fault and wait for its end.
 
     Raises:
-      HasNotHappenedError: it did not show, or the fleet did not get whole again.
+      HasNotHappenedError: it had no effect, or the fleet did not recover.
     """
     return await INJECTORS[fault](log, pick_victim(log, fault, rng), fault)
 
@@ -154,7 +154,7 @@ POLL_S = 0.1
 
 
 async def blocks_when_settled(url: str) -> KvBlocks:
-    """Return the blocks by state once none is leased, or as they are when time is up."""
+    """Return the blocks by state once none is leased, or at the deadline."""
     give_up = trio.current_time() + SETTLE_S
     while True:
         _, body = await get(url, "/metrics")
@@ -165,7 +165,7 @@ async def blocks_when_settled(url: str) -> KvBlocks:
 
 
 async def violations_now(url: str) -> list[str]:
-    """Return the violations in the fleet's audit."""
+    """Return the violations of the fleet's audit."""
     status, body = await get(url, "/fleet/audit")
     if status != 200:
         return [f"the audit answered {status}"]
@@ -173,21 +173,20 @@ async def violations_now(url: str) -> list[str]:
 
 
 FIRST_MOMENT, LAST_MOMENT = 0.05, 0.85
-"""Shares of answered requests between which faults occur: early enough that the rest runs after the
-fault."""
+"""Shares of answered requests between which faults occur. They leave requests for after a fault."""
 MAX_JITTER_S = 0.5
-"""Random delay after the answer that a fault waits for, so that the moment varies."""
+"""Maximum random delay of a fault after the answer that triggers it."""
 WHOLE_TIMEOUT_S = 120.0
 
 
 @dataclass(slots=True)
 class Disturbed:
-    """A run.
+    """Result of a run.
 
     Attributes:
-      stories: of all requests.
+      stories: stories of all requests.
       injected: the faults that happened, in order.
-      elapsed_s: of the load.
+      elapsed_s: duration of the load.
     """
 
     stories: list[Story] = field(default_factory=list)
@@ -208,22 +207,22 @@ async def ask_under_faults(
     max_jitter_s: float = MAX_JITTER_S,
     key: str = "",
 ) -> Disturbed:
-    """Ask everything, and do these faults at random moments meanwhile, one after the other.
+    """Send all requests and inject faults one after the other, at random moments.
 
     Args:
-      url: of the server.
-      log: of its fleet.
+      url: address of the server.
+      log: log of its fleet.
       asks: the requests.
-      clients: how many ask side by side.
-      faults: names of INJECTORS.
-      rng: decides moments and victims.
+      clients: number of concurrent clients.
+      faults: names in INJECTORS.
+      rng: random source of moments and victims.
       retries_broken: whether a broken connection is tried again; else it is a failure.
-      last_moment: the share of answers after which no fault begins.
-      max_jitter_s: between that answer and the fault.
-      key: of an operator, where there are tenants.
+      last_moment: share of answers after which no fault starts.
+      max_jitter_s: maximum delay between the answer and the fault.
+      key: API key of an operator, if the server has tenants.
 
     Raises:
-      HasNotHappenedError: a fault did not show, or the fleet did not get whole again.
+      HasNotHappenedError: a fault had no effect, or the fleet did not recover.
     """
     run = Disturbed()
     num_ended = 0
@@ -254,15 +253,15 @@ async def ask_under_faults(
 
 
 async def wait_whole(url: str, log: FleetLog, key: str = "") -> None:
-    """Wait until the server knows every worker that was ever started.
+    """Wait until the server is connected to every worker that was ever started.
 
     Args:
-      url: of the server.
-      log: of its fleet.
-      key: of an operator, where there are tenants.
+      url: address of the server.
+      log: log of its fleet.
+      key: API key of an operator, if the server has tenants.
 
     Raises:
-      HasNotHappenedError: it does not.
+      HasNotHappenedError: a worker is missing at the deadline.
     """
     wanted = set(log.names("prefill") + log.names("decode"))
     present: set[str] = set()

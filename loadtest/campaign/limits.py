@@ -1,6 +1,6 @@
-"""Use up a tenant's limit on one or more servers, and compare the amount with the limit.
+"""Exhaust a tenant's limit on one or more servers, and compare the admitted amount with the limit.
 
-The comparison does not depend on speed: a bucket is full at first and refills all the time, and a
+The comparison does not depend on speed: a bucket starts full and refills continuously, and a
 request is refused only if less than its cost is left.
 """
 
@@ -21,29 +21,29 @@ if TYPE_CHECKING:
 
 QUESTION: Final[dict[str, Any]] = {"prompt": "Hi", "max_tokens": 2, "ignore_eos": True}
 COST: Final = 4
-"""Tokens of the demo model's question and answer, which is the reserved amount."""
+"""Tokens of a question and its answer, which are reserved for a request."""
 CLIENTS: Final = 2
 """Clients per server."""
 PAUSE_S: Final = 0.01
-"""Seconds after a refusal: short compared with the refill time of a request."""
+"""Pause after a refusal: short compared with the refill time of a request."""
 TIMEOUT_S: Final = 60.0
 
 
 class UnexpectedAnswerError(Exception):
-    """Neither an answer nor a limit that is met."""
+    """An answer that is neither a success nor a rate limit."""
 
 
 @dataclass
 class Taken:
-    """What a tenant got that sent requests until its limits were exhausted.
+    """What a tenant got before its limits were exhausted.
 
     Attributes:
-      tokens: used.
+      tokens: used tokens.
       refusals: number of refusals.
-      shown_limits: tokens per minute that answers named.
-      sent_at: when the first request was sent.
-      answered_at: when the first answer came, and the last.
-      refused_at: when the last request was sent that was refused.
+      shown_limits: tokens per minute in the answers' headers.
+      sent_at: time of the first request.
+      answered_at: times of the first and the last answer.
+      refused_at: time at which the last refused request was sent.
     """
 
     tokens: int = 0
@@ -54,16 +54,16 @@ class Taken:
     refused_at: float = 0.0
 
     def answered(self, tokens: int) -> None:
-        """Note an answer."""
+        """Record an answer."""
         now = time.monotonic()
         self.answered_at = (self.answered_at[0] or now, now)
         self.tokens += tokens
 
     def allowed(self, limit: float) -> tuple[float, float]:
-        """Return how many tokens it must have got at least, and may have got at most.
+        """Return the minimum and maximum of tokens that the limit allows.
 
         Args:
-          limit: tokens per minute, of which none were taken before.
+          limit: tokens per minute, with a full bucket at the start.
         """
         a_second = limit / 60
         first, last = self.answered_at
@@ -73,22 +73,22 @@ class Taken:
         )
 
     def share(self, limit: float) -> float:
-        """Return its share of what it may have: 1 if it is within the bounds. The two bounds differ
-        by what cannot be observed from outside."""
+        """Return the used tokens relative to the allowed ones: 1 if within both bounds. The bounds
+        differ because clients cannot observe the exact times."""
         least, most = self.allowed(limit)
         return self.tokens / min(max(self.tokens, least), most)
 
 
 async def take_all(key: str, urls: Sequence[str], seconds: float = 0.0) -> Taken:
-    """Ask all servers at once for so long, and then until everybody who asks is refused.
+    """Send requests to all servers for a while, and then until every client has been refused.
 
     Args:
-      key: of the tenant.
-      urls: of the servers.
-      seconds: for which everybody asks again after a refusal.
+      key: API key of the tenant.
+      urls: addresses of the servers.
+      seconds: time during which clients continue after a refusal.
 
     Raises:
-      UnexpectedAnswerError: in a group: something else is wrong.
+      UnexpectedAnswerError: in a group: an answer is neither a success nor a rate limit.
     """
     taken = Taken()
     until = trio.current_time() + seconds
@@ -98,7 +98,7 @@ async def take_all(key: str, urls: Sequence[str], seconds: float = 0.0) -> Taken
             pass
 
     async with AsyncExitStack() as stack:
-        # One for each server, with a connection for each asker: to make one takes 30 ms of a core.
+        # One client per server, with a connection per asker: creating one takes 30 ms of CPU.
         clients = [
             await stack.enter_async_context(
                 httpx2.AsyncClient(
@@ -115,7 +115,7 @@ async def take_all(key: str, urls: Sequence[str], seconds: float = 0.0) -> Taken
 
 
 async def _ask_once(client: httpx2.AsyncClient, taken: Taken) -> bool:
-    """Return whether there was an answer; wait a little if not."""
+    """Send a request. Return whether it was answered; pause if it was refused."""
     sent_at = time.monotonic()
     answer = await client.post("/v1/completions", json=QUESTION)
     taken.shown_limits.add(answer.headers.get("x-ratelimit-limit-tokens", "none"))

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 def chat_request(name: str, host: str, body: bytes, *, close: bool = False) -> bytes:
-    """Return a POST of a chat completion whose client calls it `name`.
+    """Return the bytes of a POST for a chat completion.
 
     Args:
-      name: the client's id of it.
-      host: what it calls the server.
-      body: JSON.
-      close: ask for the connection's end behind the answer.
+      name: value of X-Request-Id.
+      host: value of the Host header.
+      body: JSON body.
+      close: whether to request `Connection: close`.
     """
     head = (
         f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\nx-request-id: {name}\r\n"
@@ -59,11 +59,11 @@ def ws_text_frame(body: bytes) -> bytes:
 
 
 MAX_WAIT_S = 1.2
-"""Longest time until a socket is closed; the demo model has ended most answers by then."""
+"""Longest time until a socket is closed. The demo model has finished most answers by then."""
 SOON_S = 0.3
 EARLY_S = 0.03
-"""Of four sockets one is closed within this time and one within SOON_S, to hit queue, prefill and
-transfer; the other two at any time."""
+"""One of four sockets is closed within this time and one within SOON_S, to hit queue, prefill and
+transfer. The other two are closed at any time."""
 CONNECT_DEADLINE_S = 60.0
 MAX_TOKENS = 400
 
@@ -73,9 +73,9 @@ class Cut:
     """A request with a closed socket.
 
     Attributes:
-      name: the id that the client gave it.
+      name: the client's request id.
       kind: sse, ws or plain.
-      closed_at: seconds since the epoch.
+      closed_at: time of the close, in seconds since the epoch.
     """
 
     name: str
@@ -84,12 +84,12 @@ class Cut:
 
 
 class Pace:
-    """How long clients may wait before they leave, so that all have left in time.
+    """Limits the waits of clients, so that all requests fit into a time budget.
 
     Args:
-      count: requests to come.
-      clients: how many run side by side.
-      budget_s: for all of them.
+      count: number of requests.
+      clients: number of concurrent clients.
+      budget_s: time for all requests.
     """
 
     def __init__(self, count: int, clients: int, budget_s: float) -> None:
@@ -99,10 +99,10 @@ class Pace:
         self._began_at: float | None = None
 
     def next_wait_s(self, now: float) -> float:
-        """Return the longest wait of the next request: its share of the time left, twice over.
+        """Return the longest wait of the next request: twice its share of the remaining time.
 
-        The mean of the waits is about a third of the longest one, so a third of the
-        share is left for the other costs of a request; a late client catches up.
+        The mean wait is about a third of the longest one, which leaves a third of the share for the
+        other costs of a request. A late client catches up.
         """
         if self._began_at is None:
             self._began_at = now
@@ -124,7 +124,7 @@ def _body(kind: str, rng: random.Random) -> bytes:
 
 
 async def _swallow(stream: trio.SocketStream) -> None:
-    """Read and discard until the end of the answer, as an interested client would."""
+    """Read and discard the answer to its end."""
     while await stream.receive_some(65536):
         pass
 
@@ -139,13 +139,13 @@ async def _begin(stream: trio.SocketStream, name: str, kind: str, host: str, bod
 
 
 async def cut_one(url: str, name: str, rng: random.Random, max_wait_s: float = MAX_WAIT_S) -> Cut:
-    """Begin a request, wait for a random time, close its socket."""
+    """Start a request, wait for a random time, and close its socket."""
     kind = rng.choice(("sse", "ws", "plain"))
     wait_s = rng.uniform(0, rng.choice((EARLY_S, min(SOON_S, max_wait_s), max_wait_s, max_wait_s)))
     with trio.fail_after(CONNECT_DEADLINE_S):
         stream = await connect(url)
     try:
-        # This client wants to leave anyway, so a break is fine.
+        # The client is about to close the connection anyway.
         with suppress(trio.BrokenResourceError):
             with trio.move_on_after(CONNECT_DEADLINE_S):
                 await _begin(stream, name, kind, urlsplit(url).netloc, _body(kind, rng))
@@ -163,7 +163,7 @@ async def cut_one(url: str, name: str, rng: random.Random, max_wait_s: float = M
 async def cut_many(
     url: str, numbers: Iterable[int], clients: int, seed: int, pace: Pace | None = None
 ) -> list[Cut]:
-    """Cut a request per number, `clients` at a time."""
+    """Cut one request per number, `clients` at a time."""
     cuts: list[Cut] = []
     waiting = iter(numbers)
 
@@ -180,16 +180,16 @@ async def cut_many(
 
 
 SMALL_BUFFER_BYTES = 4096
-"""Size of the kernel's receive buffer: with a small one the stall begins sooner."""
+"""Size of the kernel's receive buffer. With a small one the stall begins earlier."""
 TOP_LOGPROBS = 20
 """The maximum of the API: two kilobytes per token, the largest possible stream."""
 HEAD_DEADLINE_S = 60.0
-"""For a stream's first bytes, while all the others start too."""
+"""Timeout of a stream's first bytes, while all the others start too."""
 
 
 @dataclass(slots=True)
 class Stalled:
-    """A client that asked, read the head of the answer and nothing more.
+    """A client that has read the head of the answer and stopped reading.
 
     Attributes:
       kind: sse or ws.
@@ -201,7 +201,7 @@ class Stalled:
 
 
 async def stall(url: str, number: int, max_tokens: int) -> Stalled:
-    """Begin an answer, over SSE or WebSocket in turn, and stop reading."""
+    """Start an answer, over SSE or WebSocket in turn, and stop reading."""
     where = urlsplit(url)
     kind = "ws" if number % 2 else "sse"
     raw = trio.socket.socket()

@@ -1,4 +1,4 @@
-"""Shared by campaigns against servers: command line, tables and exit codes."""
+"""Command line, tables and exit codes of the campaigns in `loadtest`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_SHOWN = 40
 
 
 def campaign_parser(name: str, description: str | None) -> argparse.ArgumentParser:
-    """Return the parser of `python -m loadtest.NAME`, for its own options."""
+    """Return a parser for `python -m loadtest.NAME` with the options of all campaigns."""
     parser = argparse.ArgumentParser(
         prog=f"python -m loadtest.{name}",
         description=description,
@@ -35,13 +35,13 @@ def campaign_parser(name: str, description: str | None) -> argparse.ArgumentPars
 def as_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], num_texts: int = 1
 ) -> Table:
-    """Return rows as a table whose first columns are texts and whose others are numbers.
+    """Return a table with text in the first columns and numbers in the others.
 
     Args:
-      title: above.
-      columns: their headings; empty for none.
-      rows: cells.
-      num_texts: columns that are aligned to the left.
+      title: title of the table.
+      columns: headings of the columns; empty for none.
+      rows: texts of the cells.
+      num_texts: number of columns that are aligned to the left.
     """
     table = Table(title=title, show_header=any(columns))
     for place, column in enumerate(columns):
@@ -56,12 +56,12 @@ def run_campaign(
     description: str | None,
     campaign: Callable[[argparse.Namespace, Console], Sequence[str]],
 ) -> int:
-    """Announce a campaign, run it and print what it found wrong.
+    """Announce a campaign, run it and print what was wrong.
 
     Args:
-      options: of `campaign_parser`; the folder `out` is created.
-      description: of the program.
-      campaign: prints its results; returns what is wrong.
+      options: options of `campaign_parser`; the folder `out` is created.
+      description: description of the program.
+      campaign: prints its results and returns what was wrong.
 
     Returns:
       0 if nothing is wrong, 1 if something is, 2 if nothing could run.

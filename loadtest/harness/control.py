@@ -1,4 +1,4 @@
-"""Client of a running fleet's control: its models, and what they hold."""
+"""Client of a fleet's control process: list models and put them to sleep."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
 
 POLL_S: Final = 0.02
 SLEEP_S: Final = 60.0
-"""Seconds for idle workers to end, on a busy machine."""
+"""Timeout for stopping idle workers on a busy machine."""
 
 
 class Admin:
-    """Asks the admin routes of one fleet.
+    """Client of the admin routes of one fleet.
 
     Args:
-      client: to its socket.
+      client: HTTP client for its socket.
     """
 
     def __init__(self, client: httpx2.AsyncClient) -> None:
         self._client = client
 
     async def models(self) -> dict[str, Any] | None:
-        """Return what control says of its models; None while it is away."""
+        """Return the models as reported by control; None while control is down."""
         try:
             return dict((await self._client.get("/admin/models")).json())
         except httpx2.TransportError:
             return None
 
     async def sleep(self, name: str) -> None:
-        """Let the workers of a model end, and return when they have."""
+        """Stop the workers of a model, and wait until they have stopped."""
         with trio.fail_after(SLEEP_S):
             asked = (await self._client.post(f"/admin/models/{name}/sleep")).json()
             while asked["status"] not in ("done", "failed"):
@@ -49,7 +49,7 @@ class Admin:
 
 @asynccontextmanager
 async def admin_of(url: str) -> AsyncIterator[Admin]:
-    """Reach the control of the fleet that serves at this URL."""
+    """Connect to the control process of the fleet that serves at this URL."""
     path = find_fleet(int(url.rpartition(":")[2])).directory / ADMIN_SOCKET
     transport = httpx2.AsyncHTTPTransport(uds=str(path))
     async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:

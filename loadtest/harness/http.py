@@ -1,4 +1,4 @@
-"""HTTP GET, and a WebSocket client over Trio. `streams` reads generated answers."""
+"""HTTP GET and a WebSocket client on Trio. See streams.py for reading streamed answers."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 RECEIVE_BYTES = 65536
 TIMEOUT_S = 60.0
-"""A working server sends something within a recovery plus a wait for a worker (30 s)."""
+"""Read timeout. A working server sends data within a recovery plus a wait for a worker (30 s)."""
 NO_CERTIFICATES: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""Servers here do not use TLS, and reading the machine's certificates takes 20 ms of a core."""
+"""Without certificates: servers here do not use TLS, and loading the system's takes 20 ms."""
 
 
 async def get(url: str, target: str, headers: Mapping[str, str] | None = None) -> tuple[int, bytes]:
     """Return status and body of a GET.
 
     Raises:
-      StreamBrokenError: there was no answer, or no whole one.
+      StreamBrokenError: there was no answer, or an incomplete one.
     """
     try:
         async with httpx2.AsyncClient(verify=NO_CERTIFICATES, timeout=TIMEOUT_S) as client:
@@ -53,10 +53,10 @@ async def connect(url: str) -> trio.SocketStream:
 
 
 class WebSocket:
-    """A WebSocket: every way in which it breaks is one exception. An async context manager.
+    """A WebSocket with one exception for all failures. An async context manager.
 
     Args:
-      url: of the server.
+      url: address of the server.
     """
 
     def __init__(self, url: str) -> None:
@@ -75,10 +75,10 @@ class WebSocket:
         self._stream.socket.close()
 
     async def open(self, target: str, headers: Mapping[str, str]) -> None:
-        """Do the handshake.
+        """Perform the handshake.
 
         Raises:
-          StreamBrokenError: it was refused.
+          StreamBrokenError: the server refused it.
         """
         fields = [(name.encode(), value.encode()) for name, value in headers.items()]
         host = urlsplit(self._url).netloc
@@ -92,7 +92,7 @@ class WebSocket:
                 raise StreamBrokenError(f"no handshake: {event}")
 
     async def send_text(self, text: str) -> None:
-        """Send one message."""
+        """Send a text message."""
         await self._send(TextMessage(data=text))
 
     async def next_message(self) -> bytes:
@@ -100,7 +100,7 @@ class WebSocket:
 
         Raises:
           StreamBrokenError: the server closed the socket.
-          trio.TooSlowError: nothing came for too long.
+          trio.TooSlowError: no message came in time.
         """
         parts: list[str] = []
         while True:
@@ -129,5 +129,5 @@ class WebSocket:
                     raise StreamBrokenError("closed without a close frame")
                 self._ws.receive_data(data)
         except (WsProtocolError, trio.BrokenResourceError) as error:
-            raise StreamBrokenError(f"no WebSocket: {error!r}") from error
+            raise StreamBrokenError(f"violated the WebSocket protocol: {error!r}") from error
         return event

@@ -19,13 +19,13 @@ END_S: Final = 5.0
 
 
 class LineProcess:
-    """One process; a context manager.
+    """A child process; a context manager.
 
     Args:
       command: program and arguments.
-      environment: of it; None for this one's.
-      log: gets what it writes to stderr; None for where this process writes it.
-      popen: starts it.
+      environment: environment variables; None for those of this process.
+      log: file for its stderr; None for the stderr of this process.
+      popen: starts the process.
     """
 
     def __init__(
@@ -67,22 +67,22 @@ class LineProcess:
         """Send a request.
 
         Raises:
-          EOFError: the process has ended.
+          EOFError: the process has exited.
         """
         try:
             self._stdin.write(json.dumps(request) + "\n")
             self._stdin.flush()
         except BrokenPipeError:
-            raise EOFError("the process has ended; its output says why") from None
+            raise EOFError("the process has exited; see its output") from None
 
     def answer(self) -> dict[str, Any]:
         """Wait for the next answer.
 
         Raises:
-          EOFError: the process has ended.
+          EOFError: the process has exited.
         """
         if not (line := self._stdout.readline()):
-            raise EOFError("the process has ended; its output says why")
+            raise EOFError("the process has exited; see its output")
         said: dict[str, Any] = json.loads(line)
         return said
 
@@ -93,12 +93,12 @@ class LineProcess:
 
 
 def say(message: Mapping[str, Any]) -> None:
-    """Write one answer, as the process that is asked."""
+    """Write one answer. For use in the child process."""
     sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
 
 
 def cpu_s() -> float:
-    """Return what this process and the kernel on its behalf have computed so far."""
+    """Return the user and system CPU time of this process."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime

@@ -1,4 +1,4 @@
-"""Parse /metrics, and sum up its KV blocks."""
+"""Parse the text of /metrics, and sum up the KV blocks in it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _SAMPLE: Final = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 
 
 def samples(metrics: str) -> Iterator[tuple[str, str, float]]:
-    """Yield name, labels and value of each sample."""
+    """Yield the name, labels and value of each sample."""
     for name, labels, value in _SAMPLE.findall(metrics):
         yield name, labels, float(value)
 
 
 def total(metrics: str, name: str, label: str = "") -> float:
-    """Return the sum of the samples of a name whose labels contain `label`."""
+    """Return the sum of a metric's samples with `label` in their labels."""
     return sum(value for n, labels, value in samples(metrics) if n == name and label in labels)
 
 
 @dataclass(frozen=True, slots=True)
 class KvBlocks:
-    """Blocks of all pools by state."""
+    """KV blocks of all pools by state."""
 
     free: int
     cached: int

@@ -1,7 +1,7 @@
 """Prompts of simulated users: a weighted mix of short questions, stories and long prompts.
 
-Seeded, and each prompt has its own sampling seed, so that no two streams are alike and a run can be
-repeated.
+Prompts are drawn from a seed, and each has a different sampling seed: all streams differ, and a run
+can be repeated.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ COUNTRIES = ("France", "Italy", "Japan", "Kenya", "Peru", "Norway", "India", "Ca
 WORDS = ("garden", "lamp", "river", "window", "basket", "thunder", "pocket", "silver")
 
 WEIGHTS = {"short": 5, "story": 3, "long": 2}
-"""Mostly chat, with enough long prompts that prefill and decode compete."""
+"""Weights of the kinds: mostly chat, with enough long prompts that prefill and decode compete."""
 LONG_PROMPT_SENTENCES = 24
-"""About 1,300 characters: several prefill chunks, and still within a small model's context."""
+"""About 1,300 characters: several prefill chunks, but within the context of a small model."""
 
 MAX_PROMPTS_PER_USER = 1_000_000
-"""Keeps the seeds of users apart; a user would need weeks to ask so often."""
+"""Distance between the seeds of two users. A user would need weeks for that many requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One question.
+    """A question.
 
     Attributes:
       kind: "short", "story" or "long".
       text: the user's message.
-      max_tokens: bound of the answer.
-      seed: for sampling; unique within a run.
+      max_tokens: maximum length of the answer.
+      seed: sampling seed, unique within a run.
     """
 
     kind: str
@@ -42,7 +42,7 @@ class Prompt:
 
 
 class PromptMix:
-    """An endless source of prompts, another one for each user."""
+    """An endless source of prompts for one user."""
 
     def __init__(self, user: int) -> None:
         self._random = Random(user)

@@ -1,4 +1,4 @@
-"""Run a redis-server for a benchmark: on loopback, in its own folder, stopped by its pid."""
+"""Run a redis-server for benchmarks and tests, on loopback and in its own folder."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ POLL_S: Final = 0.02
 
 
 def is_installed() -> bool:
-    """Return whether there is one to run."""
+    """Return whether redis-server is installed."""
     return shutil.which("redis-server") is not None
 
 
 class OwnRedis:
-    """One server, which may be ended and started again with what it had.
+    """A redis-server that can be stopped and restarted with its data.
 
     Args:
-      folder: for its data.
+      folder: folder of its data.
     """
 
     def __init__(self, folder: str) -> None:
@@ -39,7 +39,7 @@ class OwnRedis:
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """Address of the server."""
         return f"redis://127.0.0.1:{self._port}"
 
     def start(self) -> None:
@@ -59,7 +59,7 @@ class OwnRedis:
                 return
 
     def stop(self) -> None:
-        """End it, by force if it takes longer than `STOP_S`. Idempotent."""
+        """Stop it; kill it after `STOP_S`. Idempotent."""
         if self._process is not None:
             self._process.terminate()
             try:
@@ -72,7 +72,7 @@ class OwnRedis:
 
 @contextmanager
 def own_redis() -> Iterator[OwnRedis]:
-    """Run one."""
+    """Run a redis-server in a temporary folder."""
     with TemporaryDirectory() as folder:
         redis = OwnRedis(folder)
         redis.start()

@@ -50,12 +50,12 @@ TABLE_WIDTH: Final = 170
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """One number that says whether a goal is met.
+    """A measured number and its goal.
 
     Attributes:
-      value: what was measured.
-      floor: it should be at least this; None if that is no goal.
-      ceiling: it should be at most this; None if that is no goal.
+      value: measured value.
+      floor: minimum of the goal, or None.
+      ceiling: maximum of the goal, or None.
     """
 
     value: float
@@ -64,35 +64,35 @@ class Ratio:
 
     @property
     def is_met(self) -> bool:
-        """Whether it is."""
+        """Return whether the goal is met."""
         return (self.floor is None or self.value >= self.floor) and (
             self.ceiling is None or self.value <= self.ceiling
         )
 
     @property
     def goal(self) -> str:
-        """In words."""
+        """The goal as text."""
         bounds = {"at least": self.floor, "at most": self.ceiling}
         return " and ".join(f"{word} {b}" for word, b in bounds.items() if b is not None)
 
     def fields(self) -> dict[str, float]:
-        """As it is written."""
+        """The fields for JSON."""
         bounds = {"floor": self.floor, "ceiling": self.ceiling}
         return {"value": round(self.value, 3)} | {k: v for k, v in bounds.items() if v is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that a run found out.
+    """Results of a run.
 
     Attributes:
-      name: of the benchmark; files are called by it.
-      machine: see machine.describe.
+      name: name of the benchmark and of its files.
+      machine: result of `describe`.
       rows: measurements, all with the same fields.
-      ratios: by name.
-      skipped: peers that did not run, and why.
-      more: further tables by name; written under their names.
-      title: of the table of rows; its name if empty.
+      ratios: ratios by name.
+      skipped: peers that did not run, with the reason.
+      more: further tables by name.
+      title: title of the table of rows; `name` if empty.
     """
 
     name: str
@@ -118,7 +118,7 @@ class Report:
         return path
 
     def show(self, console: Console) -> None:
-        """Print the rows, the ratios and what was skipped."""
+        """Print the rows, the ratios and the skipped peers."""
         machine = self.machine
         console.print(
             f"{machine['cpu']}, {machine['threads']} of {machine['cores']} cores, "
@@ -138,8 +138,8 @@ class Report:
 
 
 def finish(report: Report, console: Console | None = None) -> int:
-    """Print a report and write it into build/bench/; return 1 if one of its goals is missed."""
-    # A pipe has no width, and rich would take it for a narrow terminal.
+    """Print a report and write it to build/bench/. Return 1 if it missed a goal."""
+    # A pipe has no width, and rich would assume a narrow terminal.
     console = console or Console(
         highlight=False, width=None if sys.stdout.isatty() else TABLE_WIDTH
     )
@@ -153,12 +153,12 @@ def run_bench(
     run: Callable[[argparse.Namespace], Report],
     arguments: Sequence[str] | None = None,
 ) -> int:
-    """Read the command line, say what is measured, measure it, and finish.
+    """Parse the command line, announce the benchmark, run it, and finish.
 
     Args:
-      parser: of the program, which it describes.
-      run: measures.
-      arguments: of the program; None for those of this process.
+      parser: parser with the description of the program.
+      run: runs the benchmark.
+      arguments: command-line arguments; None for those of this process.
     """
     options = parser.parse_args(arguments)
     announce(parser.description)

@@ -1,5 +1,5 @@
-"""Start servers and fleets as processes, wait for them, watch them by /proc and log, and end
-them."""
+"""Start servers and fleets as processes, wait until they are ready, read /proc and their logs, and
+stop them."""
 
 from __future__ import annotations
 
@@ -26,50 +26,50 @@ if TYPE_CHECKING:
 
 
 ROOT = Path(__file__).parents[2]
-# Not the script `triolet`: where dependencies come from PYTHONPATH there is none.
+# Not the script `triolet`, which does not exist if dependencies come from PYTHONPATH.
 TRIOLET = (sys.executable, "-m", "ops.cli")
 TAKES_ALL = (
     *("--set", "server.overload.admission.is_on=false"),
     *("--set", "server.overload.brownout.is_on=false"),
     *("--set", "server.overload.guard.is_on=false"),
 )
-"""For servers under measurement: on a slow machine, overload control would refuse requests."""
+"""For benchmarked servers: on a slow machine, overload control would refuse requests."""
 START_DEADLINE_S = 300.0
-"""Loading a large checkpoint takes a while, and vLLM first compiles for a minute and a half."""
+"""Loading a large checkpoint takes a while, and vLLM compiles for a minute and a half."""
 STOP_DEADLINE_S = 30.0
 READY_POLL_S = 0.05
 READY_TIMEOUT_S = 2.0
 """Timeout of one check."""
 LAST_LINES = 15
-"""Shown log lines of a server that did not start."""
+"""Number of log lines to show for a server that did not start."""
 SCHEDULER_CLOCK = 2
 """CPUCLOCK_SCHED: CPU time as counted by the scheduler, in nanoseconds."""
 POLL_S = 0.02
 KIB = 1024
 WORKER_TEMPLATE = "triolet template decode.worker"
-"""Process title of the template that workers are forked from."""
+"""Process title of the worker template."""
 
 
 class ServerDidNotStartError(Exception):
-    """It ended before it was ready, or was not ready in time."""
+    """The server exited before it was ready, or was not ready in time."""
 
 
 class ServerProcess:
     """A server or a whole fleet as one process with its children, restartable on the same port.
 
     Args:
-      command: program and arguments; what says the port is added.
+      command: program and arguments, without the port.
       log: file for the output of all processes.
-      environment: of the process; None for this one's.
-      ready_path: answers below 500 once requests are taken.
-      port_words: arguments that say the port, which stands for `{}`.
+      environment: environment variables; None for those of this process.
+      ready_path: URL path with a status below 500 once requests are accepted.
+      port_words: arguments for the port, with `{}` as its place.
       popen: starts a process.
 
     Attributes:
-      port: on loopback; reserved until `close`, also while no life listens.
-      url: of it.
-      log: what was written so far.
-      command: with its port.
+      port: port on loopback; reserved until `close`, also while no process listens.
+      url: address of the server.
+      log: reader of the log.
+      command: the command with its port.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class ServerProcess:
         port_words: Sequence[str] = ("--port", "{}"),
         popen: type[subprocess.Popen[bytes]] = subprocess.Popen,
     ) -> None:
-        # Bound and never listening. Servers that share a port need both options.
+        # Reserves the port without listening. Servers that share a port need both options.
         self._kept = socket.socket()
         for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
             self._kept.setsockopt(socket.SOL_SOCKET, option, 1)
@@ -103,7 +103,7 @@ class ServerProcess:
         return self._process.pid
 
     def start(self, core: int | None = None) -> None:
-        """Start the process, on one core or on all of them; see `wait_ready`."""
+        """Start the process, on one core or on all; does not wait until it is ready."""
         with on_core(core), self.log.path.open("ab") as output:
             self._process = self._popen(
                 self.command,
@@ -115,18 +115,18 @@ class ServerProcess:
             )
 
     def wait_ready(self) -> None:
-        """Return once requests are taken.
+        """Wait until requests are accepted.
 
         Raises:
-          ServerDidNotStartError: with the end of the log.
+          ServerDidNotStartError: the process exited or timed out; has the end of the log.
         """
         assert self._process is not None, "start it first"
         give_up = time.monotonic() + START_DEADLINE_S
-        # One for all polls: to make a client takes longer than the pause between two of them.
+        # One client for all polls: creating one takes longer than the pause between two polls.
         with httpx2.Client(base_url=self.url, timeout=READY_TIMEOUT_S, trust_env=False) as client:
             while not self._is_ready(client):
                 if self._process.poll() is not None:
-                    what = f"the server ended with exit code {self._process.returncode}"
+                    what = f"the server exited with code {self._process.returncode}"
                 elif time.monotonic() > give_up:
                     what = f"the server was not ready within {START_DEADLINE_S:.0f} s"
                 else:
@@ -136,13 +136,13 @@ class ServerProcess:
                 raise ServerDidNotStartError("\n".join([f"{what}; {self.log.path} ends:", *lines]))
 
     def kill(self) -> None:
-        """SIGKILL, and wait for the process; not for its children."""
+        """SIGKILL the process and wait for it, but not for its children."""
         assert self._process is not None, "start it first"
         self._process.kill()
         self._process.wait()
 
     def close(self) -> None:
-        """End it as Ctrl-C would, by force if that takes too long, and give the port back."""
+        """Stop it with SIGINT, or kill it if that takes too long, and release the port."""
         if self._process is not None:
             if self._process.poll() is None:
                 self._process.send_signal(signal.SIGINT)
@@ -162,10 +162,10 @@ class ServerProcess:
 
 @contextmanager
 def running(server: ServerProcess, core: int | None = None) -> Iterator[ServerProcess]:
-    """Run a server: ready at the beginning, ended at the end.
+    """Run a server while the context is active.
 
     Raises:
-      ServerDidNotStartError: with the end of its log.
+      ServerDidNotStartError: it did not start; has the end of its log.
     """
     with closing(server):
         server.start(core)
@@ -178,7 +178,7 @@ def running_server(options: Sequence[str], log: Path) -> Iterator[str]:
     """Run `triolet serve` with these options and yield its URL.
 
     Raises:
-      ServerDidNotStartError: with the end of its log.
+      ServerDidNotStartError: it did not start; has the end of its log.
     """
     with running(ServerProcess([*TRIOLET, "serve", *options], log)) as server:
         yield server.url
@@ -197,21 +197,21 @@ def on_core(core: int | None) -> Iterator[None]:
 
 
 def cpu_s_of(pid: int) -> float:
-    """Return the CPU seconds of a process so far, its threads of before included.
+    """Return the CPU seconds of a process, including threads that have ended.
 
     Raises:
       OSError: there is no such process.
     """
-    # Linux's name for the clock of a whole process.
+    # Linux's clock id for the CPU time of a process.
     return time.clock_gettime(~pid << 3 | SCHEDULER_CLOCK)
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a process holds.
+    """Resources of a process.
 
     Attributes:
-      rss_bytes: memory.
+      rss_bytes: resident memory.
       num_fds: open files.
       num_threads: threads.
     """
@@ -236,7 +236,7 @@ def is_gone(pid: int) -> bool:
 
 
 def cost_of(pid: int) -> Cost | None:
-    """Return what a process holds, or None if it is gone."""
+    """Return the resources of a process, or None if it has exited."""
     folder = Path(f"/proc/{pid}")
     try:
         status = (folder / "status").read_text()
@@ -251,8 +251,8 @@ class Pages(NamedTuple):
     """Memory of a process [bytes].
 
     Attributes:
-      resident_bytes: that it maps.
-      share_bytes: of shared pages its part (PSS).
+      resident_bytes: resident memory (RSS).
+      share_bytes: proportional set size (PSS), which divides shared pages.
     """
 
     resident_bytes: int
@@ -260,7 +260,7 @@ class Pages(NamedTuple):
 
 
 def pages_of(pid: int) -> Pages:
-    """Return what a process maps; nothing if it is gone."""
+    """Return the memory of a process; zeros if it has exited."""
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -270,8 +270,8 @@ def pages_of(pid: int) -> Pages:
 
 
 def bytes_beside_templates(workers: Collection[int]) -> int:
-    """Return the memory that worker processes hold beside that of the templates that they were
-    forked from: of all together, where each page counts once, without the templates'."""
+    """Return the memory of worker processes in addition to that of their templates. Shared pages
+    count once."""
     supervisors = {parent for pid in workers if (parent := _parent_of(pid)) is not None}
     templates = [pages_of(pid) for pid in _pids_titled(WORKER_TEMPLATE, supervisors)]
     share_bytes = sum(one.share_bytes for one in (*map(pages_of, workers), *templates))
@@ -295,15 +295,15 @@ def _pids_titled(title: str, parents: Collection[int]) -> Iterator[int]:
 
 
 def seconds_of(entry: Mapping[str, Any]) -> float:
-    """Return when a log line was written, in seconds since the epoch."""
+    """Return the time of a log line, in seconds since the epoch."""
     return datetime.fromisoformat(entry["timestamp"]).timestamp()
 
 
 class FleetLog:
-    """What a `triolet serve` and its children have logged so far.
+    """Reader of the log of a `triolet serve` and its children.
 
     Args:
-      path: where their output goes.
+      path: file of their output.
     """
 
     def __init__(self, path: Path) -> None:
@@ -320,7 +320,7 @@ class FleetLog:
         whole = data[: data.rfind(b"\n") + 1]
         self._read_bytes += len(whole)
         for line in whole.splitlines():
-            # A process that is killed may leave half a line, which the next one's follows.
+            # A killed process may leave half a line, with another process's line after it.
             with suppress(ValueError):
                 entry = json.loads(line)
                 if isinstance(entry, dict):
@@ -329,20 +329,20 @@ class FleetLog:
         return self._entries
 
     def of(self, event: str, **fields: object) -> list[dict[str, Any]]:
-        """Return the lines of one event that carry these fields."""
+        """Return the lines of an event with these fields."""
         self.entries()
         return [entry for entry in self._by_event[event] if fields.items() <= entry.items()]
 
     def pids(self) -> dict[str, int]:
-        """Return the newest process of each name, the server's and the workers'."""
+        """Return the newest pid by process name, of servers and workers."""
         return {entry["name"]: entry["pid"] for entry in self.of("process_started")}
 
     def names(self, role: str) -> list[str]:
-        """Return the workers of a role."""
+        """Return the names of the workers of a role."""
         return sorted(name for name in self.pids() if name.startswith(f"{role}-"))
 
     def costs(self) -> dict[str, Cost]:
-        """Return what each living process holds."""
+        """Return the resources of each live process."""
         held = {name: cost_of(pid) for name, pid in self.pids().items()}
         return {name: cost for name, cost in held.items() if cost is not None}
 
@@ -352,10 +352,10 @@ class HasNotHappenedError(Exception):
 
 
 async def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
-    """Wait until something holds.
+    """Wait until a condition holds.
 
     Raises:
-      HasNotHappenedError: it does not.
+      HasNotHappenedError: it did not hold in time.
     """
     with trio.move_on_after(timeout_s):
         while not condition():  # noqa: ASYNC110 (other processes set no events)
@@ -365,10 +365,10 @@ async def wait_until(condition: Callable[[], bool], timeout_s: float, what: str)
 
 
 def attempts_of(entries: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Return how many attempts each request had, by the id that its client gave it.
+    """Return the number of attempts of each request, by the client's request id.
 
-    Requests are told from one another by the server's line about their end; a request whose server
-    died has none and is left out.
+    Uses the server's log line at the end of each request. A request on a server that crashed has
+    no such line and is left out.
     """
     client_ids: dict[str, str] = {}
     highest: dict[str, int] = {}

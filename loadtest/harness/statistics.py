@@ -11,7 +11,7 @@ Number = TypeVar("Number", int, float)
 
 
 def percentile(values: Iterable[Number], percent: float) -> Number:
-    """Return the nearest-rank percentile: the smallest value that at least `percent` do not exceed.
+    """Return the nearest-rank percentile: the least value that `percent` of values do not exceed.
 
     That is x[ceil(n * percent / 100)] of the n sorted values, counted from 1; percent 0 gives the
     smallest.
@@ -23,7 +23,7 @@ def percentile(values: Iterable[Number], percent: float) -> Number:
 
 
 def milliseconds(seconds: Sequence[float], *percents: float, digits: int = 0) -> list[str]:
-    """Return percentiles in milliseconds as they are shown; dashes for no values."""
+    """Return percentiles in milliseconds as text, or dashes without values."""
     if not seconds:
         return ["-"] * len(percents)
     return [f"{1000 * percentile(seconds, percent):.{digits}f}" for percent in percents]

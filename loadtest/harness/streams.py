@@ -1,8 +1,8 @@
-"""A lean HTTP client on raw sockets with next to no parsing: clients share the machine with the
-server under test.
+"""A minimal HTTP client on raw sockets for load generation, with hardly any parsing.
 
-Measured with 1,000 streams of 10 tokens/s: 9 us of CPU per token here, 11 if Trio waits for the
-selector, 21 with a Trio task per socket. So all load is generated here.
+Clients share the machine with the server under test, so they must use little CPU. Measured with
+1,000 streams of 10 tokens/s: 9 us of CPU per token here, 11 if Trio waits for the selector, 21 with
+a Trio task per socket.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EVENT: Final = b"data: {"
 DONE: Final = b"data: [DONE]"
 CHUNKS_END: Final = b"0\r\n\r\n"
 KEPT_BYTES: Final = 16
-"""Last bytes to keep, because each of these marks may be split."""
+"""Last bytes to keep, because a marker may be split between two reads."""
 LENGTH: Final = re.compile(rb"\r\ncontent-length: ?(\d+)\r\n", re.IGNORECASE)
 CHUNKED: Final = re.compile(rb"\r\ntransfer-encoding: ?chunked\r\n", re.IGNORECASE)
 CLOSED: Final = re.compile(rb"\r\nconnection: ?close\r\n", re.IGNORECASE)
@@ -37,17 +37,18 @@ RETRY_AFTER: Final = re.compile(rb"\r\nretry-after: ?([\d.]+)\r\n", re.IGNORECAS
 USED: Final = re.compile(rb'"completion_tokens": ?(\d+)')
 CODE: Final = re.compile(rb'"code": ?"(\w+)"')
 RECEIVE_BYTES: Final = 64 * 1024
-"""Size of one read. From 128 KiB the C library may map memory for each read: 16 us instead of 2."""
+"""Size of one read. From 128 KiB on, the C library may map memory for each read, which takes 16 us
+instead of 2."""
 TIMEOUT_S: Final = 240.0
-"""For one answer, and for connecting: far longer than anything that is measured."""
+"""Timeout of connecting and of an answer: far longer than any measurement."""
 
 
 class StreamBrokenError(ConnectionError):
-    """There is no connection, or an answer is an error or ended early."""
+    """The connection failed, or the answer is an error or ended early."""
 
 
 def post(path: str, fields: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> bytes:
-    """Return a request, head and body."""
+    """Return the bytes of a POST request."""
     body = json.dumps(fields).encode()
     more = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
     head = (
@@ -65,16 +66,16 @@ def completion(prompt: Sequence[int], max_tokens: int, **more: object) -> dict[s
 
 @dataclass(eq=False, slots=True)
 class Stream:
-    """One answer. Times are from its client's clock.
+    """A streamed answer. Times are from its client's clock.
 
     Attributes:
-      asked_at: when its request was sent.
-      times: of its events.
-      pieces: its body, as it came.
+      asked_at: time at which its request was sent.
+      times: arrival times of its events.
+      pieces: received parts of its body.
       on_end: called once, when the answer or its connection has ended.
-      head: status line and header fields; empty before they have come.
-      is_whole: whether it came to its end.
-      is_kept: whether its connection can be used again.
+      head: status line and header fields; empty before they are received.
+      is_whole: whether it is complete.
+      is_kept: whether its connection can be reused.
     """
 
     asked_at: float = 0.0
@@ -113,19 +114,19 @@ class Stream:
             self.is_whole = self.is_whole or DONE in whole
 
     def note(self, data: bytes, num_events: int, now: float) -> None:
-        """Note a part of the body and the events that begin in it."""
+        """Store a part of the body and the times of events that begin in it."""
         self.pieces.append(data)
         self.times += [now] * num_events
 
     def check(self) -> None:
-        """Raise StreamBrokenError unless it is a whole answer with status 200."""
+        """Raise StreamBrokenError unless the answer is complete and has status 200."""
         if not self.is_whole or self.status != 200:
             said = (self.head + b"\r\n" + self.body)[:400].decode(errors="replace")
             raise StreamBrokenError(f"{'no answer' if self.is_whole else 'closed early'}: {said}")
 
     @property
     def status(self) -> int:
-        """Of HTTP; 0 without one."""
+        """HTTP status; 0 without a head."""
         return int(self.head[9:12] or 0)
 
     @property
@@ -135,7 +136,7 @@ class Stream:
 
     @property
     def content(self) -> bytes:
-        """The body without the sizes of its chunks, as far as it has come."""
+        """The body received so far, without chunk sizes."""
         if not self._is_chunked:
             return self.body
         body, at, parts = self.body, 0, []
@@ -147,22 +148,22 @@ class Stream:
 
     @property
     def ttft_s(self) -> float | None:
-        """From the request to the first event."""
+        """Time from the request to the first event."""
         return self.times[0] - self.asked_at if self.times else None
 
     @property
     def gaps_s(self) -> list[float]:
-        """Between one event and the next."""
+        """Times between consecutive events."""
         return [later - earlier for earlier, later in pairwise(self.times)]
 
     @property
     def num_tokens(self) -> int:
-        """Tokens used, from the answer."""
+        """Completion tokens in the answer's usage."""
         return int(used[1]) if (used := USED.search(self.body)) else 0
 
     @property
     def code(self) -> str:
-        """Of an error."""
+        """Error code of the answer."""
         return code[1].decode() if (code := CODE.search(self.body)) else ""
 
     @property
@@ -171,22 +172,22 @@ class Stream:
         return float(told[1]) if (told := RETRY_AFTER.search(self.head)) else None
 
     def events(self) -> Iterable[dict[str, Any]]:
-        """Yield the events of a whole stream."""
+        """Yield the events of a complete stream."""
         for line in self.body.split(b"\n"):
             if line.startswith(EVENT):
                 yield json.loads(line.removeprefix(b"data: "))
 
 
 class Clients:
-    """Asks one server, over as many connections as there are answers at once.
+    """Clients of one server, with one connection per concurrent answer.
 
     Args:
-      url: of it.
-      clock: of all times.
-      make: what is made of an answer.
+      url: address of the server.
+      clock: clock of all times.
+      make: class of the answers.
 
     Attributes:
-      opened: connections of tasks that `ask`.
+      opened: connections opened by `ask`.
     """
 
     def __init__(
@@ -205,12 +206,12 @@ class Clients:
         self._keeps = False
 
     def begin(self, request: bytes, on_end: Callable[[Any], None] = Stream.check) -> Any:  # noqa: ANN401 (of `make`)
-        """Send a request on a new connection; `read` receives its answer."""
+        """Send a request on a new connection. `read` receives the answer."""
         connection = socket.create_connection(self._address, TIMEOUT_S)
         return self._send(connection, request, self._make(on_end=on_end))
 
     def read(self, timeout_s: float) -> None:
-        """Read what comes next, if it comes in time."""
+        """Wait for data and read it, unless the timeout passes."""
         for key, _ in self._selector.select(timeout_s):
             stream: Stream = key.data
             try:
@@ -226,7 +227,7 @@ class Clients:
                 stream.on_end(stream)
 
     def read_until(self, moment: float, is_enough: Callable[[], bool] = lambda: False) -> bool:
-        """Read until a condition holds, which is asked after each batch; False at the moment."""
+        """Read until a condition holds. Return False if it does not by `moment`."""
         while not is_enough():
             remaining_s = moment - self._clock()
             if remaining_s <= 0:
@@ -236,7 +237,7 @@ class Clients:
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[Self]:
-        """Read all the while for tasks that `ask`, and close at the end."""
+        """Read for tasks that call `ask` while the context is active, and close all at its end."""
         self._keeps = True
         try:
             async with trio.open_nursery() as nursery:
@@ -247,15 +248,15 @@ class Clients:
             self.close()
 
     async def ask(self, request: bytes, into: Stream | None = None) -> Stream:
-        """Send a request and return its whole answer, an error too.
+        """Send a request and return its complete answer, which may be an error.
 
         Args:
           request: head and body.
-          into: gets the answer as it comes; None for a new one.
+          into: stream that receives the answer; None for a new one.
 
         Raises:
-          StreamBrokenError: the connection ended, or none could be made. trio.TooSlowError: it took
-          far too long.
+          StreamBrokenError: connecting failed, or the connection broke.
+          trio.TooSlowError: the timeout passed.
         """
         is_over = trio.Event()
         stream = self._make() if into is None else into
@@ -281,7 +282,7 @@ class Clients:
                 connection.close()
 
     def close(self) -> None:
-        """Leave all answers."""
+        """Stop reading all answers."""
         for stream in tuple(self._open):
             self.leave(stream)
         while self._idle:

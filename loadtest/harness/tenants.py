@@ -1,4 +1,4 @@
-"""Tenants files for benchmarks' own servers on loopback."""
+"""Write tenants files for servers that benchmarks start on loopback."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def key_of(tenant: str) -> str:
-    """Return a tenant's key."""
+    """Return a tenant's API key."""
     return f"key-of-{tenant}-for-this-benchmark-only"
 
 
@@ -19,8 +19,8 @@ def tenants_file(plans: Mapping[str, str], operator: str = "") -> str:
     """Return a tenants file with one plan per tenant.
 
     Args:
-      plans: what the file says of each tenant's plan.
-      operator: a further tenant without a plan; empty for none.
+      plans: TOML of each tenant's plan.
+      operator: name of an additional tenant with the operator role; empty for none.
     """
     lines = [f'cache_secret = "{"0" * 64}"']
     for name in (*plans, *filter(None, [operator])):

@@ -1,10 +1,10 @@
 """`python -m loadtest.overload`: how a fleet behaves under overload.
 
-First its capacity, with clients that ask again after each answer. Then an open loop: half of that
-to ten times as much, with and without each mechanism; a minute of three times as much between calm
-times; refused clients that retry as told by Retry-After; tenants that exceed their share; real
-traces. By default in virtual time, in minutes; with --real against processes, over HTTP. Writes
-build/bench/overload.json (or overload-real.json) and the curves.
+First measures the capacity, with clients that send the next request after each answer. Then runs
+open loops: half to ten times the capacity, with and without each mechanism; a minute of three times
+the capacity between calm times; refused clients that retry after Retry-After; tenants that exceed
+their share; real traces. Runs in virtual time and takes minutes, or with --real against processes
+over HTTP. Writes build/bench/overload.json (or overload-real.json) and the curves.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ KINDS: Final = ("curve", "surge", "returns", "tenants", "trace")
 WIDTH: Final = 240
 """Width of the tables, which have many columns."""
 REAL_LOADS: Final = (1.0, 2.0, 4.0, 10.0)
-NO_TENANTS: Final = "real processes of the lab know no tenants; make bench-fairness has them"
+NO_TENANTS: Final = "real processes of the lab have no tenants; see make bench-fairness"
 PANELS: Final = (
-    ("requests of use per second", "goodput_per_s", 1.0, None, None),
-    ("tokens of use per second", "good_tokens_per_s", 1.0, None, None),
-    ("TTFT of those taken, p50, s", "ttft_p50_s", 1.0, 8.0, 2.0),
-    ("TTFT of those taken, p99, s", "ttft_p99_s", 1.0, 8.0, 2.0),
+    ("useful requests per second", "goodput_per_s", 1.0, None, None),
+    ("useful tokens per second", "good_tokens_per_s", 1.0, None, None),
+    ("TTFT of accepted, p50, s", "ttft_p50_s", 1.0, 8.0, 2.0),
+    ("TTFT of accepted, p99, s", "ttft_p99_s", 1.0, 8.0, 2.0),
     ("critical class in SLO, %", "critical_in_slo", 100.0, None, 99.0),
     ("refused, %", "refused", 100.0, None, None),
     ("prefill never decoded, %", "wasted_prefill", 100.0, None, 2.0),
 )
-"""Title, field, factor, end of the axis, and goal."""
+"""Panels of the curves: title, field, factor, end of the axis, and goal."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, report; return the exit code."""
+    """Run the experiments and report them; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.overload", description=__doc__)
     parser.add_argument("--real", action="store_true", help="against processes, over HTTP")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
@@ -95,7 +95,7 @@ def planned(
     traced, skipped = plan.traced(capacity, times) if "trace" in options.kinds else ([], {})
     kinds = list(options.kinds)
     if options.real:
-        # Over HTTP a tenant is a key, and no fleet of the lab has any.
+        # Over HTTP tenants need keys, which the lab's fleets do not have.
         if "tenants" in kinds:
             kinds.remove("tenants")
             skipped["tenants"] = NO_TENANTS
@@ -129,7 +129,7 @@ def reported(
 
 
 def panels(rows: Sequence[dict[str, Any]]) -> list[Panel]:
-    """Return what is drawn of the curve's rows."""
+    """Return the panels of the curve's rows."""
     of_curve = [found for found in rows if found["kind"] == "curve"]
     names = list(dict.fromkeys(found["mechanisms"] for found in of_curve))
 

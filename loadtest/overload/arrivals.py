@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 
 
 SLO_S: Final = 2.0
-"""Time to a first token: ten times as long as without load."""
+"""SLO of the first token: ten times the time without load."""
 DEADLINE_S: Final = 10.0
-"""Time to the end: what starts in time ends in time, unless rows are scarce."""
+"""Deadline of the answer: a request that starts in time ends in time unless rows are scarce."""
 MIN_PROMPT: Final = 4
 MIN_OUTPUT: Final = 2
-"""A completion of one token comes from prefill alone, without decode."""
+"""A completion of one token would come from prefill alone, without decode."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request.
+    """A planned request.
 
     Attributes:
-      at_s: after the beginning.
-      prompt_tokens: in.
-      output_tokens: out.
+      at_s: time after the start of the plan.
+      prompt_tokens: length of the prompt.
+      output_tokens: length of the answer.
       slo_s: deadline of the first token, relative to `at_s`.
       deadline_s: deadline of the whole answer, relative to `at_s`.
       tenant: its tenant; empty for none.
-      service_class: how early it may go.
+      service_class: its service class.
     """
 
     at_s: float
@@ -54,13 +54,13 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How long prompts and answers are: log-normal, cut at both ends.
+    """Distribution of the lengths of prompts and answers: log-normal, cut at both ends.
 
     Attributes:
-      prompt: median.
-      output: median.
-      spread: of the logarithm, of both.
-      most: tokens that a prompt or an answer may have.
+      prompt: median of prompts.
+      output: median of answers.
+      spread: standard deviation of the logarithm of both.
+      most: maximum length of both.
     """
 
     prompt: float = 96.0
@@ -69,36 +69,36 @@ class Sizes:
     most: int = 240
 
     def draw(self, numbers: random.Random) -> tuple[int, int]:
-        """Return tokens of a prompt and of its answer."""
+        """Return the lengths of a prompt and its answer."""
         prompt = numbers.lognormvariate(math.log(self.prompt), self.spread)
         output = numbers.lognormvariate(math.log(self.output), self.spread)
         return fit(prompt, MIN_PROMPT, self.most), fit(output, MIN_OUTPUT, self.most)
 
 
 def fit(tokens: float, least: int, most: int) -> int:
-    """Return whole tokens within bounds."""
+    """Round a number of tokens and clamp it to the bounds."""
     return min(most, max(least, round(tokens)))
 
 
 def poisson(numbers: random.Random, rate: float, seconds: float) -> Iterator[float]:
-    """Yield moments that know nothing of one another.
+    """Yield the times of a Poisson process.
 
     Args:
-      numbers: draws.
-      rate: per second.
-      seconds: until when.
+      numbers: random source.
+      rate: mean rate per second.
+      seconds: end of the times.
     """
     return bursty(numbers, rate, seconds, 1.0)
 
 
 def bursty(numbers: random.Random, rate: float, seconds: float, cv: float) -> Iterator[float]:
-    """Yield moments with gamma gaps.
+    """Yield times with gamma-distributed gaps.
 
     Args:
-      numbers: draws.
-      rate: per second.
-      seconds: until when.
-      cv: standard deviation of the gaps over their mean; 1 is Poisson, more comes in bursts.
+      numbers: random source.
+      rate: mean rate per second.
+      seconds: end of the times.
+      cv: standard deviation of the gaps over their mean; 1 is Poisson, more is burstier.
     """
     shape = 1.0 / (cv * cv)
     now = numbers.gammavariate(shape, 1.0 / (rate * shape))
@@ -110,14 +110,14 @@ def bursty(numbers: random.Random, rate: float, seconds: float, cv: float) -> It
 def on_off(
     numbers: random.Random, rate: float, seconds: float, *, period_s: float, share: float
 ) -> Iterator[float]:
-    """Yield moments that come only in the first part of each period.
+    """Yield times that are only in the first part of each period.
 
     Args:
-      numbers: draws.
-      rate: per second, on average over whole periods.
-      seconds: until when.
-      period_s: from one beginning to the next.
-      share: of a period in which they come.
+      numbers: random source.
+      rate: mean rate per second, over whole periods.
+      seconds: end of the times.
+      period_s: length of a period.
+      share: share of a period with arrivals.
     """
     for busy_s in poisson(numbers, rate / share, seconds * share):
         whole, rest = divmod(busy_s, period_s * share)
@@ -130,7 +130,7 @@ def requests(
     like: Arrival,
     sizes: Sizes,
 ) -> list[Arrival]:
-    """Return a request for each moment, alike in all but length."""
+    """Return a request for each time, with random lengths."""
     arrivals = []
     for at_s in moments:
         prompt_tokens, output_tokens = sizes.draw(numbers)
@@ -151,13 +151,13 @@ def in_classes(
     numbers: random.Random,
     slo_of: Callable[[ServiceClass], float] | None = None,
 ) -> list[Arrival]:
-    """Return the same requests, each in a class that is drawn.
+    """Return the same requests in random classes.
 
     Args:
-      arrivals: of whatever class.
-      shares: of each class; they need not add up to 1.
-      numbers: draws.
-      slo_of: what a class was promised; None leaves it as it is.
+      arrivals: requests of any class.
+      shares: share of each class; they need not add up to 1.
+      numbers: random source.
+      slo_of: returns the SLO of a class; None leaves it unchanged.
     """
     classes, weights = zip(*shares, strict=True)
     drawn = numbers.choices(classes, weights, k=len(arrivals))
@@ -177,7 +177,7 @@ def shifted(arrivals: Sequence[Arrival], by_s: float) -> list[Arrival]:
 
 
 def offered(arrivals: Sequence[Arrival], seconds: float) -> tuple[float, float, float]:
-    """Return requests, prompt tokens and output tokens per second."""
+    """Return the requests, prompt tokens and output tokens per second."""
     return (
         len(arrivals) / seconds,
         sum(a.prompt_tokens for a in arrivals) / seconds,
@@ -189,25 +189,24 @@ FOLDER: Final = Path(__file__).parents[3] / "shared" / "data" / "traces"
 CLIENTS: Final = "servegen_m-small_clients_hourly.csv"
 LENGTHS: Final = "servegen_m-small_client_lengths.csv"
 SHARES: Final = (0.0, 0.1, 0.5, 0.9, 0.99, 1.0)
-"""Quantiles at which ServeGen's lengths are known; the ends are extrapolated from the nearest
-two."""
+"""Quantiles of lengths in ServeGen's data. The ends are extrapolated from the nearest two."""
 MAX_CV: Final = 8.0
-"""Limit of a client's burstiness: some exceed 60, which in a minute is one burst or none."""
+"""Limit of a client's burstiness. Some exceed 60, which means at most one burst per minute."""
 
 
 class NoTraceError(Exception):
-    """A trace is not there."""
+    """The files of a trace do not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How a trace is made to fit.
+    """Target of scaling a trace.
 
     Attributes:
-      rate: requests per second, on average.
-      seconds: how long they last.
-      like: promises of each request.
-      sizes: target medians of lengths, and their bound.
+      rate: mean number of requests per second.
+      seconds: duration.
+      like: template with the SLO and deadline of each request.
+      sizes: target medians and limit of lengths.
     """
 
     rate: float
@@ -217,19 +216,19 @@ class Scale:
 
     @property
     def most_requests(self) -> int:
-        """That are taken of a trace."""
+        """Number of requests to take from a trace."""
         return max(2, round(self.rate * self.seconds))
 
 
 def conversations(name: str, scale: Scale) -> list[Arrival]:
-    """Return the first requests of a trace with moments and lengths, at the size of this fleet.
+    """Return the first requests of a trace, scaled to this fleet.
 
     Args:
-      name: of the file.
-      scale: what they shall be like.
+      name: name of the file.
+      scale: target of the scaling.
 
     Raises:
-      NoTraceError: there is no such file.
+      NoTraceError: the file does not exist.
     """
     rows = sorted(read_rows(_existing(name)))[: scale.most_requests]
     prompt = scale.sizes.prompt / _middle([row[1] for row in rows])
@@ -240,13 +239,13 @@ def conversations(name: str, scale: Scale) -> list[Arrival]:
 def fitted(
     rows: Sequence[tuple[float, int, int]], scale: Scale, prompt: float, output: float
 ) -> list[Arrival]:
-    """Return the first requests of a trace: moments are stretched, lengths multiplied.
+    """Return the first requests of a trace with scaled times and lengths.
 
     Args:
-      rows: moment, prompt tokens and output tokens of each.
-      scale: what they shall be like.
-      prompt: factor of prompts' lengths.
-      output: factor of answers' lengths.
+      rows: time, prompt tokens and output tokens of each request.
+      scale: target of the scaling.
+      prompt: factor of prompt lengths.
+      output: factor of answer lengths.
     """
     rows = sorted(rows)[: scale.most_requests]
     began_at = rows[0][0]
@@ -263,15 +262,15 @@ def fitted(
 
 
 def clients(hour: int, scale: Scale, seed: int) -> list[Arrival]:
-    """Return what ServeGen's clients ask in an hour of their day: each is a tenant, with its share.
+    """Return the requests of ServeGen's clients in one hour of their day. Each client is a tenant.
 
     Args:
-      hour: 0 to 23.
-      scale: target of all of them together.
-      seed: decides moments and lengths; a client's are its own.
+      hour: hour of the day, 0 to 23.
+      scale: target for all clients together.
+      seed: random seed of times and lengths.
 
     Raises:
-      NoTraceError: the files are not there.
+      NoTraceError: the files do not exist.
     """
     lengths = _lengths(_existing(LENGTHS))
     present = [
@@ -309,7 +308,7 @@ def clients(hour: int, scale: Scale, seed: int) -> list[Arrival]:
 def _existing(name: str) -> Path:
     path = FOLDER / name
     if not path.exists():
-        raise NoTraceError(f"{path} is not there: the trace is no part of this project")
+        raise NoTraceError(f"{path} does not exist: the trace is not part of this project")
     return path
 
 
@@ -319,7 +318,7 @@ def _table(path: Path) -> list[dict[str, str]]:
 
 
 def read_rows(path: Path) -> list[tuple[float, int, int]]:
-    """Return moment and lengths of all requests: CSV with `arrival_s`, or Mooncake's JSONL."""
+    """Return time and lengths of all requests, from CSV with `arrival_s` or Mooncake's JSONL."""
     if path.suffix == ".jsonl":
         lines = [json.loads(line) for line in path.read_text().splitlines() if line]
         return [(r["timestamp"] / 1000, r["input_length"], r["output_length"]) for r in lines]
@@ -330,7 +329,7 @@ def read_rows(path: Path) -> list[tuple[float, int, int]]:
 
 
 def _lengths(path: Path) -> dict[str, tuple[tuple[float, ...], tuple[float, ...]]]:
-    """Return quantiles of prompt and answer lengths by client, where lengths are known."""
+    """Return the quantiles of prompt and answer lengths by client, if known."""
 
     def quantiles(row: dict[str, str], kind: str) -> tuple[float, ...]:
         p10, p50, p90, p99 = (float(row[f"{kind}_tokens_p{p}"]) for p in (10, 50, 90, 99))
@@ -357,8 +356,8 @@ def _weighted(
     kind: int,
     total: float,
 ) -> float:
-    """Return the mean of the medians over requests, so that a long tail does not shorten the
-    others."""
+    """Return the mean of the clients' medians, weighted by requests. A long tail does not affect
+    it."""
     median_at = SHARES.index(0.5)
     return sum(rate * lengths[name][kind][median_at] for name, rate, _ in present) / total
 

@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 
 
 GOODPUT_FLOORS: Final = {2.0: 0.85, 4.0: 0.80}
-"""Share of the goodput at 1x, by load."""
+"""Minimum goodput relative to that at 1x, by load."""
 RETURNED_FLOOR: Final = 0.8
-"""Share of refused clients that are accepted when they return after exactly `Retry-After`: the rest
-met others by chance, or higher classes."""
+"""Minimum share of refused clients that are accepted when they return after exactly `Retry-After`.
+The others may meet random bursts or higher classes."""
 DROPPED_CEILINGS: Final = {2.0: 0.02}
-"""Share of accepted requests that may be dropped, by load: they waited in vain. Prediction errors
-of this size are tolerated."""
+"""Maximum share of accepted requests that are dropped, by load. Prediction errors of this size are
+tolerated."""
 NORMAL_TTFT: Final = 1.5
 """Factor on the median TTFT of calm times that counts as back to normal after a surge."""
 TENANT_SPREAD: Final = 0.05
 
 
 def counted(result: Result) -> list[Outcome]:
-    """Return the outcomes of those who are counted."""
+    """Return the outcomes within the counted time."""
     experiment = result.experiment
     return within(result.course.outcomes, experiment.begin_s, experiment.end_s)
 
@@ -79,7 +79,7 @@ def row(result: Result) -> dict[str, Any]:
 
 
 def ratios(results: Sequence[Result]) -> dict[str, Ratio]:
-    """Return everything that was promised and measured."""
+    """Return all measured goals."""
     with_all = [result for result in results if result.experiment.mechanisms == EVERYTHING]
     found = dict(_of_curve([r for r in with_all if r.experiment.kind == "curve"]))
     for result in with_all:
@@ -89,7 +89,7 @@ def ratios(results: Sequence[Result]) -> dict[str, Ratio]:
             case "returns":
                 found |= _of_returns(result)
     found |= _of_tenants({r.experiment.case: r for r in with_all if r.experiment.kind == "tenants"})
-    found["experiments that left something behind"] = Ratio(
+    found["experiments with leaked resources"] = Ratio(
         float(sum(bool(result.course.left) for result in results)), ceiling=0.0
     )
     return found
@@ -134,7 +134,7 @@ def _of_surge(result: Result) -> dict[str, Ratio]:
     normal_s = percentile([o.first_s for o in before if o.first_s is not None], 0.5) or 0.0
     seconds = recovery_s(outcomes, experiment.end_s, NORMAL_TTFT * normal_s)
     after_s = max(o.arrival.at_s for o in outcomes) - experiment.end_s
-    # What never came back is at least as bad as the end of the run.
+    # Without a recovery the value is at least the time to the end of the run.
     return {
         "seconds to a normal median TTFT after a minute of 3x": Ratio(
             after_s if seconds is None else seconds, ceiling=5.0
@@ -146,7 +146,7 @@ def _of_returns(result: Result) -> dict[str, Ratio]:
     share = taken_at_return(result.course.outcomes)
     if share is None:
         return {}
-    name = f"taken at their first return, {result.experiment.case}"
+    name = f"accepted at the first return, {result.experiment.case}"
     return {name: Ratio(share, floor=RETURNED_FLOOR)}
 
 
@@ -205,11 +205,11 @@ LEGEND_WIDTH: Final = 190
 
 
 class Line(NamedTuple):
-    """One line.
+    """A line of a panel.
 
     Attributes:
-      name: in the legend.
-      points: (load, value), in order; those without a value are left out.
+      name: name in the legend.
+      points: (load, value) in order; points without a value are left out.
     """
 
     name: str
@@ -217,13 +217,13 @@ class Line(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """One figure.
+    """A diagram.
 
     Attributes:
-      title: above.
-      lines: all with the same names.
-      top: the axis ends here at the latest; None for the largest value.
-      mark: a value that a thin line shows; None for none.
+      title: title of the diagram.
+      lines: lines, with the same names in all panels.
+      top: maximum end of the axis; None for the largest value.
+      mark: value of a thin horizontal line, or None.
     """
 
     title: str
@@ -233,7 +233,7 @@ class Panel(NamedTuple):
 
 
 def draw(panels: Sequence[Panel], columns: int = 3) -> str:
-    """Return panels side by side, above one legend. Load is drawn by its logarithm."""
+    """Return an SVG of panels with one legend. The load axis is logarithmic."""
     num_rows = -(-len(panels) // columns)
     names = [line.name for line in panels[0].lines]
     legend_columns = max(1, (columns * (WIDTH + GAP)) // LEGEND_WIDTH)
@@ -298,6 +298,6 @@ def _panel(panel: Panel) -> str:
 
 
 def _round_up(value: float) -> float:
-    """Return 1, 2, 4 or 8 times a power of ten that is not below a value."""
+    """Round a value up to 1, 2, 4 or 8 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(value))
     return next(step * power for step in (1, 2, 4, 8, 10) if step * power >= value * (1 - 1e-9))

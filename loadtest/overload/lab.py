@@ -1,6 +1,4 @@
-"""Run the load lab's experiments: in virtual time, several at once, or on real processes one by
-one, with results of the same form.
-"""
+"""Run experiments of the load lab, concurrently in virtual time or one by one on processes."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ REAL_CAPACITY_S: Final = 30.0
 
 
 class Result(NamedTuple):
-    """What came of an experiment."""
+    """Result of an experiment."""
 
     experiment: Experiment
     course: Course
@@ -46,11 +44,11 @@ def virtual_capacity() -> float:
 
 
 def in_virtual_time(experiments: Sequence[Experiment], num_processes: int) -> list[Result]:
-    """Make experiments in virtual time, in the order in which they are given.
+    """Run experiments in virtual time and yield the results in order.
 
     Args:
-      experiments: which.
-      num_processes: that share them; 0 for this one.
+      experiments: the experiments.
+      num_processes: number of processes to use; 0 for this one.
     """
     if not num_processes:
         keep_quiet()
@@ -86,11 +84,11 @@ async def real_capacity(logs: Path) -> float:
 async def on_real_processes(
     experiments: Sequence[Experiment], logs: Path, note: Callable[[str], None]
 ) -> list[Result]:
-    """Make experiments on real processes; those with the same mechanisms share a fleet.
+    """Run experiments on real processes. Those with the same mechanisms share a fleet.
 
     Args:
-      experiments: which.
-      logs: folder for the output of processes.
+      experiments: the experiments.
+      logs: folder of the processes' output.
       note: called with a line about the next experiment.
     """
     results: list[Result] = []

@@ -1,9 +1,9 @@
-"""`python -m loadtest.overload.lab_process MECHANISMS COST COMMAND …`: `triolet` in the load lab.
+"""`python -m loadtest.overload.lab_process MECHANISMS COST COMMAND …`: run `triolet` for the lab.
 
-Changes the server's config according to MECHANISMS. COST is `computed`, or three numbers of seconds
-separated by commas (modelled.py): the workers' steps then take the time of that formula while the
-device thread sleeps. Everything else is the product: processes, sockets, frames, leases, blocks;
-the transferred KV is noise. The product itself has no such switches.
+Enables the server's mechanisms given by MECHANISMS. COST is `computed`, or three numbers of seconds
+separated by commas (modelled.py): steps then compute nothing and take the time of that formula, and
+the transferred KV is noise. Everything else is the product: processes, sockets, frames, leases,
+blocks. The product itself has no such switches.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ QUEUE, ADMISSION, BROWNOUT, GUARD = (
 )
 ALL: Final = (EVERYTHING, QUEUE, ADMISSION, BROWNOUT, GUARD, NOTHING)
 QUEUE_ALONE: Final = "fair queue alone"
-"""No mechanism that refuses: for experiments about order alone."""
+"""No mechanism that refuses: for experiments about the order of requests."""
 
 SLO: Final = SloConfig(critical_s=SLO_S, default_s=SLO_S, sheddable_s=SLO_S)
 SHEDDABLE_MAX_TOKENS, DEFAULT_MAX_TOKENS, LONG_PROMPT_TOKENS = 16, 32, 200
@@ -48,11 +48,11 @@ that of any other, and one prompt in fifty."""
 
 
 def configured(config: ServerConfig, name: str) -> ServerConfig:
-    """Return a server's config with the promises of the lab and some mechanisms on.
+    """Return a server config with the SLOs of the lab and the given mechanisms.
 
     Args:
-      config: of a server.
-      name: one of `ALL`, or `QUEUE_ALONE`.
+      config: config of a server.
+      name: name of the mechanisms: one of `ALL`, or `QUEUE_ALONE`.
     """
     refusing = {ADMISSION, BROWNOUT, GUARD}
     off = {NOTHING: {QUEUE, *refusing}, QUEUE_ALONE: refusing}.get(name, {name})
@@ -71,14 +71,14 @@ def configured(config: ServerConfig, name: str) -> ServerConfig:
 
 
 def command(mechanisms: str, cost: StepCost | None) -> tuple[str, ...]:
-    """Return what means `triolet` with these mechanisms, and steps of this cost."""
+    """Return the command for `triolet` with these mechanisms and step costs."""
     shown = COMPUTED if cost is None else ",".join(map(str, cost))
     return (sys.executable, "-m", "loadtest.overload.lab_process", mechanisms, shown)
 
 
 def run() -> int:
-    """Become a supervisor, or one of its processes."""
-    # Each is imported here by what looks it up by its name later.
+    """Run a supervisor or one of its processes."""
+    # Patch each name in the module that looks it up later.
     from ops.cli import main
     from ops.supervisor import serve
 
@@ -101,7 +101,7 @@ def run() -> int:
         engine = partial(TimedEngine, cost=cost, tokens=only_token)
         setattr(worker_entry, "LocalEngine", engine)  # noqa: B010
     if arguments[0] == "serve":
-        # A template would fork the product's own processes.
+        # A template would fork unpatched processes.
         arguments += ["--set", "supervisor.templates=false"]
     return main(arguments)
 

@@ -1,7 +1,8 @@
 """Results of requests, and figures over them: goodput, TTFT, refusals, waste. Pure.
 
-Every time counts from the planned moment of sending, not the actual one: a client that waits for a
-slow server before its next request would measure only the server's good moments.
+Every time counts from the planned time of sending, not the actual one. A client that waits for a
+slow server before its next request would measure only the server's good moments (coordinated
+omission).
 """
 
 from __future__ import annotations
@@ -21,38 +22,38 @@ if TYPE_CHECKING:
 
 
 IN_A_ROW: Final = 3
-"""Windows with a normal median after which a fleet has recovered: one alone may be chance."""
+"""Consecutive windows with a normal median that count as recovered, because one may be chance."""
 
 
 class Fate(StrEnum):
     """How a request ended for its client."""
 
     WHOLE = "whole"
-    """Complete: every token that it requested."""
+    """Complete, with all requested tokens."""
     CAPPED = "capped"
-    """Ended well but shorter than requested: answers were shortened under load."""
+    """Complete but shortened by the server under load."""
     REFUSED = "refused"
-    """Before any token, with an error that says when to come again."""
+    """Refused before any token, with a Retry-After."""
     DROPPED = "dropped"
-    """Accepted, then dropped before any work on it: it would have been too late."""
+    """Accepted, but dropped before any work because it would have been too late."""
     FAILED = "failed"
-    """Anything else: an error, a deadline, a connection that broke."""
+    """Anything else: an error, a deadline, a broken connection."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """One request's end. Seconds after the moment at which it was to be sent.
+    """Result of a request. Times are relative to the planned time of sending.
 
     Attributes:
-      arrival: what it was.
+      arrival: the planned request.
       fate: how it ended.
-      late_s: by how much the generator itself was late.
-      first_s: until the first token; None without one.
-      end_s: until its end.
-      tokens: that came.
-      code: of an error.
-      retry_after_s: what a refusal said.
-      again: what became of it when it came back after exactly that; None if it did not.
+      late_s: delay of the load generator itself.
+      first_s: time to the first token; None without one.
+      end_s: time to its end.
+      tokens: number of received tokens.
+      code: error code.
+      retry_after_s: Retry-After of a refusal.
+      again: outcome of the retry after `retry_after_s`; None without a retry.
     """
 
     arrival: Arrival
@@ -67,8 +68,8 @@ class Outcome:
 
     @property
     def is_good(self) -> bool:
-        """Whether it was of use: the first token and the whole answer in time. An answer that was
-        shortened for everybody's sake is of use."""
+        """Return whether it was useful: the first token and the whole answer came in time. A
+        shortened answer is useful too."""
         return (
             self.fate in (Fate.WHOLE, Fate.CAPPED)
             and self.first_s is not None
@@ -78,7 +79,7 @@ class Outcome:
 
     @property
     def was_decoded(self) -> bool:
-        """Return whether the KV of its prompt was of any use."""
+        """Return whether decode used the KV of its prompt."""
         return self.tokens >= min(2, self.arrival.output_tokens)
 
 
@@ -87,19 +88,19 @@ class Figures:
     """Figures of the requests that arrived within a time span.
 
     Attributes:
-      offered: requests.
-      good: of use.
-      goodput: requests of use per second.
-      token_goodput: their tokens per second.
-      refused: share.
-      dropped: share.
-      dropped_of_accepted: share of those that were not refused.
-      failed: share.
-      ttft_p50_s: of those that were taken and kept.
-      ttft_p99_s: likewise.
-      ttft_over_slo: the 99th percentile of TTFT over what was promised, of those taken.
-      refusal_p99_s: until a refusal was there.
-      late_p99_s: of the generator itself.
+      offered: number of requests.
+      good: number of useful requests.
+      goodput: useful requests per second.
+      token_goodput: tokens of useful requests per second.
+      refused: share of refused requests.
+      dropped: share of dropped requests.
+      dropped_of_accepted: share of dropped requests among the accepted ones.
+      failed: share of failed requests.
+      ttft_p50_s: median TTFT of requests that were accepted and not dropped.
+      ttft_p99_s: p99 of the same.
+      ttft_over_slo: p99 of TTFT / SLO of accepted requests.
+      refusal_p99_s: p99 of the time to a refusal.
+      late_p99_s: p99 of the load generator's delay.
     """
 
     offered: int
@@ -118,14 +119,14 @@ class Figures:
 
 
 def figures(outcomes: Iterable[Outcome], seconds: float) -> Figures:
-    """Return the figures of requests that came within so many seconds."""
+    """Return the figures of requests that arrived within a time span of `seconds`."""
     listed = list(outcomes)
     good = [outcome for outcome in listed if outcome.is_good]
     refused = [outcome for outcome in listed if outcome.fate is Fate.REFUSED]
     failed = [outcome for outcome in listed if outcome.fate is Fate.FAILED]
     dropped = [outcome for outcome in listed if outcome.fate is Fate.DROPPED]
     taken = [o for o in listed if o.fate not in (Fate.REFUSED, Fate.DROPPED)]
-    # A request that was kept but got no token waited at least until the end.
+    # A request that was not dropped but got no token waited at least until the end.
     first_s = [o.end_s if o.first_s is None else o.first_s for o in taken]
     over = [t / o.arrival.slo_s for t, o in zip(first_s, taken, strict=True)]
     number = max(len(listed), 1)
@@ -147,7 +148,7 @@ def figures(outcomes: Iterable[Outcome], seconds: float) -> Figures:
 
 
 def within(outcomes: Iterable[Outcome], begin_s: float, end_s: float) -> list[Outcome]:
-    """Return the outcomes of those who came between two moments."""
+    """Return the outcomes of requests that arrived between two times."""
     return [outcome for outcome in outcomes if begin_s <= outcome.arrival.at_s < end_s]
 
 
@@ -161,8 +162,8 @@ def wasted(outcomes: Iterable[Outcome], computed_tokens: int) -> float:
     """Return the share of computed prompt tokens that were never used by decode.
 
     Args:
-      outcomes: of all clients; one that returned counts twice. Prompts have nothing in common, so
-        caches find nothing.
+      outcomes: outcomes of all requests; a retry counts as a second one. Prompts have no common
+        prefixes, so caches have no effect.
       computed_tokens: prompt tokens computed by all workers.
     """
     came = [one for o in outcomes for one in (o, o.again) if one is not None]
@@ -171,7 +172,7 @@ def wasted(outcomes: Iterable[Outcome], computed_tokens: int) -> float:
 
 
 def tokens_by_tenant(outcomes: Iterable[Outcome]) -> dict[str, int]:
-    """Return what each tenant got: tokens of prompts that were decoded with, and of answers."""
+    """Return the tokens of each tenant: its answers, and the prompts that decode used."""
     got: defaultdict[str, int] = defaultdict(int)
     for outcome in outcomes:
         got[outcome.arrival.tenant] += outcome.tokens
@@ -180,7 +181,7 @@ def tokens_by_tenant(outcomes: Iterable[Outcome]) -> dict[str, int]:
 
 
 def jain(shares: Sequence[float]) -> float:
-    """Return Jain's index: 1 if all have the same, 1/n if one has everything."""
+    """Return Jain's index: 1 if all shares are equal, 1/n if one has everything."""
     squares = sum(share * share for share in shares)
     return sum(shares) ** 2 / (len(shares) * squares) if squares else 1.0
 
@@ -188,18 +189,18 @@ def jain(shares: Sequence[float]) -> float:
 def recovery_s(
     outcomes: Iterable[Outcome], ended_s: float, normal_s: float, window_s: float = 1.0
 ) -> float | None:
-    """Return how long after a surge the median TTFT is back to what it was.
+    """Return the time from the end of a surge until the median TTFT is normal again.
 
     Args:
-      outcomes: of everybody, also of those who came after.
-      ended_s: when the surge ended.
-      normal_s: the median TTFT that counts as normal.
-      window_s: medians are taken over those who came within so long.
+      outcomes: outcomes of all requests, including those after the surge.
+      ended_s: end of the surge.
+      normal_s: median TTFT that counts as normal.
+      window_s: length of the windows for medians.
 
     Returns:
-      Seconds to the end of the first of `IN_A_ROW` windows that are normal; None if there are none.
-      Later windows need not be normal: with few requests in a window, one is sometimes not, with or
-      without a surge. Windows without an accepted request do not count as normal.
+      Seconds to the end of the first of `IN_A_ROW` normal windows; None if there are none. Later
+      windows need not be normal: with few requests, single windows are not, even without a surge.
+      Windows without an accepted request do not count as normal.
     """
     groups: defaultdict[int, list[float]] = defaultdict(list)
     windows = set()
@@ -220,7 +221,7 @@ def recovery_s(
 
 
 def percentile(values: Iterable[float], share: float) -> float | None:
-    """Return the nearest-rank percentile of a share; None of nothing."""
+    """Return the nearest-rank percentile for a share; None without values."""
     listed = list(values)
     return statistics.percentile(listed, 100 * share) if listed else None
 

@@ -1,7 +1,7 @@
 """The experiments of the load lab: loads with and without each mechanism, a surge, clients that
-return, tenants that exceed their share, and real traces.
+retry, tenants that exceed their share, and real traces.
 
-Pure: everything follows from the fleet's capacity and a seed.
+Pure: plans depend only on the fleet's capacity and a seed.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ SIZES: Final = Sizes()
 LOADS: Final = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0)
 CRITICAL_SHARE: Final = 0.1
 MOST_CRITICAL: Final = 0.45
-"""Share of the capacity: the critical class's promise holds up to half of it."""
+"""Shares of the capacity. The critical class has an SLO up to half of the capacity."""
 BELOW: Final = ((ServiceClass.DEFAULT, 0.7), (ServiceClass.SHEDDABLE, 0.3))
-"""The other classes."""
+"""Shares of the other classes."""
 NORMAL_LOAD: Final = 0.6
 SURGE_LOAD: Final = 3.0
 WEIGHTS: Final = {"one": 1.0, "two": 2.0, "four": 4.0}
 EQUAL_LOADS: Final = {"half": 0.5, "same": 1.0, "double": 2.0, "fourfold": 4.0}
-"""Share of the capacity; each of the four is more than the quarter it is owed."""
+"""Shares of the capacity. Each of the four tenants demands more than its fair quarter."""
 QUIET_TIMES: Final = 5
-"""Factor on the duration: a tenant with few requests needs longer for a p99."""
+"""Factor on the duration: a tenant with few requests needs more time for a p99."""
 TRACES: Final = (
     "azure2023_conv.csv",
     "mooncake_conversation.jsonl",
@@ -52,23 +52,23 @@ TRACES: Final = (
 )
 SERVEGEN: Final = "servegen clients"
 HOUR: Final = 10
-"""Hour of ServeGen's day in which most of its clients are active."""
+"""Hour of ServeGen's day with most active clients."""
 TRACE_LOADS: Final = (1.0, 2.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """One run of one fleet.
+    """A run of a fleet.
 
     Attributes:
-      kind: what it is for.
-      case: which of these.
+      kind: kind of experiment.
+      case: name of the case within the kind.
       mechanisms: name of the enabled mechanisms.
-      arrivals: everybody.
+      arrivals: all requests.
       begin_s: earlier arrivals are not counted.
       end_s: later arrivals are not counted.
-      load: of the capacity.
-      schedulings: of tenants.
+      load: multiple of the capacity.
+      schedulings: scheduling of tenants.
       do_return: whether refused requests are retried after Retry-After.
     """
 
@@ -85,13 +85,13 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """How long runs are.
+    """Durations of runs.
 
     Attributes:
-      warm_s: before anything is counted.
-      counted_s: after that.
-      surge_s: of three times what the fleet can do.
-      calm_s: before and after the surge.
+      warm_s: warm-up, not counted.
+      counted_s: counted time.
+      surge_s: duration of the surge, with three times the capacity.
+      calm_s: duration before and after the surge.
     """
 
     warm_s: float = 15.0
@@ -101,22 +101,22 @@ class Times:
 
     @property
     def whole_s(self) -> float:
-        """From the first to the last who comes."""
+        """Time from the first to the last arrival."""
         return self.warm_s + self.counted_s
 
 
 SHORT: Final = Times(warm_s=5.0, counted_s=20.0, surge_s=60.0, calm_s=15.0)
-"""Shorter, for real processes."""
+"""Shorter durations for real processes."""
 
 
 def steady(capacity: float, load: float, seconds: float, seed: int) -> list[Arrival]:
     """Return Poisson arrivals of all classes.
 
     Args:
-      capacity: requests per second that the fleet answers.
-      load: of these.
-      seconds: until when.
-      seed: decides all of it.
+      capacity: the fleet's capacity in requests per second.
+      load: multiple of the capacity.
+      seconds: duration.
+      seed: random seed.
     """
     numbers = random.Random(f"steady {load} {seed}")
     of_critical = min(CRITICAL_SHARE * load, MOST_CRITICAL)
@@ -134,7 +134,7 @@ def steady(capacity: float, load: float, seconds: float, seed: int) -> list[Arri
 def curve(
     capacity: float, times: Times, loads: Sequence[float] = LOADS, names: Sequence[str] = ALL
 ) -> list[Experiment]:
-    """Return each load with and without each mechanism; the same arrivals for all."""
+    """Return experiments for each load, with and without each mechanism, with the same arrivals."""
     return [
         Experiment("curve", "poisson", name, arrivals, times.warm_s, times.whole_s, load)
         for load in loads
@@ -144,7 +144,7 @@ def curve(
 
 
 def surge(capacity: float, times: Times) -> list[Experiment]:
-    """Return a minute of far too much between two calm times."""
+    """Return a minute of overload between two calm times."""
     calm = steady(capacity, NORMAL_LOAD, times.calm_s, seed=2)
     flood = steady(capacity, SURGE_LOAD, times.surge_s, seed=3)
     after = steady(capacity, NORMAL_LOAD, times.calm_s, seed=4)
@@ -157,8 +157,8 @@ def surge(capacity: float, times: Times) -> list[Experiment]:
 
 
 def returns(capacity: float, times: Times) -> list[Experiment]:
-    """Return loads whose refused clients do as they are told: bursts that the fleet can bear on
-    average, and a load that it cannot."""
+    """Return loads with clients that honour Retry-After: bursts within the capacity on average, and
+    a constant overload."""
     numbers = random.Random("returns")
     moments = on_off(numbers, 0.8 * capacity, 2 * times.whole_s, period_s=30.0, share=0.25)
     bursts = requests(moments, numbers, _LIKE, SIZES)
@@ -173,8 +173,8 @@ def returns(capacity: float, times: Times) -> list[Experiment]:
 
 
 def tenants(capacity: float, times: Times) -> list[Experiment]:
-    """Return tenants who ask for more than their share: beside one who asks for less, beside one
-    another with equal weights, and with weights of 1, 2 and 4."""
+    """Return loads of tenants that exceed their share: with another tenant below its share, with
+    equal weights, and with weights of 1, 2 and 4."""
     seconds = times.whole_s
     long = times.warm_s + QUIET_TIMES * times.counted_s
     half = _of_tenant("b", capacity / 4, long)
@@ -201,7 +201,7 @@ def tenants(capacity: float, times: Times) -> list[Experiment]:
 
 
 def traced(capacity: float, times: Times) -> tuple[list[Experiment], dict[str, str]]:
-    """Return real traces at the size of the fleet, and which were left out and why."""
+    """Return real traces scaled to the fleet, and the skipped traces with the reason."""
     skipped: dict[str, str] = {}
     experiments: list[Experiment] = []
     makers: dict[str, Callable[[Scale], list[Arrival]]] = {

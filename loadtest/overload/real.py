@@ -1,6 +1,6 @@
-"""A fleet of real processes whose capacity follows a formula: one server, and paced workers.
+"""A fleet of real processes with a known capacity: a server, and workers that only take time.
 
-With `cost=None` the workers are the product's own and compute the demo model.
+With `cost=None` the workers compute the demo model instead.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ ENVIRONMENT: Final = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 KV_POOL: Final = "96MiB"
-"""1000 blocks of the demo model: decode runs out of rows, not of blocks."""
+"""1000 blocks of the demo model, so that rows limit decode, not blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class RealShape:
-    """How large a fleet is.
+    """Size of a fleet.
 
     Attributes:
-      prefills: workers.
-      decodes: workers.
+      prefills: number of prefill workers.
+      decodes: number of decode workers.
       max_num_seqs: rows of a decode step.
-      cost: of a step; None lets the demo model be computed.
-      mechanisms: what of the server is switched on, by name.
-      server_options: more of them.
+      cost: cost of a step; None to compute the demo model.
+      mechanisms: name of the enabled mechanisms.
+      server_options: further options of the server.
     """
 
     prefills: int = 1
@@ -74,12 +74,12 @@ def real_fleet(
     """Run a fleet of a supervisor, one server and workers; its log is `fleet.log` in `logs`.
 
     Args:
-      shape: of it.
-      logs: a folder, which is made if need be.
+      shape: size of the fleet.
+      logs: folder of the log, created if missing.
       popen: starts the supervisor.
 
     Raises:
-      ServerDidNotStartError: with the end of its log.
+      ServerDidNotStartError: it did not start; has the end of its log.
     """
     logs.mkdir(parents=True, exist_ok=True)
     started = [
@@ -94,10 +94,10 @@ def real_fleet(
 
 
 async def audit_of(fleet: ServerProcess) -> FleetAudit:
-    """Return every process's account of itself.
+    """Return the audit of the fleet.
 
     Raises:
-      ConnectionError: the server does not answer, or not with an audit.
+      ConnectionError: the server does not answer, or the answer is not an audit.
     """
     status, body = await get(fleet.url, "/fleet/audit")
     if status != 200:
@@ -106,11 +106,11 @@ async def audit_of(fleet: ServerProcess) -> FleetAudit:
 
 
 FIRST_ID, LAST_ID = 256, 2000
-"""Ids of the demo model that are parts of words: no two prompts begin alike."""
+"""Token ids of the demo model that are parts of words. No two prompts have a common prefix."""
 PATIENCE_S: Final = 300.0
 """Timeout of clients that measure a fleet's capacity."""
 GRACE_S: Final = 5.0
-"""Seconds after a request's deadline until a server without an answer is given up."""
+"""Seconds after a request's deadline until a client gives up."""
 REST_S: Final = 30.0
 """Seconds after the last answer until everything must be released."""
 POLL_S: Final = 0.25
@@ -124,12 +124,12 @@ TIERS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class RealLoad:
-    """Arrivals, and who they are.
+    """A load.
 
     Attributes:
-      arrivals: in order.
-      do_return: refused requests return once, after exactly the time in the refusal.
-      seed: decides prompts.
+      arrivals: requests in order.
+      do_return: whether refused requests are retried once, after exactly `Retry-After`.
+      seed: random seed of the prompts.
     """
 
     arrivals: Sequence[Arrival]
@@ -138,7 +138,7 @@ class RealLoad:
 
 
 async def drive(fleet: ServerProcess, load: RealLoad) -> Course:
-    """Run all requests; return when the fleet is at rest."""
+    """Run all requests, and wait until the fleet is idle."""
     before = await audit_of(fleet)
     numbers = random.Random(f"prompts {load.seed}")
     asked = [_request(arrival, numbers) for arrival in load.arrivals]
@@ -157,14 +157,13 @@ async def drive(fleet: ServerProcess, load: RealLoad) -> Course:
 
 
 async def capacity(fleet: ServerProcess, sizes: Sizes, num_clients: int, seconds: float) -> float:
-    """Return the requests per second that a fleet answers to clients who each ask for the next
-    thing as soon as they have the last: its throughput, whatever anybody waits.
+    """Return a fleet's throughput in requests per second, in a closed loop.
 
     Args:
-      fleet: with nothing that refuses.
-      sizes: of what they ask for.
-      num_clients: at once; more than the fleet has rows.
-      seconds: how long; the first quarter, in which they all come at once, does not count.
+      fleet: a fleet without mechanisms that refuse.
+      sizes: lengths of the requests.
+      num_clients: number of concurrent clients, more than the fleet's rows.
+      seconds: duration. The first quarter, with the burst at the start, does not count.
     """
     ended_at: list[float] = []
     began_at = trio.current_time()
@@ -197,7 +196,7 @@ async def _come(
     await _ask(clients, request, outcome, due)
     if not do_return or outcome.fate is not Fate.REFUSED or outcome.retry_after_s is None:
         return
-    # Not sooner than told: the time to receive the refusal is added.
+    # Not earlier than Retry-After says: the time to receive the refusal is added.
     await trio.sleep(outcome.retry_after_s)
     at_s = outcome.arrival.at_s + trio.current_time() - due
     outcome.again = Outcome(replace(outcome.arrival, at_s=at_s))
@@ -226,11 +225,11 @@ async def _ask(clients: Clients, request: bytes, outcome: Outcome, due: float) -
     elif answer.status != 200 and answer.retry_after_s is not None:
         outcome.fate = Fate.REFUSED
     elif outcome.code == OVERLOADED and not outcome.tokens:
-        outcome.fate = Fate.DROPPED  # its stream had begun, with nothing in it
+        outcome.fate = Fate.DROPPED  # its stream had started without tokens
 
 
 async def _at_rest(fleet: ServerProcess) -> tuple[FleetAudit, tuple[str, ...]]:
-    """Return the account of the fleet once nothing is left, or after a while what is."""
+    """Return the fleet's audit once everything is released, or at the deadline."""
     deadline = trio.current_time() + REST_S
     while True:
         audit = await audit_of(fleet)

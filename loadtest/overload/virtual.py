@@ -1,6 +1,6 @@
-"""An open loop against a fleet in virtual time: every request is timed from its planned arrival.
+"""Run an open loop against a fleet in virtual time; requests are timed from their planned arrival.
 
-An hour of overload passes in minutes, and every run is the same. There is no HTTP and no JSON.
+An hour of overload takes minutes, and every run is the same. There is no HTTP and no JSON.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ if TYPE_CHECKING:
 
 
 VOCABULARY: Final = 900
-"""Number of tokens that prompts are drawn from: no two begin alike."""
+"""Number of tokens that prompts are drawn from. No two prompts have a common prefix."""
 AT_ONCE_S: Final = 1e-6
 """A refusal takes no virtual time."""
 KEY_BYTES: Final = 8
-"""Bytes of a request's first id, its key when it returns, like its body over HTTP."""
+"""Bytes of a request's first id, the key of its retry, like its body over HTTP."""
 REST_S: Final = 5 * SECONDS
-"""After the last answer nothing may be leased after this time: longer than a lease lives."""
+"""Seconds after the last answer at which no block may be leased: longer than a lease."""
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What came of a run.
+    """Result of a run.
 
     Attributes:
-      outcomes: in the order of arrivals.
-      prompt_tokens: that workers computed.
-      left: what is left over after all clients have gone, in words.
-      generator_cpu: cores that the generator took on average; 0 in virtual time.
+      outcomes: outcomes in the order of arrivals.
+      prompt_tokens: prompt tokens that workers computed.
+      left: descriptions of leaked resources.
+      generator_cpu: mean number of cores used by the load generator; 0 in virtual time.
     """
 
     outcomes: Sequence[Outcome]
@@ -65,13 +65,13 @@ class Course:
 
 @dataclass(frozen=True, slots=True)
 class VirtualLoad:
-    """Arrivals, and who they are.
+    """A load.
 
     Attributes:
-      arrivals: in order.
-      schedulings: of tenants with a weight or a share; others have the default's.
-      do_return: refused requests return once, after exactly the time in the refusal.
-      seed: decides prompts and the order of tasks.
+      arrivals: requests in order.
+      schedulings: scheduling of tenants with a weight or a share; others have the default.
+      do_return: whether refused requests are retried once, after exactly `Retry-After`.
+      seed: random seed of the prompts and the order of tasks.
     """
 
     arrivals: Sequence[Arrival]
@@ -123,7 +123,7 @@ class _Drive:
             nursery.start_soon(self._read, stream, outcome)
 
     async def ask(self, fleet: Links, arrival: Arrival) -> None:
-        """Ask for something that is not refused, and read it to its end."""
+        """Send a request that is not refused, and read it to its end."""
         await self._read(fleet.submit(self._request(arrival)), Outcome(arrival))
 
     async def _return(self, fleet: Links, request: GenerationRequest, first: Outcome) -> None:
@@ -175,10 +175,10 @@ class _Drive:
 
 
 def _begin(fleet: Links, request: GenerationRequest) -> OutputStream:
-    """Ask as the surface does: at the door, before the prompt is looked at, and then with it.
+    """Submit a request as the API does: first admission without the prompt, then with it.
 
     Raises:
-      RequestError: refused, here or there.
+      RequestError: it was refused.
     """
     ask = AdmissionAsk(request.scheduling, request.deadline_s, request.request_id, request.key)
     fleet.admission.admit(ask, trio.current_time())
@@ -186,14 +186,13 @@ def _begin(fleet: Links, request: GenerationRequest) -> OutputStream:
 
 
 def capacity(shape: FleetShape, sizes: Sizes, num_clients: int, seconds: float) -> float:
-    """Return the requests per second that a fleet answers to clients who each ask for the next
-    thing as soon as they have the last: its throughput, whatever anybody waits.
+    """Return a fleet's throughput in requests per second, in a closed loop.
 
     Args:
-      shape: of the fleet, with nothing that refuses.
-      sizes: of what they ask for.
-      num_clients: at once; more than the fleet has rows.
-      seconds: how long; the first quarter, in which they all come at once, does not count.
+      shape: size of the fleet, without mechanisms that refuse.
+      sizes: lengths of the requests.
+      num_clients: number of concurrent clients, more than the fleet's rows.
+      seconds: duration. The first quarter, with the burst at the start, does not count.
     """
     driver = _Drive(shape, VirtualLoad((), seed=1))
     ended_at: list[float] = []
@@ -219,8 +218,8 @@ def capacity(shape: FleetShape, sizes: Sizes, num_clients: int, seconds: float) 
 
 
 def refused(outcome: Outcome, error: RequestError, now_s: float) -> None:
-    """Note that a request ended with an error: at once, with the time to come again, that is a
-    refusal; later, before any token, it was dropped; everything else is a failure."""
+    """Record that a request ended with an error: an immediate one with Retry-After is a refusal, a
+    later one before any token means dropped, and everything else is a failure."""
     outcome.code, outcome.end_s = error.code, now_s
     outcome.retry_after_s = error.retry_after_s
     outcome.fate = Fate.FAILED
@@ -229,6 +228,6 @@ def refused(outcome: Outcome, error: RequestError, now_s: float) -> None:
 
 
 def prompt_tokens(audit: FleetAudit) -> int:
-    """Return the tokens of prompts that a fleet's workers have computed."""
+    """Return the prompt tokens that a fleet's workers have computed."""
     accounts = [view.audit for view in audit.workers if view.audit is not None]
     return sum(a.computed_tokens if a.role is Role.PREFILL else a.prompt_tokens for a in accounts)

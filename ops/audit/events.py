@@ -126,7 +126,7 @@ class AuditLineError(ValueError):
 
 
 class AlteredLine(AuditLineError):
-    """A line whose content does not match its hash.
+    """A line with content that does not match its hash.
 
     Attributes:
       leaf: the hash in the line.

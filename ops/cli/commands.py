@@ -445,8 +445,7 @@ def chat(
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum answer length.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0.0, max=2.0)] = None,
 ) -> None:
-    """Chat with a running server; in a pipe, answer each line of stdin. If the server requires an
-    API key, set the environment variable TRIOLET_API_KEY."""
+    """Chat with a running server, or answer each line of a pipe. TRIOLET_API_KEY is the API key."""
     from .chat import run_chat
 
     run_chat(url, model, max_tokens=max_tokens, temperature=temperature)

@@ -192,7 +192,7 @@ def run_restart(
     """Restart every process of some roles and print each step.
 
     Args:
-      models: models whose workers are restarted, and nothing else; empty for all processes.
+      models: restart only the workers of these models; empty for all processes.
       roles: roles to restart; empty for all.
       port: port of the local fleet, if several run.
       audit: directory of the audit log; None for this user's.

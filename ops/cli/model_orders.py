@@ -107,8 +107,7 @@ def add_model(
 
 
 def drop_model(name: NameArgument, port: PortOption = None) -> None:
-    """Remove a model from a running fleet: its requests finish, then its workers stop. Its files
-    stay on disk."""
+    """Remove a model from a running fleet once its requests finish. Its files stay on disk."""
     run(_admin(port), f"drop {name}", "DELETE", f"/admin/models/{name}")
 
 

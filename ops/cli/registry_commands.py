@@ -62,7 +62,7 @@ def push_(
     store: StoreOption = None,
     audit: AuditOption = None,
 ) -> None:
-    """Upload a version to a registry and print its digest. Skips blobs that are there."""
+    """Upload a version to a registry and print its digest. Skips existing blobs."""
     from store.aliases import Aliases
     from store.reference import parse_reference
     from store.registry.location import parse_location

@@ -74,8 +74,8 @@ class Control:
       nursery: runs the steps of operations.
 
     Attributes:
-      config: as given.
-      controller: as given.
+      config: config of control.
+      controller: the decisions.
       account: worker-seconds.
       channel: connections of servers.
       run_id: id of the supervisor's run; empty before its first answer.
@@ -198,7 +198,7 @@ class Control:
         await self._measure(lambda model: not model.is_measured)
 
     async def measure(self) -> None:
-        """Measure the memory of every model whose workers are ready."""
+        """Measure the memory of every model with ready workers."""
         await self._measure(lambda model: True)
 
     async def _measure(self, is_wanted: Callable[[Model], bool]) -> None:

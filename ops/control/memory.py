@@ -36,7 +36,7 @@ def budget_bytes(config: ControlConfig, pids: Iterable[int]) -> int:
 
     Args:
       config: its memory_bytes, if set, is the budget.
-      pids: running workers, whose memory belongs to the budget.
+      pids: running workers; their memory belongs to the budget.
 
     Raises:
       ConfigError: memory_bytes is auto, and this system does not report free memory.

@@ -27,7 +27,7 @@ class OperationTurns:
       config: timeouts.
 
     Attributes:
-      first: model whose load has its turn now, or None.
+      first: model that has the turn now, or None.
     """
 
     def __init__(self, config: ControlConfig) -> None:

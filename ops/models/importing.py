@@ -111,7 +111,7 @@ class _Parts(NamedTuple):
       files: files that become layers.
       others: files in the directory that do not.
       facts: facts for its config.
-      sampling: sampling defaults; None for the model's own.
+      sampling: sampling defaults; None for the model's.
     """
 
     files: list[SourceFile]
@@ -199,7 +199,7 @@ def read_sampling(path: Path) -> dict[str, Any]:
 
 
 def _own_document(model_dir: Path) -> dict[str, Any]:
-    """Read the model's own sampling file, which was checked before."""
+    """Read the model's sampling file, which was checked before."""
     path = model_dir / SAMPLING_FILE
     if path.exists() and path.stat().st_size > MAX_DOCUMENT_BYTES:
         raise ModelError(f"{path} has more than {MAX_DOCUMENT_BYTES} bytes; shorten it")

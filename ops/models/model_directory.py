@@ -63,7 +63,7 @@ def check_start(
     Args:
       model: MODEL argument; None for the demo model.
       engine: engine settings of the workers.
-      speculation: settings whose draft model, if any, is checked too.
+      speculation: settings with a draft model, if any, which is checked too.
 
     Raises:
       ConfigError: it cannot be served with these settings; the text says why and what to do.

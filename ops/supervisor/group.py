@@ -63,10 +63,10 @@ class Group:
       name: name of the model; empty for servers, control, and a single unnamed model.
       specs: the processes.
       spares: replacements that run while the only process of a role restarts.
-      new_slot: makes a slot whose processes run in the nursery.
+      new_slot: creates a slot and runs its processes in the nursery.
 
     Attributes:
-      name: as given.
+      name: name of the group.
       specs: current processes.
       spares: replacements by role.
       slots: slots of the last start by name, including those of `spares`.

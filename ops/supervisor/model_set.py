@@ -81,7 +81,7 @@ class ModelSet:
         is_reference_only: bool = False,
         replaced: str = "",
     ) -> ControlledModelConfig:
-        """Add a model whose workers can be started. Servers are not notified.
+        """Add a model, so that its workers can be started. Servers are not notified.
 
         Args:
           name: name of the model.

@@ -286,7 +286,7 @@ def listed_gpus() -> str:
 
 
 def roles_of_templates(settings: Settings, gpus: Sequence[str]) -> list[Role]:
-    """Return the roles whose processes are forked. Workers on a GPU are not: each needs to
+    """Return the roles with forked processes. Workers on a GPU are not forked: each needs to
     initialize its own driver.
 
     Args:

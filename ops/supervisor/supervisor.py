@@ -53,7 +53,7 @@ class Supervisor:
         the supervisor's stderr.
       spares: replacements that run while the only process of a role restarts; at most one for each
         model and role.
-      stopped: names of models whose workers do not start with the fleet.
+      stopped: names of models without workers at the start of the fleet.
       worker_drain_s: time for a worker to finish its sequences in a restart.
       starter: starts the processes; None to spawn each.
 
@@ -134,7 +134,7 @@ class Supervisor:
         self._nursery.start_soon(group.run, self._give_up)
 
     def _give_up(self, group: Group, reason: GiveUp) -> None:
-        """Stop a model whose worker cannot be kept alive, or the whole fleet if it is the last one.
+        """Stop a model if its worker cannot be kept alive; the whole fleet if it is the last one.
         Control is restarted later."""
         if group.phase is not GroupPhase.RUNNING:
             return
@@ -229,7 +229,7 @@ class Supervisor:
           roles: roles to restart.
           is_met: returns whether every server uses a worker; polled once the worker is ready.
           tell: called before each step.
-          models: models whose workers are restarted, and nothing else; empty for all processes.
+          models: restart only the workers of these models; empty for all processes.
 
         Raises:
           RestartFailed: another restart is running, there is nothing to restart, the fleet is being
@@ -492,7 +492,7 @@ def require_no_restart(supervisor: Supervisor) -> None:
 
 
 def running(groups: Iterable[Group]) -> list[Group]:
-    """Return the groups whose processes run."""
+    """Return the groups with running processes."""
     return [group for group in groups if group.phase is GroupPhase.RUNNING]
 
 

@@ -44,7 +44,7 @@ class RestartRequest(msgspec.Struct, frozen=True, tag_field="request", tag="rest
 
     Attributes:
       roles: roles to restart; empty for all.
-      models: models whose workers are restarted, and nothing else; empty for all processes.
+      models: restart only the workers of these models; empty for all processes.
     """
 
     roles: tuple[Role, ...]

@@ -209,7 +209,7 @@ BODY_UNDER_WAY_S: Final = 0.1
 
 
 def origins_here(services: Services, route: Route) -> Sequence[str]:
-    """Return the origins whose pages may use a route."""
+    """Return the origins that may use a route."""
     return services.config.allow_origins if route.is_for_pages else ()
 
 

@@ -409,7 +409,7 @@ async def begin(
 def submit_all(
     requests: Sequence[GenerationRequest], model: ServedModel, live: RequestScope
 ) -> OutputStream:
-    """Submit choices whose quota is reserved. Does not wait."""
+    """Submit choices after their quota was reserved. Does not wait."""
     stream = model.fleet.submit(*requests)
     live.hold(stream)
     return stream

@@ -87,10 +87,10 @@ class ClientConnection:
 
 
 WAITING: Final = frozenset({b"expect", b"transfer-encoding"})
-"""Headers of requests whose bodies wait for permission, whatever their size."""
+"""Headers of requests with bodies that wait for permission, regardless of size."""
 
 COMING_BACK: Final = frozenset({b"idempotency-key", b"last-event-id"})
-"""Headers of requests whose answer may already exist."""
+"""Headers of requests that may already have an answer."""
 
 
 class RequestEntry:

@@ -176,7 +176,7 @@ class ResumableAnswer:
         await self._changed.wait()
 
     def forgotten(self) -> RequestError:
-        """Return the error for a reader whose next frames were removed."""
+        """Return the error for a reader if its next frames were removed."""
         return RequestError(
             f"events before {self.transcript.first} of this answer are no longer stored",
             status=410,
@@ -310,7 +310,7 @@ class Name(NamedTuple):
     """The key of an answer.
 
     Attributes:
-      owner: the tenant whose answers are evicted first when it uses too much room; empty without
+      owner: the tenant; its answers are evicted first if it uses too much memory; empty without
         tenants, when all clients share the room.
       scope: the client; equal texts of two clients are different keys.
       text: the client's idempotency key, or an id of ours.

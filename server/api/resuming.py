@@ -1,4 +1,4 @@
-"""Idempotency-Key and Last-Event-ID: HTTP requests whose answers outlive their connection.
+"""Idempotency-Key and Last-Event-ID: HTTP requests with answers that outlive their connection.
 
 A request with a key starts an answer, or joins the running or finished answer of an earlier request
 with the same key and content. Its stream numbers the events, and a reconnecting client continues

@@ -1,4 +1,4 @@
-"""The types of the route table, whose rows are in server/routes.py, and the lookup of a row."""
+"""The types of the route table and the lookup of a row. The rows are in server/routes.py."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Route:
       path: with variables in werkzeug's syntax.
       view: the handler; takes its part, `services` and the path variables.
       permission: the required key.
-      entry: in the OpenAPI document; None for a WebSocket, which OpenAPI cannot describe.
+      entry: entry in the OpenAPI document; None for a WebSocket, which OpenAPI cannot describe.
       dialect: the format of its errors and streams.
       cost: the tenant limits that it counts against.
       streams: whether `stream: true` returns events.
@@ -109,7 +109,7 @@ class RouteTable:
     """All rows.
 
     Args:
-      rows: in the order of the OpenAPI document.
+      rows: rows in the order of the OpenAPI document.
       trees: path prefixes; other paths below them use the error format of their first row.
     """
 

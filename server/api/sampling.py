@@ -117,7 +117,7 @@ def completion_logprobs(
     """Return the value of `logprobs` of a plain completion.
 
     Args:
-      tokens: in order.
+      tokens: the tokens in order.
       offset: number of characters of the completion's text before the first token.
       tops: the alternatives of each token.
     """

@@ -146,7 +146,7 @@ class ModelTable:
 
     Args:
       models: the first one answers requests that name no model.
-      routes: by public name; each of their versions is one of the models.
+      routes: routes by public name; each of their versions is one of the models.
 
     Attributes:
       first: the first model.
@@ -198,7 +198,7 @@ class ModelTable:
         """Replace the routes, and add and remove models.
 
         Args:
-          routes: by public name; all of their versions must exist after the change.
+          routes: routes by public name; all of their versions must exist after the change.
           added: models to add, after those not in `order`.
           without: names of models to remove; at least one model must be left.
           order: names of models; the first one that exists answers requests that name no model.

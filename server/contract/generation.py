@@ -243,7 +243,7 @@ class Finished:
 
     @property
     def is_cut(self) -> bool:
-        """Whether it ended before the model's own end."""
+        """Whether a stop string, a stop token or the length limit ended it."""
         is_stopped = self.stop_string is not None or self.is_by_stop_token
         return is_stopped or self.reason is FinishReason.LENGTH
 

@@ -54,7 +54,7 @@ def _has(**properties: Schema) -> Schema:
 
 
 def _may_have(**properties: Schema) -> Schema:
-    """Return the schema of objects whose properties match these where present."""
+    """Return the schema of objects that match these properties where present."""
     return {"properties": properties}
 
 

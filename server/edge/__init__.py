@@ -1,1 +1,1 @@
-"""The socket side of the server: hypercorn, its cures, limits, drain."""
+"""The socket side of the server: connections, HTTP/1.1, WebSockets, and adapters for Quart."""

@@ -1,8 +1,8 @@
 """Finds the real client's address behind trusted proxies.
 
-A proxy's information counts only if the other end of the connection is in one of the configured
-networks: PROXY protocol v2 at the connection's start, `Forwarded` (RFC 7239) or `X-Forwarded-For`
-in a request's head. Pure: bytes and addresses only; no socket, no clock.
+Reads PROXY protocol v2 at the start of a connection, and `Forwarded` (RFC 7239) or
+`X-Forwarded-For` in a request's head, but only if the peer of the connection is in a configured
+network. Pure: bytes and addresses, no sockets, no clock.
 """
 
 from __future__ import annotations

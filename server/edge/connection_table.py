@@ -2,8 +2,8 @@
 no socket, no clock.
 
 A connection is idle while it has no request in progress: before its first head is complete, and
-between an answer and the next request. An idle connection uses only its place. Busy ones keep their
-places whatever arrives. The order of calls is the order of time.
+between an answer and the next request. Busy connections are never closed for new ones. Calls must
+be in chronological order.
 """
 
 from __future__ import annotations

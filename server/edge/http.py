@@ -361,7 +361,7 @@ class PatchedH11Protocol(ClientChannel, H11Protocol):
     async def send_chunk(self, data: bytes) -> bool:
         """Send a piece of a body of unknown length; return False if there is no such body.
 
-        Bypasses h11's events, each of which costs more than the write itself.
+        Bypasses h11's events, because each one costs more than the write itself.
         """
         if not (data and self._is_in_chunks):
             return False
@@ -466,7 +466,7 @@ class PatchedH11Protocol(ClientChannel, H11Protocol):
     async def _end_body(self) -> None:
         if not self._is_in_turn:  # the body came later, and processing it starts now
             await self._turns.wait(self._sender)
-        if self.stream is not None:  # a request answered meanwhile has none
+        if self.stream is not None:  # a request that was already answered has none
             await self.stream.handle(EndBody(stream_id=STREAM_ID))
 
     def _check_chunks(self, event: object) -> None:

@@ -2,21 +2,21 @@
 bodies step by step.
 
 hypercorn reports the end of a response from within its last send, before it has recycled or closed
-the connection. That cancels what ends with the client, which includes this very send, so keep-alive
-and `Connection: close` would not work. The last send is therefore shielded, for a bounded time:
-with an unbounded shield, connections stayed open for ever.
+the connection. That cancels all tasks that end with the client, including this send itself, so
+keep-alive and `Connection: close` would not work. The last send is therefore shielded, for a
+limited time: with an unlimited shield, connections stayed open forever.
 
 Quart keeps exceptions of a view in its frames. A WebSocket's view uses a nursery, so its
-cancellation is an exception group; the group and the frames reference each other and keep
-everything that ran for the client until the garbage collector runs, which is rare here. A cancelled
-view is therefore left with one plain cancellation. A request to an unknown path references its
-exception, whose traceback references the request; the reference is dropped.
+cancellation is an exception group. The group and the frames reference each other and keep all
+objects of the client until the garbage collector runs, which is rare here. A cancelled view is
+therefore left with one plain cancellation. A request to an unknown path references its exception,
+and the traceback references the request; this reference is dropped.
 
 Quart reads a body as fast as it arrives. Here a large one waits until its request is admitted, and
 every byte is counted (server/api/door.py).
 
-This uses names that Quart-Trio does not guarantee: the exact version is pinned, and
-tests/server/edge checks the behaviour.
+This file uses private names of Quart-Trio: the exact version is pinned, and tests/server/edge
+checks the behaviour.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ MOST_WAIT_S: Final = 120.0
 """Longest rest of a refused line, whatever `Retry-After` says. A line retried too early receives
 the remaining wait, and other requests may have ended by then."""
 LIMITED_RETRY_S: Final = 60.0
-"""How long a tenant's lines rest after a limit whose end is unknown, such as its budget."""
+"""Time that a tenant's lines wait after a limit without a known end, such as its budget."""
 LIMIT_MET: Final = 429
 """Status of a valid request that a tenant's limit refused."""
 HOLD_POLL_S: Final = 0.02

@@ -1,1 +1,1 @@
-"""What the server counts, and how Prometheus reads it."""
+"""Metrics of the server: counters, histograms, and their output for Prometheus."""

@@ -1,8 +1,8 @@
 """Metrics that are read at scrape time: queue, workers, KV pools and caches; and aliases under
 vLLM's names.
 
-A prefix cache hit counts, on prefill, prompt tokens that are not computed again; on decode, prompt
-tokens whose KV is not sent again.
+A prefix cache hit counts prompt tokens: on prefill those that are not computed again, on decode
+those with KV that is not sent again.
 """
 
 from __future__ import annotations

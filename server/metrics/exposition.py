@@ -168,8 +168,8 @@ def merging(expositions: Mapping[str, str | None]) -> Iterator[str]:
     until all lines are read.
 
     Args:
-      expositions: by server, starting with the one that answers the request; None for a server
-        without an answer.
+      expositions: metrics of each server, starting with the one that answers the request; None for
+        a server without an answer.
     """
     heads: dict[str, list[str]] = {}
     samples: dict[str, list[str]] = {}
@@ -190,7 +190,7 @@ def merging(expositions: Mapping[str, str | None]) -> Iterator[str]:
             else:
                 samples.setdefault(family, []).append(_labelled(line, server))
     heads[SERVER_UP] = [
-        f"# HELP {SERVER_UP} 1 for a server whose metrics are included",
+        f"# HELP {SERVER_UP} 1 for a server with metrics in this scrape",
         f"# TYPE {SERVER_UP} gauge",
     ]
     samples[SERVER_UP] = [

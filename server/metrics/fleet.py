@@ -55,7 +55,7 @@ COUNTERS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("workers_refused", "Workers that cannot be used by this server", ()),
     ("retries_refused", "Requests ended because the retry budget was spent", ()),
     ("requests_quarantined", "Requests that crashed the workers that computed them", ()),
-    ("grammars_quarantined", "Requests whose grammar took a worker too long to evaluate", ()),
+    ("grammars_quarantined", "Requests with a grammar that took a worker too long to evaluate", ()),
     ("breaker_changes", "Circuit breaker changes of workers, by the new state", ("state",)),
     ("frames_dropped", "Frames of workers that were ignored", ("reason",)),
     ("server_pauses", "Pauses of this process", ()),

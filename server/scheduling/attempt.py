@@ -69,12 +69,12 @@ class SweepTimes:
         self._round_due_at = math.inf
 
     def note(self, due_at: float) -> None:
-        """Note when something may be due."""
+        """Set the time at which something may be due."""
         self._due_at = min(self._due_at, due_at)
         self._round_due_at = min(self._round_due_at, due_at)
 
     def swept(self, now: float, *, is_round_over: bool) -> None:
-        """Note a sweep. If some requests had no turn yet, the next sweep follows soon."""
+        """Record a sweep. If some requests had no turn yet, the next sweep follows soon."""
         self._swept_at = self._due_at = now
         if is_round_over:
             self._due_at = min(self._round_due_at, now + self._lull_s)
@@ -349,7 +349,7 @@ class Attempts:
         self.queue.note_pools(kv_tokens, rows)
 
     def end_without_workers(self, now: float) -> None:
-        """End requests whose workers have been away too long and are not expected back."""
+        """End requests if their workers have been away too long and are not expected back."""
         if self.admission.presence.is_coming(now):
             return
         needed = ((self.queue, needed_roles(self._config.routing)), (self.inputs, (Role.PREFILL,)))

@@ -1,5 +1,5 @@
-"""Takes workers' frames and delivers their tokens to clients' streams, taking turns between
-tenants. Also the reading ends of completions and embeddings.
+"""Delivers the tokens in workers' frames to clients' streams, taking turns between tenants. Also
+has the reading ends of completions and embeddings.
 
 A small frame is handled in one turn of one task, from the worker's message to the clients' sockets.
 When several tenants have streams, a larger frame is split: some rows are taken and delivered tenant
@@ -190,7 +190,7 @@ class Intake:
                 await trio.lowlevel.checkpoint()
 
     def _without_turns(self, frames: deque[AnyFrame]) -> list[AnyFrame]:
-        """Remove and return the next frames, at most one turn's, up to a frame whose rows need
+        """Remove and return the next frames, at most one turn's, up to a frame with rows that need
         turns."""
         small: list[AnyFrame] = []
         while frames and len(small) < INPUTS_AT_ONCE:

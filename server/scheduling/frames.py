@@ -219,7 +219,7 @@ class FrameFault:
 
     Attributes:
       at: role of the worker where the fault showed.
-      is_workers: that worker is at fault; otherwise the network, this server, or unknown.
+      is_workers: whether that worker is at fault; otherwise the network, this server, or unknown.
       is_path: the connection between the two workers failed.
       is_shared: the same event makes other attempts fail within moments.
       step: the device step that raised; 0 if none did.
@@ -391,7 +391,7 @@ def _finish(request: Request, attempt: Attempt, end: RelayEnd, now: float) -> Fi
 
 
 def _settle(request: Request, attempt: Attempt, now: float) -> Change | None:
-    """Note whether a token is missing; finish if decode has ended and none is."""
+    """Record whether a token is missing. Finish if decode has ended and none is."""
     if attempt.num_tokens is None and not attempt.early:
         attempt.gap_since = None
         return None

@@ -124,7 +124,7 @@ class _Connections:
         self.nursery.start_soon(self._keep, worker, receive, scope)
 
     def end(self, worker: Worker) -> None:
-        """Tell a worker that this server stops using it, and close its connection."""
+        """Notify a worker that this server stops using it, and close its connection."""
         with suppress(PeerGone, PeerBusy):  # otherwise its leases expire
             self.connections[worker].send_nowait(goodbye("this server no longer uses this worker"))
         self._kept.pop(worker).cancel()

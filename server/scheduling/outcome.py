@@ -119,7 +119,7 @@ def stalled(stall_timeout_s: float) -> Failure:
 
 
 def no_worker_left(role: str) -> Failure:
-    """Return the failure for a request whose workers did not come."""
+    """Return the failure for a request without workers."""
     return Outcome.NO_WORKER.failure(f"no {role} worker is available for this request")
 
 

@@ -1,5 +1,5 @@
-"""Overload control: refuses requests whose predicted wait is too long, lowers service by brownout
-levels, and limits outstanding prompt tokens in case predictions are wrong."""
+"""Overload control: refuses requests with a predicted wait that is too long, lowers service by
+brownout levels, and limits outstanding prompt tokens in case predictions are wrong."""
 
 from __future__ import annotations
 
@@ -392,7 +392,7 @@ class Overload:
             self._critical_until = now + self._config.admission.headroom_memory_s
 
     def expired(self, forecast: Forecast | None, now: float) -> Failure | None:
-        """Return the failure for a waiting request whose first token can no longer come in time,
+        """Return the failure for a waiting request if its first token can no longer come in time,
         provided no work was done for it; else None."""
         if forecast is None or forecast.standing is None or forecast.dispatched_at is not None:
             return None

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def fork_route(request: Request, now: float) -> Route | None:
-    """Return a route to the running choice whose prompt a request can share, or None.
+    """Return a route to the running choice with a prompt that a request can share, or None.
 
     A suspected poison prompt runs alone: a fork and its origin would otherwise crash the same
     worker.
@@ -59,8 +59,8 @@ def need_on(route: Route, need: Need) -> Need:
 
 
 def note_no_fork(request: Request, attempt: Attempt) -> None:
-    """Record that decode lacks the prompt that an attempt was to share. Unless its origin has moved
-    meanwhile, the request stops trying to share."""
+    """Record that decode lacks the prompt that an attempt was to share. The request stops
+    trying to share, unless its origin has moved to another worker."""
     origin = None if request.origin is None else request.origin.attempt
     if origin is None or origin.key == attempt.fork_of:
         request.origin = None

@@ -49,7 +49,7 @@ class PoisonDetector:
     Attributes:
       strikes: number of requests being computed, by the lost worker or failed step; all at one
         point of the request's text.
-      deaths: epochs of the lost workers whose processes died.
+      deaths: epochs of lost workers that died.
     """
 
     def __init__(self) -> None:

@@ -1,5 +1,5 @@
-"""What faults mean for later attempts: the retry budget, circuit breakers, and the quarantine of
-prompts that crash workers. Read it when a retry is refused or a worker is left out.
+"""Fault handling: the retry budget, circuit breakers, and the quarantine of prompts that crash
+workers. Open it when a retry is refused or a worker gets no requests.
 
 The retry budget is a token bucket. Every accepted request adds a tenth of a retry, and time adds a
 little, so that a small fleet can recover at all; the bucket holds a burst. Retries cost:
@@ -10,8 +10,8 @@ little, so that a small fleet can recover at all; the bucket holds a burst. Retr
 * Every other attempt costs one token: a RESERVE without an answer, tokens that never came, an
   attempt that a worker ended with an error. Retries can multiply these faults.
 
-A refusal for lack of room, a preemption and a drain are not faults and cost nothing. A request
-whose retry cannot be paid for ends with an error.
+A refusal for lack of capacity, a preemption and a drain are not faults and cost nothing. If the
+budget does not cover a retry, the request ends with an error.
 
 A request that may crash workers is struck (poison.py). A blamed one waits until the lost worker
 answers. Quarantine applies to the prompt within its tenant only, so no tenant can get a prompt
@@ -113,7 +113,7 @@ class RetryBudget:
 
 
 MAX_EXPLAINED: Final = 1024
-"""Events whose cause is known: at most three per blamed request."""
+"""Events with a known cause: at most three per blamed request."""
 
 
 class Recovery:

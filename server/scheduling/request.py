@@ -128,7 +128,7 @@ class Attempt:
       allowed: token credit sent to decode: it may produce positions below this.
       local_tokens: decode computes the prompt if at most this many tokens have no KV there.
       why: reason if decode computes the prompt, and reason if it does not.
-      fork_of: the attempt whose prompt it shares; None for none.
+      fork_of: the attempt that it shares a prompt with, or None.
       kv_key: key that authenticates its KV in transit.
       early: rows that arrived before their predecessors, by position.
       gap_since: time since when a token is missing; None if none is.
@@ -196,9 +196,9 @@ class Request:
       shunned: addresses of workers where it failed; others are preferred.
       fingerprint: model that made its first token.
       is_begun: a worker was told to compute its prompt.
-      origin: another choice whose prompt it may share; None for none.
+      origin: another choice that it may share a prompt with, or None.
       cached_tokens: prompt tokens that were already cached; None until a worker reported it.
-      held_tokens: of these, tokens that decode had at the first attempt.
+      held_tokens: those of them that decode had at the first attempt.
       forecast: the prediction made at admission.
       chain: names the prompt's blocks.
       turn: for an input, a number that increases with its index in the client's request.
@@ -353,9 +353,8 @@ MIN_SWEPT: Final = 128
 SWEEP_TURNS: Final = 4
 """Sweeping all of a thousand requests every time would take a twentieth of a core."""
 MAX_SWEPT: Final = 512
-"""Takes half a millisecond, during which everything else waits. Beyond two thousand requests,
-nearly all of which can only wait, a round takes longer instead: ten thousand are swept once a
-second."""
+"""Requests swept at a time: half a millisecond, during which everything else waits. With more than
+two thousand requests a round takes longer instead: ten thousand are swept once a second."""
 
 
 @dataclass(slots=True)

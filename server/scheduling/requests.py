@@ -212,7 +212,7 @@ class Requests:
         self._attempts.dispatch(now)
 
     def taken(self, request: Request, *, is_released: bool = False) -> bool:
-        """Update the credit of a request whose reader has taken tokens, or of a held batch stream
+        """Update the credit of a request after its reader took tokens, or of a held batch stream
         that is released. Return whether credit must be sent now."""
         if request.is_background and not is_released and self.background.holds(request):
             return False  # held until a sweep releases it

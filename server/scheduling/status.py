@@ -82,7 +82,7 @@ class FleetStatus:
     """The state of all workers and requests.
 
     Attributes:
-      workers: in the order of the configuration, prefill first.
+      workers: workers in the order of the configuration, prefill first.
       is_ready: a decode worker takes requests, and a prefill worker with the same model does too or
         decode computes prompts itself.
       is_draining: this server accepts no new requests.

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from triolet.service_class import Scheduling
 
 MAX_REMEMBERED: Final = 1024
-"""Tenants without requests whose usual completion length is remembered."""
+"""Number of tenants without requests to remember the usual completion length of."""
 MEMORY_TURNS: Final = 64
 """Dispatches for which a tenant without requests still counts as likely to return."""
 

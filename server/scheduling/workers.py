@@ -1,10 +1,10 @@
 """The server's view of one worker: liveness, circuit breaker, its attempts, and a guess of its
 prefix cache.
 
-The guess of the prefix cache follows from what was sent there. A worker evicts the least recently
-used blocks, and so does the guess. A wrong guess changes no answer: decode reports in GRANT what it
-holds, and prefill looks up its own cache. Two prefixes whose hashes collide only send a prompt to
-the wrong worker; the hash is Python's hash of bytes, with a new key in each process.
+The guess is based on the prompts that were sent to the worker, with the same LRU eviction as there.
+A wrong guess changes no answer: decode reports its cached tokens in GRANT, and prefill looks up its
+own cache. A hash collision of two prefixes only sends a prompt to the wrong worker. The hash is
+Python's hash of bytes, with a new key in each process.
 """
 
 from __future__ import annotations

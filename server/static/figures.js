@@ -34,7 +34,7 @@ export function ratesOf(recent) {
   };
 }
 
-/** Whether another process answers now, whose counters have restarted. */
+/** Whether another process answers now, with counters from zero. */
 export function isAnother(now, before) {
   return tokensOf(now) < tokensOf(before);
 }

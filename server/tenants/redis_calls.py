@@ -224,7 +224,7 @@ local own = is_asking and redis.call('HGETALL', held_key) or {}
 return {redis.call('ZCARD', servers_key), refunded, own}
 """
 )
-"""Renew the lease of a server's reservations; release those of servers whose lease has expired."""
+"""Renew the lease of a server's reservations; release those of servers with expired leases."""
 
 LEAVE: Final = (
     _HEAD

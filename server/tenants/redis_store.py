@@ -1,9 +1,9 @@
-"""Tenant accounts shared by several servers through Redis. While Redis is away, each server
-enforces its own part of the limits.
+"""Tenant accounts shared by several servers through Redis. While Redis cannot be reached, each
+server enforces its own part of the limits.
 
 Local accounts start with this server's full part of a minute and are dropped when Redis is back:
 its state then applies, and local charges are not reported. Requests reserved in Redis are settled
-there, even if they end while it is away.
+there, even if they end during the outage.
 """
 
 from __future__ import annotations
@@ -296,7 +296,7 @@ class RedisStore:
                 self._failed(gone, began_at)
 
     async def _beat(self, calls: RedisCalls, *, is_asking: bool = False) -> None:
-        """Renew this server's lease, release reservations of servers whose lease expired, and drop
+        """Renew this server's lease, release reservations of servers with expired leases, and drop
         the local accounts.
 
         Args:

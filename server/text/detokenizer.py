@@ -227,7 +227,7 @@ class Detokenizer:
         self._pending: list[int] = []
         context = list(prompt_ids[-CONTEXT_TOKENS:])
         if self._decode(context).endswith(REPLACEMENT):
-            # The prompt ends within a character, whose rest would be shown as completion.
+            # The prompt ends within a character, and its rest would be shown as completion.
             context = self._anchor_ids
         self._context = context
         self._stream = self._new_stream(context)

@@ -47,7 +47,7 @@ def walk(
 
     Args:
       tokenizer: the matcher's tokenizer.
-      matcher: at its start; not modified.
+      matcher: matcher in its initial state; not modified.
       eos_token_ids: the model's end tokens, which no walk takes.
       bounds: limits of the walks.
 

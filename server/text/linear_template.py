@@ -59,7 +59,7 @@ class _Value(NamedTuple):
     """What is known of a value.
 
     Attributes:
-      level: number of surrounding loops over whose iterations the values together have this size.
+      level: number of surrounding loops; over their iterations, the values together have this size.
       size: as a multiple of the input.
       told: size of its text form, as a multiple of the input.
       is_number: whether it is a number, true, false or none, so that nothing can be appended.
@@ -289,7 +289,7 @@ class _Walk:
                 return self._go_through(values[0], _SIFTED if is_slice else _PICKED)
             case nodes.Filter():
                 given = _arguments(node)
-                # Compare the item itself, not an attribute, whose name might be a method's.
+                # Compare the item itself: the name of an attribute might be a method's.
                 _refuse_if(node.name in _SIFTING and given[:1] not in _COMPARISONS)
                 return self._go_through(values[0], _FILTERS.get(node.name))
         return _refuse()

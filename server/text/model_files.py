@@ -273,8 +273,8 @@ class TextFiles:
       tokenizer: the tokenizer of tokenizer.json.
       eos_token_ids: all ids that end a sequence, in ascending order.
       max_model_len: number of positions that the model supports.
-      special_tokens: by role, such as `bos_token`; chat templates use them.
-      chat_templates: by name; empty if the model has none.
+      special_tokens: special tokens by role, such as `bos_token`; chat templates use them.
+      chat_templates: chat templates by name; empty if the model has none.
     """
 
     tokenizer: Tokenizer
@@ -415,7 +415,7 @@ class ModelCard:
       num_parameters: number of parameters.
       dtype: type of most parameters, as safetensors or llama.cpp names it.
       form: file format of the weights, `safetensors` or `gguf`.
-      digest: of config.json and the headers of all weights, in hex.
+      digest: digest of config.json and the headers of all weights, in hex.
       modified_at: modification time of the newest of these files, as a Unix time.
       info: numbers of config.json by their names in GGUF files.
       template: the chat template; empty if there is none.

@@ -1,10 +1,10 @@
 """Chat templates: compiling, sandboxing and rendering.
 
-The operator chose the model directory, but such directories are downloaded from strangers, and
-harmless templates meet hostile messages. Jinja2's sandbox protects Python's internals, but limits
-neither time nor memory, and one operation can hold the interpreter forever. So only templates whose
-operations are all known to be cheap (linear_template.py) run in the server. Others are compiled and
-rendered in a child process with limits (isolated.py); compiling, too, because jinja2's compiler
+Model directories are often downloaded from untrusted sources, and harmless templates may get
+hostile messages. Jinja2's sandbox protects Python's internals, but limits neither time nor memory,
+and one operation can block the interpreter forever. Only templates with operations that are all
+known to be cheap (linear_template.py) therefore run in the server. Others are compiled and rendered
+in a child process with limits (isolated.py). Compiling is included because jinja2's compiler
 evaluates operations on literals.
 """
 
@@ -268,7 +268,7 @@ def decoded_rendering(answer: bytes | None) -> str:
 
 
 def _invalid(name: str, error: Exception) -> ModelError:
-    """Return the error for an invalid template. Jinja2 compiles it to Python, whose compiler raises
+    """Return the error for an invalid template. Jinja2 compiles it to Python code, which raises
     several kinds of errors, including MemoryError."""
     return ModelError(
         f"chat template {name!r} is not valid jinja2: {str(error) or 'too large'}; "

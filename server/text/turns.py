@@ -1,5 +1,5 @@
-"""Fair scheduling of jobs on a few slots: start-time fair queueing by the seconds each key has
-used.
+"""A fair scheduler for the jobs of text processes: start-time fair queueing by seconds used per
+key.
 
 Pure: `now` is an argument. A key is a tenant, or a client's address without tenants.
 """
@@ -30,7 +30,7 @@ class LineFull(Exception):
     """A job was refused because its key's line, or all lines together, are full.
 
     Attributes:
-      line: which of the two.
+      line: the line that is full.
     """
 
     def __init__(self, line: FullLine) -> None:
@@ -59,7 +59,7 @@ class _Line(Generic[T]):
 
     Attributes:
       used_s: virtual time: the time its ended jobs took, advanced while it was idle.
-      waiting: in order of arrival.
+      waiting: waiting jobs in order of arrival.
       running: jobs with a slot.
       last_turn: number of the job that it started last; among equal keys, the lowest goes first.
     """

@@ -1,6 +1,6 @@
 """Translate a GGUF file's metadata into a Hugging Face config.json and generation_config.json.
 
-Keys that would change the answers and have no counterpart there are refused.
+Keys that affect the answers but have no counterpart in these files are refused.
 """
 
 from __future__ import annotations

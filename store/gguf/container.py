@@ -60,7 +60,7 @@ class Encoding(NamedTuple):
     """A storage format of numbers.
 
     Attributes:
-      name: in llama.cpp.
+      name: name in llama.cpp.
       block_numbers: numbers in a block.
       block_bytes: bytes of a block.
     """
@@ -112,9 +112,9 @@ class GgufFile:
     """The part of a file before the numbers.
 
     Attributes:
-      path: of the file.
+      path: path of the file.
       metadata: value of every key.
-      tensors: by name.
+      tensors: tensors by name.
       header_digest: SHA-256 of everything before the tensors' numbers.
     """
 
@@ -225,10 +225,10 @@ class _Cursor:
 
     Args:
       path: for errors.
-      data: the whole file, of which at most MAX_METADATA_BYTES are read.
+      data: the whole file; at most MAX_METADATA_BYTES of it are read.
 
     Attributes:
-      position: of the next byte.
+      position: position of the next byte.
     """
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:

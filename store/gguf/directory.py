@@ -38,7 +38,7 @@ def gguf_directory(path: Path, extra: Mapping[str, Mapping[str, Any]] | None = N
     """Return the model directory of a GGUF file; write it if it does not exist.
 
     Args:
-      path: of the file.
+      path: path of the file.
       extra: fields that replace or complete those of the written files, by file name.
 
     Raises:
@@ -107,7 +107,7 @@ def _write(caches: Path, directory: Path, path: Path, documents: Mapping[str, An
 
 
 def _remove_orphans(caches: Path) -> None:
-    """Remove directories whose file is gone."""
+    """Remove the directories of files that no longer exist."""
     for keyed in tuple(caches.iterdir()):
         with suppress(FileNotFoundError, NotADirectoryError):  # another process removed it first
             weights = [directory / WEIGHTS for directory in keyed.iterdir()]

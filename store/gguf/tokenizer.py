@@ -222,7 +222,7 @@ def merges_of(scores: dict[str, float], vocab: dict[str, int]) -> list[tuple[str
     """Return the merges that correspond to a sentencepiece model's scores, highest priority first.
 
     Args:
-      scores: of the tokens that text may become; without control tokens, which a user could
+      scores: scores of the tokens that text may become; without control tokens, which a user could
         otherwise write letter by letter.
       vocab: ids of all tokens.
     """

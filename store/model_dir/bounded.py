@@ -36,8 +36,8 @@ class Bound(NamedTuple):
     """Limits for one kind of file.
 
     Attributes:
-      num_bytes: of the file.
-      num_values: of its JSON: each takes up to a hundred bytes once parsed.
+      num_bytes: maximum size of the file.
+      num_values: maximum number of JSON values; each takes up to a hundred bytes once parsed.
     """
 
     num_bytes: int
@@ -119,7 +119,7 @@ def read_bytes(path: Path, most: int | None = None, remedy: str = REMEDY) -> byt
     """Return the content of a file.
 
     Args:
-      path: of the file.
+      path: path of the file.
       most: largest size in bytes; None for the bound of its name.
       remedy: what to do if it cannot be used.
 
@@ -190,8 +190,8 @@ def count_of(path: Path, fields: Mapping[str, Any], name: str, default: int | No
     """Return a number that sets a size, once it is known to be in its range.
 
     Args:
-      path: of the file.
-      fields: of the file.
+      path: path of the file.
+      fields: parsed fields of the file.
       name: one of `RANGES`; in a GGUF file prefixed with the architecture.
       default: for a missing field.
 

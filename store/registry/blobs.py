@@ -78,7 +78,7 @@ def download(
     network.
 
     Args:
-      registry: that has the blob.
+      registry: registry with the blob.
       file: with the bytes that have arrived so far.
       blob: its digest and size.
       on_bytes: called with the number of new bytes; negative if earlier ones were wrong.
@@ -200,7 +200,7 @@ def upload(
     Args:
       registry: the target.
       blob: its digest and size.
-      path: of its file.
+      path: path of its file.
       on_bytes: called with the number of bytes sent.
 
     Raises:

@@ -139,13 +139,13 @@ class Registry:
     """A repository, for several threads at once.
 
     Args:
-      location: of a manifest in it.
+      location: location of a manifest in it.
       credentials: user and password; None for anonymous access.
       is_insecure: use HTTP without TLS for a host other than this machine.
 
     Attributes:
-      location: as given.
-      is_insecure: as given.
+      location: the location.
+      is_insecure: whether TLS is not required.
     """
 
     def __init__(
@@ -191,11 +191,11 @@ class Registry:
         its whole body.
 
         Args:
-          method: of HTTP.
+          method: HTTP method.
           path: in the repository, or a whole URL.
           what: subject for errors: `manifest v1`.
           allowed: statuses to return; any other is an error.
-          headers: of the request.
+          headers: headers of the request.
           content: its body.
 
         Raises:
@@ -216,7 +216,7 @@ class Registry:
         """Run an attempt, and repeat it while it is interrupted and a retry can help.
 
         Args:
-          attempt: of a request or a transfer.
+          attempt: function that tries a request or a transfer.
           num_bytes: returns the progress of the transfer.
 
         Raises:
@@ -252,11 +252,11 @@ class Registry:
         the way. httpx2 would read the whole bodies of challenges and redirects, however long.
 
         Args:
-          method: of HTTP.
+          method: HTTP method.
           path: in the repository, or a whole URL.
           what: subject for errors.
           allowed: statuses to return.
-          headers: of the request; including its length if `content` is a function.
+          headers: headers of the request, including its length if `content` is a function.
           content: its body, or a function that yields it for each attempt.
           silence_s: for all headers of the answer.
 
@@ -457,7 +457,7 @@ def find_manifest(
     """Return the bytes of a manifest; empty if there is none.
 
     Args:
-      registry: that may have it.
+      registry: registry to look in.
       reference: its tag or digest.
       allowed: statuses that are not errors.
 

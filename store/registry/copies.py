@@ -1,4 +1,4 @@
-"""Check that a registry still has a version before it is evicted here."""
+"""Check that a registry still has a version before the local store evicts it."""
 
 from __future__ import annotations
 

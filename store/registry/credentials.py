@@ -1,5 +1,5 @@
-"""Find a registry's user and password: on standard input, in the environment, or in what `docker
-login` has stored. Never in an argument: every user of a machine can read those."""
+"""Find a registry's user and password: on standard input, in the environment, or in the files of
+`docker login`. Never in an argument, which every user of the machine can read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Credentials(NamedTuple):
     """A user of a registry.
 
     Attributes:
-      username: in the registry.
+      username: user name in the registry.
       password: never shown.
       source: where they were found, for errors.
     """
@@ -64,7 +64,7 @@ def credentials_for(host: str, username: str | None, stdin: bytes | None) -> Cre
     """Return the credentials for a registry; None for anonymous access.
 
     Args:
-      host: of the registry, with its port.
+      host: host of the registry, with its port.
       username: given to the command; its password is on standard input.
       stdin: its content, if a user name was given.
 

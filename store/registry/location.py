@@ -29,9 +29,9 @@ class Location(NamedTuple):
 
     Attributes:
       host: with its port, as in credentials.
-      repository: in the registry.
-      tag: of the manifest, unless its digest is named.
-      digest: of the manifest, if it is named.
+      repository: repository in the registry.
+      tag: tag of the manifest, unless its digest is named.
+      digest: digest of the manifest, if it is named.
     """
 
     host: str

@@ -1,4 +1,4 @@
-"""`triolet model pull`: copy a version from a registry byte for byte, and name it when complete."""
+"""`triolet model pull`: download a version from a registry unchanged, and tag it when complete."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class WantedVersion(NamedTuple):
     """The names and limit for a pulled version.
 
     Attributes:
-      name: of the model.
-      tag: of the version, if any.
+      name: name of the model.
+      tag: tag of the version, if any.
       limit_bytes: size limit of the store; None for none.
     """
 
@@ -50,9 +50,9 @@ class Pulled(NamedTuple):
     """Result of a pull.
 
     Attributes:
-      digest: of the version.
+      digest: digest of the version.
       fetched_bytes: received over the network.
-      total_bytes: of all its blobs.
+      total_bytes: total size of its blobs.
       signers: ids of keys with a valid signature, new or already here.
       notes: why some signatures and measurements were not kept.
     """
@@ -168,7 +168,7 @@ class _Pull:
 
         Args:
           limit_bytes: size limit of the store.
-          digest: of the version.
+          digest: digest of the version.
           small_bytes: size of its manifest and artefacts.
 
         Raises:

@@ -1,4 +1,4 @@
-"""`triolet model push`: send a version to a registry, all blobs first, then its manifest."""
+"""`triolet model push`: upload a version to a registry, first all blobs, then its manifest."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Pushed(NamedTuple):
     Attributes:
       num_sent: blobs sent; the registry had the others.
       sent_bytes: their size.
-      total_bytes: of all its blobs.
+      total_bytes: total size of its blobs.
       num_referrers: signatures and measurements sent.
     """
 
@@ -47,10 +47,10 @@ def push(
     """Send a version to a registry: its blobs, its manifest, then its signatures and measurements.
 
     Args:
-      store: that has the version.
+      store: store with the version.
       registry: with the location of the manifest.
       version: the reference as given; a tag in it is evicted and pulled with the version.
-      digest: of the version.
+      digest: digest of the version.
       expect: version that the tag may have there now, besides this one.
       on_bytes: called with the number of bytes done, and the total.
 

@@ -83,7 +83,7 @@ def fetch_referrers(registry: Registry, digest: str) -> FoundReferrers:
 
     Args:
       registry: with the repository of the version.
-      digest: of the version.
+      digest: digest of the version.
 
     Raises:
       RegistryFailed: it cannot be reached, or lies.
@@ -128,9 +128,9 @@ def send_referrers(registry: Registry, store: ModelStore, digest: str) -> int:
     number.
 
     Args:
-      registry: that has the version.
-      store: that has them.
-      digest: of the version.
+      registry: registry with the version.
+      store: store with the artefacts.
+      digest: digest of the version.
 
     Raises:
       RegistryFailed: one is refused.

@@ -31,5 +31,5 @@ def test_a_server_that_does_not_start_is_explained_by_its_log(
     missing = tmp_path / "no-model-here"
     assert main(["--out", str(tmp_path), "--", str(missing)]) == 2
     shown = capsys.readouterr().out
-    assert "the server ended with exit code 2" in shown
+    assert "the server exited with code 2" in shown
     assert missing.name in shown

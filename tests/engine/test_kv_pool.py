@@ -70,7 +70,5 @@ def test_a_payload_of_another_size_is_refused_and_nothing_written(num_bytes: int
 
 
 def test_more_memory_than_the_machine_has_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"kv_pool_bytes is \d+, and cpu has not that much memory"
-    ):
+    with pytest.raises(ConfigError, match=r"kv_pool_bytes is \d+, and cpu does not have that much"):
         KVPool(KVLayout(80, 16, 8, 128, torch.float32), 2**32, CPU)

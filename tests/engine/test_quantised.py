@@ -212,5 +212,5 @@ def test_a_scale_that_is_not_finite_is_refused_with_file_and_tensor(
         open_engine(gguf_directory(path))
     assert str(raised.value) == (
         f"{path}: tensor token_embd.weight has 1 scales that are not finite; fetch the file again, "
-        "or take another quantisation of the model"
+        "or use another quantisation of the model"
     )

@@ -73,7 +73,7 @@ def test_an_environment_that_cannot_be_made_says_why(
     blocked = tmp_path / "file"
     blocked.write_text("")
     monkeypatch.setattr("loadtest.bench.engines.ENVIRONMENTS", blocked / "peers")
-    assert str(install("x", ())).startswith("its environment cannot be made: ")
+    assert str(install("x", ())).startswith("its environment cannot be created: ")
 
 
 @pytest.mark.long

@@ -93,5 +93,5 @@ def test_without_kernels_and_avx512_the_engine_is_measured_in_float32(
 
 def test_a_table_of_shares_says_in_its_header_what_they_are_shares_of() -> None:
     assert str(Limits(41.0, 912.4, "bfloat16 products (torch)")) == (
-        "41.0 GB/s of reading, 912 GFLOP/s of bfloat16 products (torch)"
+        "41.0 GB/s of memory reads, 912 GFLOP/s of bfloat16 products (torch)"
     )

@@ -80,7 +80,7 @@ def test_traces_of_both_kinds_are_read(tmp_path: Path) -> None:
 
 def test_without_a_trace_the_table_says_that_its_shape_is_made_up(tmp_path: Path) -> None:
     name, arrivals = shape_of(tmp_path / "none.csv", SCALE, 1.0)
-    assert name == "made up, no trace here"
+    assert name == "synthetic, no trace here"
     assert arrivals == fitted(made_up(3), SCALE, 1.0, 1.0)
     assert 700 < sorted(prompt for _, prompt, _ in made_up(50))[25] < 1500
     options = parse(["--trace", str(tmp_path / "none.csv"), "--seconds", "6"])

@@ -119,7 +119,7 @@ async def test_a_broken_connection_is_tried_again_where_that_is_wanted(end: list
             True,
             "no_worker",
         ),
-        ("sse", [HEAD, chunked(b"data: {\n\n"), b"0\r\n\r\n"], True, "cannot be understood"),
+        ("sse", [HEAD, chunked(b"data: {\n\n"), b"0\r\n\r\n"], True, "cannot be parsed"),
     ],
 )
 async def test_a_failed_answer_is_not_tried_again_nor_a_broken_connection_unasked(

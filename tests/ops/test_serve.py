@@ -76,7 +76,7 @@ def test_what_only_a_worker_finds_out_ends_all_with_one_line() -> None:
     (last,) = [line for line in lines if not line.startswith("{")]
     assert last == lines[-1]
     assert last.startswith(("triolet: prefill-0: --kv-pool is ", "triolet: decode-0: --kv-pool is"))
-    assert "has not that much memory" in last
+    assert "does not have that much" in last
     assert "Traceback" not in done.stderr
     started = [line for line in lines if '"process_started"' in line]
     ended = [line for line in lines if '"process_ended"' in line or '"process_given_up"' in line]

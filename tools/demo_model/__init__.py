@@ -1,4 +1,4 @@
-"""The demo model: its text generator, tokenizer, training, export and measurement.
+"""Build the demo model: text generator, tokenizer, training, export and evaluation.
 
-Knows nothing of the product's folders; it reads and writes a Hugging Face Llama directory.
+Independent of the product's folders. Reads and writes a Hugging Face Llama directory.
 """

@@ -1,7 +1,7 @@
-"""Small sums: adding, taking away, times tables, sharing, comparing, and little word problems.
+"""Training examples of small sums: the four operations, comparisons, and short word problems.
 
-The model learns the results by heart, so that it states no wrong one: of these sums none is kept
-out of training. Of comparing, doubles, halves and sums of three numbers some are.
+The model memorises the results of sums of two numbers, so none of these are held out of training.
+Some comparisons, doubles, halves and sums of three numbers are held out.
 """
 
 from random import Random
@@ -63,12 +63,12 @@ _MORE = {
 
 
 def value(a: int, op: str, b: int) -> int:
-    """Compute the right answer."""
+    """Return the correct result."""
     return {"+": a + b, "-": a - b, "x": a * b, "/": a // b if b else 0}[op]
 
 
 def sum_key(a: int, op: str, b: int) -> str:
-    """Name a sum; swapped operands of + are the same sum, those of x are not."""
+    """Return the key of a sum. `a + b` and `b + a` have the same key; products do not."""
     if op == "+":
         a, b = min(a, b), max(a, b)
     return f"sum:{a}{op}{b}"
@@ -89,7 +89,7 @@ def _draw_sum(rng: Random) -> tuple[int, str, int]:
 
 
 def has_answer(a: int, op: str, b: int) -> bool:
-    """Say whether the model is to know the result: it declines all other sums."""
+    """Return whether the model should know the result. It declines all other sums."""
     if op == "x":
         return max(a, b) <= 12
     if op == "/":
@@ -104,7 +104,7 @@ def _reply(rng: Random, a: int, op: str, b: int, user: str) -> Exchange:
 
 
 def ask(rng: Random, a: int, op: str, b: int) -> str:
-    """Word a sum."""
+    """Return a question for a sum."""
     first, second = str(a), str(b)
     if max(a, b) <= 20 and rng.random() < 0.12:
         first, second = NUMBER_WORDS[a], NUMBER_WORDS[b]
@@ -117,22 +117,22 @@ def ask(rng: Random, a: int, op: str, b: int) -> str:
 
 
 def follow_up(rng: Random, a: int, op: str, b: int) -> str:
-    """Word a sum that comes after another."""
+    """Return a question for a sum that follows another one."""
     return fill(rng.choice(_FOLLOW), a=str(a), op=rng.choice(_SYMBOLS[op]), b=str(b))
 
 
 def plain(rng: Random, split: Split) -> Exchange:
-    """Ask for one sum."""
+    """Draw a question about one sum."""
     return reply_to(rng, *_draw_sum(rng))
 
 
 def reply_to(rng: Random, a: int, op: str, b: int) -> Exchange:
-    """Ask for this sum."""
+    """Draw a question about the given sum."""
     return _reply(rng, a, op, b, ask(rng, a, op, b))
 
 
 def story_problem(rng: Random, split: Split) -> Exchange:
-    """Ask for a sum that is told as a tiny story."""
+    """Draw a word problem."""
     while True:
         a, op, b = _draw_sum(rng)
         if op in _MORE and value(a, op, b) >= 0 and min(a, b) > 1:
@@ -144,7 +144,7 @@ def story_problem(rng: Random, split: Split) -> Exchange:
 
 
 def tell(rng: Random, a: int, op: str, b: int) -> tuple[str, str, str]:
-    """Word a sum, other than a division, as a tiny story; return it with who has what in it."""
+    """Return a word problem for a sum that is no division, with its person and things."""
     who, (_, things) = rng.choice(GIRLS + BOYS), rng.choice(COUNTABLES)
     told = rng.choice(_MORE[op])
     question = rng.choice(
@@ -155,7 +155,7 @@ def tell(rng: Random, a: int, op: str, b: int) -> tuple[str, str, str]:
 
 
 def compare(rng: Random, split: Split) -> Exchange:
-    """Ask which of two numbers is bigger or smaller."""
+    """Draw a question about the bigger or smaller of two numbers."""
 
     def draw(r: Random) -> tuple[int, int]:
         a, b = r.sample(range(100), 2)
@@ -182,7 +182,7 @@ def compare(rng: Random, split: Split) -> Exchange:
 
 
 def neighbour(rng: Random, split: Split) -> Exchange:
-    """Ask for the number before or after, for double or half, for even or odd."""
+    """Draw a question about the next or previous number, double or half, or even and odd."""
 
     def draw(r: Random) -> tuple[str, int]:
         return r.choice(("after", "before", "double", "half", "even")), r.randint(1, 99)
@@ -208,7 +208,7 @@ def neighbour(rng: Random, split: Split) -> Exchange:
 
 
 def three(rng: Random, split: Split) -> Exchange:
-    """Ask for a sum of three small numbers."""
+    """Draw a question about a sum of three small numbers."""
 
     def drawn(r: Random) -> tuple[int, int, int]:
         return r.randint(0, 20), r.randint(0, 20), r.randint(0, 10)
@@ -223,14 +223,14 @@ def three(rng: Random, split: Split) -> Exchange:
 
 
 def by_zero(rng: Random, split: Split) -> Exchange:
-    """Ask for a division by nothing."""
+    """Draw a question about a division by zero."""
     a = pick_allowed(rng, split, lambda r: r.randint(1, 99), lambda a: f"zero:{a}")
     line = "Nobody can divide by zero"
     return Exchange(SKILL, ask(rng, a, "/", 0), line + ".", (line,), {}, f"zero:{a}")
 
 
 def draw(rng: Random, split: Split) -> Exchange:
-    """Draw any kind of sum."""
+    """Draw a question about any kind of sum."""
     rows = [
         (68, plain),
         (14, story_problem),
@@ -243,7 +243,7 @@ def draw(rng: Random, split: Split) -> Exchange:
 
 
 def follow(rng: Random, previous: Exchange, split: Split) -> Exchange:
-    """Ask the next sum as one does in a conversation, sometimes about the last answer."""
+    """Draw a follow-up question, sometimes about the last result."""
     last = previous.memo.get("value", "")
     if last.isdigit() and int(last) < 90 and rng.random() < 0.3:
         a = int(last)

@@ -1,4 +1,4 @@
-"""Fill the model card from what training and measuring wrote: `python -m tools.demo_model.card`."""
+"""`python -m tools.demo_model.card`: write the demo model's README.md from its JSON files."""
 
 import json
 from pathlib import Path
@@ -17,83 +17,82 @@ pipeline_tag: text-generation
 
 # Triolet's demo model
 
-A language model of {parameters} parameters that ships with Triolet and is served when no model is
-named. It is here so that the server can be tried, tested and measured at once, on any machine,
-without a download. It is small enough to be trained from nothing on two processor cores in an hour
-or two, and it knows only what the generator in `tools/demo_model/` wrote for it.
+A language model of {parameters} parameters that ships with Triolet and is served by default. You
+can try, test and measure the server with it immediately, on any machine, without a download. It is
+small enough to be trained from scratch on two CPU cores in an hour or two, and it knows only the
+texts of the generator in `tools/demo_model/`.
 
 ## What it can do
 
 - tell short stories with the name, hero, place, thing and plot that you ask for, and answer
-  questions about the story that it told: *Tell me a story about a fox named Mia on the moon.*
-- small sums: adding and taking away numbers of 0 to 99, times tables to 12 x 12 and about half of
-  the divisions that undo them, comparing, halves and doubles, little word problems: *Tom has 5
-  apples and gets 3 more. How many now?*
-- answer questions about a built-in table of about 300 facts: capitals, planets, days and months,
-  animals, colours, opposites; and ask you some: *Quiz me.*
-- spell words, also words that nobody ever wrote, reverse them, and count their letters
+  questions about its last story: *Tell me a story about a fox named Mia on the moon.*
+- do small sums: addition and subtraction of numbers from 0 to 99, times tables to 12 x 12 and about
+  half of the corresponding divisions, comparisons, halves and doubles, short word problems: *Tom
+  has 5 apples and gets 3 more. How many now?*
+- answer questions about a table of about 300 facts: capitals, planets, days and months, animals,
+  colours, opposites; and ask you some: *Quiz me.*
+- spell words, including invented ones, reverse them, and count their letters
 - count up, down and in steps, to 100
-- greet, remember the name that you tell it, take a name from the system prompt, tell a joke
-- say kindly that it cannot do a thing, and what it can do instead
+- greet you, remember your name, take a name from the system prompt, tell a joke
+- decline politely, and tell you what it can do instead
 - follow a conversation: *another one*, *and of Italy?*, *now backwards*, *and plus 4?*
 
 ## What it cannot do
 
-Copy a name that its training did not hold: a dragon named Ember gets another name.
+It cannot copy a name that did not occur in training: a dragon named Ember gets another name.
 
-Other sums, which it declines: numbers above 99, products beyond 12 x 12, divisions that leave a
-remainder or are not in the tables, results below zero, fractions, powers, several operations. Ask
-for 17 x 3, and it says *That sum is too hard for me.* Of 1,957 greedy questions on both sides of
-these bounds, in 5 to 7 wordings, 12 got a wrong result (751 before the last training): divisions
-such as 90 / 11, and *what is 13 times 7*. Inside the bounds 562 of 630 got the right one, and the
-rest were declined.
+It declines other sums: numbers above 99, products beyond 12 x 12, divisions with a remainder or
+outside the tables, negative results, fractions, powers, several operations. Ask for 17 x 3, and it
+says *That sum is too hard for me.* Of 1,957 greedy questions inside and outside these limits, in 5
+to 7 wordings, 12 got a wrong result (751 before the last training): divisions such as 90 / 11, and
+*what is 13 times 7*. Inside the limits 562 of 630 got the correct result, and the rest were
+declined.
 
-Anything else. It has no knowledge beyond its table, no code, no translation, no advice, no
-news; it speaks only English, and simply. It answers wrongly at times, and with full
-confidence. It was never trained to handle harmful requests beyond declining what it does not
-know. Do not use it for anything but trying Triolet.
+It cannot do anything else. It has no knowledge beyond its table, no code, no translation, no
+advice, no news. It speaks only simple English. Some answers are wrong, and stated with full
+confidence. It was not trained to handle harmful requests, except by declining what it does not
+know. Use it only to try Triolet.
 
 ## Held-out accuracy
 
-Greedy decoding of the weights in this directory. {held_out} % of all combinations (word and task,
-fact and wording, name with place and thing, topic and wording) are kept out of training by a
-stable hash, and only those are asked here. Sums of two numbers are learned by heart instead, and
-asked as training draws them. Half of the questions open a conversation; half come after up to
-three other exchanges, with the typing noise of the training text (small letters, no full stop, a
-slip now and then).
+Measured with greedy decoding of the weights in this directory. A stable hash holds {held_out} % of
+all combinations (word and task, fact and wording, name with place and thing, topic and wording) out
+of training, and only those are measured here. Sums of two numbers are memorised instead, and are
+drawn as in training. Half of the questions open a conversation; the others come after up to three
+exchanges, with the typing noise of the training text (lower case, no full stop, occasional typos).
 
-| skill | right | asked | accuracy |
+| skill | correct | questions | accuracy |
 |---|---|---|---|
 {table}
 
-A story is right if it mentions all that was asked for, shows the plot that was asked for, has at
-least 40 words and ends by itself. All other replies are right if they hold the one right answer.
-*Spelling*, *reversing* and *counting letters* ask about known words and invented ones alike.
-The aim is 95 % for each; a skill below it wants more training, and loss was still falling when
-this run ended. The numbers also lie in `accuracy.json`, as `evaluate.py` wrote them.
+A story is correct if it mentions everything in the request, has the requested plot and at least 40
+words, and ends by itself. Other replies are correct if they contain the answer. *Spelling*,
+*reversing* and *counting letters* use known and invented words. The goal is 95 % for each; a skill
+below it needs more training, and the loss was still falling when this run ended. The numbers are
+also in `accuracy.json`, written by `evaluate.py`.
 
 ## Data and training
 
-All text comes from `tools/demo_model/`: seeded templates and word lists, no outside text. Training
-read {tokens} tokens in {steps} steps ({minutes:.0f} minutes of wall clock on
-two shared processor cores, bfloat16 autocast): Muon for the matrices, AdamW for embeddings and
-norms, a flat learning rate that falls linearly over the last part; the loss counts replies only.
-These weights were trained in several stretches: first with a rate three times as high and batches
-of 4,096 tokens, then with `--rows 4` to 15,036 steps, from there with more sums, those to be
-declined among them, and at last with the sums that were still wrong. The shares of the kinds of
-sums changed on the way; a fresh run will differ a little.
+All text comes from the seeded templates and word lists in `tools/demo_model/`. Training used
+{tokens} tokens in {steps} steps ({minutes:.0f} minutes of wall-clock time on
+two shared CPU cores, bfloat16 autocast), with Muon for the matrices, AdamW for embeddings and
+norms, and a constant learning rate that falls linearly over the last part. The loss counts replies
+only. These weights were trained in several phases: first with a rate three times as high and
+batches of 4,096 tokens, then with `--rows 4` up to step 15,036, then with more sums, including
+those to decline, and finally with the sums that were still wrong. The shares of the kinds of sums
+changed between phases, so a new run will differ a little.
 
 Llama architecture: {shape}.
-The tokenizer is byte-level BPE with {vocab} tokens; digits stand alone. Conversations of training
-are at most 512 tokens long; positions to 1,024 are allowed, but expect it to lose the thread beyond
-about 500.
+The tokenizer is byte-level BPE with {vocab} tokens, and every digit is a separate token. Training
+conversations have at most 512 tokens. The context is 1,024 tokens, but expect incoherent answers
+beyond about 500.
 
 ## Sampling
 
-`generation_config.json` asks for temperature {temperature} and top-p {top_p}: stories vary, facts
-hold. Temperature 0 is the most exact.
+`generation_config.json` sets temperature {temperature} and top-p {top_p}: stories vary, but facts
+stay correct. Temperature 0 is the most accurate.
 
-## Train and measure it again
+## Train and measure it yourself
 
 ```
 python -m tools.demo_model.train --rows 4 --tokens 32784384
@@ -142,7 +141,7 @@ def card(directory: Path) -> str:
 def main(
     directory: Annotated[Path, typer.Option(help="Model directory.")] = Path("triolet/demo"),
 ) -> None:
-    """Write the card."""
+    """Write the model card."""
     (directory / "README.md").write_text(card(directory))
 
 

@@ -1,6 +1,6 @@
-"""Conversations: skills mixed, follow-ups, system prompts, and the typing of real people.
+"""Generate training conversations: a mix of skills with follow-ups, system prompts and typos.
 
-Knows the share of each skill; what a skill says is the skill's own file.
+Has the share of each skill. The other modules generate the examples of a skill.
 """
 
 from collections.abc import Callable, Iterator
@@ -39,7 +39,7 @@ DEFAULT_SHARES: dict[str, float] = {
     smalltalk.NAMES: 0.05,
     limits.SKILL: 0.04,
 }
-"""Share of the questions, not of the tokens: a story is six times as long as a sum."""
+"""Share of each skill among questions, not tokens: a story is six times as long as a sum."""
 SUMS_SHARES: dict[str, float] = {
     stories.SKILL: 0.04,
     arithmetic.SKILL: 0.3,
@@ -54,7 +54,7 @@ SUMS_SHARES: dict[str, float] = {
     smalltalk.NAMES: 0.02,
     limits.SKILL: 0.02,
 }
-"""The same for a last stretch of training that is for sums, with enough of all else to keep it."""
+"""Shares for a last training phase for sums, with enough of the other skills to retain them."""
 
 _Follow = Callable[[Random, Exchange, Split], Exchange]
 FOLLOWS: dict[str, _Follow] = {
@@ -69,7 +69,7 @@ FOLLOWS: dict[str, _Follow] = {
     counting.SKILL: counting.follow,
 }
 HARD_FOLLOW_SHARE: Final = 0.25
-"""Of the sums that come after a sum, those that the model declines."""
+"""Share of follow-up sums that the model should decline."""
 _REPEAT = (
     "Say that again.",
     "again",
@@ -94,14 +94,14 @@ _YES = (
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A system prompt, or none, and the exchanges that follow it."""
+    """An optional system prompt and the exchanges after it."""
 
     system: str
     exchanges: tuple[Exchange, ...]
 
 
 def typed(rng: Random, user: str) -> str:
-    """Spoil a question as typing does: small letters, no full stop, now and then a slip."""
+    """Add typing noise to a question: lower case, no full stop, occasional typos."""
     if rng.random() < 0.06:
         user = _slip(rng, user)
     user = unmark(user)
@@ -142,7 +142,7 @@ def _slip(rng: Random, user: str) -> str:
 def next_exchange(
     rng: Random, said: list[Exchange], persona: str, shares: dict[str, float]
 ) -> Exchange:
-    """Choose what is asked next: a follow-up, the name, or something new."""
+    """Draw the next exchange: a follow-up, a question about the name, or a new question."""
     last = said[-1] if said else None
     if (
         last is not None
@@ -179,13 +179,13 @@ def next_exchange(
 def conversation(
     rng: Random, shares: dict[str, float], max_words: int = 220, persona_share: float = 0.04
 ) -> Conversation:
-    """Draw a conversation of training material.
+    """Draw a training conversation.
 
     Args:
-      rng: source of all choices.
+      rng: random source.
       shares: share of each skill among new questions.
-      persona_share: how often a system prompt gives the model a name.
-      max_words: no further exchange begins after so many words.
+      persona_share: share of conversations with a system prompt that names the model.
+      max_words: number of words after which no further exchange is added.
     """
     persona = smalltalk.persona(rng) if rng.random() < persona_share else ""
     system = smalltalk.system_prompt(rng, persona) if persona or rng.random() < 0.2 else ""
@@ -203,7 +203,7 @@ def conversation(
 
 
 def conversations(seed: int, shares: dict[str, float] | None = None) -> Iterator[Conversation]:
-    """Yield training conversations without end, the same ones for the same seed."""
+    """Yield training conversations endlessly, determined by the seed."""
     rng = Random(seed)
     while True:
         yield conversation(rng, shares or DEFAULT_SHARES)

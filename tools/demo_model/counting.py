@@ -1,4 +1,4 @@
-"""Counting up, down and in steps, and counting the words of a line."""
+"""Training examples of counting: up, down, in steps, and the words of a line."""
 
 from random import Random
 
@@ -58,7 +58,7 @@ def _range_key(numbers: range) -> str:
 
 
 def up(rng: Random, split: Split) -> Exchange:
-    """Ask to count up."""
+    """Draw a request to count up."""
     numbers = pick_allowed(rng, split, _draw_up, _range_key)
     a, b = numbers.start, numbers.stop - 1
     if a == 1 and rng.random() < 0.5:
@@ -69,14 +69,14 @@ def up(rng: Random, split: Split) -> Exchange:
 
 
 def down(rng: Random, split: Split) -> Exchange:
-    """Ask to count down."""
+    """Draw a request to count down."""
     numbers = pick_allowed(rng, split, _draw_down, _range_key)
     user = fill(rng.choice(_DOWN), a=str(numbers.start), b=str(numbers.stop + 1))
     return _exchange(numbers, user)
 
 
 def steps(rng: Random, split: Split) -> Exchange:
-    """Ask to count in twos, threes, fives or tens."""
+    """Draw a request to count in twos, threes, fives or tens."""
     numbers = pick_allowed(rng, split, _draw_steps, _range_key)
     word = {2: "twos", 3: "threes", 5: "fives", 10: "tens"}[numbers.step]
     ask = rng.choice(
@@ -92,7 +92,7 @@ def steps(rng: Random, split: Split) -> Exchange:
 
 
 def line_of_words(rng: Random, split: Split) -> Exchange:
-    """Ask how many words a short line has."""
+    """Draw a question about the number of words in a short line."""
 
     def draw(r: Random) -> str:
         size = r.randint(2, 6)
@@ -112,7 +112,7 @@ def line_of_words(rng: Random, split: Split) -> Exchange:
 
 
 def things(rng: Random, split: Split) -> Exchange:
-    """Ask to count a few things aloud."""
+    """Draw a request to count a few things aloud."""
 
     def draw(r: Random) -> tuple[int, tuple[str, str]]:
         return r.randint(2, 8), r.choice(COUNTABLES)
@@ -127,13 +127,13 @@ def things(rng: Random, split: Split) -> Exchange:
 
 
 def draw(rng: Random, split: Split) -> Exchange:
-    """Draw any kind of counting."""
+    """Draw a request for any kind of counting."""
     rows = [(40, up), (25, down), (15, steps), (10, line_of_words), (10, things)]
     return weighted(rng, rows)(rng, split)
 
 
 def follow(rng: Random, previous: Exchange, split: Split) -> Exchange:
-    """Ask for the next stretch."""
+    """Draw a request to count another range."""
     if rng.random() < 0.5:
         return draw(rng, split)
     numbers = pick_allowed(rng, split, _draw_up, _range_key)

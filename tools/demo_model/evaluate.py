@@ -1,11 +1,10 @@
-"""Measure greedy accuracy per skill on combinations that training never saw.
+"""`python -m tools.demo_model.evaluate DIR`: measure greedy accuracy on held-out examples.
 
-`python -m tools.demo_model.evaluate triolet/demo` prints a table and writes `accuracy.json` beside
-the weights. Half of the questions open a conversation; half come after a few other exchanges. A
-reply is right if every string that the question asks for occurs in it as whole words and it ends
-by itself.
+Prints a table and writes `accuracy.json` next to the weights. Half of the questions open a
+conversation; the others come after a few exchanges. A reply is correct if it contains every
+expected string as whole words and ends by itself.
 
-With `--mistakes FILE` it asks all small sums instead, and writes down those that training should
+With `--mistakes FILE` it asks all small sums instead, and writes those that training should
 practise (`train.py --practise FILE`).
 """
 
@@ -35,14 +34,14 @@ WORDINGS = ("{a} {op} {b}", "What is {a} {op} {b}?")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A held-out exchange and the conversation that it ends."""
+    """A held-out exchange at the end of a conversation."""
 
     exchange: Exchange
     messages: tuple[Message, ...]
 
 
 def occurs(wanted: str, reply: str) -> bool:
-    """Say whether one of `a|b` occurs in a reply as whole words."""
+    """Return whether one of `a|b` occurs in a reply as whole words."""
     return any(
         re.search(rf"(?<!\w){re.escape(word)}(?!\w)", reply, re.IGNORECASE)
         for word in wanted.split("|")
@@ -50,7 +49,7 @@ def occurs(wanted: str, reply: str) -> bool:
 
 
 def is_right(exchange: Exchange, reply: str) -> bool:
-    """Judge a reply."""
+    """Return whether a reply is correct."""
     if reply.endswith("…") or not reply.strip():
         return False
     if exchange.skill == stories.SKILL and not (
@@ -91,7 +90,7 @@ def _names(rng: Random) -> Question:
 
 
 def _second(rng: Random, skill: str) -> Question:
-    """Ask about a held-out story, or answer a question that the model may have asked."""
+    """Draw a question about a held-out story, or an answer to the model's quiz question."""
     if skill == facts.QUIZ:
         first = facts.quiz(rng, Split.HELD_OUT)
         asked = facts.guess(rng, first, Split.HELD_OUT)
@@ -109,7 +108,7 @@ def _second(rng: Random, skill: str) -> Question:
 
 
 def question(rng: Random, skill: str) -> Question:
-    """Draw a held-out question of a skill, opening a conversation or within one."""
+    """Draw a held-out question of a skill, at the start of a conversation or within one."""
     if skill == smalltalk.NAMES:
         return _names(rng)
     if skill in (facts.QUIZ, story_talk.SKILL):
@@ -130,7 +129,7 @@ def question(rng: Random, skill: str) -> Question:
 
 
 def questions(skill: str, count: int) -> list[Question]:
-    """Draw questions of a skill, the same ones in every run."""
+    """Draw questions of a skill, the same in every run."""
     rng = Random(f"{SEED}:{skill}")
     return [question(rng, skill) for _ in range(count)]
 
@@ -138,7 +137,7 @@ def questions(skill: str, count: int) -> list[Question]:
 def measure(
     directory: Path, count: int, wrong_shown: int = 0, only: str = ""
 ) -> dict[str, dict[str, float]]:
-    """Return right answers, questions and accuracy per skill."""
+    """Return the correct answers, questions and accuracy per skill."""
     speaker = Speaker(directory)
     result: dict[str, dict[str, float]] = {}
     for skill in (*SKILLS, story_talk.SKILL):
@@ -159,7 +158,7 @@ def measure(
 
 
 def small_sums() -> Iterator[Sum]:
-    """Yield all sums within the tables of the model and just beyond them."""
+    """Yield all sums within the model's tables and just beyond them."""
     for a in range(100):
         for b in range(100):
             yield a, "+", b
@@ -173,7 +172,7 @@ def small_sums() -> Iterator[Sum]:
 
 
 def is_honest(reply: str, a: int, op: str, b: int) -> bool:
-    """Say whether a reply gives the right result, or declines and gives none."""
+    """Return whether a reply has the correct result, or declines without a result."""
     if reply.startswith(hard_sums.REPLY):
         return True
     return arithmetic.has_answer(a, op, b) and reply.startswith(
@@ -182,7 +181,7 @@ def is_honest(reply: str, a: int, op: str, b: int) -> bool:
 
 
 def find_mistakes(directory: Path) -> list[Sum]:
-    """Return the sums that the model gets wrong, or declines though it should know them."""
+    """Return the sums that the model gets wrong, or declines although it should know them."""
     speaker, sums, found = Speaker(directory), list(small_sums()), set[Sum]()
     for wording in WORDINGS:
         asked = [
@@ -199,9 +198,9 @@ def main(
     directory: Annotated[Path, typer.Argument(help="Model directory.")] = Path("triolet/demo"),
     count: Annotated[int, typer.Option(help="Questions per skill.")] = 400,
     show_wrong: Annotated[int, typer.Option(help="Wrong replies to show per skill.")] = 0,
-    only: Annotated[str, typer.Option(help="Measure this skill alone; writes nothing.")] = "",
-    mistakes: Annotated[str, typer.Option(help="Only write wrong sums to this file.")] = "",
-    threads: Annotated[int, typer.Option(help="Processor threads.")] = 2,
+    only: Annotated[str, typer.Option(help="Measure only this skill; writes nothing.")] = "",
+    mistakes: Annotated[str, typer.Option(help="Write wrong sums to this file instead.")] = "",
+    threads: Annotated[int, typer.Option(help="CPU threads.")] = 2,
 ) -> None:
     """Measure the demo model and write accuracy.json."""
     torch.set_num_threads(threads)

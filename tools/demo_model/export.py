@@ -1,4 +1,4 @@
-"""Write a checkpoint as a Hugging Face Llama directory: `python -m tools.demo_model.export`."""
+"""`python -m tools.demo_model.export`: write a checkpoint as a Hugging Face Llama directory."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from .train import BUILD, Progress, load, tokenizer_in
 
 
 def config_json(config: ModelConfig) -> dict[str, Any]:
-    """Return the model's config as transformers reads it."""
+    """Return the model's config.json for transformers."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -44,7 +44,7 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
 
 
 def tokenizer_config_json(config: ModelConfig) -> dict[str, Any]:
-    """Return the tokenizer's config with the chat template."""
+    """Return the tokenizer_config.json with the chat template."""
     token = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
     return {
         "added_tokens_decoder": {
@@ -75,7 +75,7 @@ GENERATION = {
 
 
 def export(build: Path, directory: Path) -> Progress:
-    """Write the newest checkpoint's weights in bfloat16 and all that goes with them."""
+    """Write the newest checkpoint as a model directory with bfloat16 weights."""
     model = Llama(ModelConfig())
     progress = load(build / "checkpoint.safetensors", model, [])
     directory.mkdir(parents=True, exist_ok=True)
@@ -102,8 +102,8 @@ def export(build: Path, directory: Path) -> Progress:
 
 
 def main(
-    build: Annotated[Path, typer.Option(help="Where the checkpoint lies.")] = BUILD,
-    directory: Annotated[Path, typer.Option(help="Where to write.")] = Path("triolet/demo"),
+    build: Annotated[Path, typer.Option(help="Directory of the checkpoint.")] = BUILD,
+    directory: Annotated[Path, typer.Option(help="Directory to write.")] = Path("triolet/demo"),
 ) -> None:
     """Export the newest checkpoint."""
     export(build, directory)

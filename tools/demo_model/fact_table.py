@@ -1,7 +1,7 @@
-"""The built-in table of facts: for each relation its rows, its questions and its answer.
+"""The table of facts: the rows, questions and answer of each relation.
 
-Only data. `{s}` is the subject and `{o}` the object. A relation may be asked from the other end
-too.
+Only data. `{s}` is the subject and `{o}` the object. Some relations also have questions about the
+object.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A kind of fact: rows of (subject, object), questions about the subject, and one answer."""
+    """A kind of fact: rows of (subject, object), questions about the subject, and an answer."""
 
     name: str
     rows: tuple[tuple[str, str], ...]

@@ -1,4 +1,4 @@
-"""Questions about the table of facts, from either end, and about nothing that is not in it."""
+"""Training examples about the table of facts: questions in both directions, and quizzes."""
 
 from random import Random
 
@@ -85,14 +85,14 @@ _QUIZZED = (
 
 
 def told(rng: Random, split: Split) -> Exchange:
-    """Ask for any fact at all."""
+    """Draw a request for any fact."""
     fact = draw(rng, split)
     user = rng.choice(_TELL)
     return Exchange(SKILL, user, f"Did you know? {fact.reply}", ("Did you know",))
 
 
 def quiz(rng: Random, split: Split) -> Exchange:
-    """Ask to be asked."""
+    """Draw a request for a quiz question."""
 
     def drawn(r: Random) -> tuple[Relation, tuple[str, str]]:
         relation = r.choice([r for r in RELATIONS if r.name in _QUIZZED])
@@ -111,7 +111,7 @@ def quiz(rng: Random, split: Split) -> Exchange:
 
 
 def guess(rng: Random, previous: Exchange, split: Split) -> Exchange:
-    """Answer the question that the model asked, rightly or wrongly."""
+    """Draw a correct or wrong answer to the model's quiz question."""
     answer, line = previous.memo["answer"], previous.memo["quiz"]
     said = answer if rng.random() < 0.6 else previous.memo["wrong"]
     verdict = rng.choice(_RIGHT if said == answer else _WRONG)
@@ -124,7 +124,7 @@ def guess(rng: Random, previous: Exchange, split: Split) -> Exchange:
 
 
 def draw(rng: Random, split: Split) -> Exchange:
-    """Draw a fact and one of the ways to ask for it."""
+    """Draw a question about a fact."""
     if split is Split.TRAIN and rng.random() < 0.02:
         return told(rng, split)
     if split is Split.TRAIN and rng.random() < 0.05:
@@ -133,7 +133,7 @@ def draw(rng: Random, split: Split) -> Exchange:
 
 
 def follow(rng: Random, previous: Exchange, split: Split) -> Exchange:
-    """Ask the same of another subject, as briefly as people do."""
+    """Draw a short follow-up question about another subject."""
     name = previous.memo.get("relation", "")
     relation = next((r for r in RELATIONS if r.name == name), None)
     if relation is None:

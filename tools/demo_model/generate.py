@@ -1,4 +1,4 @@
-"""Greedy replies of a model directory, many at a time; for measuring, not for serving."""
+"""Generate greedy replies with a model directory, in batches, for the evaluation."""
 
 import json
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ Message = dict[str, str]
 
 
 class Speaker:
-    """A loaded model directory that replies to conversations."""
+    """A loaded model that replies to conversations."""
 
     def __init__(self, directory: Path) -> None:
         config = json.loads((directory / "config.json").read_text())
@@ -33,7 +33,7 @@ class Speaker:
         self.template = ImmutableSandboxedEnvironment().from_string(template)
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
-        """Render a conversation and encode it."""
+        """Render a conversation with the chat template and encode it."""
         text = self.template.render(messages=list(messages), add_generation_prompt=True)
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
         return ids
@@ -41,7 +41,7 @@ class Speaker:
     def replies(
         self, talks: Sequence[Sequence[Message]], max_tokens: int = 200, batch_size: int = 32
     ) -> list[str]:
-        """Reply to each conversation, in order; a reply that does not end is marked with `…`."""
+        """Reply to each conversation, in order. A truncated reply ends with `…`."""
         prompts = [self.prompt_ids(talk) for talk in talks]
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
         out = [""] * len(prompts)
@@ -57,12 +57,12 @@ class Speaker:
 
 @torch.inference_mode()
 def greedy(model: Llama, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
-    """Continue prompts with the likeliest token each time, until all have ended.
+    """Continue prompts greedily until all have ended.
 
     Args:
-      model: on the CPU.
-      prompts: token ids; shorter ones are padded on their left and the padding is masked.
-      max_tokens: most tokens to write.
+      model: model on the CPU.
+      prompts: token ids; shorter prompts are padded on the left, with the padding masked.
+      max_tokens: maximum number of tokens to generate.
     """
     width = max(len(prompt) for prompt in prompts)
     padding = torch.tensor([width - len(prompt) for prompt in prompts])

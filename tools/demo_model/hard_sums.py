@@ -1,6 +1,7 @@
-"""Sums beyond the tables of the model, in all wordings of sums, and replies that decline them.
+"""Training examples of sums beyond the model's tables, with replies that decline them.
 
-Of numbers, none is kept out of training: where the tables end is learned by heart.
+Uses the wordings of arithmetic.py. No numbers are held out of training, because the model memorises
+the limits of its tables.
 """
 
 import json
@@ -13,9 +14,9 @@ from .samples import Draw, Exchange, Split, fill, pick_allowed, weighted
 
 SKILL = "declining sums"
 PRACTICE, PRACTICE_SHARE = "practised sums", 0.5
-"""Sums that the model got wrong; their share beside those of the skills, which add up to 1."""
+"""Weight of sums that the model got wrong, in addition to the skills' shares, which sum to 1."""
 REPLY = "That sum is too hard for me. Ask me an easier one."
-"""One short reply: what is hard to learn is when to give it."""
+"""The only reply, because the model has to learn just when to decline."""
 
 
 def _decline(user: str, key: str) -> Exchange:
@@ -23,7 +24,7 @@ def _decline(user: str, key: str) -> Exchange:
 
 
 def _large(rng: Random, low: int) -> int:
-    """Draw a number from `low` on, mostly one that only just lies beyond."""
+    """Draw a number of at least `low`, mostly just above it."""
     return rng.choice(
         (
             rng.randint(low, low + 20),
@@ -85,17 +86,17 @@ def _key(drawn: tuple[int, str, int]) -> str:
 
 
 def plain(rng: Random, split: Split) -> Exchange:
-    """Ask for one sum that is too big, leaves a remainder or goes below zero."""
+    """Draw a question about a sum that is too big, has a remainder or is negative."""
     return reply_to(rng, *_draw(rng))
 
 
 def reply_to(rng: Random, a: int, op: str, b: int) -> Exchange:
-    """Ask for this sum."""
+    """Draw a question about the given sum."""
     return _decline(ask(rng, a, op, b), _key((a, op, b)))
 
 
 def story_problem(rng: Random, split: Split) -> Exchange:
-    """Ask for one that is told as a tiny story."""
+    """Draw a word problem."""
     while True:
         a, op, b = _draw(rng)
         if op != "/" and min(a, b) > 1 and (op != "-" or a >= b):
@@ -103,13 +104,13 @@ def story_problem(rng: Random, split: Split) -> Exchange:
 
 
 def follow(rng: Random) -> Exchange:
-    """Ask for one after another sum."""
+    """Draw a follow-up question after another sum."""
     drawn = _draw(rng)
     return _decline(follow_up(rng, *drawn), _key(drawn))
 
 
 def odd(rng: Random, split: Split) -> Exchange:
-    """Ask for another kind of sum: of fractions, powers, three numbers, doubles of big ones."""
+    """Draw another kind of sum: fractions, powers, three numbers, doubles of big numbers."""
 
     def drawn(r: Random) -> str:
         a, b, c, big = r.randint(21, 99), r.randint(2, 12), r.randint(2, 99), _large(r, 100)
@@ -139,12 +140,12 @@ def odd(rng: Random, split: Split) -> Exchange:
 
 
 def draw(rng: Random, split: Split) -> Exchange:
-    """Draw any sum that the model declines."""
+    """Draw a question about any sum that the model should decline."""
     return weighted(rng, [(78, plain), (8, story_problem), (14, odd)])(rng, split)
 
 
 def practice(file: Path) -> Draw:
-    """Return the skill that asks the sums of a file, as `evaluate.py` wrote it."""
+    """Return a skill that draws the sums of a file written by `evaluate.py`."""
     sums: list[tuple[int, str, int]] = [(a, op, b) for a, op, b in json.loads(file.read_text())]
 
     def draw(rng: Random, split: Split) -> Exchange:

@@ -1,4 +1,4 @@
-"""Words and names that exist nowhere, so that the model learns to copy and spell the unseen."""
+"""Invent words and names, from which the model learns to copy and spell unknown words."""
 
 from random import Random
 
@@ -15,7 +15,7 @@ _CODAS = (
 
 
 def invented_word(rng: Random) -> str:
-    """Make a word of one to three syllables, or a jumble of letters now and then."""
+    """Make a word of one to three syllables, or sometimes of random letters."""
     if rng.random() < 0.15:
         return "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 7)))
     word = ""

@@ -1,7 +1,4 @@
-"""The words that stories, sums and spelling draw from.
-
-Only data: no phrasing, no randomness.
-"""
+"""Word lists for stories, sums and spelling. Only data."""
 
 GIRLS: tuple[str, ...] = tuple(
     "Anna Mia Lily Emma Zoe Ruby Nora Clara Lucy Ella Ivy Rosa Maya Sofia Alice Grace "

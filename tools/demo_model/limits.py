@@ -1,4 +1,4 @@
-"""What the model cannot do, and how it says so kindly; also words that make no sense to it."""
+"""Training examples of requests that the model cannot handle, with polite refusals."""
 
 from random import Random
 
@@ -25,7 +25,7 @@ def _refusal(rng: Random, can: str, user: str, key: str) -> Exchange:
 
 
 def beyond(rng: Random, split: Split) -> Exchange:
-    """Ask for something of a kind that the model does not do."""
+    """Draw a request of a kind that the model cannot handle."""
 
     def drawn(r: Random) -> tuple[str, str, str]:
         topic = r.choice(tuple(ASKS))
@@ -37,7 +37,7 @@ def beyond(rng: Random, split: Split) -> Exchange:
 
 
 def too_far(rng: Random, split: Split) -> Exchange:
-    """Ask to count too far."""
+    """Draw a request to count too far."""
 
     def drawn(r: Random) -> int:
         return r.choice((r.randint(101, 999), 100 * r.randint(2, 100), 10 ** r.randint(3, 9)))
@@ -51,7 +51,7 @@ def too_far(rng: Random, split: Split) -> Exchange:
 
 
 def unknown_fact(rng: Random, split: Split) -> Exchange:
-    """Ask for a fact that is not in the table."""
+    """Draw a question about a fact that is not in the table."""
 
     def drawn(r: Random) -> str:
         where = r.choice(UNKNOWN_COUNTRIES)
@@ -78,7 +78,7 @@ def unknown_fact(rng: Random, split: Split) -> Exchange:
 
 
 def no_sense(rng: Random, split: Split) -> Exchange:
-    """Say something that the model cannot make sense of."""
+    """Draw a meaningless message."""
 
     def drawn(r: Random) -> str:
         roll = r.random()
@@ -102,6 +102,6 @@ def no_sense(rng: Random, split: Split) -> Exchange:
 
 
 def draw(rng: Random, split: Split) -> Exchange:
-    """Draw any request that is beyond the model."""
+    """Draw any request that the model cannot handle."""
     rows = [(74, beyond), (12, unknown_fact), (11, no_sense), (3, too_far)]
     return weighted(rng, rows)(rng, split)

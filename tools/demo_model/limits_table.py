@@ -1,6 +1,6 @@
-"""What the model cannot do: how it is asked for, and the kind ways to say no.
+"""Wordings of requests that the model cannot handle, and of polite refusals.
 
-Only data. `{x}` is what is asked about and `{can}` what the model cannot do.
+Only data. `{x}` is the subject of a request and `{can}` the ability that the model lacks.
 """
 
 ASKS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {

@@ -1,7 +1,7 @@
-"""A Llama forward in plain torch, with Hugging Face's tensor names.
+"""The demo model's Llama in plain torch, for training, with Hugging Face's tensor names.
 
-Knows nothing of text. RMSNorm, half-rotation RoPE, grouped-query attention, SwiGLU, and tied
-embeddings.
+RMSNorm, half-rotation RoPE, grouped-query attention, SwiGLU, and tied embeddings. Handles token ids
+only, no text.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The shape, under the names of a Hugging Face Llama config."""
+    """The model's shape, with the field names of a Hugging Face Llama config."""
 
     vocab_size: int = 2048
     hidden_size: int = 256
@@ -28,13 +28,13 @@ class ModelConfig:
 
 
 class Cache:
-    """Keys and values of what was read so far, per layer, for generation."""
+    """KV cache of all layers, for generation."""
 
     def __init__(self) -> None:
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Append keys and values [B, H, T, D] of one layer and return all of them."""
+        """Append keys and values [B, H, T, D] of a layer and return all keys and values of it."""
         if layer in self.layers:
             old_k, old_v = self.layers[layer]
             k, v = torch.cat((old_k, k), 2), torch.cat((old_v, v), 2)
@@ -43,7 +43,7 @@ class Cache:
 
 
 def rope_tables(config: ModelConfig) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines [max_position, head_dim], both halves alike."""
+    """Return cosines and sines [max_position, head_dim], with equal halves."""
     half = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
     angles = torch.outer(
         torch.arange(config.max_position_embeddings, dtype=torch.float32),
@@ -54,7 +54,7 @@ def rope_tables(config: ModelConfig) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn queries or keys [B, H, T, D] by their positions' angles, [T, D] or [B, 1, T, D]."""
+    """Rotate queries or keys [B, H, T, D] by their positions' angles, [T, D] or [B, 1, T, D]."""
     first, second = x.chunk(2, -1)
     return (x * cos + torch.cat((-second, first), -1) * sin).to(x.dtype)
 
@@ -74,7 +74,7 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, cache: Cache | None
     ) -> Tensor:
-        """Attend [B, T, C] to itself and to the cache; without a mask, causally."""
+        """Attend from [B, T, C] to itself and the cache; causally without a mask."""
         batch, length, _ = x.shape
         heads = self.config.num_attention_heads, self.config.num_key_value_heads
         dim = self.config.head_dim
@@ -92,7 +92,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """SwiGLU."""
+    """SwiGLU feed-forward block."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each after a norm and added to the stream."""
+    """Attention and feed-forward with pre-norm and residual connections."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class Layer(nn.Module):
 
 
 class Trunk(nn.Module):
-    """Embeddings, layers and the last norm: what Hugging Face calls `model`."""
+    """Embeddings, layers and the final norm, named `model` in Hugging Face checkpoints."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class Trunk(nn.Module):
 
 
 class Llama(nn.Module):
-    """The language model; its output head is its embedding."""
+    """The language model. Its output layer shares the weights of the embedding."""
 
     cos: Tensor
     sin: Tensor
@@ -170,9 +170,9 @@ class Llama(nn.Module):
 
         Args:
           ids: token ids.
-          mask: what may be attended to, [B, 1, T, all]; causal if None.
-          positions: [B, T]; counted from 0 if None.
-          cache: extended in place, for generation.
+          mask: positions that may be attended to, [B, 1, T, all]; causal if None.
+          positions: positions [B, T]; from 0 if None.
+          cache: KV cache, extended in place, for generation.
         """
         if positions is None:
             cos, sin = self.cos[: ids.shape[1]], self.sin[: ids.shape[1]]
@@ -190,5 +190,5 @@ class Llama(nn.Module):
 
     @property
     def num_parameters(self) -> int:
-        """Count the parameters; tied ones once."""
+        """Return the number of parameters; tied ones count once."""
         return sum(weight.numel() for weight in self.parameters())

@@ -1,4 +1,4 @@
-"""Pack whole conversations into rows of equal length."""
+"""Pack whole conversations into training rows of equal length."""
 
 from collections.abc import Iterator
 
@@ -10,13 +10,13 @@ from .corpus import conversations
 from .tokenizer import PAD_ID, encode_conversation
 
 _SHELF = 24
-"""Conversations at hand while a row is filled; enough for rows that are 98 % full."""
+"""Conversations to choose from while a row is filled. This many make rows 98 % full."""
 
 
 def rows(
     tokenizer: Tokenizer, seed: int, length: int, shares: dict[str, float] | None = None
 ) -> Iterator[tuple[list[int], list[bool]]]:
-    """Yield rows of `length + 1` ids, and for each id whether it is to be learned."""
+    """Yield rows of `length + 1` ids, with a flag per id that is true for replies."""
     source = conversations(seed, shares)
     shelf: list[tuple[list[int], list[bool]]] = []
     while True:
@@ -41,7 +41,7 @@ def rows(
 def batches(
     tokenizer: Tokenizer, seed: int, length: int, size: int, shares: dict[str, float] | None = None
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield inputs, targets [size, length] and which targets count."""
+    """Yield inputs, targets [size, length] and a mask of the targets that count for the loss."""
     source = rows(tokenizer, seed, length, shares)
     while True:
         drawn = [next(source) for _ in range(size)]

@@ -1,8 +1,8 @@
-"""The plots: what a story's sentences say, with slots for who, where and what.
+"""Sentences of stories, by plot.
 
-Only data. Each plot is a list of beats, each beat a few ways to tell it; a story takes one way of
-each beat in turn. Slots: {name} {he} {his} {him} {thing} {place} {friend} {ability}; one that is
-capitalised begins a sentence.
+Only data. Each plot is a list of beats with several wordings each; a story uses one wording of each
+beat in turn. Slots: {name} {he} {his} {him} {thing} {place} {friend} {ability}; a capitalised slot
+begins a sentence.
 """
 
 OPENINGS: tuple[str, ...] = (

@@ -1,7 +1,7 @@
-"""One question and its reply, and the rule that keeps some combinations out of training.
+"""Types and helpers of training examples, and the split that holds some examples out of training.
 
-Knows nothing of any skill. A combination is named by a key; a stable hash of the key, the same on
-every machine and in every run, decides whether training may ever see it.
+Each example has a key, for example a word and a task. A stable hash of the key, the same on every
+machine, decides whether the example is used in training or only in the evaluation.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,14 +14,14 @@ from typing import TypeVar
 T = TypeVar("T")
 
 HELD_OUT_PERCENT = 8
-"""Share of the combinations that training never sees; enough for hundreds of questions a skill."""
+"""Share of the combinations held out of training: enough for hundreds of questions per skill."""
 
 SLOT_OPEN, SLOT_CLOSE = "\x01", "\x02"
-"""Brackets around what a template was filled with, so that typing noise leaves it alone."""
+"""Brackets around filled slots of a template, to exempt them from typing noise."""
 
 
 class Split(Enum):
-    """Which side of the hash a sample is drawn from."""
+    """The part of the combinations that an example is drawn from."""
 
     TRAIN = "train"
     HELD_OUT = "held_out"
@@ -29,51 +29,51 @@ class Split(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A question, a good reply, and what any right reply has to hold."""
+    """A question, a reply, and the strings that a correct reply must contain."""
 
     skill: str
     user: str
     reply: str
     expect: tuple[str, ...] = ()
-    """Strings that must all occur, as whole words, in a right reply."""
+    """Strings that must all occur in a correct reply as whole words."""
     memo: dict[str, str] = field(default_factory=dict)
-    """What a follow-up question may refer to."""
+    """Values that a follow-up question may refer to."""
     key: str = ""
-    """The combination, as hashed."""
+    """Key of the combination, which is hashed."""
 
 
 Draw = Callable[[Random, Split], Exchange]
-"""A skill: draws one exchange from its side of the split."""
+"""Type of a skill: a function that draws an exchange from one part of the split."""
 
 
 def is_held_out(key: str) -> bool:
-    """Say whether a combination is kept for measurement."""
+    """Return whether a combination is held out of training."""
     digest = blake2b(key.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % 100 < HELD_OUT_PERCENT
 
 
 def allowed(key: str, split: Split) -> bool:
-    """Say whether a combination belongs to this side of the split."""
+    """Return whether a combination belongs to this part of the split."""
     return is_held_out(key) == (split is Split.HELD_OUT)
 
 
 def fill(template: str, **slots: str) -> str:
-    """Fill a question's template and mark what was filled in."""
+    """Fill the slots of a question's template and mark them."""
     return template.format(**{k: f"{SLOT_OPEN}{v}{SLOT_CLOSE}" for k, v in slots.items()})
 
 
 def unmark(text: str) -> str:
-    """Remove the marks that `fill` left."""
+    """Remove the marks of `fill`."""
     return text.replace(SLOT_OPEN, "").replace(SLOT_CLOSE, "")
 
 
 def pick_allowed(
     rng: Random, split: Split, draw: Callable[[Random], T], key: Callable[[T], str]
 ) -> T:
-    """Draw until the combination lies on the wanted side.
+    """Draw until the combination belongs to this part of the split.
 
     Raises:
-      RuntimeError: the side is as good as empty, which is a fault of the skill.
+      RuntimeError: the part is nearly empty, which is a bug of the skill.
     """
     for _ in range(5000):
         drawn = draw(rng)
@@ -83,12 +83,12 @@ def pick_allowed(
 
 
 def weighted(rng: Random, rows: Sequence[tuple[float, T]]) -> T:
-    """Choose one of the rows by its weight."""
+    """Draw one of the rows by weight."""
     return rng.choices([row for _, row in rows], [weight for weight, _ in rows])[0]
 
 
 def capital(text: str) -> str:
-    """Upper-case the first letter and nothing else."""
+    """Capitalise only the first letter."""
     return text[:1].upper() + text[1:]
 
 

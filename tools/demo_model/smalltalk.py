@@ -1,4 +1,4 @@
-"""Greetings, thanks, feelings, who the model is and what it can do, and names that it is told."""
+"""Training examples of small talk: greetings, thanks, feelings, names, the model's abilities."""
 
 from collections.abc import Sequence
 from random import Random
@@ -38,19 +38,19 @@ _ASKED_NAME = (
 
 
 def said(rng: Random, topic: str, user: str) -> Exchange:
-    """Reply to a remark of one topic."""
+    """Return an exchange for a remark of a topic."""
     reply = rng.choice(TOPICS[topic][1]).replace("{offer}", rng.choice(OFFERS))
     return Exchange(SKILL, user, reply, (f"topic:{topic}",), {"topic": topic}, f"talk:{user}")
 
 
 def matches_topic(topic: str, reply: str) -> bool:
-    """Say whether a reply is one of those that suit the topic, whatever it offers afterwards."""
+    """Return whether a reply fits the topic. Ignores an offer after it."""
     starts = [r.replace(" {offer}", "").replace("{offer}", "") for r in TOPICS[topic][1]]
     return any(reply.strip().startswith(start) for start in starts)
 
 
 def draw(rng: Random, split: Split, topics: Sequence[str] = tuple(TOPICS)) -> Exchange:
-    """Draw a remark; which wordings are held out depends on the typing, so noise is its split."""
+    """Draw a remark. Some pairs of an opener and a wording are held out, bare wordings never."""
     topic = rng.choices(
         topics, [3.0 if t in ("hello", "can", "who", "thanks") else 1.0 for t in topics]
     )[0]
@@ -75,7 +75,7 @@ def draw(rng: Random, split: Split, topics: Sequence[str] = tuple(TOPICS)) -> Ex
 
 
 def told_name(rng: Random, split: Split) -> Exchange:
-    """Be told a name."""
+    """Draw a message in which the user tells a name."""
     while True:
         name = any_name(rng, 0.4)
         template = rng.choice(_TOLD)
@@ -86,7 +86,7 @@ def told_name(rng: Random, split: Split) -> Exchange:
 
 
 def ask_name(rng: Random, name: str) -> Exchange:
-    """Ask for the name that was told before, or was not."""
+    """Return a question about the user's name; `name` is empty if it was not told."""
     user = rng.choice(_ASKED_NAME)
     if name and rng.random() < 0.15:
         letters = "-".join(name.lower())
@@ -100,12 +100,12 @@ def ask_name(rng: Random, name: str) -> Exchange:
 
 
 def persona(rng: Random) -> str:
-    """Draw a name for a system prompt to give."""
+    """Draw a name for the model in a system prompt."""
     return rng.choice(GIRLS + BOYS) if rng.random() < 0.7 else any_name(rng, 1.0)
 
 
 def ask_persona(rng: Random, name: str) -> Exchange:
-    """Ask for the name that a system prompt gave."""
+    """Return a question about the model's name from the system prompt."""
     topic = rng.choice(("name", "who"))
     user = rng.choice(TOPICS[topic][0])
     reply = f"My name is {name}." if topic == "name" else f"I am {name}, a very small model. {CAN}."
@@ -113,7 +113,7 @@ def ask_persona(rng: Random, name: str) -> Exchange:
 
 
 def system_prompt(rng: Random, name: str) -> str:
-    """Draw a system prompt, with a name for the model or without."""
+    """Draw a system prompt, with or without a name for the model."""
     if name:
         form = rng.choice(
             (
@@ -147,5 +147,5 @@ def system_prompt(rng: Random, name: str) -> str:
 
 
 def draw_any(rng: Random, split: Split) -> Exchange:
-    """Draw a remark or a name."""
+    """Draw a remark or a message about names."""
     return weighted(rng, [(0.85, draw), (0.15, told_name)])(rng, split)

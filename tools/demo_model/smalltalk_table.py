@@ -1,6 +1,6 @@
-"""What people say beside questions, by topic, and how the model replies.
+"""Remarks and replies of small talk, by topic.
 
-Only data. `{offer}` is where a reply may offer something to do.
+Only data. `{offer}` is the place of an optional offer in a reply.
 """
 
 CAN = (

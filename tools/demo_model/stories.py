@@ -1,4 +1,4 @@
-"""Short stories, told as asked: with this name, this hero, this place, this thing, this plot."""
+"""Training examples of short stories with a requested name, hero, place, thing and plot."""
 
 from dataclasses import dataclass, replace
 from random import Random
@@ -67,13 +67,13 @@ _AGAIN = (
 
 
 def in_place(preposition: str, noun: str) -> str:
-    """Say where something is; cities have no article."""
+    """Return a place with its preposition. Cities have no article."""
     return f"{preposition} {noun}" if noun[0].isupper() else f"{preposition} the {noun}"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a story is made of."""
+    """The elements of a story."""
 
     name: str
     kind: str
@@ -85,12 +85,12 @@ class Plan:
 
     @property
     def key(self) -> str:
-        """The combination that the split decides on: who, where and what."""
+        """Key of the combination for the split: name, place and thing."""
         return f"story:{self.name}:{self.place[1]}:{self.thing}"
 
     @property
     def where(self) -> str:
-        """The place as a story says it."""
+        """The place with its preposition."""
         return in_place(*self.place)
 
 
@@ -120,7 +120,7 @@ def _plan(rng: Random) -> Plan:
 
 
 def plan(rng: Random, split: Split) -> Plan:
-    """Draw a story's parts from one side of the split."""
+    """Draw a plan from one part of the split."""
     return pick_allowed(rng, split, _plan, lambda p: p.key)
 
 
@@ -131,7 +131,7 @@ def _gender(p: Plan) -> str:
 
 
 def tell(rng: Random, p: Plan) -> str:
-    """Tell the story of a plan."""
+    """Return the story of a plan."""
     pronouns = _PRONOUNS[_gender(p)]
     slots = {
         **pronouns,
@@ -165,7 +165,7 @@ def _place_asked(rng: Random, p: Plan) -> str:
 
 
 def ask(rng: Random, p: Plan) -> tuple[str, tuple[str, ...]]:
-    """Ask for a story with some of the plan's parts; return also what it must then mention."""
+    """Return a request with some elements of the plan, and what the story must then mention."""
     parts: list[str] = []
     expect: list[str] = []
     roll = rng.random()
@@ -213,12 +213,12 @@ def ask(rng: Random, p: Plan) -> tuple[str, tuple[str, ...]]:
 
 
 def signs(p: Plan) -> str:
-    """Name the words of which one shows the plot, as `a|b`."""
+    """Return words that identify the plot, as alternatives `a|b`."""
     return "|".join(sign.format(thing=p.thing, ability=p.ability) for sign in SIGNS[p.plot])
 
 
 def usual(rng: Random, p: Plan, split: Split, kept: tuple[str, ...]) -> Plan:
-    """Replace odd words that the request did not contain, such as invented names."""
+    """Replace unusual words, such as invented names, that are not in the request."""
     while True:
         q = p
         if p.name not in kept and p.name not in GIRLS + BOYS:
@@ -239,7 +239,7 @@ def exchange(
     split: Split,
     kept: tuple[str, ...] = (),
 ) -> Exchange:
-    """Tell a plan's story in reply to a question."""
+    """Return an exchange with a plan's story as the reply."""
     p = usual(rng, p, split, (*expect, *kept))
     memo = {
         "name": p.name,
@@ -256,7 +256,7 @@ def exchange(
 
 
 def draw(rng: Random, split: Split) -> Exchange:
-    """Draw a story and a question for it."""
+    """Draw a story and a request for it."""
     p = plan(rng, split)
     user, expect = ask(rng, p)
     while split is Split.HELD_OUT and not expect:
@@ -273,7 +273,7 @@ def _kept(rng: Random, previous: Exchange) -> Plan:
 
 
 def follow(rng: Random, previous: Exchange, split: Split) -> Exchange:
-    """Ask for another story, or for the same with one part changed."""
+    """Draw a request for another story, or for the same with one element changed."""
     p = plan(rng, split)
     roll = rng.random()
     if roll < 0.35:

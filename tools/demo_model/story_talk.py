@@ -1,4 +1,4 @@
-"""Questions about the story that was just told."""
+"""Training examples of questions about the last story."""
 
 from random import Random
 
@@ -64,11 +64,11 @@ _QUESTIONS: tuple[tuple[tuple[str, ...], str, str], ...] = (
         "{name}",
     ),
 )
-"""Wordings of a question, its answer, and what the answer has to hold."""
+"""Wordings of each question, its answer, and the string that a correct answer contains."""
 
 
 def _question(rng: Random, memo: dict[str, str]) -> tuple[str, str, str]:
-    """Return a question about a story that was told, the answer, and what it has to hold."""
+    """Return a question about a story, the answer, and the string that it must contain."""
     parts = {
         **memo,
         "where": stories.in_place(memo["preposition"], memo["place"]),
@@ -81,11 +81,11 @@ def _question(rng: Random, memo: dict[str, str]) -> tuple[str, str, str]:
 
 
 def about(rng: Random, previous: Exchange, split: Split) -> Exchange:
-    """Ask something about the story that was just told."""
+    """Draw a question about the last story."""
     user, answer, wanted = _question(rng, previous.memo)
     return Exchange(SKILL, user, answer, (wanted,), previous.memo, previous.key)
 
 
 def follow(rng: Random, previous: Exchange, split: Split) -> Exchange:
-    """Go on after a story: ask about it, or for the next."""
+    """Draw a question about the last story, or a request for the next one."""
     return (about if rng.random() < 0.4 else stories.follow)(rng, previous, split)

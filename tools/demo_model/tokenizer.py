@@ -1,7 +1,7 @@
-"""The tokenizer: byte-level BPE in which digits stand alone, and the chat template.
+"""Train the demo model's tokenizer (byte-level BPE), and define its chat template.
 
-Any text encodes without an unknown token. A letter after a hyphen is one token with it, so that a
-word that is spelled out costs one token a letter.
+Any text can be encoded. Every digit is a separate token. A hyphen and the letter after it form one
+token, so that a spelled word takes one token per letter.
 """
 
 from collections.abc import Iterator
@@ -53,7 +53,7 @@ def _texts(seed: int, count: int) -> Iterator[str]:
 
 
 def train_tokenizer(seed: int = 1, count: int = 30_000) -> Tokenizer:
-    """Train the tokenizer on so many conversations of the generator."""
+    """Train the tokenizer on `count` generated conversations."""
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -79,7 +79,7 @@ def encode_conversation(tokenizer: Tokenizer, talk: Conversation) -> tuple[list[
     """Encode a conversation as the chat template renders it.
 
     Returns:
-      The token ids, and for each whether the model learns to write it: the replies and their ends.
+      The token ids, and a flag per id that is true for replies and their end tokens.
     """
     pieces = [(f"{SYSTEM}{talk.system}{END}", False)] if talk.system else []
     for exchange in talk.exchanges:

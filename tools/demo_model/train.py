@@ -1,8 +1,9 @@
-"""Train the demo model: `python -m tools.demo_model.train --tokens 20000000`.
+"""`python -m tools.demo_model.train --tokens 20000000`: train the demo model.
 
-Matrices learn by Muon, embeddings and norms by AdamW; the learning rate warms up, stays, and falls
-to zero over the last part, so that a run can be lengthened while it stays. Checkpoints lie in
-`build/demo_model/`; a run that finds one goes on from it, and SIGTERM writes one.
+Uses Muon for matrices and AdamW for embeddings and norms. The learning rate warms up, stays
+constant, and falls to zero over the last part, so a run can be extended before that part.
+Checkpoints are in `build/demo_model/`. A run continues from an existing checkpoint, and SIGTERM
+writes one.
 """
 
 import json
@@ -31,13 +32,14 @@ from .tokenizer import train_tokenizer
 
 BUILD = Path("build/demo_model")
 MUON_RATE, ADAM_RATE = 1.6e-3, 1.2e-3
-"""Rates of the flat part; Muon's is scaled to AdamW's update size (`match_rms_adamw`)."""
+"""Learning rates of the constant part. Muon's is scaled to AdamW's update size
+(`match_rms_adamw`)."""
 WARMUP_TOKENS = 200_000
 
 
 @dataclass(slots=True)
 class Progress:
-    """What a checkpoint holds beside the weights."""
+    """State of a checkpoint in addition to the weights."""
 
     step: int = 0
     tokens: int = 0
@@ -45,12 +47,12 @@ class Progress:
 
 
 def rate_factor(tokens: int, done: float, cooldown: float) -> float:
-    """Return the share of the flat learning rate.
+    """Return the learning rate as a share of the constant one.
 
     Args:
-      tokens: read so far; the rate warms up over the first of them.
-      done: share of the run that is over, by its tokens or by its time.
-      cooldown: last share of the run, over which the rate falls to zero.
+      tokens: tokens so far, for the warm-up.
+      done: completed share of the run, by tokens or time.
+      cooldown: last share of the run, in which the rate falls to zero.
     """
     if tokens < WARMUP_TOKENS:
         return (tokens + 4096) / (WARMUP_TOKENS + 4096)
@@ -58,7 +60,7 @@ def rate_factor(tokens: int, done: float, cooldown: float) -> float:
 
 
 def make_optimizers(model: Llama) -> list[torch.optim.Optimizer]:
-    """Give the matrices to Muon and the rest to AdamW."""
+    """Return Muon for the matrices and AdamW for the other parameters."""
     matrices = [w for n, w in model.named_parameters() if w.dim() == 2 and "embed" not in n]
     rest = [w for n, w in model.named_parameters() if w.dim() != 2 or "embed" in n]
     muon = torch.optim.Muon(
@@ -71,7 +73,7 @@ def make_optimizers(model: Llama) -> list[torch.optim.Optimizer]:
 def loss_of(
     model: Llama, hidden: Callable[[Tensor], Tensor], batch: tuple[Tensor, Tensor, Tensor]
 ) -> Tensor:
-    """Return the mean loss over the tokens of replies; `hidden` is the model's, maybe compiled."""
+    """Return the mean loss over tokens of replies. `hidden` is `model.hidden`, maybe compiled."""
     ids, targets, learned = batch
     with torch.autocast("cpu", torch.bfloat16):
         logits = model.logits(hidden(ids)[learned])
@@ -81,7 +83,7 @@ def loss_of(
 def save(
     path: Path, model: Llama, optimizers: list[torch.optim.Optimizer], progress: Progress
 ) -> None:
-    """Write a checkpoint; a reader sees the old one or the new one, never a half."""
+    """Write a checkpoint atomically."""
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     for number, optimizer in enumerate(optimizers):
         for index, moments in optimizer.state_dict()["state"].items():
@@ -97,7 +99,7 @@ def save(
 
 
 def load(path: Path, model: Llama, optimizers: list[torch.optim.Optimizer]) -> Progress:
-    """Read a checkpoint if there is one."""
+    """Read a checkpoint if it exists."""
     if not path.exists():
         return Progress()
     with safe_open(path, framework="pt") as checkpoint:
@@ -118,7 +120,7 @@ def load(path: Path, model: Llama, optimizers: list[torch.optim.Optimizer]) -> P
 
 
 def start_from(directory: Path, build: Path) -> None:
-    """Make a checkpoint of a model directory, with fresh optimizers, where the build has none."""
+    """Create a checkpoint from a model directory, with new optimizers, if the build has none."""
     path = build / "checkpoint.safetensors"
     if path.exists():
         return
@@ -132,7 +134,7 @@ def start_from(directory: Path, build: Path) -> None:
 
 
 def tokenizer_in(build: Path) -> Tokenizer:
-    """Load the tokenizer of this build, or train it."""
+    """Load the build's tokenizer, or train it if it is missing."""
     path = build / "tokenizer.json"
     if not path.exists():
         build.mkdir(parents=True, exist_ok=True)
@@ -151,7 +153,7 @@ def run(
     shares: dict[str, float] | None,
     compiled: bool,
 ) -> None:
-    """Train until so many tokens were read or the time is over."""
+    """Train until the given number of tokens or the time limit is reached."""
     tokenizer = tokenizer_in(build)
     model = Llama(ModelConfig())
     optimizers = make_optimizers(model)
@@ -195,22 +197,22 @@ def run(
 
 
 def main(
-    tokens: Annotated[int, typer.Option(help="Tokens to read in all.")] = 20_000_000,
-    minutes: Annotated[float, typer.Option(help="Minutes that this run may take.")] = 24 * 60.0,
-    cooldown: Annotated[float, typer.Option(help="Last part, in which the rate falls.")] = 0.3,
-    build: Annotated[Path, typer.Option(help="Where checkpoints lie.")] = BUILD,
-    start: Annotated[str, typer.Option(help="Model directory to go on from.")] = "",
-    length: Annotated[int, typer.Option(help="Tokens in a row.")] = 512,
-    rows: Annotated[int, typer.Option(help="Rows in a batch.")] = 8,
-    threads: Annotated[int, typer.Option(help="Processor threads.")] = 2,
+    tokens: Annotated[int, typer.Option(help="Total tokens.")] = 20_000_000,
+    minutes: Annotated[float, typer.Option(help="Time limit in minutes.")] = 24 * 60.0,
+    cooldown: Annotated[float, typer.Option(help="Last share, with a falling rate.")] = 0.3,
+    build: Annotated[Path, typer.Option(help="Directory of checkpoints.")] = BUILD,
+    start: Annotated[str, typer.Option(help="Model directory to start from.")] = "",
+    length: Annotated[int, typer.Option(help="Tokens per row.")] = 512,
+    rows: Annotated[int, typer.Option(help="Rows per batch.")] = 8,
+    threads: Annotated[int, typer.Option(help="CPU threads.")] = 2,
     save_every_s: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 120.0,
-    shares: Annotated[str, typer.Option(help="Of the skills: `sums`, or JSON.")] = "",
+    shares: Annotated[str, typer.Option(help="Shares of skills: `sums` or JSON.")] = "",
     practise: Annotated[str, typer.Option(help="File of sums, from `evaluate --mistakes`.")] = "",
     compiled: Annotated[
         bool, typer.Option(help="Compile: 1.8 x as fast; needs a compiler.")
     ] = True,
 ) -> None:
-    """Train the demo model, or go on with it."""
+    """Train the demo model, or continue training it."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     if start:

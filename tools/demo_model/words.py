@@ -1,7 +1,7 @@
-"""Training examples that spell, reverse and count letters, of known and of invented words.
+"""Training examples that spell, reverse and count the letters of known and invented words.
 
-A word is a token or a few, so the model has to learn each token's letters; replies therefore write
-the letters out before they say anything about them.
+A word consists of a few tokens, so the model has to learn the letters of each token. Replies
+therefore begin with the letters.
 """
 
 from random import Random
@@ -75,24 +75,24 @@ def _any_word(rng: Random) -> str:
 
 
 def key_of(skill: str, word: str) -> str:
-    """Name the combination of a skill and a word."""
+    """Return the key of a skill and a word."""
     return f"{skill}:{word}"
 
 
 def word_for(rng: Random, split: Split, skill: str) -> str:
-    """Draw a word that this side of the split may use with this skill."""
+    """Draw a word that this part of the split allows for the skill."""
     return pick_allowed(rng, split, _any_word, lambda w: key_of(skill, w))
 
 
 def spelled(word: str, user: str) -> Exchange:
-    """Reply with the letters, and at once: a model that repeats the word first spells what it
-    repeated, and it repeats unseen words worse than it spells them."""
+    """Return an exchange with the letters as the reply. The reply does not repeat the word first:
+    the model copies unknown words worse than it spells them, and would spell its copy."""
     line = _letters(word)
     return Exchange(SPELLING, user, line + ".", (line,), {"word": word}, key_of(SPELLING, word))
 
 
 def reversed_(word: str, user: str) -> Exchange:
-    """Reply with the letters, then the letters from the end."""
+    """Return an exchange with the letters and the reversed letters as the reply."""
     back = _letters(word[::-1])
     reply = f"{_letters(word)} backwards is {back}."
     return Exchange(
@@ -101,7 +101,7 @@ def reversed_(word: str, user: str) -> Exchange:
 
 
 def counted(word: str, user: str) -> Exchange:
-    """Reply with the letters and how many they are."""
+    """Return an exchange with the letters and their number as the reply."""
     n = len(word)
     line = f"{_letters(word)}: that is {n} letter{'s' if n > 1 else ''}"
     return Exchange(LETTERS, user, line + ".", (line,), {"word": word}, key_of(LETTERS, word))
@@ -117,17 +117,17 @@ def _plain(rng: Random, split: Split, skill: str, asks: tuple[str, ...]) -> Exch
 
 
 def spell(rng: Random, split: Split) -> Exchange:
-    """Ask for a word's letters."""
+    """Draw a request to spell a word."""
     return _plain(rng, split, SPELLING, _SPELL)
 
 
 def reverse(rng: Random, split: Split) -> Exchange:
-    """Ask for a word from its end."""
+    """Draw a request to reverse a word."""
     return _plain(rng, split, REVERSING, _REVERSE)
 
 
 def one_letter(rng: Random, split: Split) -> Exchange:
-    """Ask how often one letter occurs."""
+    """Draw a question about how often a letter occurs."""
     word = word_for(rng, split, LETTERS)
     letter = rng.choice(word) if rng.random() < 0.8 else rng.choice("abcdefghijklmnopqrstuvwxyz")
     n = word.count(letter)
@@ -138,7 +138,7 @@ def one_letter(rng: Random, split: Split) -> Exchange:
 
 
 def end_letter(rng: Random, split: Split) -> Exchange:
-    """Ask for the first or the last letter."""
+    """Draw a question about the first or the last letter."""
     word = word_for(rng, split, LETTERS)
     which = rng.choice(("first", "last"))
     letter = word[0] if which == "first" else word[-1]
@@ -148,14 +148,14 @@ def end_letter(rng: Random, split: Split) -> Exchange:
 
 
 def letters(rng: Random, split: Split) -> Exchange:
-    """Ask one of the questions about letters."""
+    """Draw any question about letters."""
     if rng.random() < 0.6:
         return _plain(rng, split, LETTERS, _LETTERS)
     return weighted(rng, [(0.6, one_letter), (0.4, end_letter)])(rng, split)
 
 
 def follow(rng: Random, previous: Exchange, split: Split) -> Exchange:
-    """Ask for another word, or something else about the same word."""
+    """Draw a question about another word, or another question about the same word."""
     if rng.random() < 0.45:
         word = previous.memo["word"]
         skill = rng.choice([s for s in _SAME if s != previous.skill])

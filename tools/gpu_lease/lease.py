@@ -131,7 +131,7 @@ class Results:
         _replace(self._out / "summary.txt", self.summary())
 
     def summary(self) -> str:
-        """Return the results for people."""
+        """Return the results as readable text."""
         lines = [f"{name}: {value}" for name, value in self._machine.items()]
         for one in self.results:
             lines += [

@@ -65,7 +65,7 @@ PEER: Final = "transformers, continuous batching"
 ANSWERS: Final = LEASE / "answers.json"
 """Answers of `separate`, with which `together` compares its own."""
 WARMED: Final = ("0.5b", "8b", "demo-bfloat16", "demo-float32")
-"""Models whose kernels differ; each is compiled in a separate process."""
+"""Models with different kernels; each is compiled in a separate process."""
 
 
 def run_compile(scale: Scale, out: Path, stage: str) -> None:

@@ -140,7 +140,7 @@ STAGES: Final = (
         "cancels",
         3,
         70.0,
-        "loadtest.cancels with the demo model: 100 clients leave at random moments",
+        "loadtest.cancels with the demo model: 100 clients disconnect at random",
         "passed or not",
     ),
 )

@@ -532,8 +532,8 @@ def _ship(pool: KVPool, blocks: list[int], ring: memoryview, chunk: int) -> tupl
 
 
 def _copies_that_differ(pool: KVPool, blocks: list[int]) -> int:
-    """Repeatedly import a block behind a queue of others and copy it at once. Return wrong
-    copies."""
+    """Repeatedly import a block behind a queue of others and copy it immediately. Return the
+    wrong copies."""
     wrong = 0
     target = blocks[-1] + 1
     queued = pool.export_blocks(blocks[:-1])

@@ -14,7 +14,7 @@ from .limits import Count, require
 AUTO: Final = "auto"
 """The model name with which a request leaves the choice to the server."""
 MAX_RUNGS: Final = 16
-"""Models of one ladder: a request is tokenised once for each one whose context is too short."""
+"""Models of one ladder. A request is tokenised again for each one with a context too short."""
 
 GIVE_LADDER: Final = 'give ladder = ["SMALL", "LARGE"]: names of models, smallest first'
 

@@ -22,7 +22,7 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
       role: prefill or decode.
-      address: of its control socket.
+      address: address of its control socket.
       model: name of its model; empty for the server's first one.
     """
 
@@ -36,7 +36,7 @@ class Members(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
     Attributes:
       members: the workers.
-      models: of the server; the first one answers requests without a model name. None for the
+      models: the server's models; the first one answers requests without a model name. None for the
         models in the settings.
       routes: versions by public name; each version is one of the models.
     """
@@ -51,7 +51,7 @@ def read_members(content: bytes, name: str) -> Members:
 
     Args:
       content: the file, as JSON.
-      name: of the file, for errors.
+      name: name of the file, for errors.
 
     Raises:
       ConfigError: something in it is wrong; the whole file is rejected.

@@ -73,8 +73,8 @@ def require_routes(routes: dict[str, Route], name: str) -> None:
     """Check that routes can be used together.
 
     Args:
-      routes: by their public names.
-      name: of the file, for errors.
+      routes: routes by public name.
+      name: name of the file, for errors.
 
     Raises:
       ConfigError: a route is invalid, or two routes have the same version.

@@ -107,7 +107,7 @@ class RoutingConfig:
     first."""
 
     suspect_grace_s: NotNegative = 10.0 * SECONDS
-    """The same for a prompt that may have killed the worker: it covers slow restarts too. Prefill
+    """Grace time for a prompt that may have crashed the worker. Covers slow restarts too. Prefill
     has only prompts to lose, decode has streams. A request that ran alone during a fault waits
     equally long for news of whether its workers' processes have died."""
 
@@ -191,12 +191,13 @@ class AdmissionConfig:
     """Largest predicted wait of a new request, as a share of its deadline: predictions are off by
     some tenths, and accepted requests must be in time."""
     return_share: float = 0.9
-    """The same for a request that returns at the time it was told."""
+    """Largest predicted wait of a request that returns at the time of its Retry-After, as a share
+    of its deadline."""
     new_request_share: float = 0.35
-    """The same for new requests while refused ones are expected back and all of them return, except
-    for critical requests and tenants below their share: the difference to `return_share` is
-    reserved for returning ones. Half a full queue is enough for Poisson arrivals at
-    `return_rate_share`."""
+    """Largest predicted wait of a new request, as a share of its deadline, while refused requests
+    are expected back and all of them return. Does not apply to critical requests and tenants below
+    their share. The difference to `return_share` is reserved for returning requests. Half a full
+    queue is enough for Poisson arrivals at `return_rate_share`."""
     return_rate_share: Share = 0.8
     """Share of the measured rate at which refused requests are told to return, divided among
     tenants by weight: arrivals are random, and a queue that is always busy grows with every

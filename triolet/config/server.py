@@ -55,7 +55,7 @@ class GrammarConfig:
     """Bounds on clients' grammars, checked before a request is queued."""
 
     max_bytes: int = 16 * KIB
-    """Of one schema, expression or grammar: real ones are far smaller."""
+    """Maximum size of a schema, expression or grammar. Real ones are far smaller."""
     max_depth: int = 32
     """Depth of nested brackets: compilers recurse."""
     cpu_s: float = 50 * MILLISECONDS
@@ -87,7 +87,7 @@ class TemplateConfig:
     memory_bytes: int = 512 * MIB
     """Memory on top of what the process has: a text of 64 MiB, in pieces and as a whole."""
     max_bytes: int = 64 * MIB
-    """Of the text: four times the largest request body. Templates repeat little."""
+    """Maximum size of the text: four times the largest request body. Templates repeat little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +111,11 @@ class DoorConfig:
     """Checks on a request before its body is read (server/api/door.py)."""
 
     max_body_bytes: Count = 256 * MIB
-    """All bodies that are being received, or wait to be parsed and tokenised: a sixteenth of a
+    """Total size of bodies that are being received, or wait for parsing and tokenising: 1/16 of a
     machine with 4 GiB. Beyond this a large body gets a 503 before it is read."""
     max_body_bytes_each: Count = 64 * MIB
-    """The same for one tenant, or one address where there are no tenants: four bodies of the
-    largest size, and a quarter of `max_body_bytes`, so that it takes four clients to fill it.
+    """The limit per tenant, or per address if there are no tenants: four bodies of the largest
+    size, and a quarter of `max_body_bytes`, so that it takes four clients to fill it.
     Beyond this a large body gets a 429 before it is read."""
     small_body_bytes: Count = 64 * KIB
     """Bodies up to this size count but are never refused, so that large ones do not block ordinary
@@ -168,8 +168,8 @@ class BatchConfig:
     """Folder of the database; None turns files and batches off. Off by default: the operator
     decides where data that outlives a process is stored."""
     max_total_bytes: int = 1024 * MIB
-    """All files, including results. Beyond this nothing is accepted; a running batch ends its lines
-    with errors."""
+    """Total size of files, including results. Beyond it no file is accepted, and running batches
+    end their lines with errors."""
     max_files: int = 1000
     """Files kept at once."""
     max_open_batches: int = 100
@@ -183,7 +183,7 @@ class BatchConfig:
     """Lines that run at once. More would take rows from interactive requests, and a paused line
     keeps its blocks."""
     lease_s: float = 5.0 * SECONDS
-    """Of several servers one runs batches; if it is silent for this long, another one takes over.
+    """One of several servers runs the batches. If it is silent for this long, another takes over.
     It renews its claim every third of this. After a longer standstill its lines are computed
     again."""
     poll_s: float = 0.5 * SECONDS
@@ -219,10 +219,10 @@ class ResumeConfig:
     """How long an answer without a reader continues: a client that changes networks or restarts is
     back by then. No longer, because it holds a row and KV."""
     away_grace_s: float = 5 * SECONDS
-    """The same if the client closed the connection because it goes away (1001), as browsers do: a
+    """Grace time if the client closed the connection with code 1001, as browsers do when leaving: a
     reloaded page is back within a second, and a closed tab should hold nothing."""
     buffer_bytes: int = 1 * MIB
-    """Of one answer. Beyond this the oldest part that was read is dropped: 4,000 chunks of one
+    """Buffer per answer. Beyond this the oldest part that was read is dropped: 4,000 chunks of one
     token each."""
     ahead_bytes: int = 64 * KIB
     """How far an answer runs ahead of its fastest reader; then tokens and credit wait as for every
@@ -234,7 +234,7 @@ class ResumeConfig:
     max_kept: int = 4096
     """Answers in all; beyond this the tenant with the most loses its oldest finished one."""
     max_kept_bytes: int = 64 * MIB
-    """All finished answers together; beyond this the tenant with the most bytes loses its
+    """Total size of finished answers. Beyond this the tenant with the most bytes loses its
     oldest."""
     sweep_s: float = 1 * SECONDS
     """Interval at which these times are checked."""
@@ -245,7 +245,7 @@ class ResponseCacheConfig:
     """Bounds of the response cache."""
 
     max_bytes: CountOrZero = 0
-    """All answers of one server; shares of tenants work as in prefix caches. 0 turns it off:
+    """Total size of a server's answers. Shares of tenants work as in prefix caches. 0 turns it off:
     answers stay in memory after their clients have gone only if the operator wants it."""
     ttl_s: NotNegative = 300 * SECONDS
     """An answer stays valid forever; this is how long a client's text may be found in memory."""
@@ -320,7 +320,7 @@ class ServerConfig:
     model_adapters: tuple[AdapterConfig, ...] = ()
     """LoRA adapters of the model; set from `fleet.adapters`."""
     unnamed_adapters: tuple[AdapterConfig, ...] = ()
-    """Adapters that workers may have but requests may not name: one that is being loaded or
+    """Adapters that workers may have but requests must not name: one that is being loaded or
     unloaded. `triolet serve` fills it in."""
     models: tuple[ServedModelConfig, ...] = ()
     """All models if there are several; empty if the fields above describe the only one."""
@@ -337,10 +337,10 @@ class ServerConfig:
     set it if the template does not show calls, or names tokens of another family. For a template
     without tools `generic_tools` takes precedence."""
     generic_tools: bool = True
-    """Whether a model whose chat template does not support tools gets them in its system prompt,
-    with a grammar that enforces their schemas. If off, `tools` are refused there unless a call is
-    required: for clients that put tools into their own prompt, and for prompts that nothing may
-    change."""
+    """Whether a model without tools in its chat template gets them in its system prompt, with a
+    grammar that enforces their schemas. If off, `tools` are refused there unless a call is
+    required. Turn it off for clients that put tools into their own prompt, and for prompts that
+    must not be changed."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: Annotated[int, Meta(ge=0, le=65_535)] = 8000
@@ -407,7 +407,7 @@ class ServerConfig:
     listen_backlog: int = 1024
     """Connections that the kernel queues during a burst; hypercorn's default of 100 drops some."""
     max_body_bytes: Count = 16 * MIB
-    """Of one request; a prompt of 1M tokens is about 4 MB of text."""
+    """Maximum size of a request body. A prompt of 1M tokens is about 4 MB of text."""
     free_chunks: int = 1024
     """Chunks of one request body, of any size: clients that stream JSON send each number or name as
     a chunk, and this many cost 0.1 s of CPU time."""
@@ -442,8 +442,8 @@ class ServerConfig:
     """How reasoning is recognised in the model's output. Detected from the tokenizer's markers by
     default; `none` shows everything as text."""
     metrics_compat: Literal["vllm", "none"] = "vllm"
-    """Whose metric names to export as well, so that existing dashboards work; `none` for no
-    others."""
+    """Also export metrics under this server's names, so that existing dashboards work. `none`
+    turns it off."""
     idle_connection_s: float = 75.0 * SECONDS
     """Keep-alive; longer than the 60 s idle time of common load balancers, so that they close first
     and no request meets a closing socket."""
@@ -457,13 +457,13 @@ class ServerConfig:
     """How long a job may wait and run: the largest conversations take a second. After that its
     process is killed."""
     text_start_s: float = 120.0 * SECONDS
-    """For each step of a new process's start: seconds of a core, of which it may get a quarter."""
+    """Seconds of CPU for each step of a new process's start. It may get a quarter of a core."""
     ws_ping_s: float = 15.0 * SECONDS
     """Interval of pings on a WebSocket; below every proxy's idle limit."""
     ws_pong_timeout_s: float = 30.0 * SECONDS
     """A WebSocket without input for this long is closed: two pings without an answer."""
     ws_max_message_bytes: int = 1 * MIB
-    """Of one message from a client."""
+    """Maximum size of a message from a client."""
     ws_max_messages_per_s: float = 50.0
     """A chat sends one message per turn; more than this is a flood."""
     ws_max_frames_per_s: float = 500.0

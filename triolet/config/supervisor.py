@@ -100,7 +100,7 @@ class SupervisorConfig:
     stay as they are, and none is woken."""
     templates: bool = True
     """Whether processes are forked from templates that have already imported their modules: a dead
-    worker serves again two seconds sooner, for the memory of these imports, most of which is
+    worker serves again two seconds sooner, for the memory of these imports, which is mostly
     shared. Linux only; workers on GPUs are always spawned."""
     start_silence_s: float = 120.0 * SECONDS
     """A starting process that reports nothing for this long is stuck. Reading one shard of a large

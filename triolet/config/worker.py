@@ -72,8 +72,8 @@ class SpeculationConfig:
     max_pause_rows: int = 256
     """The pause doubles with each failed trial, up to this."""
     draft_pool_bytes: Count = 128 * MIB
-    """KV pool of the draft model, whose tokens are a fraction of the model's. A sequence that does
-    not fit gets no guesses."""
+    """KV pool of the draft model, which needs less KV per token than the model. A sequence that
+    does not fit gets no guesses."""
     draft_chunk_tokens: Annotated[int, Meta(ge=1, le=65_536)] = 64
     """Prompt tokens that the draft model computes before one step: every stream's next token waits
     for them."""
@@ -144,25 +144,25 @@ class MaskConfig:
     only slow sequences do not wait longer either, because a new stream's second token waits for
     such a step."""
     launched_wait_s: float = 10 * MILLISECONDS
-    """The same for steps that are launched and not timed: about one step of a GPU."""
+    """Wait for masks in steps that are launched without timing: about one step of a GPU."""
     slow_mask_cpu_s: float = 2 * MILLISECONDS
     """After a mask that took longer, a sequence's next ones are computed in the slow thread, where
     they delay only other slow sequences; steps with other rows do not wait for them."""
     slow_niceness: int = 5
-    """Of the slow thread: the same as the device's threads (`EngineConfig.niceness`). No higher: it
-    sometimes holds the interpreter's lock, for which the device waits."""
+    """Niceness of the slow thread: as of the device's threads (`EngineConfig.niceness`). Not more,
+    because it sometimes holds the interpreter's lock, for which the device waits."""
     straggler_niceness: int = 10
-    """Of a thread that only finishes a mask of an ended sequence."""
+    """Niceness of a thread that only finishes a mask of an ended sequence."""
     mask_cpu_s: float = 100 * MILLISECONDS
-    """For one mask; beyond this the sequence ends without waiting for the mask. The library checks
-    its own bounds only between two rows of a parse, and one row may take long."""
+    """CPU time of one mask. Beyond this the sequence ends without waiting for the mask. The library
+    checks its own limits only between two rows of a parse, and one row may take long."""
     burst_cpu_s: float = 500 * MILLISECONDS
-    """For all masks of a sequence, in addition to `token_cpu_s` per token."""
+    """CPU time of all masks of a sequence, in addition to `token_cpu_s` per token."""
     token_cpu_s: float = 4 * MILLISECONDS
-    """For all masks of a sequence, per completion token; real ones take 0.1 ms, and 3 ms at the
-    worst place of the widest objects."""
+    """CPU time of all masks of a sequence per completion token. Real ones take 0.1 ms, and 3 ms at
+    the worst place of the widest objects."""
     replay_cpu_s: float = 10 * MILLISECONDS
-    """Of one turn that replays tokens the client already has; the rest follows in the sequence's
+    """CPU time of one turn that replays tokens the client already has. The rest follows in the
     next turns, so that others get theirs in between."""
     max_stragglers: int = 4
     """Threads that may still be finishing masks of ended sequences: a mask cannot be interrupted.
@@ -199,8 +199,8 @@ class SnapshotConfig:
     folder: str | None = None
     """None means `$XDG_CACHE_HOME/triolet/packed`. No other user may write there."""
     max_bytes: CountOrZero = 32 * GIB
-    """All snapshots: a write beyond this removes the least recently used ones that no process has
-    mapped. Two of an 8B model in bfloat16."""
+    """Total size of snapshots: two of an 8B model in bfloat16. A write beyond it removes the least
+    recently used ones that no process has mapped."""
     min_bytes: CountOrZero = MIB
     """Smaller weight files are packed into each worker's own memory at each start, which takes
     milliseconds. The demo model is larger: its workers share one copy."""
@@ -270,8 +270,8 @@ class EngineConfig:
     threads: Count | None = None
     """CPU threads for kernels; None divides the cores among local workers."""
     niceness: Annotated[int, Meta(ge=0, le=19)] = 5
-    """Of the device's CPU threads: threads that move bytes (a cancel, a heartbeat, a token) have
-    priority over computing if both want the same core, which is a few per cent of the time."""
+    """Niceness of the device's CPU threads. Threads that move bytes (cancels, heartbeats, tokens)
+    have priority over computing if both need the same core, which is a few per cent of the time."""
     prefix_cache: bool = True
     """Keep the KV of finished blocks in unleased memory for prompts with the same beginning. It is
     given up before any request is refused or preempted, so it costs nothing."""
@@ -360,7 +360,7 @@ class HealthConfig:
     """Bounds of the answers to health probes, which come from memory."""
 
     max_head_bytes: Count = 4 * KIB
-    """Of a request with its headers; a probe's takes a few hundred bytes."""
+    """Maximum size of a request with its headers. A probe's takes a few hundred bytes."""
     deadline_s: Positive = 1.0 * SECONDS
     """For one probe, from connection to answer: Kubernetes waits equally long."""
     max_connections: Count = 8

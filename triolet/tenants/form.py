@@ -1,7 +1,7 @@
 """Parse the operator's tenants file: TOML with tenants, plans and prices.
 
 No I/O. An invalid file is rejected as a whole, with an error that names the table, the field and
-what is allowed. Errors never show a value in place of a key: it may be one.
+the allowed values. Errors never show the value of a key field, which may be a secret.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def read_tenants(content: bytes, name: str) -> Tenants:
     """Parse a tenants file.
 
     Args:
-      content: of the file.
-      name: of the file, for errors.
+      content: content of the file.
+      name: name of the file, for errors.
 
     Raises:
       ConfigError: something in it is wrong; the whole file is rejected.

@@ -44,10 +44,10 @@ def require_tenant_ladders(
     """Check that the tenants' ladders name models of this fleet.
 
     Args:
-      tenants: of the file.
+      tenants: tenants of the file.
       config: with the default ladder.
       models: names of all models.
-      file: of tenants, for errors.
+      file: file of tenants, for errors.
 
     Raises:
       ConfigError: a ladder names an unknown model, or has no effect.

@@ -1,7 +1,4 @@
-"""Tenants as the operator defines them: plans, prices, roles, and digests of keys.
-
-Plain data with its bounds.
-"""
+"""Data types of the tenants file: tenants, plans, prices, roles, and digests of keys."""
 
 from __future__ import annotations
 
@@ -38,8 +35,8 @@ class Plan:
     """Limits of a kind of tenant. None means no limit.
 
     Attributes:
-      name: of the plan.
-      weight: of a tenant's share in the queue.
+      name: name of the plan.
+      weight: weight of a tenant's share in the queue.
       classes: service classes that it may request; the first is the default.
       requests_per_minute: most accepted requests; as many may come at once after a quiet minute.
       tokens_per_minute: prompt and completion tokens, likewise.
@@ -47,8 +44,8 @@ class Plan:
       max_running: sequences on workers at once; the rest waits.
       max_context_tokens: prompt and completion of one request together.
       max_output_tokens: completion of one request.
-      kv_share: of all decode blocks, at once.
-      cache_share: of each worker's prefix cache.
+      kv_share: maximum share of all decode blocks.
+      cache_share: share of each worker's prefix cache.
       budget: spend per calendar month (UTC) beyond which requests are refused.
       budget_alerts: shares of the budget at which an alert is logged and counted.
     """
@@ -129,9 +126,9 @@ class Tenants:
     """All tenants at one moment. Immutable.
 
     Args:
-      tenants: by name.
-      plans: by name, including unused ones.
-      prices: by model.
+      tenants: tenants by name.
+      plans: plans by name, including unused ones.
+      prices: prices by model.
     """
 
     def __init__(

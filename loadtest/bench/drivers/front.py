@@ -1,12 +1,12 @@
-"""A minimal server as others build them, on the workers of front_source: `python -m
-loadtest.bench.drivers.front`.
+"""`python -m loadtest.bench.drivers.front`: a minimal server in FastAPI or Starlette.
 
-Runs in an environment with uvicorn, without Triolet. It does what Triolet's server does for a
-token, and no more: receive frames of many rows over ZeroMQ, turn ids into text, and write a chunk
-to each stream. No leases, credit, heartbeats, stop strings or metrics.
+The server benchmark compares Triolet with it, on the same workers (front_source). Runs in an
+environment with uvicorn, without Triolet. It does only what Triolet's server does for a token:
+receive frames of many rows over ZeroMQ, decode ids to text, and write a chunk to each stream. No
+leases, credit, heartbeats, stop strings or metrics.
 
 `fastapi` is written as in its documentation: a model for the body, a StreamingResponse, a
-dictionary per chunk. `starlette` does less: a plain route, and chunks whose constant parts are
+dictionary per chunk. `starlette` does less: a plain route, with the constant parts of chunks
 encoded once.
 """
 
@@ -39,8 +39,8 @@ class Source:
     """The workers, over ZeroMQ.
 
     Args:
-      folder: of their sockets.
-      workers: how many decode.
+      folder: directory of their sockets.
+      workers: number of decode workers.
     """
 
     def __init__(self, folder: Path, workers: int) -> None:
@@ -63,7 +63,7 @@ class Source:
             self._tasks.append(asyncio.create_task(self._receive(raw)))
 
     async def begin(self, seed: int, max_tokens: int) -> tuple[bytes, asyncio.Queue[int]]:
-        """Begin a stream; return its id and where its tokens come."""
+        """Start a stream; return its id and the channel of its tokens."""
         request_id = secrets.token_bytes(16)
         queue = self._streams[request_id] = asyncio.Queue(WAITING_TOKENS)
         sampling = {"seed": seed, "max_tokens": max_tokens}
@@ -73,7 +73,7 @@ class Source:
         return request_id, queue
 
     async def end(self, request_id: bytes, seed: int) -> None:
-        """Leave a stream."""
+        """Cancel a stream."""
         del self._streams[request_id]
         await self._socket_of(seed).send(msgspec.msgpack.encode([END, request_id, 0, "cancel"]))
 
@@ -92,7 +92,7 @@ class Source:
 
 
 class ChatBody(BaseModel):
-    """What is asked for."""
+    """Body of a chat request."""
 
     messages: list[dict[str, str]]
     stream: bool
@@ -102,7 +102,7 @@ class ChatBody(BaseModel):
 
 
 class Front:
-    """What both applications have in common.
+    """State and decoding shared by both applications.
 
     Args:
       source: the workers.
@@ -136,7 +136,7 @@ class Front:
 
 
 def chunk_of(response_id: str, created: int, delta: dict[str, str]) -> dict[str, Any]:
-    """Return one chunk of OpenAI's."""
+    """Return one chunk in OpenAI's format."""
     return {
         "id": response_id,
         "object": "chat.completion.chunk",
@@ -195,7 +195,7 @@ APPS: Final = {"fastapi": fastapi_app, "starlette": starlette_app}
 
 
 def main() -> None:
-    """Serve until told to stop."""
+    """Serve until SIGTERM."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("app", choices=sorted(APPS))
     parser.add_argument("http", choices=("h11", "httptools"))

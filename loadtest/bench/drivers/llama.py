@@ -1,8 +1,7 @@
-"""llama.cpp in a separate process, through llama-cpp-python: `python -m
-loadtest.bench.drivers.llama`.
+"""`python -m loadtest.bench.drivers.llama`: llama.cpp in a process for the engine benchmark.
 
-Runs in an environment with llama_cpp and gguf, without Triolet. Its model is a GGUF file, or a
-directory with safetensors, from which a GGUF file is written.
+Runs in an environment with llama-cpp-python and gguf, without Triolet. Its model is a GGUF file, or
+a directory with safetensors that is converted to a GGUF file.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ _OF_MODEL = {
 
 
 def write_gguf(model: Path, path: Path, kind: str) -> None:
-    """Write a model file; whole or not at all.
+    """Write a model file atomically.
 
     Args:
-      model: directory.
-      path: of the file.
-      kind: one of FILE_KINDS: what matrices are kept in. Vectors are always fp32.
+      model: directory of the model.
+      path: path of the new file.
+      kind: one of FILE_KINDS, the format of matrices. Vectors are always fp32.
     """
     gguf = import_module("gguf")
     config = json.loads((model / "config.json").read_text())
@@ -60,7 +59,7 @@ def write_gguf(model: Path, path: Path, kind: str) -> None:
 
 
 def gguf_name(name: str) -> str:
-    """Return what llama.cpp calls a tensor."""
+    """Return llama.cpp's name of a tensor."""
     if name in _OF_MODEL:
         return _OF_MODEL[name]
     _, _, layer, rest = name.split(".", 3)
@@ -68,7 +67,7 @@ def gguf_name(name: str) -> str:
 
 
 def tensors_of(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors of a safetensors file with the 16 bits of each bf16."""
+    """Yield the tensors of a safetensors file, bf16 as raw 16-bit numbers."""
     numpy = import_module("numpy")
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
@@ -128,7 +127,7 @@ MICRO_BATCH = 512
 
 
 class LlamaSession:
-    """One model, and a context as large as each batch needs."""
+    """One model, with a new context for each batch."""
 
     def __init__(self, llama: Any, path: Path, threads: int) -> None:  # noqa: ANN401
         self._llama = llama
@@ -145,7 +144,7 @@ class LlamaSession:
         self._position = 0
 
     def begin(self, prompts: list[list[int]], most_steps: int) -> None:
-        """See peer_loop.Session."""
+        """See loop.Session."""
         tokens = len(prompts) * len(prompts[0])
         self._open(len(prompts), len(prompts) * (len(prompts[0]) + most_steps + 1), tokens)
         rows = [
@@ -159,30 +158,30 @@ class LlamaSession:
             self._decode(rows[first : first + MICRO_BATCH * 4])
 
     def step(self) -> None:
-        """See peer_loop.Session."""
+        """See loop.Session."""
         rows = [(token, self._position, sequence) for sequence, token in enumerate(self._last)]
         self._position += 1
         self._decode(rows)
 
     def end(self) -> None:
-        """See peer_loop.Session."""
+        """See loop.Session."""
         self._llama.llama_batch_free(self._batch)
         self._llama.llama_free(self._context)
 
     def _open(self, sequences: int, num_tokens: int, batch: int) -> None:
         params = self._llama.llama_context_default_params()
         params.n_seq_max = sequences
-        # Shared out evenly among the sequences, each share in multiples of 256.
+        # Divided evenly among the sequences, in multiples of 256 tokens.
         params.n_ctx = sequences * (-(-num_tokens // sequences // 256) * 256 + 256)
         params.n_batch = min(batch, MICRO_BATCH * 4)
         params.n_ubatch = MICRO_BATCH
         params.n_threads = params.n_threads_batch = self._threads
         self._context = self._llama.llama_init_from_model(self._model, params)
-        assert self._context, "llama.cpp made no context"
+        assert self._context, "llama.cpp could not create a context"
         self._batch = self._llama.llama_batch_init(params.n_batch, 0, 1)
 
     def _decode(self, rows: list[tuple[int, int, int]]) -> None:
-        """Compute (token, position, sequence) rows; note the tokens after the last positions."""
+        """Compute (token, position, sequence) rows; store the next tokens of the last positions."""
         batch = self._batch
         batch.n_tokens = len(rows)
         wanted = []
@@ -204,9 +203,9 @@ class LlamaSession:
 
 
 def main() -> None:
-    """Load and answer."""
+    """Load the model and answer requests."""
     parser = driver_parser(__doc__)
-    parser.add_argument("--file", choices=FILE_KINDS, help="numbers in the file; as dtype")
+    parser.add_argument("--file", choices=FILE_KINDS, help="format of matrices in the file (dtype)")
     arguments = parser.parse_args()
     kind = arguments.file or {"bfloat16": "bf16", "float32": "f32"}[arguments.dtype]
     is_file = arguments.model.suffix == ".gguf"

@@ -1,9 +1,9 @@
 """The request loop of a benchmark's engine process: lines of JSON on stdin, answers on stdout.
 
 Uses only the standard library, because an engine may run in its own environment. Requests are
-{"begin": {"batch", "context", "most_steps"}}, then any number of {"steps": n}, then {"end": true}:
-so engines take turns at decoding while each keeps its sequences, and no prompt is computed twice.
-{"parts": true} asks how the time of the steps was spent.
+{"begin": {"batch", "context", "most_steps"}}, then any number of {"steps": n}, then {"end": true}.
+Engines can then take turns at decoding while each keeps its sequences, and no prompt is computed
+twice. {"parts": true} returns how the time of the steps was spent.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 FIRST_TOKEN, LAST_TOKEN = 10, 2000
-"""Ids that every tokenizer here has, and that never end a sequence."""
+"""Ids that every tokenizer here has. None of them ends a sequence."""
 
 
 class Session(Protocol):
     """A loaded engine."""
 
     def begin(self, prompts: list[list[int]], most_steps: int) -> None:
-        """Compute prompts, all of the same length, until each has its first token, greedily.
+        """Compute prompts of equal length up to each one's first token, greedily.
 
-        `most_steps` decode steps at most will follow.
+        At most `most_steps` decode steps will follow.
         """
         ...
 
     def step(self) -> None:
-        """Compute the next token of each."""
+        """Compute the next token of each sequence."""
         ...
 
     def end(self) -> None:
-        """Forget them."""
+        """Drop all sequences."""
         ...
 
 
@@ -48,12 +48,12 @@ class TimedSession(Session, Protocol):
     """A session that can report how its time was spent."""
 
     def parts(self) -> dict[str, float]:
-        """Return the seconds that each part has taken since this was last asked."""
+        """Return the seconds spent in each part since the last call."""
         ...
 
 
 def driver_parser(description: str | None) -> argparse.ArgumentParser:
-    """Return the parser of a driver's command line, for its own options."""
+    """Return a parser with the options of all drivers."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("model", type=Path)
     parser.add_argument("--threads", type=int, default=2)
@@ -62,7 +62,7 @@ def driver_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def prompts_of(batch: int, context: int) -> list[list[int]]:
-    """Return the same random prompts to every peer, no two with a common beginning."""
+    """Return random prompts, the same for every engine, without common prefixes."""
     numbers = random.Random(batch * 100_003 + context)
     return [
         [numbers.randint(FIRST_TOKEN, LAST_TOKEN) for _ in range(context)] for _ in range(batch)
@@ -70,9 +70,9 @@ def prompts_of(batch: int, context: int) -> list[list[int]]:
 
 
 def answer_requests(open_session: Callable[[], tuple[Session, str]]) -> None:
-    """Load an engine, say so with its version, and answer until stdin ends.
+    """Load an engine, print its version, and answer requests until stdin ends.
 
-    Whatever the engine itself prints goes to stderr.
+    Output of the engine itself goes to stderr.
     """
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

@@ -1,7 +1,7 @@
-"""OpenVINO GenAI in a separate process: `python -m loadtest.bench.drivers.openvino`.
+"""`python -m loadtest.bench.drivers.openvino`: OpenVINO GenAI in a process for benchmarks.
 
 Runs in an environment with openvino_genai and optimum-intel, without Triolet. The model is exported
-once to OpenVINO's format, beside the original.
+once to OpenVINO's format, next to the original.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PRECISIONS = {"bfloat16": "bf16", "float32": "f32"}
 
 
 class OpenVinoSession:
-    """One pipeline with continuous batching, stepped by hand."""
+    """A pipeline with continuous batching that is stepped explicitly."""
 
     def __init__(self, model: Path, threads: int, dtype: str) -> None:
         self._genai = import_module("openvino_genai")
@@ -44,8 +44,8 @@ class OpenVinoSession:
         self._handles: list[Any] = []
 
     def begin(self, prompts: list[list[int]], most_steps: int) -> None:
-        """See peer_loop.Session."""
-        # Whoever is computed first decodes on while the others' prompts are computed.
+        """See loop.Session."""
+        # The first sequences already decode while the other prompts are computed.
         config = self._genai.GenerationConfig(
             max_new_tokens=most_steps + 2 + len(prompts), ignore_eos=True, do_sample=False
         )
@@ -59,11 +59,11 @@ class OpenVinoSession:
             waiting = [handle for handle in waiting if not handle.can_read()]
 
     def step(self) -> None:
-        """See peer_loop.Session."""
+        """See loop.Session."""
         self._pipeline.step()
 
     def end(self) -> None:
-        """See peer_loop.Session."""
+        """See loop.Session."""
         for handle in self._handles:
             handle.cancel()
         self._handles = []
@@ -72,7 +72,7 @@ class OpenVinoSession:
 
 
 def export(model: Path, to: Path) -> None:
-    """Write OpenVINO's form of a model; whole or not at all."""
+    """Convert a model to OpenVINO's format, atomically."""
     partial = to.with_name(to.name + ".partial")
     command = ["-m", "optimum.commands.optimum_cli", "export", "openvino", "--model", str(model)]
     kind = ["--task", "text-generation-with-past", "--weight-format", "fp16"]
@@ -81,7 +81,7 @@ def export(model: Path, to: Path) -> None:
 
 
 def main() -> None:
-    """Load and answer."""
+    """Load the model and answer requests."""
     arguments = driver_parser(__doc__).parse_args()
     exported = arguments.model / "openvino"
     if not exported.exists():

@@ -1,4 +1,4 @@
-"""transformers in a separate process: `python -m loadtest.bench.drivers.transformers`.
+"""`python -m loadtest.bench.drivers.transformers`: transformers in a process for benchmarks.
 
 Does the forward passes of `generate` over a growing cache, step by step, without its overhead. Runs
 in an environment with torch and transformers, without Triolet.
@@ -15,7 +15,7 @@ from .loop import answer_requests, driver_parser
 
 
 class TransformersSession:
-    """One model in memory."""
+    """One loaded model."""
 
     def __init__(self, model: Any) -> None:  # noqa: ANN401 - transformers has no type for it
         self._model = model
@@ -23,16 +23,16 @@ class TransformersSession:
         self._last = torch.empty(0)
 
     def begin(self, prompts: list[list[int]], most_steps: int) -> None:
-        """See peer_loop.Session."""
+        """See loop.Session."""
         self._cache = transformers.DynamicCache()
         self._forward(torch.tensor(prompts))
 
     def step(self) -> None:
-        """See peer_loop.Session."""
+        """See loop.Session."""
         self._forward(self._last)
 
     def end(self) -> None:
-        """See peer_loop.Session."""
+        """See loop.Session."""
         self._cache = None
 
     def _forward(self, input_ids: torch.Tensor) -> None:
@@ -44,7 +44,7 @@ class TransformersSession:
 
 
 def main() -> None:
-    """Load and answer."""
+    """Load the model and answer requests."""
     arguments = driver_parser(__doc__).parse_args()
     torch.set_num_threads(arguments.threads)
 

@@ -1,4 +1,4 @@
-"""Triolet's engine alone, without server and links: `python -m loadtest.bench.drivers.triolet`."""
+"""`python -m loadtest.bench.drivers.triolet`: Triolet's engine alone, without server and links."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHUNK: Final = 512
 
 
 class TrioletSession:
-    """Runs what a prefill and a decode worker would, one after the other."""
+    """Runs the engine's prefill and decode steps, one after the other."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -37,7 +37,7 @@ class TrioletSession:
         self._done = 0
 
     def begin(self, prompts: list[list[int]], most_steps: int) -> None:
-        """See peer_loop.Session."""
+        """See loop.Session."""
         ledger, block_size = self._engine.ledger, self._engine.pool.layout.block_size
         num_blocks = -(-(len(prompts[0]) + most_steps + 1) // block_size)
         self._tables = [ledger.lease(index, num_blocks) for index in range(len(prompts))]
@@ -45,24 +45,24 @@ class TrioletSession:
         self._position, self._done = len(prompts[0]), 0
 
     def step(self) -> None:
-        """See peer_loop.Session."""
+        """See loop.Session."""
         self._done += 1
         self._last = self._decode(self._last, self._position, self._done, self._tables)
         self._position += 1
 
     def end(self) -> None:
-        """See peer_loop.Session."""
+        """See loop.Session."""
         for index in range(len(self._tables)):
             self._engine.ledger.release(index)
         self._tables = []
 
     def parts(self) -> dict[str, float]:
-        """See peer_loop.Session."""
+        """See loop.Session."""
         model = self._engine.runner.model
         return model.take_part_s() if isinstance(model, NativeModel) else {}
 
     def _prefill(self, prompts: list[list[int]], tables: list[list[int]]) -> list[int]:
-        """Compute prompts in steps of CHUNK tokens, as many prompts in one as fit."""
+        """Compute prompts in steps of CHUNK tokens, with as many prompts per step as fit."""
         first: list[int] = []
         rows: list[StepRow] = []
         room = CHUNK
@@ -90,12 +90,12 @@ class TrioletSession:
 
 
 def tokens_of(results: list[Sampled | None]) -> list[int]:
-    """Return the tokens of the rows that chose one."""
+    """Return the tokens of the rows that sampled one."""
     return [result.token_id for result in results if result is not None]
 
 
 def main() -> None:
-    """Load and answer."""
+    """Load the model and answer requests."""
     parser = driver_parser(__doc__)
     parser.add_argument("--backend", default=AUTO_BACKEND)
     parser.add_argument("--weights", type=WeightFormat, default=WeightFormat.AUTO)

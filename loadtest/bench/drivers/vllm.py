@@ -1,4 +1,4 @@
-"""vLLM's engine in a separate process: `python -m loadtest.bench.drivers.vllm`.
+"""`python -m loadtest.bench.drivers.vllm`: vLLM's engine in a process for the engine benchmark.
 
 Runs in an environment with a CPU build of vLLM, without Triolet.
 """
@@ -18,7 +18,7 @@ MAX_NUM_SEQS = 64
 
 
 class VllmSession:
-    """Steps vLLM's engine by hand, so that each step can be timed."""
+    """Steps vLLM's engine explicitly, so that each step can be timed."""
 
     def __init__(self, vllm: Any, engine: Any) -> None:  # noqa: ANN401 - not installed here
         self._vllm = vllm
@@ -27,8 +27,8 @@ class VllmSession:
         self._running: list[str] = []
 
     def begin(self, prompts: list[list[int]], most_steps: int) -> None:
-        """See peer_loop.Session."""
-        # Whoever is computed first decodes on while the others' prompts are computed.
+        """See loop.Session."""
+        # The first sequences already decode while the other prompts are computed.
         params = self._vllm.SamplingParams(
             temperature=0.0, max_tokens=most_steps + 2 + len(prompts), ignore_eos=True
         )
@@ -41,12 +41,12 @@ class VllmSession:
             waiting -= {output.request_id for output in self._engine.step() if output.outputs}
 
     def step(self) -> None:
-        """See peer_loop.Session."""
+        """See loop.Session."""
         outputs = self._engine.step()
-        assert len(outputs) == len(self._running), "a sequence had no part in the step"
+        assert len(outputs) == len(self._running), "a sequence was not part of the step"
 
     def end(self) -> None:
-        """See peer_loop.Session."""
+        """See loop.Session."""
         self._engine.abort_request(self._running)
         self._running = []
         while self._engine.has_unfinished_requests():
@@ -54,19 +54,19 @@ class VllmSession:
 
 
 def prepare(threads: int) -> None:
-    """Set what vLLM reads from its environment."""
+    """Set the environment variables of vLLM."""
     cores = sorted(os.sched_getaffinity(0))[:threads]
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))
     os.environ["OMP_NUM_THREADS"] = str(threads)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
     os.environ["VLLM_NO_USAGE_STATS"] = "1"
-    # Compiled code is kept beside the environment: the second start takes half as long.
+    # Cache compiled code next to the environment: the second start takes half as long.
     os.environ["VLLM_CACHE_ROOT"] = str(Path(sys.prefix) / "cache")
 
 
 def main() -> None:
-    """Load and answer."""
+    """Load the model and answer requests."""
     arguments = driver_parser(__doc__).parse_args()
     prepare(arguments.threads)
 

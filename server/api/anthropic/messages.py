@@ -90,7 +90,7 @@ _SERVED_BETAS: Final = frozenset(
     "fine-grained-tool-streaming-2025-05-14 interleaved-thinking-2025-05-14 "
     "prompt-caching-2024-07-31 structured-outputs-2025-11-13 token-counting-2024-11-01".split()
 )
-"""Values of `anthropic-beta` whose features work; their fields are read with or without them."""
+"""Supported values of `anthropic-beta`. Their fields are read with or without them."""
 
 _DETAILS: Final = {"thread": "thread_unsupported_request"}
 """The `error_code` for an unsupported parameter that makes the official client retry without it."""

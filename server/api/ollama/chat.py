@@ -175,7 +175,7 @@ class OllamaAnswer(Serializer):
 
 
 def _kept(parts: Iterable[Part]) -> list[Part]:
-    """Return parts without calls whose arguments are incomplete, because clients of this API run
+    """Return parts without calls that have incomplete arguments, because clients of this API run
     any call they receive."""
     return [part for part in parts if not isinstance(part, WholeCall) or part.given is not None]
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..services import Services
 
 SPOKEN: Final = "0.12.6"
-"""The Ollama release whose API is implemented. Clients compare it with their minimum version."""
+"""The implemented version of Ollama's API. Clients compare it with their minimum version."""
 NEVER: Final = "9999-12-31T23:59:59Z"
 """The expiry time of a loaded model."""
 _PREFIXES: Final = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
@@ -46,7 +46,7 @@ def list_running(services: Services) -> Response:
 
 
 def show_version(services: Services) -> Response:
-    """Return the Ollama version whose API is implemented."""
+    """Return the implemented version of Ollama's API."""
     del services
     return json_response({"version": SPOKEN})
 

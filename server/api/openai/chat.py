@@ -262,7 +262,7 @@ async def _render(
 def template_switches(fields: ChatRequest, reasoner: Reasoner | None) -> dict[str, object] | None:
     """Return the template's reasoning switches, in addition to those that the client sets.
 
-    Any known name of the reasoning switch sets the switch of the model's own template.
+    Any known name of the reasoning switch sets the switch of the model's template.
     """
     given: dict[str, object] = {**(fields.chat_template_kwargs or {})}
     if reasoner is not None:

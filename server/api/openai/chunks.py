@@ -196,7 +196,7 @@ class CompletionChunks(ChunkStream):
 
     Args:
       envelope: the JSON around every choice.
-      echoes: by choice, the text before the completion; empty for none.
+      echoes: text before each choice's completion; empty for none.
     """
 
     def __init__(self, envelope: Envelope, echoes: Sequence[str]) -> None:

@@ -310,7 +310,7 @@ async def _scores(
 
     Args:
       pairs: pairs of texts.
-      names: by text, the parameter in which it occurred first.
+      names: for each text, the parameter in which it occurred first.
       fields: the request.
       services: the server's parts.
     """

@@ -324,7 +324,7 @@ class ResponseCreate(ResponseFields):
 
 
 class ResponseResume(StrictModel):
-    """`response.resume`: continue an answer whose connection was cut."""
+    """`response.resume`: continue an answer after its connection was cut."""
 
     response_id: Annotated[str, Field(max_length=64)]
     sequence_number: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None

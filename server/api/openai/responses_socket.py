@@ -2,8 +2,8 @@
 
 Messages of one lane (`stream_id`) are answered in order, lanes concurrently. Three kinds of task
 cannot block one another: one only receives, so that a client that floods or leaves is noticed at
-once; one only sends; and one per lane reads its generation. A lane waits for room in the outbox,
-and gives no credit for more tokens meanwhile.
+once; one only sends; and one per lane reads its generation. While a lane waits for space in the
+outbox, it gives no credit for more tokens.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def is_from_here(peer: str | None, header_names: Set[str], *, is_forwarding: boo
 
     Args:
       peer: address of the other end of the connection, which headers cannot change.
-      header_names: in lower case.
+      header_names: header names in lower case.
       is_forwarding: whether the peer named another client for the whole connection.
     """
     is_local = peer is not None and (peer == UNIX_PEER or is_loopback(peer))
@@ -361,7 +361,7 @@ async def _asked_of_peers(target: str, services: Services) -> list[dict[str, dic
 
 
 def _add_usage(usage: dict[str, Any], other: Mapping[str, Any] | None) -> None:
-    """Add another server's part. A server whose counts are shared at the moment reports none."""
+    """Add another server's part. A server reports no counts that are shared at the moment."""
     if other is None or usage["is_shared"] or other["is_shared"]:
         return
     for group, names in DIVIDED.items():

@@ -36,7 +36,7 @@ class StaticFile:
 
     Attributes:
       body: its bytes.
-      content_type: from its suffix.
+      content_type: content type, from the file's suffix.
       etag: changes with the bytes.
     """
 

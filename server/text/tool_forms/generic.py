@@ -1,4 +1,4 @@
-"""Describes tools in the conversation for models whose chat template shows none. Pure."""
+"""Describes tools in the system prompt for models with a chat template that has no tools. Pure."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def with_tools_in_words(
     assistant and user. Calls and results never create two consecutive turns of one role.
 
     Args:
-      turns: in the format of chat templates.
+      turns: turns in the format of chat templates.
       tools: the tools to describe, in the API's format.
       takes_system: whether the template shows system messages; otherwise the first user turn
         contains the description.

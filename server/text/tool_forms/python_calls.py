@@ -152,7 +152,7 @@ class PythonCallReader(HoldingReader):
         return [Text(held)] if held and is_open and not is_half_call else []
 
     def _finish_call(self, held: str) -> None:
-        """End a call whose last brackets are missing. If its last argument is broken, leave it
+        """End a call with missing last brackets. If its last argument is broken, leave it
         incomplete: it is then invalid JSON, so that it is not run with guessed arguments."""
         # Llama's marker is not part of an argument unless it is inside a complete string.
         before_end = held.partition(END)[0].rstrip()

@@ -264,7 +264,7 @@ def find_reasoner(
     """Return how a model reasons; None if it does not, or if reasoning is not parsed.
 
     Args:
-      parser: the format; AUTO for the one whose markers are tokens of the tokenizer.
+      parser: the format; AUTO for the one with markers that are tokens of the tokenizer.
       tokenizer: the model's tokenizer.
       templates: its chat templates.
       is_harmony: whether tool calls are parsed in the harmony format, which parses reasoning, too.

@@ -43,7 +43,7 @@ class Joined(NamedTuple):
     Attributes:
       text: all text.
       reasoning: all reasoning.
-      calls: in order.
+      calls: the calls in order.
     """
 
     text: str
@@ -108,6 +108,6 @@ class WholeCalls:
         return parts
 
     def _complete(self) -> list[WholeCall]:
-        """Return the open call, whose arguments are now complete, if any."""
+        """Return the open call, now with complete arguments, or None."""
         call, self._call = self._call, None
         return [] if call is None else [call]

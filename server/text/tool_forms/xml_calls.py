@@ -123,7 +123,7 @@ _END: Final = f"\n{PARAMETER_END}\n"
 
 
 def _call_rules(index: int, tool: CallSchema) -> list[str]:
-    """Return the rules of one tool's calls, without optional properties whose names cannot be
+    """Return the rules of one tool's calls, without optional properties with names that cannot be
     written in a tag."""
     schema = resolved(tool.arguments, tool.arguments) or {}
     properties, required = writable_properties(tool, schema, _PROPERTY), required_of(schema)
@@ -198,7 +198,7 @@ class XmlCallReader(HoldingReader):
         return self._taken()
 
     def _finish_value(self) -> bool:
-        """Process a value whose last tags are missing, up to its end tag if it has one. Return
+        """Process a value without its last tags, up to its end tag if it has one. Return
         whether a following tag ends the call, so that text or calls may follow; otherwise end the
         call here."""
         held = self._held.lstrip()
