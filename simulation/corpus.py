@@ -1,7 +1,7 @@
 """Seeds that tests run with every change: some once found a bug, others have rare paths.
 
-The effect of a seed changes with the code that draws from it, so each bug also has an ordinary
-test.
+Each seed is one simulated run of a fleet with faults. After a change of the code a seed may no
+longer reproduce its bug, so each bug also has an ordinary test.
 """
 
 from __future__ import annotations

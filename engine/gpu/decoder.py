@@ -1,6 +1,7 @@
 """Launch decode steps on a GPU without waiting for the previous step.
 
-At most `MAX_UNDER_WAY` steps may be in flight: the caller of `launch` reads the older one first.
+At most `MAX_UNDER_WAY` steps may be in flight. Beyond that, the caller of `launch` must first read
+the result of the oldest step.
 
 A row with sampling options beyond temperature and min_p is sampled on the host by
 engine/sampler.py. A step with such a row is awaited at once.

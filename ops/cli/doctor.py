@@ -52,7 +52,7 @@ class WantedFleet(NamedTuple):
 
     Attributes:
       settings: settings of the fleet.
-      words: the command-line words that stand for these settings, arguments first.
+      words: command-line arguments and options with the same meaning, for remedies.
     """
 
     settings: Settings

@@ -1,5 +1,5 @@
-"""A group of processes that start and stop together: the workers of one model, the servers, or
-control."""
+"""A group of processes that start and stop together: the workers of one model, the servers, or the
+control process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """All metrics of one server process: one object that owns the counters and writes them for
 Prometheus.
 
-Every label has a bounded set of values: nothing that a client sends becomes one.
+Every label has a bounded set of values: nothing that a client sends becomes a label's value.
 """
 
 from __future__ import annotations

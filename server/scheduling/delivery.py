@@ -1,10 +1,10 @@
 """Delivers the tokens in workers' frames to clients' streams, taking turns between tenants. Also
-has the reading ends of completions and embeddings.
+defines the objects from which requests read completions and embeddings.
 
 A small frame is handled in one turn of one task, from the worker's message to the clients' sockets.
 When several tenants have streams, a larger frame is split: some rows are taken and delivered tenant
 by tenant before the next ones. However many streams one tenant has, another tenant's token waits
-for one such turn, not for a whole frame.
+for one of these turns, not for a whole frame.
 """
 
 from __future__ import annotations

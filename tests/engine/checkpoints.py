@@ -1,8 +1,8 @@
 """Test helpers that write tiny random checkpoints with transformers, and return transformers'
 answers for them.
 
-The classes are named, not imported: transformers takes seconds to load one, and most processes that
-collect these tests do not use any.
+The classes of transformers are given by name and imported when they are used: importing one takes
+seconds.
 """
 
 from __future__ import annotations

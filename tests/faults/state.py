@@ -1,6 +1,8 @@
-"""Describes the current state of a fleet under fault injection for people, after a timeout.
+"""Test helper that describes the state of the fleet under test after a timeout, for the person who
+reads the report.
 
-The state is read before anything is undone: rules are still active and clients still connected. A
+The state is read before the fault is undone: the proxy's rules are still active, and clients still
+connected. A
 process that does not answer is listed as silent.
 """
 

@@ -1,5 +1,5 @@
-"""Tests of workers on one host that share prefill's send ring: tokens and guarantees are the same
-as over sockets."""
+"""Tests of shared memory for KV: decode workers on the same host read KV in the prefill worker's
+send ring, with the same tokens and guarantees as over sockets."""
 
 from __future__ import annotations
 

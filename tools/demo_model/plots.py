@@ -1,6 +1,6 @@
-"""Sentences of stories, by plot.
+"""Training data of the demo model: sentences of stories, by plot.
 
-Only data. Each plot is a list of beats with several wordings each; a story uses one wording of each
+Each plot is a list of beats with several wordings each; a story uses one wording of each
 beat in turn. Slots: {name} {he} {his} {him} {thing} {place} {friend} {ability}; a capitalised slot
 begins a sentence.
 """

@@ -1,6 +1,6 @@
-"""Remarks and replies of small talk, by topic.
+"""Training data of the demo model: remarks and replies of small talk, by topic.
 
-Only data. `{offer}` is the place of an optional offer in a reply.
+In a reply `{offer}` stands for an optional offer to help.
 """
 
 CAN = (

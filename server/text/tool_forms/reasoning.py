@@ -1,7 +1,8 @@
 """Separates a model's reasoning from its answer: finds the marker tokens and parses the text.
 
 Markers are tokens, but a model may also write the same characters as ordinary tokens, for example
-to quote them. So the text shows a marker token in a form that no ordinary token has (`marked`).
+to quote them. So the detokenized text spells marker tokens in a way that ordinary tokens cannot
+(`marked`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _EDGE: Final = "\udc00"
 
 
 def marked(content: str) -> str:
-    """Return the form of a marker token in the text of a completion."""
+    """Return the spelling of a marker token in the text of a completion."""
     return f"{_EDGE}{content}{_EDGE}"
 
 

@@ -1,4 +1,4 @@
-"""Tests of batches on a full disk: they pause, and each line is still computed and charged only
+"""Tests of batches on a full disk: batches pause, and each line is still computed and charged only
 once."""
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ChargingFleet(FakeFleet):
     """Generates long answers, charges for them, and counts them.
 
     Attributes:
-      begun: prompts, each with its number of requests.
+      begun: number of requests by prompt.
       used_tokens: tokens charged in total.
     """
 
