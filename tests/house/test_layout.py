@@ -95,6 +95,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "llguidance": ("triolet/grammar.py",),
     "gguf": ("engine/gguf_weights.py",),
     "cryptography": ("ops/audit/heads.py", "store/signatures.py"),
+    "dns": ("server/membership/dns_source.py",),
     "coredis": ("transport/redis_calls.py",),
     "prometheus_client": ("server/metrics",),
     "locust": ("loadtest/",),
@@ -425,7 +426,14 @@ def test_nothing_unsafe_is_ever_loaded() -> None:
 SANS_IO_FOLDERS: dict[str, tuple[str, ...]] = {
     # Everything in a folder is pure, except the files that move bytes and time.
     "triolet": (),
-    "transport": ("address.py", "memory_network.py", "memory_pipe.py", "redis_calls.py", "zmq_"),
+    "transport": (
+        "address.py",
+        "memory_network.py",
+        "memory_pipe.py",
+        "redis_calls.py",
+        "registrations.py",
+        "zmq_",
+    ),
     "worker": ("probe", "entry.py", "health.py", "local_engine.py", "worker_loop.py"),
     "prefill": ("links.py", "worker.py"),
     "decode": ("worker.py",),
@@ -438,7 +446,7 @@ SANS_IO_FOLDERS: dict[str, tuple[str, ...]] = {
         "usage_ledger.py",
     ),
     "server/scheduling": ("control_link.py", "delivery.py", "links.py"),
-    "server/membership": ("members.py",),
+    "server/membership": ("dns_source.py", "members.py", "redis_source.py"),
 }
 SANS_IO = (
     "engine/batch.py",
