@@ -218,10 +218,10 @@ def usage_families(dropped: int) -> Iterator[Metric]:
 
 
 def membership_families(health: StoreHealth | None) -> Iterator[Metric]:
-    """Yield metrics of the store of members, if there is one."""
-    if health is not None:
-        age_s = trio.current_time() - health.answered_at
-        yield gauge("membership_age_seconds", "Time since DNS or Redis last named workers", age_s)
+    """Yield metrics of the store of members; without samples if there is none."""
+    text = "Time since DNS or Redis last named workers"
+    ages = [] if health is None else [((), trio.current_time() - health.answered_at)]
+    yield family(GAUGE, "membership_age_seconds", text, (), ages)
 
 
 def fleet_families(status: FleetStatus) -> Iterator[Metric]:
