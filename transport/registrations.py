@@ -88,11 +88,10 @@ class RegistrationCalls:
     """
 
     def __init__(self, config: RedisMembersConfig, setting: str) -> None:
-        url = resolved_url(config.url, setting)
         self.health = StoreHealth(f"redis, fleet {config.fleet}", trio.current_time())
         self._use_redis = partial(
             with_calls,
-            url=url,
+            url=resolved_url(config.url, setting),
             first=(f"{{triolet}}:{config.fleet}:members",),
             connect_timeout_s=config.timeout_s,
             call_timeout_s=config.timeout_s,

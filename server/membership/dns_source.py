@@ -52,7 +52,7 @@ class DnsSource:
         try:
             with trio.fail_after(self._config.timeout_s):
                 places = await places_of(name, self._config)
-        except (DNSException, OSError, trio.TooSlowError) as error:
+        except (DNSException, OSError, ValueError, trio.TooSlowError) as error:
             return f"{name}: {said_by(error)}"
         found = [Member(role, f"tcp://{place}") for place in sorted(places)]
         trouble = self._table.take(found, (role,), use)
@@ -65,14 +65,19 @@ async def places_of(name: str, config: DnsConfig) -> set[str]:
     Raises:
       DNSException: there is no answer, or it is an error.
       OSError: no DNS server can be reached.
+      ValueError: the configured DNS server's address is none.
     """
     resolver = dns.asyncresolver.Resolver(configure=not config.nameserver)
     resolver.lifetime = config.timeout_s
     if config.nameserver:
         address, _, port = config.nameserver.rpartition(":")
         resolver.nameservers, resolver.port = [address.strip("[]")], int(port)
-    trio_backend = dns.asyncbackend.get_backend("trio")
-    ask = partial(resolver.resolve, raise_on_no_answer=False, search=True, backend=trio_backend)
+    ask = partial(
+        resolver.resolve,
+        raise_on_no_answer=False,
+        search=True,
+        backend=dns.asyncbackend.get_backend("trio"),
+    )
     hosts: list[tuple[Name | str, str]] = [(name.rpartition(":")[0], name.rpartition(":")[2])]
     if name.startswith("_"):
         hosts = [(record.target, record.port) for record in await ask(name, "SRV")]

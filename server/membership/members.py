@@ -134,6 +134,5 @@ def member_source(config: ServerConfig, alive: Callable[[], Set[str]]) -> Member
     if own.redis.url:
         from .redis_source import RedisSource
 
-        names = ["", *(one.model_name for one in models)]
-        return RedisSource(own, MemberTable(told, alive), names)
+        return RedisSource(own, MemberTable(told, alive), ["", *(one.model_name for one in models)])
     return None

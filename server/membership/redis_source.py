@@ -47,8 +47,9 @@ class RedisSource:
 
     async def run(self, use: Callable[[Members], None]) -> None:
         """Read the registrations at an interval."""
-        took = partial(self._take, use)
-        await self._calls.repeat(self._poll_s, LIST, MAX_MEMBERS, MAX_BYTES, took=took)
+        await self._calls.repeat(
+            self._poll_s, LIST, MAX_MEMBERS, MAX_BYTES, took=partial(self._take, use)
+        )
 
     def _take(self, use: Callable[[Members], None], texts: Sequence[str]) -> str:
         """Apply the live registrations, the newest first; log once that some cannot be used. Return

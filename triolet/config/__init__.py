@@ -18,7 +18,7 @@ from .limits import require
 from .link import MAX_LENDERS, LinkConfig, MemorySharing, WireConfig
 from .models import MAX_MODELS, FleetModelConfig, ServedModelConfig
 from .parsers import ReasoningParser, ToolParser
-from .redis_url import AT, SCHEMES, has_password, resolved_url, shown_url
+from .redis_url import AT, has_password, resolved_url, shown_url
 from .responses import OF_CONNECTION, StoredResponsesConfig
 from .scheduling import (
     MEMORY,
@@ -104,7 +104,6 @@ __all__ = [
     "NO_GUESSES",
     "OFF",
     "OF_CONNECTION",
-    "SCHEMES",
     "SEPARATOR",
     "AdapterConfig",
     "AdmissionConfig",

@@ -66,8 +66,12 @@ class RedisMembersConfig:
     def __post_init__(self) -> None:
         if self.url:
             require_redis_url("url", self.url)
-        allowed = "1 to 63 letters, digits, -, _ and ."
-        require(LABEL.fullmatch(self.fleet) is not None, "fleet", self.fleet, allowed)
+        require(
+            LABEL.fullmatch(self.fleet) is not None,
+            "fleet",
+            self.fleet,
+            "1 to 63 letters, digits, -, _ and .",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,5 +101,9 @@ class RegistrationConfig:
     """A registration that is not renewed for this long ends: four renewals may be lost."""
 
     def __post_init__(self) -> None:
-        allowed = f"below {self.ttl_s:g} s, after which a registration ends"
-        require(self.renew_s < self.ttl_s, "renew_s", self.renew_s, allowed)
+        require(
+            self.renew_s < self.ttl_s,
+            "renew_s",
+            self.renew_s,
+            f"below {self.ttl_s:g} s, after which a registration ends",
+        )

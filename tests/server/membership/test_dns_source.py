@@ -192,3 +192,14 @@ async def test_a_worker_with_addresses_of_both_kinds_is_one_worker(server: DnsSe
 async def test_an_answer_that_is_too_long_for_a_datagram_comes_whole(server: DnsServer) -> None:
     server.addresses("w.test", *(f"10.0.{n // 250}.{n % 250}" for n in range(MAX_MEMBERS)))
     assert len(await places_of("w.test:7", config_of(server))) == MAX_MEMBERS
+
+
+async def test_an_impossible_address_of_the_server_is_logged_and_ends_nothing() -> None:
+    config = DnsConfig(decode=f"{NAME}:7", nameserver="999.0.0.1:53", resolve_s=0.01)
+    source = DnsSource(config, MemberTable((), set, 3))
+    with capture_logs() as lines:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(source.run, lambda _: None)
+            await until(lambda: bool(lines))
+            nursery.cancel_scope.cancel()
+    assert "999.0.0.1" in lines[0]["reason"]
