@@ -27,9 +27,13 @@ class StoreHealth:
         """Record an answer, or what prevented a good one."""
         if bool(trouble) != bool(self._trouble):
             event = "membership_store_failed" if trouble else "membership_store_answers"
-            silent_s = round(now - self.answered_at, 3)
             # Both are warnings: readers of warnings learn that it is back.
-            log.warning(event, store=self._store, reason=trouble, silent_s=silent_s)
+            log.warning(
+                event,
+                store=self._store,
+                reason=trouble,
+                silent_s=round(now - self.answered_at, 3),
+            )
         self._trouble = trouble
         if not trouble:
             self.answered_at = now

@@ -141,8 +141,9 @@ def registering(role: Role, config: WorkerConfig) -> Callable[[], Awaitable[None
     from transport.registrations import REGISTER, RegistrationCalls, written_registration
 
     own = config.membership
-    member = Member(role, own.address or config.control_address, own.model)
-    text = written_registration(member, config.labels.told)
+    text = written_registration(
+        Member(role, own.address or config.control_address, own.model), config.labels.told
+    )
     calls = RegistrationCalls(own.redis, "worker.membership.redis.url")
     return partial(calls.repeat, own.renew_s, REGISTER, text, own.ttl_s)
 

@@ -54,8 +54,9 @@ class DnsSource:
                 places = await places_of(name, self._config)
         except (DNSException, OSError, ValueError, trio.TooSlowError) as error:
             return f"{name}: {said_by(error)}"
-        found = [Member(role, f"tcp://{place}") for place in sorted(places)]
-        trouble = self._table.take(found, (role,), use)
+        trouble = self._table.take(
+            [Member(role, f"tcp://{place}") for place in sorted(places)], (role,), use
+        )
         return trouble and f"{name}: {trouble}"
 
 
