@@ -23,7 +23,7 @@ class DnsConfig:
     name that begins with `_`, such as `_control._tcp.NAME`, has SRV records, which hold the ports.
     Empty for the workers at `server.prefill_addresses`."""
     decode: str = ""
-    """The same of the decode workers. Empty for those at `server.decode_addresses`."""
+    """The same for decode workers. Empty for those at `server.decode_addresses`."""
     nameserver: str = ""
     """`ADDRESS:PORT` of the DNS server; empty for those in /etc/resolv.conf."""
     resolve_s: Positive = 2.0 * SECONDS
