@@ -261,4 +261,4 @@ def main(config: WorkerConfig) -> None:
     Raises:
       ConfigError: the model or a setting is invalid.
     """
-    trio.run(run_worker, config, _load_and_serve)
+    trio.run(run_worker, Role.DECODE, config, _load_and_serve)

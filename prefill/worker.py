@@ -129,4 +129,4 @@ def main(config: WorkerConfig) -> None:
     Raises:
       ConfigError: the model or a setting is invalid.
     """
-    trio.run(run_worker, config, serve)
+    trio.run(run_worker, Role.PREFILL, config, serve)

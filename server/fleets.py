@@ -138,6 +138,16 @@ class Fleets:
     def __iter__(self) -> Iterator[Links]:
         return iter(self.by_model.values())
 
+    @property
+    def alive(self) -> frozenset[str]:
+        """Addresses of the workers that heartbeats reach."""
+        return frozenset(
+            worker.address
+            for fleet in self
+            for worker in fleet.status().workers
+            if worker.state in ("alive", "suspect", "draining")
+        )
+
     def add_all(self, config: ServerConfig, files: Mapping[str, ModelFiles]) -> list[ServedModel]:
         """Return the models that a server starts with.
 

@@ -37,10 +37,10 @@ from .edge.listen import Edge, base_url, open_listening_socket, open_own_socket
 from .fleets import Fleets, first_work, names_of
 from .jobs.runner import BatchRunner
 from .jobs.storage import Storage
+from .membership.members import member_source
 from .metrics.metrics import Metrics
 from .model_changes import ModelChanges, read_models
 from .scheduling.control_link import ControlLink
-from .scheduling.members import MemberFile
 from .tenants.opening import opened_quotas
 from .tenants.tenancy import Tenancy, TenantFile
 from .tenants.usage_ledger import opened_ledger
@@ -134,7 +134,7 @@ async def serve(
                 task_status.started(base_url(listening[0]))
                 nursery.start_soon(_hand_over, services.state, edge, config.handover_s)
                 nursery.start_soon(_run_beside, services, app, storage, fleets, tenant_file)
-                nursery.start_soon(_follow, config, fleets, changes)
+                nursery.start_soon(_follow, config, fleets, changes, metrics)
                 await services.state.draining.wait()
                 await _drain(fleets, peers, edge, config, on_drained)
                 nursery.cancel_scope.cancel()
@@ -285,17 +285,20 @@ async def _run_beside(
             nursery.start_soon(tenant_file.run, services.tenancy, fleets.cancel_tenants)
 
 
-async def _follow(config: ServerConfig, fleets: Fleets, changes: ModelChanges) -> None:
-    """Follow the members file and report the models to control, if these are configured."""
+async def _follow(
+    config: ServerConfig, fleets: Fleets, changes: ModelChanges, metrics: Metrics
+) -> None:
+    """Follow the source of members and report the models to control, if these are configured."""
     async with trio.open_nursery() as nursery:
         if config.control_socket is not None:
             changes.link = ControlLink(
                 config.control_socket, fleets.own_name, fleets.by_model, changes.refused
             )
             nursery.start_soon(changes.link.run)
-        if config.members_file is not None:
-            file = MemberFile(config.members_file, config.members_poll_s)
-            nursery.start_soon(file.run, changes.use)
+        source = member_source(config, lambda: fleets.alive)
+        if source is not None:
+            metrics.membership = source.health
+            nursery.start_soon(source.run, changes.use)
 
 
 async def _run_batches(

@@ -52,6 +52,7 @@ class HandshakeLog:
       place: address of the bound side.
       keys: ours; None where the link carries none.
       identity: identity of the connecting side.
+      repeats: repeated lines of the network, so that redialling does not log a line again.
 
     Attributes:
       address: the same address as text.
@@ -61,7 +62,9 @@ class HandshakeLog:
         unknown.
     """
 
-    def __init__(self, place: Address, keys: KeyDirectory | None, identity: bytes) -> None:
+    def __init__(
+        self, place: Address, keys: KeyDirectory | None, identity: bytes, repeats: Repeats
+    ) -> None:
         self.address = str(place)
         self.is_connected = False
         self.num_breaks = 0
@@ -69,7 +72,7 @@ class HandshakeLog:
         self._place = place
         self._keys = keys
         self._who = identity.decode(errors="replace").rpartition(":")[0]
-        self._repeats = Repeats()
+        self._repeats = repeats
 
     def note(self, event: int, value: int) -> None:
         """Process a monitor event."""
@@ -79,7 +82,7 @@ class HandshakeLog:
             self.trouble = ""
         elif event != zmq.EVENT_DISCONNECTED and isinstance(self._place, TcpAddress):
             self.trouble = self._explain(event, value)
-            num_kept = self._repeats.due(self.trouble)
+            num_kept = self._repeats.due(f"{self.address} {self.trouble}")
             if num_kept is not None:
                 log.warning(
                     "handshake_failed",
@@ -139,6 +142,7 @@ class ZmqNetwork:
     ) -> None:
         self._config = config
         self._is_plain = is_plain
+        self._repeats = Repeats()
         self._keys = KeyDirectory.load(Path(curve_dir)) if curve_dir is not None else None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
@@ -190,7 +194,7 @@ class ZmqNetwork:
         keys = self._keys_for(place)
         if isinstance(place, TcpAddress) and keys is not None:
             raw.set(zmq.CURVE_SERVERKEY, keys.key_of(place))
-        handshakes = HandshakeLog(place, keys, identity)
+        handshakes = HandshakeLog(place, keys, identity, self._repeats)
         connection = ZmqConnection(raw, handshakes, max_frame_bytes, self._links.discard)
         self._links.add(connection)
         try:

@@ -19,6 +19,7 @@ from engine.load import load_engine
 from engine.probe.golden import Expected
 from store.measured import golden_for
 from transport.zmq_network import ZmqNetwork
+from triolet.config.members import Member
 from triolet.errors import ConfigError
 from triolet.status import Progress, WorkerReady, report
 
@@ -26,7 +27,7 @@ from .health import answer_probes, bind_health
 from .local_engine import Cores, LocalEngine
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from contextlib import AbstractContextManager
 
     from engine.load import Engine
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from store.measured import MeasurementKey
     from transport.link import Network
     from triolet.config import WorkerConfig
+    from triolet.ids import Role
 
     from .engine_port import EnginePort
     from .worker_loop import Device, WorkerLoop
@@ -76,6 +78,7 @@ class Serve(Protocol):
 
 
 async def run_worker(
+    role: Role,
     config: WorkerConfig,
     serve: Serve,
     *,
@@ -119,11 +122,30 @@ async def run_worker(
                 if config.health_address:
                     listener = bind_health(config.health_address, config.health.max_connections)
                     nursery.start_soon(answer_probes, listener, loop, config.health)
+                if config.membership.redis.url:
+                    nursery.start_soon(registering(role, config))
                 report(_ready(config, loaded))
                 log.info("worker_ready", name=config.name)
                 task_status.started(loop)
                 await _heed_signals(signals, loop, config.drain_timeout_s)
                 nursery.cancel_scope.cancel()
+
+
+def registering(role: Role, config: WorkerConfig) -> Callable[[], Awaitable[None]]:
+    """Return what keeps a worker registered in Redis. It never delays or ends the worker.
+
+    Raises:
+      ConfigError: the registration, or the file of the URL, cannot be used.
+    """
+    # Imported late: Redis's client costs memory and a quarter of a second.
+    from transport.registrations import REGISTER, RegistrationCalls, written_registration
+
+    own = config.membership
+    text = written_registration(
+        Member(role, own.address or config.control_address, own.model), config.labels.told
+    )
+    calls = RegistrationCalls(own.redis, "worker.membership.redis.url")
+    return partial(calls.repeat, own.renew_s, REGISTER, text, own.ttl_s)
 
 
 def find_golden(config: WorkerConfig, key: MeasurementKey) -> Expected | None:

@@ -288,10 +288,10 @@ def _require_addresses(config: ServerConfig, about: str) -> None:
         ("prefill", config.prefill_addresses or not is_prefill_needed),
         ("decode", config.decode_addresses),
     ):
-        if not addresses and config.members_file is None:
+        if not addresses and not config.sources:
             raise ConfigError(
                 f"{about}no {role} worker is named; give --set server.{role}_addresses=ADDRESS, or "
-                "a server.members_file"
+                "a server.members_file, server.membership.dns or server.membership.redis"
             )
 
 

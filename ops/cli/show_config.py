@@ -16,6 +16,7 @@ from triolet.config import FleetModelConfig, shown_url
 
 from ..settings.form import (
     MODELS,
+    REDIS_URLS,
     SECTIONS,
     Settings,
     dotted,
@@ -114,7 +115,7 @@ def rows(sources: SettingSources) -> Iterator[ConfigRow]:
             if is_common != (section == "worker"):
                 continue
         value = value_at(settings, path)
-        if path[-1] == "limits" and "://" in value:
+        if path[-2:] in REDIS_URLS and "://" in value:
             value = shown_url(value)
         default = value_at(plain, path)
         yield ConfigRow(dotted(path), value, sources.origin(path), reason(path), default)

@@ -19,6 +19,7 @@ from triolet.units import parse_size
 
 from .form import (
     MODELS,
+    REDIS_URLS,
     Settings,
     dotted,
     is_section,
@@ -40,8 +41,6 @@ _SIZE: Final = "_bytes"
 _OF_NAMED: Final = {"model": "its name: NAME=MODEL", "adapters": f"{MODELS}.NAME.adapters"}
 _PLACE: Final = re.compile(r" - at `\$(.*)`$")
 _STEP: Final = re.compile(r"\w+")
-_SECRET: Final = ("quotas", "limits")
-"""End of the path of the value that may contain a password."""
 _WORDS: Final[dict[type[inspect.Type], str]] = {
     inspect.BoolType: "true or false",
     inspect.IntType: "a whole number",
@@ -187,7 +186,7 @@ def _misfit(error: msgspec.ValidationError, table: object, kind: type[Any], at: 
         if is_field:
             return Misfit((*path, name), f" {rest}", path)
         return Misfit(path, f": {error.__cause__}", path)
-    told = "not a value of its kind" if path[-2:] == _SECRET else shown(value)
+    told = "not a value of its kind" if path[-2:] in REDIS_URLS else shown(value)
     return Misfit(path, f" is {told}; allowed: {_allowed(_present(allowed), value, path[-1])}")
 
 

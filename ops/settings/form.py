@@ -65,6 +65,8 @@ SECTIONS: Final[dict[str, type[Any]]] = {
 }
 """Config types of the sections. `worker` sets both kinds of worker, `link` every process."""
 MODELS: Final = "models"
+REDIS_URLS: Final = (("quotas", "limits"), ("redis", "url"))
+"""Ends of the paths of values that may contain a password."""
 """Section of named models, with one subsection per model."""
 _MODEL_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 """Pattern of model names, which appear in worker names, metrics and URL paths without escaping."""

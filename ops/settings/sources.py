@@ -26,6 +26,7 @@ from triolet.units import MIB
 from .conversion import GIVE_REF, Misfit, as_value, build, converted, from_text
 from .form import (
     MODELS,
+    REDIS_URLS,
     STDIN,
     Settings,
     dotted,
@@ -163,7 +164,7 @@ class SettingSources:
         """
         kind = find(path)
         value = as_value(kind, from_text(kind, text, path), path)
-        if path[-1] == "limits" and has_password(text):
+        if path[-2:] in REDIS_URLS and has_password(text):
             raise ConfigError(
                 f"{dotted(path)} contains a password, which `ps` shows to every user; write the "
                 "URL to a file and give @FILE"
@@ -178,7 +179,8 @@ class SettingSources:
         """
         for path, origin in self.origins.items():
             is_own = path[-1] in OF_LONE_ROLES and len(path) == 2
-            if is_own or path[1:] == WORKERS_ADAPTERS:
+            is_of_membership = path[1:2] == ("membership",) and path[0] != MODELS
+            if is_own or is_of_membership or path[1:] == WORKERS_ADAPTERS:
                 raise ConfigError(
                     f"{dotted(path)} ({origin}) is for a role that runs alone; leave it out: "
                     "`triolet serve` sets it"
@@ -235,9 +237,9 @@ class SettingSources:
         for path in _PATHS:
             if given := values.get(path):
                 values[path] = str(expanded(Path(given)).absolute())
-        limits = ("server", "tenants", "quotas", "limits")
-        if values.get(limits, "").startswith(AT):
-            values[limits] = f"{AT}{expanded(Path(values[limits][1:])).absolute()}"
+        for path, value in values.items():
+            if path[-2:] in REDIS_URLS and value.startswith(AT):
+                values[path] = f"{AT}{expanded(Path(value[1:])).absolute()}"
         try:
             _resolve_draft(values, ("decode", "speculation", "source"))
             return build(values)

@@ -22,6 +22,8 @@ from ..cache.store import ResponseStore
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from triolet.store_health import StoreHealth
+
     from ..scheduling.status import FleetStatus, WorkerStatus
     from ..text.turns import Turns
 
@@ -213,6 +215,13 @@ def usage_families(dropped: int) -> Iterator[Metric]:
     """Yield metrics of the usage ledger; 0 if there is none."""
     text = "Records of ended requests that the usage ledger dropped"
     yield family(COUNTER, "usage_records_dropped", text, (), [((), dropped)])
+
+
+def membership_families(health: StoreHealth | None) -> Iterator[Metric]:
+    """Yield metrics of the store of members; without samples if there is none."""
+    text = "Time since DNS or Redis last named workers"
+    ages = [] if health is None else [((), trio.current_time() - health.answered_at)]
+    yield family(GAUGE, "membership_age_seconds", text, (), ages)
 
 
 def fleet_families(status: FleetStatus) -> Iterator[Metric]:

@@ -268,10 +268,11 @@ class FleetMetrics(Observer):
         tell = log.info if cause == FAREWELL else log.warning
         tell("worker_lost", worker=worker, cause=cause, requests=num_requests)
 
-    def worker_refused(self, worker: str, reason: str) -> None:
-        """Count and log a worker that cannot be used; an operator must act."""
+    def worker_refused(self, worker: str, reason: str, *, is_again: bool = False) -> None:
+        """Count a worker that cannot be used, and log each reason once; an operator must act."""
         self.counters["workers_refused"].inc()
-        log.error("worker_refused", worker=worker, reason=reason)
+        if not is_again:
+            log.error("worker_refused", worker=worker, reason=reason)
 
     def retry_unaffordable(self) -> None:
         """Count a request that ended because the retry budget is spent."""

@@ -22,6 +22,7 @@ from .collectors import (
     alias_families,
     by_model,
     fleet_families,
+    membership_families,
     surface_families,
     usage_families,
 )
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
     from prometheus_client import Counter
     from prometheus_client.metrics_core import Metric
+
+    from triolet.store_health import StoreHealth
 
     from ..scheduling.status import FleetStatus
 
@@ -66,6 +69,7 @@ class Metrics:
       auto: counts requests for `auto`.
       versions: tokens and worker-seconds of each model version.
       usage_dropped: returns the number of records that the usage ledger dropped.
+      membership: whether the store of members answers; None without one.
       fleets: observer of each model's scheduler, by the model's name.
       fleet: observer of the first model's scheduler.
       scrape: like `exposition`, but lets other tasks run while it writes.
@@ -88,6 +92,8 @@ class Metrics:
         self.versions = VersionMetrics(self._registry)
         self.usage_dropped: Callable[[], int] = int
         self._registry.register(Reading(lambda: usage_families(self.usage_dropped())))
+        self.membership: StoreHealth | None = None
+        self._registry.register(Reading(lambda: membership_families(self.membership)))
         self._registries: dict[str, CollectorRegistry] = {}
         self._statuses: dict[str, Status] = {}
         self._past: dict[str, dict[str, float]] = {}

@@ -451,8 +451,10 @@ class Links:
                     if unknown := sorted(frame.labels.keys() - LABEL_NAMES):
                         log.warning("worker_labels_unknown", worker=str(worker), labels=unknown)
                 else:
+                    before = worker.trouble
                     self._links.refuse(worker, objection)
-                    self._observer.worker_refused(str(worker), objection.reason)
+                    is_again = worker.trouble == before
+                    self._observer.worker_refused(str(worker), objection.reason, is_again=is_again)
             case Goodbye() if worker.is_connected:
                 log.info("worker_said_goodbye", worker=str(worker), reason=frame.reason)
                 if worker.is_draining:

@@ -214,8 +214,9 @@ class Observer:
     def worker_lost(self, worker: str, cause: str, num_requests: int = 0) -> None:
         """Called when a worker is given up, with the number of requests that needed it."""
 
-    def worker_refused(self, worker: str, reason: str) -> None:
-        """Called when a worker cannot be used by this server; an operator must act."""
+    def worker_refused(self, worker: str, reason: str, *, is_again: bool = False) -> None:
+        """Called when a worker cannot be used by this server; an operator must act. With
+        `is_again`, the last attempt to use it failed for the same reason."""
 
     def worker_stepped(self, num_steps: int, num_tokens: int) -> None:
         """Called with a worker's steps and tokens between two heartbeats."""

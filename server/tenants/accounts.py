@@ -4,7 +4,7 @@ Pure.
 Money is counted in billionths ("nanos") of the operator's currency, as integers, so that sums are
 exact. A token bucket holds the limit of one minute and refills continuously. A charge may make it
 negative: a request that uses more than it reserved is not cut off, but its tenant waits longer.
-redis_calls.py implements the same rules in Lua for Redis.
+redis_scripts.py implements the same rules in Lua for Redis.
 """
 
 from __future__ import annotations

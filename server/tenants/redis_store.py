@@ -18,6 +18,7 @@ import msgspec
 import structlog
 import trio
 
+from transport.redis_calls import StoreGone, with_calls
 from triolet.config import shown_url
 from triolet.units import SECONDS
 
@@ -35,15 +36,15 @@ from .accounts import (
     month_of,
 )
 from .memory_store import time_of_day
-from .redis_calls import BEAT, LEAVE, RESERVE, SETTLE, StoreGone, with_calls
+from .redis_scripts import BEAT, LEAVE, PREFIX, RESERVE, SCRIPTS, SETTLE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from transport.redis_calls import RedisCalls
     from triolet.config import QuotaConfig
 
     from .memory_store import SpendWatch
-    from .redis_calls import RedisCalls
 
 
 log = structlog.get_logger(__name__)
@@ -213,7 +214,14 @@ class RedisStore:
         while True:
             self._broken = trio.Event()
             try:
-                await with_calls(self._config, self._server, use)
+                await with_calls(
+                    use,
+                    url=self._config.limits,
+                    scripts=SCRIPTS,
+                    first=(PREFIX, self._server),
+                    connect_timeout_s=self._config.connect_timeout_s,
+                    call_timeout_s=self._config.call_timeout_s,
+                )
             except StoreGone as gone:
                 self._observer.call_failed(str(gone))
                 if is_first:

@@ -10,6 +10,7 @@ from functools import cache
 from .test_layout import ROOMS, ROOT, imports_of, sources
 
 IMPORT_NAMES = {
+    "dnspython": "dns",
     "pyzmq": "zmq",
     "prometheus-client": "prometheus_client",
     "quart-trio": "quart_trio",

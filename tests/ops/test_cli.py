@@ -72,6 +72,16 @@ CONTROL = "--set worker.control_address=ipc:///tmp/nowhere"
             ["/no/such/model does not exist"],
         ),
         ("serve --set server.members_file=members.json", ["for a role that runs alone"]),
+        ("serve --set server.membership.dns.decode=d:1", ["for a role that runs alone"]),
+        ("serve --set worker.membership.redis.url=redis://h", ["for a role that runs alone"]),
+        (
+            "server /no/such/model --set server.membership.redis.url=redis://h",
+            ["/no/such/model does not exist"],
+        ),
+        (
+            "server --set server.membership.redis.url=redis://h --set server.members_file=m",
+            ["server.members_file and server.membership.redis are set"],
+        ),
         ("serve --host 0.0.0.0", ["host is '0.0.0.0'", "--allow-remote-clients"]),
         ("serve --set worker.control_address=ipc:///x", ["for a role that runs alone"]),
         ("prefill", ["prefill.control_address is missing"]),

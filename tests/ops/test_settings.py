@@ -361,6 +361,35 @@ def test_a_broken_url_with_a_password_is_refused_without_it() -> None:
 
 
 @pytest.mark.parametrize(
+    ("assignment", "words"),
+    [
+        ("server.membership.dns.decode=d", r"decode is 'd'; allowed: NAME:PORT, or _SERVICE"),
+        ("server.membership.dns.prefill=_x.test:1", "prefill is '_x.test:1'; allowed: NAME:PORT"),
+        ("server.membership.dns.nameserver=ns:53", "nameserver is 'ns:53'; allowed: IP-ADDRESS"),
+        ("server.membership.redis.url=http://h", r"url is 'http://h'; allowed: redis://HOST"),
+        ("server.membership.redis.url=redis://:pw@h", "contains a password"),
+        ("server.membership.redis.fleet=a/b", "fleet is 'a/b'; allowed: 1 to 63 letters"),
+        ("decode.membership.ttl_s=0.5", "renew_s is 1.0; allowed: below 0.5 s"),
+    ],
+)
+def test_settings_of_membership_are_checked(assignment: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        settings(assignment)
+
+
+def test_sources_of_members_are_read_and_the_file_of_a_url_is_made_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = ("decode=_control._tcp.d.test", "prefill=p-1.test:7001", "nameserver=[::1]:53")
+    dns = settings(*(f"server.membership.dns.{one}" for one in names)).server.membership.dns
+    assert (dns.is_on, dns.nameserver) == (True, "[::1]:53")
+    found = settings("worker.membership.redis.url=@url", "server.membership.redis.url=@url")
+    for redis in (found.decode.membership.redis, found.server.membership.redis):
+        assert redis.url == f"@{tmp_path / 'url'}"
+
+
+@pytest.mark.parametrize(
     ("role", "assignment"),
     [
         (Role.SERVER, "worker.engine.threads=1"),

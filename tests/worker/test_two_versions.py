@@ -54,9 +54,11 @@ class Refusals(Observer):
     def __init__(self) -> None:
         super().__init__()
         self.reasons: dict[str, str] = {}
+        self.was_again: list[bool] = []
 
-    def worker_refused(self, worker: str, reason: str) -> None:
+    def worker_refused(self, worker: str, reason: str, *, is_again: bool = False) -> None:
         self.reasons[worker] = reason
+        self.was_again.append(is_again)
 
 
 @dataclass
@@ -233,6 +235,27 @@ async def test_a_worker_of_another_version_is_refused_at_any_address(
         for role in wrong:
             known = host.loops[OLD, role]._core.server_sessions.servers.known()
             assert [peer.name for _, peer in known] == ["server.old"]
+
+
+async def test_streams_go_on_when_a_worker_of_another_version_is_announced(
+    autojump_clock: object,
+) -> None:
+    refusals = Refusals()
+    async with both_versions() as host:
+        old = await host.links(config_of("old", OLD, OLD, OLD), refusals)
+        await old.wait_ready()
+        found: dict[object, list[int]] = {}
+        async with trio.open_nursery() as streams:
+            streams.start_soon(tokens_of, old, 3, found, OLD)
+            await trio.sleep(0.0)
+            old.set_members([(role, address) for (_, role), address in ADDRESSES.items()])
+        await trio.sleep(60.0)
+        await tokens_of(old, 3, found, NEW)
+        assert found[OLD] == found[NEW] == reference(OLD, 3)
+        # Each of the two is logged once and counted at every attempt.
+        assert refusals.was_again.count(False) == 2
+        assert len(refusals.was_again) > 4
+        assert len(refusals.reasons) == 2
 
 
 def test_what_a_worker_computes_with_is_no_version() -> None:

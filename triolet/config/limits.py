@@ -4,7 +4,8 @@ bounds that depend on other fields.
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+import re
+from typing import Annotated, Final, TypeAlias
 
 from msgspec import Meta
 
@@ -16,6 +17,9 @@ Positive: TypeAlias = Annotated[float, Meta(gt=0)]
 NotNegative: TypeAlias = Annotated[float, Meta(ge=0)]
 Share: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
 ShareOrZero: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+
+LABEL: Final = re.compile(r"[A-Za-z0-9._-]{1,63}")
+"""A label's value, as Kubernetes allows it."""
 
 
 def require(is_allowed: bool, name: str, value: object, allowed: str) -> None:

@@ -16,6 +16,7 @@ from .adapters import AdapterConfig  # noqa: TC001 (get_type_hints reads the ann
 from .auto import AutoConfig
 from .limits import Count, CountOrZero, NotNegative, Positive, require
 from .link import LinkConfig
+from .membership import MembershipConfig
 from .models import ServedModelConfig  # noqa: TC001 (get_type_hints reads the annotations)
 from .parsers import ReasoningParser, ToolParser
 from .responses import StoredResponsesConfig
@@ -504,6 +505,8 @@ class ServerConfig:
     yet, means the workers at the addresses above."""
     members_poll_s: Positive = 250 * MILLISECONDS
     """Interval at which this file is checked: a new worker takes longer to start."""
+    membership: MembershipConfig = field(default_factory=MembershipConfig)
+    """Other sources of the workers. The addresses above count until the source has answered."""
     exit_grace_s: float = 5.0 * SECONDS
     """The process exits within this time after the drain, whatever a socket does."""
 
@@ -536,12 +539,32 @@ class ServerConfig:
         return self.max_connections_per_address or max(1, self.max_connections // 2)
 
     @property
+    def sources(self) -> tuple[str, ...]:
+        """Settings that name a source of workers which change; at most one."""
+        given = {
+            "members_file": self.members_file,
+            "membership.dns": self.membership.dns.is_on,
+            "membership.redis": self.membership.redis.url,
+        }
+        return tuple(name for name, is_given in given.items() if is_given)
+
+    @property
     def may_listen(self) -> bool:
         """Whether the address is safe: clients have keys, are on this machine, or are explicitly
         allowed."""
         return self.allow_remote_clients or bool(self.tenants.file) or is_loopback(self.host)
 
     def __post_init__(self) -> None:
+        if len(self.sources) > 1:
+            raise SettingError(
+                f"{' and server.'.join(self.sources)} are set, but a server has one source of "
+                "workers; remove the others"
+            )
+        if self.membership.dns.is_on and len(self.models) > 1:
+            raise SettingError(
+                f"membership.dns is set for {len(self.models)} models, but DNS does not say which "
+                "model a worker has; use membership.redis or members_file"
+            )
         require(
             0 <= self.drain_timeout_s <= DAY_S,
             "drain_timeout_s",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Annotated, Final
@@ -11,8 +10,9 @@ from msgspec import Meta
 
 from ..units import GIB, KIB, MIB, MILLISECONDS, SECONDS
 from .adapters import AdapterConfig  # noqa: TC001 (get_type_hints reads the annotations)
-from .limits import Count, CountOrZero, NotNegative, Positive, Share, require
+from .limits import LABEL, Count, CountOrZero, NotNegative, Positive, Share, require
 from .link import MAX_LENDERS, LinkConfig
+from .membership import RegistrationConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,10 +314,6 @@ class EngineConfig:
         )
 
 
-LABEL: Final = re.compile(r"[A-Za-z0-9._-]{1,63}")
-"""A label's value, as Kubernetes allows it."""
-
-
 @dataclass(frozen=True, slots=True)
 class LabelsConfig:
     """Where a worker runs and what it costs; shown in `/fleet/status`. Each is empty, or up to 63
@@ -397,6 +393,8 @@ class WorkerConfig:
     """Bounds of these answers."""
     labels: LabelsConfig = field(default_factory=LabelsConfig)
     """Where it runs and what it costs."""
+    membership: RegistrationConfig = field(default_factory=RegistrationConfig)
+    """How servers find it, if they do not have its address."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     link: LinkConfig = field(default_factory=LinkConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)

@@ -1,25 +1,28 @@
-"""Reads the members file, which lists the workers this server uses, and applies its changes.
+"""Sources of a server's workers: the interface, the members file, and the choice of the source.
 
-Members stay in use until a new version of the file drops them; heartbeats tell whether they are
-alive.
+Members stay in use until the source drops them; heartbeats tell whether they are alive.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 import trio
 
-from triolet.config.members import MAX_MEMBERS_BYTES, read_members
+from triolet.config.members import MAX_MEMBERS_BYTES, Member, read_members
 from triolet.errors import ConfigError
+from triolet.ids import Role
 from triolet.watched_file import WatchedFile
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+from .member_table import MemberTable
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence, Set
+
+    from triolet.config import ServerConfig
     from triolet.config.members import Members
-    from triolet.ids import Role
+    from triolet.store_health import StoreHealth
 
 log = structlog.get_logger(__name__)
 
@@ -48,8 +51,22 @@ def by_model(file: Members, names: Sequence[str]) -> dict[str, list[tuple[Role, 
     return found
 
 
+class MemberSource(Protocol):
+    """Where a server learns which workers it has."""
+
+    @property
+    def health(self) -> StoreHealth | None:
+        """Whether the store answers; None for a file."""
+        ...
+
+    async def run(self, use: Callable[[Members], None]) -> None:
+        """Pass the members to `use` at each change. While the source has trouble, the last ones
+        stay."""
+        ...
+
+
 class MemberFile:
-    """A members file.
+    """A members file. See `MemberSource`.
 
     Args:
       path: the file's path; if it does not exist, the configured workers are used.
@@ -57,6 +74,7 @@ class MemberFile:
     """
 
     def __init__(self, path: str, poll_s: float) -> None:
+        self.health = None
         self._poll_s = poll_s
         self._file = WatchedFile(path, "members", MAX_MEMBERS_BYTES, is_guarded=True)
 
@@ -84,3 +102,37 @@ class MemberFile:
                 except ConfigError as error:
                     log.error("members_refused", reason=str(error))
             await trio.sleep(self._poll_s)
+
+
+def member_source(config: ServerConfig, alive: Callable[[], Set[str]]) -> MemberSource | None:
+    """Return the configured source; None if the workers are those of the settings.
+
+    Args:
+      config: the server's settings.
+      alive: returns the addresses of the workers that heartbeats reach.
+
+    Raises:
+      ConfigError: the file of the Redis's URL cannot be read.
+    """
+    if config.members_file is not None:
+        return MemberFile(config.members_file, config.members_poll_s)
+    own, models = config.membership, config.of_models
+    told = [
+        Member(role, address, one.model_name if config.models else "")
+        for one in models
+        for role, addresses in (
+            (Role.PREFILL, one.prefill_addresses),
+            (Role.DECODE, one.decode_addresses),
+        )
+        for address in addresses
+    ]
+    # Both are imported late: few servers need their libraries.
+    if own.dns.is_on:
+        from .dns_source import DnsSource
+
+        return DnsSource(own.dns, MemberTable(told, alive, own.dns.absent_answers))
+    if own.redis.url:
+        from .redis_source import RedisSource
+
+        return RedisSource(own, MemberTable(told, alive), ["", *(one.model_name for one in models)])
+    return None

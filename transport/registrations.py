@@ -1,0 +1,160 @@
+"""How workers register in Redis: what a registration says, where it is kept, and the calls.
+
+All registrations of a fleet are one sorted set, `{triolet}:FLEET:members`. An element is the JSON
+text of a registration, and its score the time at which it ends, by Redis's clock.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import trio
+
+from triolet.config import resolved_url
+from triolet.config.members import Member
+from triolet.errors import ConfigError
+from triolet.ids import Role
+from triolet.store_health import StoreHealth
+from triolet.units import KIB
+
+from .address import require_dialable
+from .redis_calls import RedisCalls, StoreGone, with_calls
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+    from typing import Any
+
+    from triolet.config.membership import RedisMembersConfig
+
+MAX_BYTES: Final = 2 * KIB
+"""Of one registration: an address, a model's name and five labels."""
+
+_NOW: Final = """
+local clock = redis.call('TIME')
+local now = clock[1] + clock[2] / 1e6
+local function text(value) return string.format('%.6f', value) end
+"""
+REGISTER: Final = (
+    _NOW
+    + """
+local key, registration, ttl = ARGV[1], ARGV[2], tonumber(ARGV[3])
+redis.call('ZREMRANGEBYSCORE', key, '-inf', text(now))
+redis.call('ZADD', key, text(now + ttl), registration)
+redis.call('EXPIRE', key, 86400)
+"""
+)
+"""Add or renew a registration; remove those that have ended. Arguments: key, registration, its
+lifetime [s]."""
+LIST: Final = (
+    _NOW
+    + """
+local key, most, max_bytes = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local found = redis.call('ZREVRANGEBYSCORE', key, '+inf', text(now), 'LIMIT', 0, most)
+for i, one in ipairs(found) do
+  if #one > max_bytes or one:find('[^ -~]') then found[i] = '' end
+end
+return found
+"""
+)
+"""Return the live registrations, the newest first; '' for one that is too long or not ASCII.
+Arguments: key, most, bytes of one."""
+
+
+class Registration(Member, frozen=True, forbid_unknown_fields=False):
+    """A worker that registered itself. A newer one may add fields.
+
+    Attributes:
+      labels: where it runs and what it costs, for operators; servers read WELCOME.
+    """
+
+    labels: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class RegistrationCalls:
+    """Calls about one fleet's registrations, repeated for ever.
+
+    Args:
+      config: the Redis and the fleet.
+      setting: name of the setting of its URL, for errors.
+
+    Raises:
+      ConfigError: the file of the URL cannot be read.
+
+    Attributes:
+      health: whether Redis answers.
+    """
+
+    def __init__(self, config: RedisMembersConfig, setting: str) -> None:
+        self.health = StoreHealth(f"redis, fleet {config.fleet}", trio.current_time())
+        self._use_redis = partial(
+            with_calls,
+            url=resolved_url(config.url, setting),
+            first=(f"{{triolet}}:{config.fleet}:members",),
+            connect_timeout_s=config.timeout_s,
+            call_timeout_s=config.timeout_s,
+        )
+
+    async def repeat(
+        self,
+        interval_s: float,
+        script: str,
+        *arguments: str | float,
+        took: Callable[[Any], str] = lambda _: "",
+    ) -> None:
+        """Call a script at an interval until cancelled; connect again while Redis is away.
+
+        Args:
+          interval_s: between two calls.
+          script: the script, called with the key and the arguments.
+          arguments: its other arguments.
+          took: receives each answer; returns why it cannot be used, or an empty text.
+        """
+
+        async def go_on(calls: RedisCalls) -> None:
+            while True:
+                trouble = took(await calls.call(script, *arguments))
+                self.health.note(trouble, trio.current_time())
+                await trio.sleep(interval_s)
+
+        while True:
+            try:
+                await self._use_redis(go_on, scripts=(script,))
+            except StoreGone as gone:
+                self.health.note(str(gone), trio.current_time())
+            await trio.sleep(interval_s)
+
+
+def written_registration(member: Member, labels: Mapping[str, str]) -> str:
+    """Return the text of a registration, in ASCII.
+
+    Raises:
+      ConfigError: servers could not use it.
+    """
+    text = json.dumps(msgspec.to_builtins(member) | {"labels": dict(labels)})
+    read_registration(text, [member.model])
+    return text
+
+
+def read_registration(text: str, models: Collection[str]) -> Member:
+    """Return the member of a registration.
+
+    Args:
+      text: the registration.
+      models: known models; "" for the first one.
+
+    Raises:
+      ConfigError: it is not one, or servers cannot use it.
+    """
+    try:
+        found = msgspec.json.decode(text, type=Registration)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ConfigError(f"{text[:100]!r} is not a registration: {error}") from None
+    require_dialable(found.address)
+    if found.role not in (Role.PREFILL, Role.DECODE):
+        raise ConfigError(f"the role of {found.address} is {found.role.value}")
+    if found.model not in models:
+        raise ConfigError(f"the model of {found.address} is {found.model!r}, which is not here")
+    return Member(found.role, found.address, found.model)
