@@ -90,6 +90,7 @@ class PickNext:
         overload: Overload,
     ) -> None:
         self._routing = config.routing
+        self._zone = config.zone
         self._workers = workers
         self._queue = queue
         self._recovery = recovery
@@ -141,7 +142,7 @@ class PickNext:
             self._overload.kept_share(own, now),
             Band(own, self._queue.is_over_share(request)),
         )
-        return request.need._replace(kept_share=kept_share, band=band)
+        return request.need._replace(kept_share=kept_share, band=band, home_zone=self._zone)
 
     def _waits_for_isolation(self, need: Need, now: float) -> bool:
         """Return whether there is room for it unless it may crash workers."""

@@ -32,8 +32,7 @@ from ..contract.generation import Finished
 from . import outcome
 from .outcome import Outcome
 from .poison import CLEARING_TOKENS
-from .routing import BrokenPaths
-from .workers import BreakerState
+from .workers import BreakerState, BrokenPaths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence

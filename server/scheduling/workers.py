@@ -1,5 +1,5 @@
 """The server's view of one worker: liveness, circuit breaker, its attempts, and a guess of its
-prefix cache.
+prefix cache; and of the paths between two of them.
 
 The guess of the prefix cache follows from what was sent there. A worker evicts the least recently
 used blocks, and so does the guess. A wrong guess changes no answer: decode reports in GRANT what it
@@ -14,7 +14,7 @@ from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from transport.frames import Load
 from transport.liveness import PeerMonitor, PeerState
@@ -255,6 +255,18 @@ def ejected(pool: Sequence[T], breaker_of: Callable[[T], Breaker]) -> list[T]:
     return shut[: len(pool) // 2]
 
 
+class Site(NamedTuple):
+    """Where a worker runs, as its labels say.
+
+    Attributes:
+      zone: its zone; empty without one, which counts as a zone of its own.
+      pool: its pool; empty for the shared one.
+    """
+
+    zone: str = ""
+    pool: str = ""
+
+
 @dataclass(slots=True)
 class Share:
     """What one attempt uses on a worker.
@@ -291,6 +303,7 @@ class Worker:
       welcome: its last WELCOME; None before.
       peer_id: its current or last identity.
       fingerprint: its model, without adapters; empty before WELCOME.
+      site: where it runs.
       adapters: digests of its adapters.
       beat: its last heartbeat since it was greeted.
       busy_until: time until which it gets no lease requests, after it refused one.
@@ -316,6 +329,7 @@ class Worker:
         self.welcome: Welcome | None = None
         self.peer_id: PeerId | None = None
         self.fingerprint = ""
+        self.site = Site()
         self.adapters: frozenset[bytes] = frozenset()
         self.beat: WorkerHeartbeat | None = None
         self.busy_until = now
@@ -372,6 +386,8 @@ class Worker:
             self.prefixes.clear()
         self.welcome, self.peer_id = welcome, welcome.peer.peer_id
         self.fingerprint = without_mark(welcome.fingerprint)
+        labels = welcome.labels
+        self.site = Site(labels.get("zone", ""), labels.get("pool", ""))
         self.busy_until = now
         self.missing_since = None
         self.is_missed = False
@@ -460,3 +476,33 @@ class Worker:
         self.missing_since = now
         self.is_missed = True
         self.shares.clear()
+
+
+class BrokenPaths:
+    """Pairs of prefill and decode workers that cannot reach each other, although both answer this
+    server.
+
+    A partition between two workers shows as a transfer that is given up; neither worker is at
+    fault, so no breaker counts it. Entries are per pair of worker epochs and expire.
+    """
+
+    def __init__(self, config: RecoveryConfig) -> None:
+        self._avoid_s = config.path_avoid_s
+        self._until: dict[tuple[PeerId | None, PeerId | None], float] = {}
+
+    def __len__(self) -> int:
+        return len(self._until)
+
+    def broke(self, prefill: Worker, decode: Worker, now: float) -> None:
+        """Record that KV does not get from one to the other."""
+        self._until[prefill.peer_id, decode.peer_id] = now + self._avoid_s
+
+    def is_broken(self, prefill: Worker, decode: Worker, now: float) -> bool:
+        """Return whether other workers should be paired instead."""
+        until = self._until.get((prefill.peer_id, decode.peer_id))
+        return until is not None and now < until
+
+    def forget(self, now: float) -> None:
+        """Drop expired entries."""
+        for path in [path for path, until in self._until.items() if until <= now]:
+            del self._until[path]

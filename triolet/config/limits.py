@@ -16,6 +16,8 @@ Positive: TypeAlias = Annotated[float, Meta(gt=0)]
 NotNegative: TypeAlias = Annotated[float, Meta(ge=0)]
 Share: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
 ShareOrZero: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+LabelText: TypeAlias = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._-]{0,63}\Z")]
+"""A label's value, as Kubernetes allows it, or nothing."""
 
 
 def require(is_allowed: bool, name: str, value: object, allowed: str) -> None:

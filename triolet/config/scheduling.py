@@ -121,6 +121,11 @@ class RoutingConfig:
     them alongside. Shorter prompts finish in turn; otherwise later ones would overtake them by
     their tenants' shares."""
 
+    cross_zone_penalty_s: NotNegative = 0.5 * SECONDS
+    """Longest wait for a prefill worker in decode's zone that is better than one in another zone:
+    the KV of 2,000 tokens of a model with 8 billion parameters has 256 MiB, which a flow of 5
+    Gbit/s between zones carries in 0.4 s; its transfer is also charged by the byte."""
+
 
 @dataclass(frozen=True, slots=True)
 class QueueConfig:

@@ -14,7 +14,7 @@ from ..loopback import is_loopback
 from ..units import KIB, MIB, MILLISECONDS, SECONDS
 from .adapters import AdapterConfig  # noqa: TC001 (get_type_hints reads the annotations)
 from .auto import AutoConfig
-from .limits import Count, CountOrZero, NotNegative, Positive, require
+from .limits import Count, CountOrZero, LabelText, NotNegative, Positive, require
 from .link import LinkConfig
 from .models import ServedModelConfig  # noqa: TC001 (get_type_hints reads the annotations)
 from .parsers import ReasoningParser, ToolParser
@@ -360,6 +360,10 @@ class ServerConfig:
     usage: UsageConfig = field(default_factory=UsageConfig)
     grammar: GrammarConfig = field(default_factory=GrammarConfig)
     template: TemplateConfig = field(default_factory=TemplateConfig)
+    zone: LabelText = ""
+    """The server's zone, with the values of `worker.labels.zone`; empty for none. Of workers with
+    equally many streams those of this zone go first, and tenants that are bound to zones are
+    served only here if it is one of theirs."""
     curve_dir: str | None = None
     """Key directory (`triolet keys make`); required for any tcp address."""
     token_window: Count = 64

@@ -7,7 +7,8 @@ import pytest
 
 from server.scheduling.admission import FULL_RETRY_S, AdmissionLimits, refuse_unfit
 from server.scheduling.queue import FairQueue, num_crowding
-from server.scheduling.routing import BrokenPaths, Need, choose_pair, streams_on
+from server.scheduling.routing import Need, choose_pair, streams_on
+from server.scheduling.workers import BrokenPaths
 from transport.frames import Reserve
 from transport.liveness import PeerState
 from triolet.config import QueueConfig, RecoveryConfig
