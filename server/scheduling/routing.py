@@ -432,7 +432,8 @@ def choose_pair(
             """Return the tokens to compute until decode has the KV; failed workers are last."""
             tokens: float = worker.waiting_tokens + tokens_to_compute(worker, need)
             if is_across(worker, decode):
-                tokens += need.cross_zone_s * worker.load.prompt_tokens_per_s
+                rate = worker.load.prompt_tokens_per_s
+                tokens += need.cross_zone_s * rate if rate else math.inf
             return worker.address in need.shunned, tokens
 
         ranked = [
@@ -533,11 +534,11 @@ def needed_roles(config: RoutingConfig) -> tuple[Role, ...]:
 def _admitted(usable: list[Worker], role: Role, need: Need) -> list[Worker]:
     """Return the workers of a role that may get this request, whether or not they have room."""
     pool = [w for w in usable if w.role is role]
-    left_out = ejected(pool, lambda w: w.breaker)
+    left_out = ejected(pool)
     return [
         w
         for w in pool
-        if w not in left_out
+        if (w not in left_out or w.has_share_left)
         and need.fingerprint in ("", w.fingerprint)
         and (not need.adapter or need.adapter in w.adapters)
         and not (need.is_isolated and _has_isolated(w))

@@ -28,6 +28,7 @@ def world_of(*fakes: FakeDecode | FakePrefill) -> World:
     decodes = [f for f in fakes if isinstance(f, FakeDecode)]
     prefills = [f for f in fakes if isinstance(f, FakePrefill)]
     world = World(len(prefills), len(decodes), connect=False)
+    world.prefills, world.decodes = prefills, decodes
     ordered: list[FakeDecode | FakePrefill] = [*prefills, *decodes]
     for worker, fake in zip(world.workers, ordered, strict=True):
         world.of[worker] = fake

@@ -8,14 +8,17 @@ import pytest
 from msgspec.structs import replace
 
 from server.scheduling.routing import Need, choose_pair, choose_route
+from server.scheduling.status import Observer
 from server.scheduling.workers import BrokenPaths, PrefixChain
 from triolet.config import LocalPrefill, RecoveryConfig, RoutingConfig
 from triolet.ids import AttemptKey
 
-from .fakes import BLOCK_SIZE, FakeDecode, FakePrefill
+from .fakes import BLOCK_SIZE, FakeDecode, FakePrefill, make_request
 from .test_dispatch import world_of
 
 if TYPE_CHECKING:
+    from server.scheduling.workers import Worker
+
     from .world import World
 
 KEY = AttemptKey(b"x" * 16, 0)
@@ -103,3 +106,133 @@ def test_decode_computes_more_itself_if_kv_would_move_to_another_zone() -> None:
         assert route is not None
         local_tokens.append(route.local_tokens)
     assert local_tokens[0] < local_tokens[1]
+
+
+RECOVERY = RecoveryConfig()
+
+
+def two_zones(*zones: str) -> World:
+    """Return a world with a worker of each role in each zone."""
+    zones = zones or ("a", "b")
+    return world_of(
+        *(prefill(f"p-{zone}", zone) for zone in zones),
+        *(decode(f"d-{zone}", zone) for zone in zones),
+    )
+
+
+def workers_of(world: World, zone: str) -> list[Worker]:
+    return [worker for worker in world.workers if world.of[worker].name[2:] == zone]
+
+
+def silence(world: World, zone: str, cause: str = "silent", seconds: float = 2.0) -> None:
+    """Lose a zone's workers, and wait."""
+    for worker in workers_of(world, zone):
+        world.lose(worker, cause)
+    world.sweep(seconds)
+
+
+def shares(world: World, zone: str) -> set[float]:
+    return {round(worker.breaker.share, 9) for worker in workers_of(world, zone)}
+
+
+def return_(world: World, zone: str) -> None:
+    for worker in workers_of(world, zone):
+        world.greet(worker)
+    world.sweep()
+
+
+def test_a_zone_that_returns_gets_more_work_step_by_step() -> None:
+    world = two_zones()
+    silence(world, "a", seconds=1.9)
+    assert shares(world, "a") == {1.0}, "not silent for long enough"
+    world.sweep(0.1)
+    return_(world, "a")
+    seen = []
+    for _ in range(10):
+        seen += shares(world, "a")
+        world.sweep(RECOVERY.zone_return_s)
+    assert seen == [pytest.approx(n / 10) for n in range(1, 11)]
+    assert shares(world, "b") == {1.0}
+
+
+@pytest.mark.parametrize(("num_steps", "num_rows"), [(0, 1), (2, 3), (9, 8)])
+def test_a_returning_zone_gets_its_share_of_rows_and_the_other_zone_the_rest(
+    num_steps: int, num_rows: int
+) -> None:
+    world = two_zones()
+    silence(world, "a")
+    return_(world, "a")
+    world.sweep(num_steps * RECOVERY.zone_return_s)
+    for number in range(16):
+        world.submit(make_request(number))
+    counts = {zone: max(len(w.shares) for w in workers_of(world, zone)) for zone in ("a", "b")}
+    assert counts == {"a": num_rows, "b": 8}, "a share of eight rows, rounded up"
+    world.end()
+
+
+@pytest.mark.parametrize(
+    ("zones", "cause"),
+    [
+        pytest.param(("a", "b"), "farewell", id="it left in order"),
+        pytest.param(("a",), "silent", id="there is no other zone"),
+        pytest.param(("", "b"), "silent", id="the workers have no zone"),
+    ],
+)
+def test_zones_that_are_not_held_back(zones: tuple[str, ...], cause: str) -> None:
+    world = two_zones(*zones)
+    silence(world, zones[0], cause)
+    return_(world, zones[0])
+    assert shares(world, zones[0]) == {1.0}
+
+
+def test_a_zone_with_one_live_worker_is_not_evicted() -> None:
+    world = two_zones()
+    world.lose(workers_of(world, "a")[0], "silent")
+    world.sweep(5.0)
+    assert shares(world, "a") == {1.0}
+
+
+def test_a_zone_is_released_when_it_is_the_last_one() -> None:
+    world = two_zones()
+    silence(world, "a")
+    return_(world, "a")
+    silence(world, "b")
+    assert shares(world, "a") == {1.0}
+    return_(world, "b")
+    assert shares(world, "b") == {1.0}, "both were away at once"
+    silence(world, "b")
+    return_(world, "b")
+    assert shares(world, "b") == {0.1}
+
+
+def test_silence_during_its_return_starts_it_over() -> None:
+    world = two_zones()
+    silence(world, "a")
+    return_(world, "a")
+    world.sweep(3 * RECOVERY.zone_return_s)
+    assert shares(world, "a") == {0.4}
+    silence(world, "a", seconds=60.0)
+    return_(world, "a")
+    assert shares(world, "a") == {0.1}
+
+
+class Changes(Observer):
+    """Records changes of breakers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.states: list[tuple[str, str]] = []
+
+    def breaker_changed(self, worker: str, state: str) -> None:
+        self.states.append((worker, state))
+
+
+def test_each_change_of_a_zone_is_reported_once() -> None:
+    world, changes = two_zones(), Changes()
+    world.requests.recovery._zones._observer = changes
+    silence(world, "a", seconds=3.0)
+    world.sweep(1.0)
+    return_(world, "a")
+    for _ in range(12):
+        world.sweep(RECOVERY.zone_return_s)
+    assert changes.states == [("zone a", "open"), ("zone a", "half_open"), ("zone a", "closed")]
