@@ -1,4 +1,4 @@
-"""Service classes, and how one request is scheduled: tenant, class, weight and shares.
+"""Service classes, and how one request is scheduled: tenant, class, weight, shares and workers.
 
 Plain data that travels with each request from the edge to the queue and on to the workers.
 """
@@ -63,6 +63,48 @@ def rank_without_share(rank: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class Placement:
+    """The workers that a tenant's requests may use.
+
+    Attributes:
+      pools: names of its pools; empty for the shared one, which consists of the workers without a
+        pool.
+      has_overflow: its requests may use the shared pool if its own pools have no room.
+    """
+
+    pools: frozenset[str] = frozenset()
+    has_overflow: bool = False
+
+    def admits(self, zone: str, pool: str, *, is_overflow: bool = True) -> bool:
+        """Return whether a worker may be used.
+
+        Args:
+          zone: its zone.
+          pool: its pool.
+          is_overflow: whether the shared pool counts for a tenant with overflow.
+        """
+        del zone
+        if not self.pools or (not pool and is_overflow and self.has_overflow):
+            return not pool
+        return pool in self.pools
+
+    def meets(self, other: Placement) -> bool:
+        """Return whether some workers are, first of all, for both."""
+        return self.pools == other.pools or not self.pools.isdisjoint(other.pools)
+
+    def __str__(self) -> str:
+        """Return the words that follow "worker" in a message; empty for the shared pool."""
+        if not self.pools:
+            return ""
+        more = " or in the shared pool" if self.has_overflow else ""
+        return f" in the pool {' or '.join(sorted(self.pools))}{more}"
+
+
+ANYWHERE: Final = Placement()
+"""The shared pool, in any zone."""
+
+
+@dataclass(frozen=True, slots=True)
 class Scheduling:
     """How one request is scheduled.
 
@@ -73,6 +115,7 @@ class Scheduling:
       max_running: most sequences of the tenant on workers at once; None for no limit.
       kv_share: share of all decode blocks that the tenant may hold at once, above 0 and up to 1.
       cache_share: share of a worker's prefix cache for the tenant's KV, above 0 and up to 1.
+      placement: workers that it may use.
     """
 
     tenant: str = ""
@@ -81,6 +124,7 @@ class Scheduling:
     max_running: int | None = None
     kv_share: float = 1.0
     cache_share: float = 1.0
+    placement: Placement = ANYWHERE
 
     def priority(self, own: int) -> int:
         """Combine class and own priority into one number: lower is earlier, and the class decides

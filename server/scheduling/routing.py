@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from triolet.config import LocalPrefill
 from triolet.ids import Role
-from triolet.service_class import DEFAULT_BAND
+from triolet.service_class import ANYWHERE, DEFAULT_BAND
 
 from .workers import ejected
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from triolet.config import RoutingConfig
     from triolet.ids import AttemptKey
-    from triolet.service_class import Band
+    from triolet.service_class import Band, Placement
 
     from .workers import BrokenPaths, PrefixChain, Worker
 
@@ -195,6 +195,7 @@ class Need(NamedTuple):
       adapter: digest of its adapter; empty for the base model.
       cross_zone_s: wait that is better than moving its KV to another zone.
       home_zone: the server's zone; empty for none.
+      placement: workers that it may use.
     """
 
     prompt_tokens: int
@@ -212,6 +213,7 @@ class Need(NamedTuple):
     adapter: bytes = b""
     cross_zone_s: float = 0.0
     home_zone: str = ""
+    placement: Placement = ANYWHERE
 
 
 class Pair(NamedTuple):
@@ -257,7 +259,7 @@ def choose_route(
     """Return the route of a request; None if it must wait.
 
     Args:
-      workers: all workers.
+      workers: the workers that it may use.
       need: the request's needs.
       paths: pairs that cannot reach each other.
       config: which roles may compute prompts.

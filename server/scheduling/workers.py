@@ -21,7 +21,7 @@ from transport.liveness import PeerMonitor, PeerState
 from triolet.adapter_keys import without_mark
 from triolet.errors import LocalProtocolError
 from triolet.ids import Role
-from triolet.service_class import DEFAULT_BAND
+from triolet.service_class import ANYWHERE, DEFAULT_BAND
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from transport.frames import Capacity, Welcome, WorkerHeartbeat
     from triolet.config import LinkConfig, RecoveryConfig
     from triolet.ids import AttemptKey, PeerId
-    from triolet.service_class import Band
+    from triolet.service_class import Band, Placement
 
 
 class PrefixChain:
@@ -514,6 +514,26 @@ class Worker:
         self.missing_since = now
         self.is_missed = True
         self.shares.clear()
+
+
+def eligible(
+    workers: Iterable[Worker], placement: Placement, *, is_overflow: bool = True
+) -> list[Worker]:
+    """Return the workers that a request may use, whether or not they are connected. Those that were
+    not greeted yet may turn out to be.
+
+    Args:
+      workers: all workers.
+      placement: of the request's tenant.
+      is_overflow: include the shared pool for a tenant with overflow.
+    """
+    if placement is ANYWHERE:
+        return [worker for worker in workers if not worker.site.pool]
+    return [
+        worker
+        for worker in workers
+        if worker.welcome is None or placement.admits(*worker.site, is_overflow=is_overflow)
+    ]
 
 
 class BrokenPaths:

@@ -376,9 +376,9 @@ class ServerConfig:
     default_deadline_s: float = 600.0 * SECONDS
     """Deadline of requests that set none: nothing may live forever."""
     max_queued_requests: CountOrZero = 1024
-    """Waiting requests of a class and those above it: a flood of lower classes takes none of these
-    places. When they are full, a tenant below its part by weight still gets a place. About 8 KiB
-    each plus their prompt."""
+    """Waiting requests of a class and those above it, for each pool of workers: a flood of lower
+    classes takes none of these places. When they are full, a tenant below its part by weight still
+    gets a place. About 8 KiB each plus their prompt."""
     worker_wait_s: float = 30.0 * SECONDS
     """How long requests are kept while no worker of a role is there: a restart, including loading
     the model. After that they are refused with 503."""

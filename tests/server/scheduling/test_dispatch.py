@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from server.scheduling.admission import FULL_RETRY_S, AdmissionLimits, refuse_unfit
-from server.scheduling.queue import FairQueue, num_crowding
+from server.scheduling.admission import FULL_RETRY_S, AdmissionLimits, num_crowding, refuse_unfit
+from server.scheduling.queue import FairQueue
 from server.scheduling.routing import Need, choose_pair, streams_on
 from server.scheduling.workers import BrokenPaths
 from transport.frames import Reserve
