@@ -67,11 +67,13 @@ class Placement:
     """The workers that a tenant's requests may use.
 
     Attributes:
+      zones: zones that its data must not leave; empty for any.
       pools: names of its pools; empty for the shared one, which consists of the workers without a
         pool.
       has_overflow: its requests may use the shared pool if its own pools have no room.
     """
 
+    zones: frozenset[str] = frozenset()
     pools: frozenset[str] = frozenset()
     has_overflow: bool = False
 
@@ -83,21 +85,32 @@ class Placement:
           pool: its pool.
           is_overflow: whether the shared pool counts for a tenant with overflow.
         """
-        del zone
+        if self.zones and zone not in self.zones:
+            return False
         if not self.pools or (not pool and is_overflow and self.has_overflow):
             return not pool
         return pool in self.pools
 
     def meets(self, other: Placement) -> bool:
         """Return whether some workers are, first of all, for both."""
+        if self.zones and other.zones and self.zones.isdisjoint(other.zones):
+            return False
         return self.pools == other.pools or not self.pools.isdisjoint(other.pools)
 
+    def is_within(self, other: Placement) -> bool:
+        """Return whether its zones are all allowed by another placement."""
+        return not other.zones or (bool(self.zones) and self.zones <= other.zones)
+
     def __str__(self) -> str:
-        """Return the words that follow "worker" in a message; empty for the shared pool."""
-        if not self.pools:
-            return ""
-        more = " or in the shared pool" if self.has_overflow else ""
-        return f" in the pool {' or '.join(sorted(self.pools))}{more}"
+        """Return the words that follow "worker" in a message; empty without restrictions."""
+        where = f" in the pool {_choice(self.pools)}" if self.pools else ""
+        if self.has_overflow:
+            where += " or in the shared pool"
+        return f"{where} in the zone {_choice(self.zones)}" if self.zones else where
+
+
+def _choice(names: frozenset[str]) -> str:
+    return " or ".join(sorted(names))
 
 
 ANYWHERE: Final = Placement()

@@ -115,7 +115,7 @@ def test_secrets_differ_between_tenants_and_stay_when_others_come() -> None:
         ),
         (
             SECRET + "[tenants.a]\nzzz = 1",
-            "known are auto, disabled, keys, overflow, plan, pools, role",
+            "known are auto, disabled, keys, overflow, plan, pools, role, zones",
         ),
         (SECRET + "[tenants.a]\nauto = []", "auto is '[]'; must be a list of 1 to 16 different"),
         (SECRET + "[tenants.a]\nauto = ['x', 'x']", "must be a list of 1 to 16 different models"),
@@ -171,6 +171,7 @@ def test_what_is_wrong_is_named(text: str, words: str) -> None:
         ("pools", "['a', 'a']"),
         ("pools", "['a b']"),
         ("overflow", "1"),
+        ("zones", "['eu', 'eu']"),
     ],
 )
 def test_a_value_out_of_its_range_is_refused_by_its_name(field: str, value: str) -> None:
@@ -207,7 +208,7 @@ def test_a_number_that_is_too_large_is_refused_like_any_other(table: str, words:
         read(f"{SECRET}[tenants.a]\n{table}")
 
 
-def test_a_tenant_has_the_pools_of_its_plan_unless_it_names_its_own() -> None:
+def test_a_tenant_has_the_pools_and_zones_of_its_plan_unless_it_names_its_own() -> None:
     tenants = read(
         SECRET
         + """
@@ -219,10 +220,13 @@ def test_a_tenant_has_the_pools_of_its_plan_unless_it_names_its_own() -> None:
         [tenants.b]
         plan = "gold"
         pools = ["b"]
+        zones = ["eu"]
         overflow = false
         [tenants.c]
         """
     ).by_name
-    assert tenants["a"].placement == Placement(frozenset({"gold", "silver"}), has_overflow=True)
-    assert tenants["b"].placement == Placement(frozenset({"b"}))
+    assert tenants["a"].placement == Placement(
+        pools=frozenset({"gold", "silver"}), has_overflow=True
+    )
+    assert tenants["b"].placement == Placement(frozenset({"eu"}), frozenset({"b"}))
     assert tenants["c"].placement is ANYWHERE

@@ -40,7 +40,7 @@ MAX_TENANTS: Final = 10_000
 MAX_KEYS: Final = 16
 """Keys of one tenant: present ones and those being replaced."""
 MAX_LABELS: Final = 64
-"""Pools of one plan or tenant."""
+"""Pools, or zones, of one plan or tenant."""
 MAX_NUMBER: Final = 1e15
 """Above this a float cannot represent every whole number."""
 MAX_PRICE: Final = 1_000_000_000
@@ -118,14 +118,13 @@ def _tenant(name: str, table: object, plans: Mapping[str, Plan], secret: bytes) 
             f"{where} plan is {plan_name!r}, which is not one of {', '.join(sorted(plans))}"
         )
     plan = plans[plan_name]
-    placement = Placement(
-        pools=frozenset(found.pop("pools", plan.pools)),
-        has_overflow=found.pop("overflow", plan.overflow),
-    )
+    pools = frozenset(found.pop("pools", plan.pools))
+    has_overflow = found.pop("overflow", plan.overflow) and bool(pools)
+    placement = Placement(frozenset(found.pop("zones", plan.zones)), pools, has_overflow)
     return Tenant(
         name=name,
         plan=plan,
-        placement=placement if placement.pools else ANYWHERE,
+        placement=ANYWHERE if placement == ANYWHERE else placement,
         is_disabled=found.pop("disabled", False),
         secret=hmac.digest(secret, name.encode(), "sha256"),
         **found,
@@ -263,6 +262,7 @@ _LABELS: Final = (
 _PLACES: Final[Mapping[str, Field]] = {
     "pools": _LABELS,
     "overflow": (_typed(bool), "true or false"),
+    "zones": _LABELS,
 }
 _PLAN_FIELDS: Final[Mapping[str, Field]] = {
     "weight": (_typed(_Positive), "a number above 0"),

@@ -53,6 +53,7 @@ class Plan:
       budget_alerts: shares of the budget at which an alert is logged and counted.
       pools: pools of workers for its requests; empty for the shared one.
       overflow: its requests may use the shared pool if these have no room.
+      zones: zones that its data must not leave; empty for any.
     """
 
     name: str = "default"
@@ -74,6 +75,7 @@ class Plan:
     budget_alerts: tuple[float, ...] = (0.5, 0.8, 1.0)
     pools: tuple[str, ...] = ()
     overflow: bool = False
+    zones: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

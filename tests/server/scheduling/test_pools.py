@@ -17,8 +17,8 @@ from .test_dispatch import world_of
 from .test_fair_queue import CONFIG, place
 from .world import Reader, World
 
-ACME = Placement(frozenset({"acme"}))
-OVERFLOW = Placement(frozenset({"acme"}), has_overflow=True)
+ACME = Placement(pools=frozenset({"acme"}))
+OVERFLOW = replace(ACME, has_overflow=True)
 ROWS = 2
 
 
