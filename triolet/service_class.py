@@ -103,14 +103,10 @@ class Placement:
 
     def __str__(self) -> str:
         """Return the words that follow "worker" in a message; empty without restrictions."""
-        where = f" in the pool {_choice(self.pools)}" if self.pools else ""
+        where = f" in the pool {' or '.join(sorted(self.pools))}" if self.pools else ""
         if self.has_overflow:
             where += " or in the shared pool"
-        return f"{where} in the zone {_choice(self.zones)}" if self.zones else where
-
-
-def _choice(names: frozenset[str]) -> str:
-    return " or ".join(sorted(names))
+        return f"{where} in the zone {' or '.join(sorted(self.zones))}" if self.zones else where
 
 
 ANYWHERE: Final = Placement()

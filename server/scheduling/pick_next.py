@@ -41,6 +41,8 @@ def fork_route(request: Request, now: float) -> Route | None:
     decode = origin.pair.decode
     if not decode.is_usable or request.fingerprint not in ("", decode.fingerprint):
         return None
+    if not request.spec.scheduling.placement.admits(*decode.site):
+        return None
     route = Route(Pair(decode, decode), 1, (Why.FORK, Why.FORK), origin.key)
     need = need_on(route, request.need)
     if request.poison.isolated or not has_room(decode, need, now):
@@ -156,7 +158,9 @@ class PickNext:
             self._overload.kept_share(own, now),
             Band(own, self._queue.is_over_share(request)),
         )
-        return request.need._replace(kept_share=kept_share, band=band, home_zone=self._zone)
+        return request.need._replace(
+            kept_share=kept_share, band=band, home_zone=self._zone, claimed=self._claimed
+        )
 
     def _waits_for_isolation(self, need: Need, now: float) -> bool:
         """Return whether there is room for it unless it may crash workers."""
@@ -167,8 +171,6 @@ class PickNext:
         paths, routing = self._recovery.paths, self._routing
         for is_overflow in (False, True):
             workers = eligible(self._workers, need.placement, is_overflow=is_overflow)
-            if self._claimed:
-                workers = [worker for worker in workers if worker not in self._claimed]
             route = choose_route(workers, need, paths, routing, self._handover_s, now)
             if route is not None or not need.placement.has_overflow:
                 return route

@@ -33,7 +33,7 @@ from triolet.service_class import ANYWHERE, DEFAULT_BAND
 from .workers import ejected
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Set
 
     from triolet.config import RoutingConfig
     from triolet.ids import AttemptKey
@@ -196,6 +196,7 @@ class Need(NamedTuple):
       cross_zone_s: wait that is better than moving its KV to another zone.
       home_zone: the server's zone; empty for none.
       placement: workers that it may use.
+      claimed: of these, workers that a request ahead of it waits for.
     """
 
     prompt_tokens: int
@@ -214,6 +215,7 @@ class Need(NamedTuple):
     cross_zone_s: float = 0.0
     home_zone: str = ""
     placement: Placement = ANYWHERE
+    claimed: Set[Worker] = frozenset()
 
 
 class Pair(NamedTuple):
@@ -541,6 +543,7 @@ def _admitted(usable: list[Worker], role: Role, need: Need) -> list[Worker]:
         w
         for w in pool
         if (w not in left_out or w.has_share_left)
+        and w not in need.claimed
         and need.fingerprint in ("", w.fingerprint)
         and (not need.adapter or need.adapter in w.adapters)
         and not (need.is_isolated and _has_isolated(w))

@@ -168,10 +168,9 @@ def test_what_is_wrong_is_named(text: str, words: str) -> None:
         ("budget_alerts", "0.5"),
         ("pools", "'a'"),
         ("pools", "['']"),
-        ("pools", "['a', 'a']"),
         ("pools", "['a b']"),
         ("overflow", "1"),
-        ("zones", "['eu', 'eu']"),
+        ("zones", f"{['eu'] * 65}"),
     ],
 )
 def test_a_value_out_of_its_range_is_refused_by_its_name(field: str, value: str) -> None:

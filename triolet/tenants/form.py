@@ -232,14 +232,8 @@ def _ladder(value: object) -> tuple[str, ...]:
     return names
 
 
-def _labels(value: object) -> tuple[str, ...]:
-    names = msgspec.convert(value, list[LabelText])
-    if len(names) > MAX_LABELS or len(set(names)) != len(names) or "" in names:
-        raise ValueError
-    return tuple(names)
-
-
 _Positive = Annotated[float, Meta(gt=0, le=MAX_NUMBER)]
+_Label = Annotated[LabelText, Meta(min_length=1)]
 _Words = Annotated[list[str], Meta(min_length=1)]
 _Digest = Annotated[str, Meta(pattern=rf"\A{DIGEST_PREFIX}[0-9a-f]{{64}}\Z")]
 _KeyList = Annotated[list[_Digest | _KeyTable], Meta(max_length=MAX_KEYS)]
@@ -256,8 +250,8 @@ _PRICE: Final = (
     f"a number from 0 to {MAX_PRICE:,}",
 )
 _LABELS: Final = (
-    _labels,
-    f"a list of up to {MAX_LABELS} different names of up to 63 letters, digits, -, _ and .",
+    _typed(Annotated[tuple[_Label, ...], Meta(max_length=MAX_LABELS)]),
+    f"a list of up to {MAX_LABELS} names of 1 to 63 letters, digits, -, _ and .",
 )
 _PLACES: Final[Mapping[str, Field]] = {
     "pools": _LABELS,

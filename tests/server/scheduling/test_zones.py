@@ -12,6 +12,7 @@ from server.scheduling.status import Observer
 from server.scheduling.workers import BrokenPaths, PrefixChain
 from triolet.config import LocalPrefill, RecoveryConfig, RoutingConfig
 from triolet.ids import AttemptKey
+from triolet.service_class import Placement, Scheduling
 
 from .fakes import BLOCK_SIZE, FakeDecode, FakePrefill, make_request
 from .test_dispatch import world_of
@@ -236,3 +237,16 @@ def test_each_change_of_a_zone_is_reported_once() -> None:
     for _ in range(12):
         world.sweep(RECOVERY.zone_return_s)
     assert changes.states == [("zone a", "open"), ("zone a", "half_open"), ("zone a", "closed")]
+
+
+def test_a_zone_is_held_back_also_while_a_bound_request_waits_for_the_other() -> None:
+    world = two_zones()
+    silence(world, "a")
+    return_(world, "a")
+    bound = Scheduling("bound", placement=Placement(frozenset({"b"})))
+    for number in range(12):
+        world.submit(make_request(number, scheduling=bound))
+    for number in range(20, 24):
+        world.submit(make_request(number))
+    assert len(workers_of(world, "a")[1].shares) == 1
+    world.end()
