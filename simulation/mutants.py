@@ -59,7 +59,7 @@ MUTANTS: Final = (
     Mutant(("zone shares",), 200),
     Mutant(("epochs", "tombstones"), 100),
     Mutant(("epochs", "greetings", "broken links"), 200),
-    Mutant(("epochs", "self-fence"), 100),
+    Mutant(("epochs", "self-fence"), 250),
     Mutant(("tombstones", "renewal by name"), 200),
     Mutant(("END", "renewal by name"), 30),
     Mutant(("self-fence", "lease expiry"), 60),
