@@ -62,8 +62,7 @@ def rank_without_share(rank: int) -> int:
     return rank - SHARE_STEP * band_of(rank).is_over_share
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """The workers that a tenant's requests may use.
 
     Attributes:

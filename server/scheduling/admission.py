@@ -208,11 +208,12 @@ class Admission:
     def _check_texts(self, requests: tuple[GenerationRequest, ...], now: float) -> None:
         """Raise for a completion that cannot run, or for which the queue has no room."""
         placement = requests[0].scheduling.placement
-        limits = limits_of(eligible(self._workers, placement), self._table.text.max_model_len)
+        workers = eligible(self._workers, placement)
+        limits = limits_of(workers, self._table.text.max_model_len)
         roles, most = needed_roles(self._config.routing), self._config.max_queued_requests
         for request in requests:
             refuse_unfit(request, limits)
-            self._check_workers(roles, placement, request.deadline_s, now)
+            self._check_workers(workers, roles, placement, request.deadline_s, now)
             # The queue takes memory, however quickly it drains.
             if num_queued := num_crowding(self._queue, request.scheduling, len(requests), most):
                 raise crowded_out(f"{num_queued} requests wait already", FULL_RETRY_S)
@@ -231,18 +232,22 @@ class Admission:
                     "context_length_exceeded",
                 )
         within_s = min((request.deadline_s for request in requests), default=0.0)
-        self._check_workers((Role.PREFILL,), placement, within_s, now)
+        self._check_workers(workers, (Role.PREFILL,), placement, within_s, now)
         most = self._config.embedding.max_waiting_inputs
         for scheduling in {request.scheduling for request in requests}:
             if num_waiting := num_crowding(self._inputs, scheduling, len(requests), most):
                 raise crowded_out(f"{num_waiting} inputs wait already", FULL_INPUTS_RETRY_S)
 
     def _check_workers(
-        self, roles: Collection[Role], placement: Placement, within_s: float, now: float
+        self,
+        workers: Collection[Worker],
+        roles: Collection[Role],
+        placement: Placement,
+        within_s: float,
+        now: float,
     ) -> None:
         if self.presence.is_idle:
             self.presence.note_use()
-        workers = eligible(self._workers, placement)
         is_away = missing_role(workers, roles, 0.0, now) is not None
         if is_away and self.presence.require(within_s, now):
             return
@@ -278,7 +283,7 @@ class Admission:
 
     def _scaled(self, tokens: float, placement: Placement) -> float:
         """Return how many tokens all workers compute while those of a placement compute these."""
-        workers = eligible(self._workers, placement)
+        workers = eligible(self._workers, placement) if tokens else self._workers
         if len(workers) == len(self._workers):
             return tokens
         own, whole = _capacity(workers).tokens_per_s, _capacity(self._workers).tokens_per_s

@@ -18,7 +18,7 @@ from .test_fair_queue import CONFIG, place
 from .world import Reader, World
 
 ACME = Placement(pools=frozenset({"acme"}))
-OVERFLOW = replace(ACME, has_overflow=True)
+OVERFLOW = ACME._replace(has_overflow=True)
 ROWS = 2
 
 
