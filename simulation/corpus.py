@@ -27,6 +27,7 @@ CORPUS: Final[dict[int, str]] = {
     368743073: "a prompt that came to a wedged worker was taken for what had wedged it",
     1277: "the only worker, still wedged, got a request again, which was taken for the cause",
     2464: "another completion of a prompt came after that had been quarantined",
+    82: "a returning zone got everything while a request waited for the other zone",
     # Prompts on rare routes: to decode because there is no prefill worker, and not to decode
     # because they may have killed a worker.
     **dict.fromkeys((26, 173, 310, 449), "no prefill worker is left for a while"),
