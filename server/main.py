@@ -264,7 +264,7 @@ def _tenancy(
             require_tenant_ladders(tenants, config.auto, models, file)
 
         tenant_file = TenantFile(config.tenants.file, config.tenants, check)
-        tenancy = tenant_file.open(left_out)
+        tenancy = tenant_file.open(left_out, config.zone)
     metrics.tenants.watch(lambda: tenancy.report)
     return tenancy, tenant_file
 

@@ -59,6 +59,8 @@ class Checker:
                     self._report(f"{server}: {error}")
                 live = server.fleet._requests.table
                 server.charges[-1].check(one.spec.request_id for one in live)
+                assert server.routes is not None
+                server.routes.look()
                 deaths = {life for one in live for life in one.poison.deaths}
                 for dead in [one for one in deaths if any(is_process(one) for is_process in lives)]:
                     self._report(f"{server} considers {dead} dead, but its process lives")

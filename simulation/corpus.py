@@ -27,6 +27,7 @@ CORPUS: Final[dict[int, str]] = {
     368743073: "a prompt sent to a wedged worker was blamed for wedging it",
     1277: "the only worker, still wedged, got a request, which was blamed",
     2464: "another completion of a prompt came after its quarantine",
+    82: "a returning zone got everything while a request waited for the other zone",
     # Prompts on rare routes: to decode because there is no prefill worker, and not to decode
     # because they are suspected of a crash.
     **dict.fromkeys((26, 173, 310, 449), "no prefill worker is left for a while"),

@@ -26,6 +26,7 @@ from triolet.units import MILLISECONDS, SECONDS
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Sequence
 
     from transport.frames import AttemptFrame
 
@@ -53,6 +54,7 @@ class Fault(StrEnum):
     STALL = "stalled client"
     SERVER_CRASH = "server crash"
     SERVER_FREEZE = "server freeze"
+    ZONE = "zone loss"  # all workers of a zone stop, and return one after another
 
 
 TIMED: Final = (
@@ -69,6 +71,9 @@ TIMED: Final = (
     Fault.SERVER_FREEZE,
 )
 """Faults that the injector causes at random times."""
+
+DRAWN: Final = tuple(fault for fault in Fault if fault is not Fault.ZONE)
+"""Faults that are drawn together; a zone needs zones."""
 
 HARMLESS: Final = frozenset(
     {
@@ -142,6 +147,36 @@ def draw_loss(rng: random.Random) -> Loss:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class ZoneLoss:
+    """A zone whose workers all stop.
+
+    Attributes:
+      zone: its name.
+      begins_s: time until then.
+      silent_s: time until its first worker continues.
+      apart_s: time between two workers.
+      is_death: they die instead of stopping.
+    """
+
+    zone: str
+    begins_s: float
+    silent_s: float
+    apart_s: float
+    is_death: bool
+
+
+def draw_zone_loss(rng: random.Random, zones: Sequence[str]) -> ZoneLoss:
+    """Draw the zone that falls silent, for how long, and how it returns."""
+    return ZoneLoss(
+        rng.choice(zones),
+        rng.uniform(0.5, 3.0),
+        rng.uniform(2.2, 4.0),
+        rng.choice((0.0, 0.3, 1.5)),
+        rng.random() < 0.5,
+    )
+
+
 @dataclass(slots=True)
 class FaultPlan:
     """The faults of one seed.
@@ -153,6 +188,7 @@ class FaultPlan:
       once: fault that the injector causes once, or None.
       is_mild: whether every client that stays must get its answer.
       loss: a single lost frame instead, or None.
+      zone_loss: the zone that falls silent, or None.
     """
 
     enabled: frozenset[Fault]
@@ -161,6 +197,7 @@ class FaultPlan:
     once: Fault | None = None
     is_mild: bool = False
     loss: Loss | None = None
+    zone_loss: ZoneLoss | None = None
 
     @property
     def latest_s(self) -> float:
@@ -172,7 +209,7 @@ class FaultPlan:
 
 def draw_plan(rng: random.Random) -> FaultPlan:
     """Draw a seed's faults."""
-    enabled = frozenset(fault for fault in Fault if rng.random() < SHARE_ENABLED)
+    enabled = frozenset(fault for fault in DRAWN if rng.random() < SHARE_ENABLED)
     once, is_mild = None, rng.random() < SHARE_MILD
     if is_mild:
         once = rng.choice((None, *SINGLE))

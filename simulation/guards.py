@@ -15,6 +15,7 @@ import trio
 import decode.assembly
 import server.scheduling.attempt
 import server.scheduling.frames
+import server.scheduling.routing
 from decode.intake import KvIntake
 from decode.speculation import GuessTurn
 from engine.block_ledger import BlockLedger
@@ -24,14 +25,17 @@ from prefill.shipper import PeerSender
 from server.scheduling.attempt import Attempts
 from server.scheduling.frames import Finish
 from server.scheduling.poison import PoisonDetector
+from server.scheduling.recovery import ZoneBreakers
 from server.scheduling.request import Step
 from server.scheduling.requests import Requests
+from server.scheduling.workers import Worker
 from transport.frames import EndReason, Peer
 from transport.gate import Credential
 from transport.lease import LeaseTable
 from transport.liveness import PeerMonitor, SelfFence
 from transport.memory_network import MemoryConnection, MemoryListener
 from triolet.ids import PeerId, Role
+from triolet.service_class import Placement
 from worker.attempt_table import AttemptTable
 from worker.server_sessions import PeerTable, _Known
 
@@ -42,7 +46,6 @@ if TYPE_CHECKING:
     from engine.prefix_cache import Leased
     from server.scheduling.frames import Change
     from server.scheduling.request import Attempt, Request
-    from server.scheduling.workers import Worker
     from transport.frames import Grant, KvChunk, KvTarget, TokenRow, Welcome
     from transport.memory_pipe import Pipe
     from triolet.ids import AttemptKey
@@ -327,6 +330,32 @@ def right_guesses() -> list[Exchange]:
     return [Exchange(GuessTurn, "holds", lambda turn, index, token_id: index < len(turn.guesses))]
 
 
+def bound_zones() -> list[Exchange]:
+    """A tenant's zones are ignored."""
+    return [Exchange(Placement, "admits", lambda *_, **__: True)]
+
+
+def half_of_a_pool() -> list[Exchange]:
+    """Breakers and zones may leave out every worker."""
+    return [
+        Exchange(
+            server.scheduling.routing,
+            "ejected",
+            lambda pool: [one for one in pool if not one.breaker.is_whole],
+        )
+    ]
+
+
+def zone_breakers() -> list[Exchange]:
+    """A zone that was silent gets all of its work at once."""
+    return [Exchange(ZoneBreakers, "advance", lambda _, now: None)]
+
+
+def zone_shares() -> list[Exchange]:
+    """A zone that returns is not confined to its share."""
+    return [Exchange(Worker, "has_share_left", property(lambda one: one.breaker.is_admitting))]
+
+
 GUARDS: Final[dict[str, Callable[[], list[Exchange]]]] = {
     "lease expiry": lease_expiry,
     "digest": digest,
@@ -348,6 +377,10 @@ GUARDS: Final[dict[str, Callable[[], list[Exchange]]]] = {
     "tokens of a hit": tokens_of_a_hit,
     "finished KV": finished_kv,
     "right guesses": right_guesses,
+    "bound zones": bound_zones,
+    "half of a pool": half_of_a_pool,
+    "zone breakers": zone_breakers,
+    "zone shares": zone_shares,
 }
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Awaitable, Callable
 
-    from .faults import FaultPlan, Loss
+    from .faults import FaultPlan, Loss, ZoneLoss
     from .process import Process
     from .roles import WorkerProcess
     from .world import World
@@ -65,6 +65,8 @@ class Injector:
                         nursery.start_soon(self._inject_once, self._plan.once, seconds)
                     if self._plan.loss is not None:
                         nursery.start_soon(self._lose, self._plan.loss)
+                    if self._plan.zone_loss is not None:
+                        nursery.start_soon(self._lose_zone, self._plan.zone_loss)
                     while True:
                         await trio.sleep(self._rng.expovariate(1 / self._plan.every_s))
                         if self._timed:
@@ -86,6 +88,20 @@ class Injector:
             victim = processes[loss.victim % len(processes)]
             fault = Fault.SERVER_FREEZE if victim.role is Role.SERVER else Fault.FREEZE
             await self._stop(fault, victim if victim.is_running else None, loss.stops_s)
+
+    async def _lose_zone(self, loss: ZoneLoss) -> None:
+        await trio.sleep(loss.begins_s)
+        self._tell(Fault.ZONE, loss)
+        members = [one for one in self._world.workers if one.zone == loss.zone]
+        async with trio.open_nursery() as nursery:
+            for number, worker in enumerate(members):
+                seconds = loss.silent_s + number * loss.apart_s
+                if loss.is_death:
+                    worker.restart_s = seconds
+                    worker.kill()
+                    self._happened[Fault.ZONE] += 1
+                else:
+                    nursery.start_soon(self._stop, Fault.ZONE, worker, seconds)
 
     def heal(self) -> None:
         """Undo all faults, and continue all stopped processes."""
@@ -110,7 +126,7 @@ class Injector:
         return self._rng.choice(running) if running else None
 
     async def _partition(self, *, is_one_way: bool = False) -> None:
-        one, other = self._pair()
+        one, other = _connected(self._world, self._rng)
         ways = ((one, other), (other, one))
         if is_one_way:
             await self._cut(Fault.ONE_WAY, {self._rng.choice(ways)})
@@ -126,18 +142,6 @@ class Injector:
         finally:
             partitions -= ways
             self._world.note(f"healed {sorted(ways)}")
-
-    def _pair(self) -> tuple[str, str]:
-        """Return two connected processes."""
-        rng, world = self._rng, self._world
-        names = {
-            role: [worker.name for worker in world.workers if worker.role is role]
-            for role in (Role.PREFILL, Role.DECODE)
-        }
-        bound = rng.choice(names[Role.DECODE])
-        if rng.random() < 0.5:
-            return rng.choice(names[Role.PREFILL]), bound
-        return rng.choice(world.servers).name, rng.choice([bound, *names[Role.PREFILL]])
 
     async def _crash(self) -> None:
         victim = self._victim()
@@ -214,3 +218,15 @@ class Injector:
         server.use(others)
         await trio.sleep(self._rng.uniform(0.2, 4.0))
         server.use(self._world.workers)
+
+
+def _connected(world: World, rng: random.Random) -> tuple[str, str]:
+    """Draw two connected processes."""
+    names = {
+        role: [worker.name for worker in world.workers if worker.role is role]
+        for role in (Role.PREFILL, Role.DECODE)
+    }
+    bound = rng.choice(names[Role.DECODE])
+    if rng.random() < 0.5:
+        return rng.choice(names[Role.PREFILL]), bound
+    return rng.choice(world.servers).name, rng.choice([bound, *names[Role.PREFILL]])

@@ -1,6 +1,7 @@
-"""Check that a worker writes KV and runs steps only for the current owner of the blocks.
+"""Check that a worker writes KV and runs steps only for the current owner of the blocks, and that
+servers begin attempts only on workers that requests may use.
 
-The product enforces ownership; this check does not rely on its tables.
+The product enforces ownership and zones; these checks do not rely on its tables.
 """
 
 from __future__ import annotations
@@ -8,19 +9,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from decode.core import DecodeCore
+from server.scheduling.routing import Need, _admitted
 from transport.frames import KvChunk
+from triolet.ids import Role
 from triolet.units import MILLISECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from prefill.core import PrefillCore
+    from server.scheduling.links import Links
+    from server.scheduling.request import Request
+    from server.scheduling.routing import Route
+    from server.scheduling.workers import Worker
     from transport.frames import AnyFrame
-    from triolet.config import LinkConfig
+    from triolet.config import ServerConfig
     from triolet.ids import AttemptKey
     from worker.attempt_table import TableMember
 
-    from .process import Process
+    from .process import Process, Surroundings
 
 SLACK_S: Final = 50 * MILLISECONDS
 
@@ -31,21 +38,24 @@ class Overseer:
     Args:
       process: process of the worker, with the time for which it was stopped.
       core: its state machine.
-      link: config with the lifetimes of leases.
-      report: called with a description of each violation.
+      around: state shared by all processes: lifetimes, zones, and the record of violations.
+      zone: the worker's zone.
     """
 
     def __init__(
         self,
         process: Process,
         core: PrefillCore | DecodeCore,
-        link: LinkConfig,
-        report: Callable[[str], None],
+        around: Surroundings,
+        *,
+        zone: str,
     ) -> None:
         self._process = process
         self._core = core
-        self._link = link
-        self._report = report
+        self._link = around.link
+        self._report = around.report
+        self._zones_of = around.zones_of
+        self._zone = zone
         self._watch_leases()
         if isinstance(core, DecodeCore):
             self._watch_kv(core)
@@ -61,6 +71,9 @@ class Overseer:
         seen_at: dict[AttemptKey, float] = {}  # kept as long as tombstones
 
         def add_once(attempt: TableMember, now: float, remaining_s: float) -> None:
+            zones = self._zones_of(attempt.key.request_id)
+            if zones and self._zone not in zones:
+                self._report(f"{self._process} got {attempt.key}, which is bound to {set(zones)}")
             if attempt.key in seen_at:
                 self._report(f"{self._process} leased {attempt.key} for the second time")
             seen_at[attempt.key] = now
@@ -112,3 +125,80 @@ class Overseer:
         if was_just_stopped and stopped_s <= self._link.lease_ttl_s:
             return patience_s + stopped_s
         return patience_s
+
+
+class RouteOverseer:
+    """Watches one life of a server: which workers it leaves out, and how much a zone gets that has
+    just returned.
+
+    Args:
+      name: of the server.
+      fleet: its links.
+      config: its settings.
+      report: called with a sentence for everything that must not happen.
+    """
+
+    def __init__(
+        self, name: str, fleet: Links, config: ServerConfig, report: Callable[[str], None]
+    ) -> None:
+        self._name = name
+        self._workers: Sequence[Worker] = fleet._workers
+        self._recovery = config.recovery
+        self._report = report
+        # Zones that were silent for long enough, and since when they answer again.
+        self._back_at: dict[str, float | None] = {}
+        attempts, recovery = fleet._requests._attempts, fleet._requests.recovery
+        begin, sweep = attempts._begin, recovery.sweep
+
+        def begin_watched(
+            request: Request, route: Route, now: float, *, is_over_share: bool
+        ) -> None:
+            is_free = not request.is_input and not request.spec.scheduling.placement.zones
+            if is_free and route.fork_of is None:
+                self._check_share(route.pair.decode, now)
+            begin(request, route, now, is_over_share=is_over_share)
+
+        def sweep_watched(now: float) -> None:
+            sweep(now)
+            self._note_zones(now)
+
+        attempts._begin = begin_watched  # type: ignore[method-assign]
+        recovery.sweep = sweep_watched  # type: ignore[method-assign]
+
+    def look(self) -> None:
+        """Check that at most half of each role is left out."""
+        for role in (Role.PREFILL, Role.DECODE):
+            pool = [one for one in self._workers if one.role is role and one.is_usable]
+            num_left = len(_admitted(pool, role, Need(1, 1)))
+            if num_left < len(pool) - len(pool) // 2:
+                self._report(f"{self._name} uses only {num_left} of {len(pool)} {role} workers")
+
+    def _note_zones(self, now: float) -> None:
+        """Note which zones are silent beside others, and which answer again."""
+        serving = {
+            one.site.zone for one in self._workers if one.role is Role.DECODE and one.is_connected
+        }.difference(self._back_at)
+        for zone in {one.site.zone for one in self._workers if one.site.zone}:
+            members = [one for one in self._workers if one.site.zone == zone]
+            silences = [one.monitor.silence_s(now) for one in members if one.is_missed]
+            if serving <= {zone}:
+                self._back_at.pop(zone, None)
+            elif any(one.is_connected for one in members):
+                if zone in self._back_at:
+                    self._back_at[zone] = self._back_at[zone] or now
+            elif silences and min(silences) >= self._recovery.zone_evict_s:
+                self._back_at[zone] = None
+
+    def _check_share(self, decode: Worker, now: float) -> None:
+        """Check that a returning zone gets no more than its first share of four rows, one request,
+        beside a worker that is left for the others."""
+        back_at = self._back_at.get(decode.site.zone, 0.0)
+        is_first = back_at is None or now - back_at < self._recovery.zone_return_s / 2
+        others = {
+            one.site.zone
+            for one in self._workers
+            if one.role is Role.DECODE and one.is_usable and one.breaker.is_whole
+        }
+        is_held = decode.site.zone in self._back_at and is_first
+        if is_held and decode.shares and not others <= self._back_at.keys():
+            self._report(f"{self._name} gives {decode} more than its share: its zone returns")

@@ -90,6 +90,10 @@ class Surroundings(Protocol):
         """Counts of events."""
         ...
 
+    def zones_of(self, request_id: bytes) -> frozenset[str]:
+        """Return the zones that a request is bound to; empty for any."""
+        ...
+
     def report(self, what: str) -> None:
         """Record a violation."""
         ...

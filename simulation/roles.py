@@ -11,14 +11,14 @@ from engine.pace import pace_of
 from server.contract.request_events import AttemptFailed, RequestEvents
 from server.scheduling.links import Links
 from server.scheduling.status import Observer
-from triolet.config import WorkerConfig
+from triolet.config import LabelsConfig, WorkerConfig
 from triolet.ids import Role
 
 from .charges import RecordingCharges
 from .engine import EAGER, Guesses, ScriptedEngine, SimulatedDevice
 from .fleet import KV_SECRET, worker_of
 from .network import control_address, kv_address
-from .overseer import Overseer
+from .overseer import Overseer, RouteOverseer
 from .process import Process
 from .text import NumberText
 
@@ -48,6 +48,7 @@ class WorkerProcess(Process):
       cost: cost of its steps.
       host: host that it runs on.
       guesses: whether it guesses coming tokens; decode only.
+      zone: its zone; empty for none.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class WorkerProcess(Process):
         host: Host,
         *,
         guesses: bool = False,
+        zone: str = "",
     ) -> None:
         super().__init__(role, name, around)
         self.engine: ScriptedEngine | None = None
@@ -70,6 +72,7 @@ class WorkerProcess(Process):
         self._cost = cost
         self._guesses = guesses
         self._host = host
+        self.zone = zone
         self._config = WorkerConfig(
             name=name,
             model_dir="",
@@ -80,6 +83,7 @@ class WorkerProcess(Process):
             max_waiting_tokens=256,
             step_timeout_s=6.0,
             speculation=EAGER,
+            labels=LabelsConfig(zone=zone),
         )
 
     @property
@@ -129,7 +133,7 @@ class WorkerProcess(Process):
             loop = await nursery.start(serve)
             loop.exit_process = lambda _: self.kill()
             self.engine, self.device, self.loop = engine, device, loop
-            overseer = Overseer(self, self.core, around.link, around.report)
+            overseer = Overseer(self, self.core, around, zone=self.zone)
             device.on_step = overseer.look_at_step
             around.note(f"{self.name} serves")
 
@@ -163,6 +167,7 @@ class ServerProcess(Process):
 
     Attributes:
       charges: usage of its clients, one entry per start.
+      routes: watches the attempts of the present life; None before the first.
     """
 
     def __init__(self, name: str, around: Surroundings, config: ServerConfig) -> None:
@@ -170,6 +175,7 @@ class ServerProcess(Process):
         self.fleet: Links | None = None
         self.handlers: trio.Nursery | None = None
         self.charges: list[RecordingCharges] = []
+        self.routes: RouteOverseer | None = None
         self._up = trio.Event()
         self._config = config
 
@@ -212,6 +218,7 @@ class ServerProcess(Process):
             events=events,
             kv_secret=KV_SECRET,
         )
+        self.routes = RouteOverseer(self.name, fleet, self._config, self._around.report)
         async with trio.open_nursery() as nursery:
             await nursery.start(fleet.run)
             async with trio.open_nursery() as handlers:

@@ -14,14 +14,14 @@ import trio
 from triolet.config import LocalPrefill
 from triolet.ids import Role
 from triolet.sampling import SamplingParams
-from triolet.service_class import Scheduling, ServiceClass
+from triolet.service_class import Placement, Scheduling, ServiceClass
 from triolet.units import MILLISECONDS, SECONDS
 
 from .checker import Checker
 from .client import Client, InputClient, Wish
 from .deterministic import run
 from .engine import VOCAB_SIZE, SimulatedCost, reference
-from .faults import Fault, FaultPlan, Tally, draw_loss, draw_plan
+from .faults import Fault, FaultPlan, Tally, draw_loss, draw_plan, draw_zone_loss
 from .injector import Injector
 from .trace import Trace
 from .world import Sizes, World
@@ -63,6 +63,8 @@ LONGEST_WAIT_S: Final = 20 * SECONDS
 stream that waits longer is stuck."""
 LOSS_SHARE: Final = 0.5
 """Longest wait for a token in mild seeds."""
+ZONE_LOSS_SHARE: Final = 0.5
+BOUND_SHARE: Final = 0.3
 FORKED_SHARE: Final = 0.25
 """Share of clients that request another completion of an earlier prompt."""
 MAX_BEGINNING: Final = 14
@@ -127,13 +129,16 @@ class _Scenario:
         self._is_mild = self._has_loss = False
 
     async def run(self) -> None:
+        zones = _zones(self._seed)
         plan = _with_loss(draw_plan(self._rng), self._seed)
+        plan = _with_zone_loss(plan, zones, self._seed)
         report = self._report
         self._is_mild, self._has_loss = plan.is_mild, plan.loss is not None
         report.tally.asked.update(plan.enabled)
         sizes = _sizes(plan, self._rng)._replace(
             has_guesses=self._seed % GUESSING_ONE_IN == GUESSING_ONE_IN - 2,
             local_prefill=_local_prefill(self._seed),
+            zones=zones,
         )
         world = World(self._seed, sizes, self._trace, report.tally)
         checker = Checker(world, plan.latest_s)
@@ -144,9 +149,12 @@ class _Scenario:
                 nursery.start_soon(process.keep)
             nursery.start_soon(_look, checker)
             async with trio.open_nursery() as clients:
-                for wish in _with_claims(_with_forks(self._wishes(plan), self._seed), self._seed):
+                wishes = _with_claims(_with_forks(self._wishes(plan), self._seed), self._seed)
+                bound_to = () if plan.is_mild else zones
+                for wish in _bound(wishes, bound_to, self._seed):
                     clients.start_soon(self._client, world, wish)
-                for wish in _with_claims(_inputs(plan, self._seed), self._seed):
+                wishes = _with_claims(_inputs(plan, self._seed), self._seed)
+                for wish in _bound(wishes, bound_to, self._seed):
                     clients.start_soon(self._client, world, wish, InputClient)
                 await injector.run(CHAOS_S)
                 healed_at = trio.current_time()
@@ -362,6 +370,40 @@ def _with_claims(wishes: list[Wish], seed: int) -> list[Wish]:
             wish,
             scheduling=replace(rng.choice(tenants), service_class=rng.choice(list(ServiceClass))),
         )
+        for wish in wishes
+    ]
+
+
+def _zones(seed: int) -> tuple[str, str]:
+    """Return the zones of the workers: two, or in every third seed none. Drawn separately."""
+    return random.Random(f"zones {seed}").choice((("", ""), ("a", "b"), ("b", "a")))
+
+
+def _with_zone_loss(plan: FaultPlan, zones: tuple[str, str], seed: int) -> FaultPlan:
+    """Let a zone fall silent in half of the seeds with zones that are not mild. Drawn
+    separately."""
+    rng = random.Random(f"zone loss {seed}")
+    if plan.is_mild or not any(zones) or rng.random() < ZONE_LOSS_SHARE:
+        return plan
+    enabled = plan.enabled | {Fault.ZONE}
+    return replace(plan, enabled=enabled, zone_loss=draw_zone_loss(rng, zones))
+
+
+def _bound(wishes: list[Wish], zones: tuple[str, ...], seed: int) -> list[Wish]:
+    """Bind some wishes to one zone. A zone may lose its only worker of a role for a while, so not
+    all of them get an answer. Drawn separately."""
+    rng = random.Random(f"bound {seed}")
+    if not any(zones):
+        return wishes
+    return [
+        replace(
+            wish,
+            scheduling=replace(
+                wish.scheduling, placement=Placement(frozenset({rng.choice(zones)}))
+            ),
+        )
+        if rng.random() < BOUND_SHARE
+        else wish
         for wish in wishes
     ]
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from triolet.config import EngineConfig, LinkConfig, LocalPrefill, RoutingConfig, ServerConfig
+from triolet.config import (
+    EngineConfig,
+    LinkConfig,
+    LocalPrefill,
+    RecoveryConfig,
+    RoutingConfig,
+    ServerConfig,
+)
 from triolet.ids import Role
 from triolet.units import MILLISECONDS, SECONDS
 
@@ -25,6 +32,8 @@ BLOCK_SIZE: Final = 4
 BYTES_PER_BLOCK: Final = BLOCK_SIZE * 4
 HOST_BLOCKS: Final = 6
 """Few bytes of host cache, so that blocks are evicted from it too."""
+RETURN_S: Final = 4 * SECONDS
+"""Short, so that a zone has returned before the end."""
 SWEEP_S: Final = 250 * MILLISECONDS
 """Five times the default: sweeps are most of an idle process's cost, and no check depends on their
 interval."""
@@ -40,6 +49,7 @@ class Sizes(NamedTuple):
       costs: cost of steps, by role.
       has_guesses: whether decode workers guess coming tokens.
       local_prefill: which workers compute prompts.
+      zones: zones of the first and the second worker of each role; empty without zones.
     """
 
     num_servers: int
@@ -48,6 +58,7 @@ class Sizes(NamedTuple):
     costs: Mapping[Role, SimulatedCost]
     has_guesses: bool = False
     local_prefill: LocalPrefill = LocalPrefill.AUTO
+    zones: tuple[str, str] = ("", "")
 
 
 class World:
@@ -91,6 +102,12 @@ class World:
         """All processes that can be killed."""
         return [*self.workers, *self.servers]
 
+    def zones_of(self, request_id: bytes) -> frozenset[str]:
+        """Return the zones that a client's request is bound to; empty for any."""
+        mine = (client for client in self.clients if client.request_id == request_id)
+        client = next(mine, None)
+        return frozenset() if client is None else client.wish.scheduling.placement.zones
+
     def report(self, what: str) -> None:
         """Record a violation."""
         if what not in self.violations:
@@ -119,6 +136,7 @@ class World:
             sizes.costs[role],
             self._hosts[name],
             guesses=sizes.has_guesses and role is Role.DECODE,
+            zone=sizes.zones[int(name[-1])],
         )
 
     def _server(self, name: str, prefills: list[str], decodes: list[str]) -> ServerProcess:
@@ -132,5 +150,7 @@ class World:
             stall_timeout_s=4 * SECONDS,
             worker_wait_s=10 * SECONDS,
             routing=RoutingConfig(self._sizes.local_prefill),
+            recovery=RecoveryConfig(zone_return_s=RETURN_S),
+            zone=self._sizes.zones[0],
         )
         return ServerProcess(name, self, config)

@@ -1,4 +1,4 @@
-"""Service classes, and the scheduling data of a request: tenant, class, weight and shares.
+"""Service classes, and the scheduling data of a request: tenant, class, weight, shares and workers.
 
 The data is sent with each request from the API to the queue and to the workers.
 """
@@ -62,6 +62,56 @@ def rank_without_share(rank: int) -> int:
     return rank - SHARE_STEP * band_of(rank).is_over_share
 
 
+class Placement(NamedTuple):
+    """The workers that a tenant's requests may use.
+
+    Attributes:
+      zones: zones that its data must not leave; empty for any.
+      pools: names of its pools; empty for the shared one, which consists of the workers without a
+        pool.
+      has_overflow: its requests may use the shared pool if its own pools have no room.
+    """
+
+    zones: frozenset[str] = frozenset()
+    pools: frozenset[str] = frozenset()
+    has_overflow: bool = False
+
+    def admits(self, zone: str, pool: str, *, is_overflow: bool = True) -> bool:
+        """Return whether a worker may be used.
+
+        Args:
+          zone: its zone.
+          pool: its pool.
+          is_overflow: whether the shared pool counts for a tenant with overflow.
+        """
+        if self.zones and zone not in self.zones:
+            return False
+        if not self.pools or (not pool and is_overflow and self.has_overflow):
+            return not pool
+        return pool in self.pools
+
+    def meets(self, other: Placement) -> bool:
+        """Return whether some workers are, first of all, for both."""
+        if self.zones and other.zones and self.zones.isdisjoint(other.zones):
+            return False
+        return self.pools == other.pools or not self.pools.isdisjoint(other.pools)
+
+    def is_within(self, other: Placement) -> bool:
+        """Return whether its zones are all allowed by another placement."""
+        return not other.zones or (bool(self.zones) and self.zones <= other.zones)
+
+    def __str__(self) -> str:
+        """Return the words that follow "worker" in a message; empty without restrictions."""
+        where = f" in the pool {' or '.join(sorted(self.pools))}" if self.pools else ""
+        if self.has_overflow:
+            where += " or in the shared pool"
+        return f"{where} in the zone {' or '.join(sorted(self.zones))}" if self.zones else where
+
+
+ANYWHERE: Final = Placement()
+"""The shared pool, in any zone."""
+
+
 @dataclass(frozen=True, slots=True)
 class Scheduling:
     """How one request is scheduled.
@@ -73,6 +123,7 @@ class Scheduling:
       max_running: most sequences of the tenant on workers at once; None for no limit.
       kv_share: share of all decode blocks that the tenant may hold at once, above 0 and up to 1.
       cache_share: share of a worker's prefix cache for the tenant's KV, above 0 and up to 1.
+      placement: workers that it may use.
     """
 
     tenant: str = ""
@@ -81,6 +132,7 @@ class Scheduling:
     max_running: int | None = None
     kv_share: float = 1.0
     cache_share: float = 1.0
+    placement: Placement = ANYWHERE
 
     def priority(self, own: int) -> int:
         """Combine class and own priority into one number: lower is earlier, and the class decides

@@ -80,6 +80,7 @@ def current_scheduling(service_tier: str | None = None, num_servers: int = 1) ->
         max_running=None if most is None else max(1, most // num_servers),
         kv_share=plan.kv_share / num_servers,
         cache_share=plan.cache_share,
+        placement=tenant.placement,
     )
 
 

@@ -285,7 +285,7 @@ class FleetMetrics(Observer):
         tell(f"{what}_quarantined", request_id=request_id)
 
     def breaker_changed(self, worker: str, state: str) -> None:
-        """Count and log a change of a worker's circuit breaker."""
+        """Count and log a change of the circuit breaker of a worker or zone."""
         self.counters["breaker_changes"].labels(state).inc()
         log.warning("breaker", worker=worker, state=state)
 

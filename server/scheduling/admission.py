@@ -3,25 +3,26 @@ Retry-After."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from triolet.errors import RequestError, crowded_out, draining, invalid_request, server_error
 from triolet.ids import Role
-from triolet.service_class import ServiceClass
+from triolet.service_class import ANYWHERE, ServiceClass
 from triolet.units import SECONDS
 
 from . import outcome
 from .overload import Demand, Overload
 from .presence import Presence
-from .queue import UNKNOWN_TOKENS, QueuePlace, is_under_share, num_crowding
+from .queue import UNKNOWN_TOKENS, QueuePlace, effective_place, effective_scheduling
 from .routing import needed_roles
 from .wait_estimate import FleetCapacity
+from .workers import eligible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
     from triolet.config import ServerConfig
-    from triolet.service_class import Scheduling
+    from triolet.service_class import Placement, Scheduling
 
     from ..contract.generation import GenerationRequest
     from .queue import FairQueue
@@ -161,14 +162,14 @@ class Admission:
         """Return whether a request would be refused whatever its prompt. Has no side effects."""
         place, demand = _unread(ask, now)
         is_under = is_under_share(self._queue, [place])
-        ahead = self._queue.tokens_ahead(place)
+        ahead = self._scaled(self._queue.tokens_ahead(place), place.scheduling.placement)
         whole = demand._replace(together_tokens=demand.num_tokens, is_under_share=is_under)
         return bool(self.overload.look(whole, ahead, now).refused_for)
 
     def max_tokens(self, scheduling: Scheduling, prompt_tokens: int) -> int | None:
         """Return the current limit on the tokens of an answer; None for no limit, as for a tenant
-        that uses less than its share."""
-        if is_under_share(
+        that uses less than its share or has its own pool."""
+        if scheduling.placement.pools or is_under_share(
             self._queue, [QueuePlace(scheduling, 0, 0.0, 0, prompt_tokens, UNKNOWN_TOKENS)]
         ):
             return None
@@ -206,18 +207,22 @@ class Admission:
 
     def _check_texts(self, requests: tuple[GenerationRequest, ...], now: float) -> None:
         """Raise for a completion that cannot run, or for which the queue has no room."""
-        limits = limits_of(self._workers, self._table.text.max_model_len)
+        placement = requests[0].scheduling.placement
+        workers = eligible(self._workers, placement)
+        limits = limits_of(workers, self._table.text.max_model_len)
         roles, most = needed_roles(self._config.routing), self._config.max_queued_requests
         for request in requests:
             refuse_unfit(request, limits)
-            self._check_workers(roles, request.deadline_s, now)
+            self._check_workers(workers, roles, placement, request.deadline_s, now)
             # The queue takes memory, however quickly it drains.
             if num_queued := num_crowding(self._queue, request.scheduling, len(requests), most):
                 raise crowded_out(f"{num_queued} requests wait already", FULL_RETRY_S)
 
     def _check_inputs(self, requests: tuple[GenerationRequest, ...], now: float) -> None:
         """Raise for an input that is too long, or for which the queue has no room."""
-        most_tokens = limits_of(self._workers, self._table.text.max_model_len).max_model_len
+        placement = requests[0].scheduling.placement
+        workers = eligible(self._workers, placement)
+        most_tokens = limits_of(workers, self._table.text.max_model_len).max_model_len
         for at, request in enumerate(requests):
             if len(request.prompt_ids) > most_tokens:
                 raise invalid_request(
@@ -227,21 +232,28 @@ class Admission:
                     "context_length_exceeded",
                 )
         within_s = min((request.deadline_s for request in requests), default=0.0)
-        self._check_workers((Role.PREFILL,), within_s, now)
+        self._check_workers(workers, (Role.PREFILL,), placement, within_s, now)
         most = self._config.embedding.max_waiting_inputs
         for scheduling in {request.scheduling for request in requests}:
             if num_waiting := num_crowding(self._inputs, scheduling, len(requests), most):
                 raise crowded_out(f"{num_waiting} inputs wait already", FULL_INPUTS_RETRY_S)
 
-    def _check_workers(self, roles: Collection[Role], within_s: float, now: float) -> None:
+    def _check_workers(
+        self,
+        workers: Collection[Worker],
+        roles: Collection[Role],
+        placement: Placement,
+        within_s: float,
+        now: float,
+    ) -> None:
         if self.presence.is_idle:
             self.presence.note_use()
-        is_away = missing_role(self._workers, roles, 0.0, now) is not None
+        is_away = missing_role(workers, roles, 0.0, now) is not None
         if is_away and self.presence.require(within_s, now):
             return
-        role = missing_role(self._workers, roles, self._config.worker_wait_s, now)
+        role = missing_role(workers, roles, self._config.worker_wait_s, now)
         if role is not None:
-            raise outcome.no_worker_left(role).error
+            raise outcome.no_worker_left(role, placement).error
 
     def _forecasts(
         self, ask: AdmissionAsk, requests: tuple[GenerationRequest, ...], now: float
@@ -254,7 +266,8 @@ class Admission:
         together_tokens = sum(demand.num_tokens for _, demand in asked)
         forecasts: list[Forecast] = []
         for place, demand in asked:
-            ahead = self._queue.tokens_ahead(place._replace(prompt_tokens=demand.num_tokens))
+            place = place._replace(prompt_tokens=demand.num_tokens)
+            ahead = self._scaled(self._queue.tokens_ahead(place), place.scheduling.placement)
             whole = demand._replace(together_tokens=together_tokens, is_under_share=is_under)
             forecast = self.overload.judge(whole, ahead, now)
             # One answer holds all choices: it starts with the first, and the others may take as
@@ -263,9 +276,51 @@ class Admission:
         return forecasts
 
     def _tokens_waiting(self, service_class: ServiceClass) -> float:
-        """Return the prompt tokens of this class and higher ones that wait for workers."""
+        """Return the prompt tokens of this class and higher ones that wait for the shared pool."""
         classes = self._queue.classes[: service_class + 1]
-        return float(sum(one.ready_tokens for one in classes if not one.is_paused))
+        tokens = sum(one.ready_tokens(ANYWHERE) for one in classes if not one.is_paused)
+        return self._scaled(tokens, ANYWHERE)
+
+    def _scaled(self, tokens: float, placement: Placement) -> float:
+        """Return how many tokens all workers compute while those of a placement compute these."""
+        workers = eligible(self._workers, placement) if tokens else self._workers
+        if len(workers) == len(self._workers):
+            return tokens
+        own, whole = _capacity(workers).tokens_per_s, _capacity(self._workers).tokens_per_s
+        return tokens * whole / own if own else tokens
+
+
+def is_under_share(queue: FairQueue[Any], places: Iterable[QueuePlace]) -> bool:
+    """Return whether a tenant's new requests ask for so much less than its share that others, not
+    they, should yield. False for the only tenant.
+
+    Args:
+      queue: the waiting requests.
+      places: places of requests that arrive together, of one tenant and class.
+    """
+    places = [effective_place(queue.config, place) for place in places]
+    scheduling = places[0].scheduling
+    one = queue.classes[scheduling.service_class]
+    has_others = len(one) > (one.find(scheduling.tenant) is not None)
+    cost = sum(queue.cost_of(place) for place in places)
+    return has_others and one.head_start_of(scheduling, cost) > 0.0
+
+
+def num_crowding(queue: FairQueue[Any], scheduling: Scheduling, count: int, most: int) -> int:
+    """Return how many requests of a class and those above it wait for the same workers if there is
+    no room for `count` more, else 0. There is room up to `most` in all, for a tenant up to its
+    share of `most` by weight, and if none waits."""
+    scheduling = effective_scheduling(queue.config, scheduling)
+    classes = queue.classes[: scheduling.service_class + 1]
+    num_before = sum(one.num_waiting for one in classes)
+    if len(queue.placements) > 1:
+        waiting = [one for of_class in classes for one in of_class if one]
+        num_before = sum(len(q) for q in waiting if q.placement.meets(scheduling.placement))
+    if num_before + count <= most:
+        return 0
+    num_own = sum(len(one.find(scheduling.tenant) or ()) for one in classes)
+    part = queue.usages.part(scheduling.tenant, scheduling.weight)
+    return num_before if num_own + count > most * part else 0
 
 
 class AdmissionLimits(NamedTuple):

@@ -40,6 +40,7 @@ from .queue import FairQueue
 from .recovery import Recovery
 from .request import Attempt, Phase, Step
 from .routing import Pair, Route, blocks_needed, counted_tokens, needed_roles, tokens_to_compute
+from .workers import eligible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -354,10 +355,16 @@ class Attempts:
             return
         needed = ((self.queue, needed_roles(self._config.routing)), (self.inputs, (Role.PREFILL,)))
         for queue, roles in needed:
-            role = missing_role(self._workers, roles, self._config.worker_wait_s, now)
-            if role is not None:
-                for request in queue:
-                    self.fail(request, outcome.no_worker_left(role), now)
+            gone = {
+                placement: missing_role(
+                    eligible(self._workers, placement), roles, self._config.worker_wait_s, now
+                )
+                for placement in queue.placements
+            }
+            for request in queue if any(gone.values()) else ():
+                placement = request.spec.scheduling.placement
+                if (role := gone.get(placement)) is not None:
+                    self.fail(request, outcome.no_worker_left(role, placement), now)
 
     def begin_anew(self, cause: str, now: float) -> None:
         """Give up every lease after a failure of this server, and retry all attempts."""

@@ -13,6 +13,7 @@ from ..contract.generation import CancelReason, FinishReason
 
 if TYPE_CHECKING:
     from triolet.config import ServerConfig
+    from triolet.service_class import Placement
 
 
 class OutcomeFacts(NamedTuple):
@@ -118,9 +119,9 @@ def stalled(stall_timeout_s: float) -> Failure:
     return Outcome.STALLED.failure(f"the client read nothing for {stall_timeout_s:g} s")
 
 
-def no_worker_left(role: str) -> Failure:
+def no_worker_left(role: str, placement: Placement) -> Failure:
     """Return the failure for a request without workers."""
-    return Outcome.NO_WORKER.failure(f"no {role} worker is available for this request")
+    return Outcome.NO_WORKER.failure(f"no {role} worker{placement} is available for this request")
 
 
 def quarantined() -> Failure:

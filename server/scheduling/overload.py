@@ -361,7 +361,10 @@ class Overload:
         queue_s = self.prediction.wait_s(counted, tokens_ahead, now)
         wait_s = self._wait_s(counted, queue_s, now, num_tokens)
         look, config = Look(counted, queue_s, wait_s), self._config.admission
-        if self.brownout.refuses(own, num_tokens, is_under_share=demand.is_under_share):
+        # The level is that of the shared pool.
+        if not demand.scheduling.placement.pools and self.brownout.refuses(
+            own, num_tokens, is_under_share=demand.is_under_share
+        ):
             room_in_s = self._room_s(own, tokens_ahead, now)
             return look._replace(refused_for="brownout", room_in_s=room_in_s)
         is_idle = tokens_ahead <= 0 and not self._backlog(own, num_tokens)

@@ -13,11 +13,13 @@ from .outcome import Failure, Outcome
 from .output import is_background
 from .request import Phase
 from .routing import Pair, Route, Why, choose_route, has_room, is_model_gone
+from .workers import eligible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from triolet.config import ServerConfig
+    from triolet.service_class import Placement
 
     from .overload import Overload
     from .queue import FairQueue
@@ -38,6 +40,8 @@ def fork_route(request: Request, now: float) -> Route | None:
         return None
     decode = origin.pair.decode
     if not decode.is_usable or request.fingerprint not in ("", decode.fingerprint):
+        return None
+    if not request.spec.scheduling.placement.admits(*decode.site):
         return None
     route = Route(Pair(decode, decode), 1, (Why.FORK, Why.FORK), origin.key)
     need = need_on(route, request.need)
@@ -90,33 +94,46 @@ class PickNext:
         overload: Overload,
     ) -> None:
         self._routing = config.routing
+        self._zone = config.zone
         self._workers = workers
         self._queue = queue
         self._recovery = recovery
         self._overload = overload
         self._handover_s = 0.0
+        # In one call of `next`: workers that a request ahead waits for.
+        self._claimed: set[Worker] = set()
 
     def handed_over(self, took_s: float) -> None:
         """Learn from a KV transfer: the seconds from the first token until decode had the KV."""
         self._handover_s += HANDOVER_TRUST * (took_s - self._handover_s)
 
     def next(self, now: float) -> tuple[Request, Route | Failure] | None:
-        """Return the request that leaves the queue now, with its workers or its failure."""
+        """Return the request that leaves the queue now, with its workers or its failure.
+
+        A request without room holds up those behind it, except on workers that it may not use.
+        """
         queue = self._queue
+        blocked: set[Placement] = set()
         try:
             request = queue.first()
             while request is not None:
                 turn = self._turn_of(request, now)
                 if turn is not None:
                     return request, turn
+                placement = request.spec.scheduling.placement
                 if self._waits_for_isolation(self._need(request, now), now):
                     queue.set_aside(request)
-                    request = queue.first()
-                elif queue.lets_pass(request):
-                    request = queue.first(is_aged_too=False)
+                    request = queue.first(blocked)
+                elif queue.lets_pass(request, blocked):
+                    request = queue.first(blocked, is_aged_too=False)
+                elif len(queue.placements) > len(blocked) + 1:
+                    blocked.add(placement)
+                    self._claimed.update(eligible(self._workers, placement, is_overflow=False))
+                    request = queue.first(blocked)
                 else:
                     return None
         finally:
+            self._claimed.clear()
             queue.restore()
         return None
 
@@ -128,7 +145,7 @@ class PickNext:
         route = fork_route(request, now) or self._route(need, now)
         if route is not None:
             return self._recovery.objection_to(request.spec, now) or route
-        if is_model_gone(self._workers, need, self._routing):
+        if is_model_gone(eligible(self._workers, need.placement), need, self._routing):
             return Outcome.NO_WORKER.failure(
                 "the model was replaced while this request ran; send it again"
             )
@@ -141,7 +158,9 @@ class PickNext:
             self._overload.kept_share(own, now),
             Band(own, self._queue.is_over_share(request)),
         )
-        return request.need._replace(kept_share=kept_share, band=band)
+        return request.need._replace(
+            kept_share=kept_share, band=band, home_zone=self._zone, claimed=self._claimed
+        )
 
     def _waits_for_isolation(self, need: Need, now: float) -> bool:
         """Return whether there is room for it unless it may crash workers."""
@@ -150,7 +169,12 @@ class PickNext:
 
     def _route(self, need: Need, now: float) -> Route | None:
         paths, routing = self._recovery.paths, self._routing
-        return choose_route(self._workers, need, paths, routing, self._handover_s, now)
+        for is_overflow in (False, True):
+            workers = eligible(self._workers, need.placement, is_overflow=is_overflow)
+            route = choose_route(workers, need, paths, routing, self._handover_s, now)
+            if route is not None or not need.placement.has_overflow:
+                return route
+        return None
 
 
 _BEFORE_FIRST_TOKEN: Final = (Phase.QUEUED, Phase.RESERVING, Phase.PREFILLING)

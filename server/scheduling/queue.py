@@ -6,17 +6,19 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
-from triolet.service_class import DEFAULT_SCHEDULING, Scheduling, ServiceClass
+from triolet.service_class import ANYWHERE, DEFAULT_SCHEDULING, Scheduling, ServiceClass
 
 from .tenant_usage import TenantUsages
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Hashable, Iterable, Iterator
+    from collections.abc import Collection, Hashable, Iterator
 
     from triolet.config import QueueConfig
+    from triolet.service_class import Placement
 
     from .tenant_usage import TenantUsage
 
@@ -124,6 +126,11 @@ class TenantQueue(Generic[T]):
         """Whether its requests wait for the tenant's own limit, not for workers."""
         return bool(self._entries) and self.turn is None
 
+    @property
+    def placement(self) -> Placement:
+        """The workers that its first request may use."""
+        return self.head.place.scheduling.placement
+
     def add(self, entry: QueueEntry[T]) -> None:
         """Add an entry."""
         place = entry.place
@@ -166,6 +173,7 @@ class ClassQueue(Generic[T]):
     Args:
       usages: usage and limits of all tenants.
       head_start: tokens / weight by which a tenant that asks for little may be ahead of the others.
+      placements: number of requests by the workers that they may use, in all classes.
 
     Attributes:
       is_paused: no request is dispatched.
@@ -175,7 +183,9 @@ class ClassQueue(Generic[T]):
       num_running: requests on workers.
     """
 
-    def __init__(self, usages: TenantUsages, head_start: int) -> None:
+    def __init__(
+        self, usages: TenantUsages, head_start: int, placements: Counter[Placement]
+    ) -> None:
         self.is_paused = False
         self.virtual_time = 0.0
         self.aging_credit = 0.0
@@ -183,6 +193,7 @@ class ClassQueue(Generic[T]):
         self.num_running = 0
         self._usages = usages
         self._head_start = head_start
+        self._placements = placements
         self._tenants: dict[str, TenantQueue[T]] = {}
         self._turns: list[Turn[T]] = []
         self._idle: list[tuple[float, str]] = []
@@ -200,11 +211,15 @@ class ClassQueue(Generic[T]):
         """Whether a request waits that may be dispatched."""
         return bool(self._turns) and not self.is_paused
 
-    @property
-    def ready_tokens(self) -> int:
-        """Prompt tokens that wait for workers. Requests that wait for their tenant's limit are not
-        load and do not count."""
-        return sum(queue.prompt_tokens for _, _, queue in self._turns)
+    def ready_tokens(self, placement: Placement = ANYWHERE) -> int:
+        """Return the prompt tokens that wait for workers of a placement. Requests that wait for
+        their tenant's limit are not load and do not count."""
+        return sum(queue.prompt_tokens for queue in self.rivals(placement))
+
+    def rivals(self, placement: Placement) -> Iterator[TenantQueue[T]]:
+        """Iterate over the tenants that wait for workers of a placement."""
+        is_simple = len(self._placements) < 2
+        return (q for _, _, q in self._turns if is_simple or q.placement.meets(placement))
 
     @property
     def lag_tokens(self) -> float:
@@ -216,14 +231,23 @@ class ClassQueue(Generic[T]):
         """Return a tenant's queue, or None."""
         return self._tenants.get(tenant)
 
-    def first(self) -> QueueEntry[T] | None:
-        """Return the next entry. Return None while the class is paused, or if the next tenant must
-        leave the last rows to others: tenants of its class are ahead of it anyway, and lower
-        classes may use the rows."""
-        if self.is_paused or not self._turns:
+    def first(self, blocked: Collection[Placement] = ()) -> QueueEntry[T] | None:
+        """Return the next entry, except those of blocked placements. Return None while the class is
+        paused, or if the next tenant must leave the last rows to others: tenants of its class are
+        ahead of it anyway, and lower classes may use the rows. In its own pool it leaves none."""
+        if self.is_paused:
             return None
-        queue = self._turns[0][2]
-        return None if self._usages.leaves_rows(queue.tenant, queue.usage) else queue.head
+        has_to_leave = False
+        for _, _, queue in self._turns:
+            placement = queue.placement
+            if placement in blocked or (has_to_leave and not placement.pools):
+                continue
+            if placement.pools or not self._usages.leaves_rows(queue.tenant, queue.usage):
+                return queue.head
+            if len(self._placements) < 2:
+                return None
+            has_to_leave = True
+        return None
 
     def queue_of(self, scheduling: Scheduling, usage: TenantUsage) -> TenantQueue[T]:
         """Return the queue for a tenant's new request."""
@@ -342,7 +366,7 @@ class ClassQueue(Generic[T]):
         if virtual_tokens <= 0.0:
             return before
         others = 0.0
-        for _, _, queue in self._turns:
+        for queue in self.rivals(scheduling.placement):
             if queue is not mine and queue.cost:
                 share = queue.weight * virtual_tokens / queue.cost
                 others += queue.prompt_tokens * (share if share < 1.0 else 1.0)
@@ -357,6 +381,7 @@ class FairQueue(Generic[T]):
       usages: what each tenant uses on workers.
       classes: the queue of each service class, in order.
       num_running: dispatched requests that have not ended.
+      placements: number of requests by the workers that they may use.
     """
 
     def __init__(self, config: QueueConfig) -> None:
@@ -366,7 +391,10 @@ class FairQueue(Generic[T]):
             config.expected_completion_tokens, config.spare_rows_share if config.fair else 0.0
         )
         head_start = config.head_start_tokens if config.fair else 0
-        self.classes = tuple(ClassQueue[T](self.usages, head_start) for _ in ServiceClass)
+        self.placements: Counter[Placement] = Counter()
+        self.classes = tuple(
+            ClassQueue[T](self.usages, head_start, self.placements) for _ in ServiceClass
+        )
         self._entries: dict[T, QueueEntry[T]] = {}
         self._aside: list[QueueEntry[T]] = []
 
@@ -397,7 +425,8 @@ class FairQueue(Generic[T]):
                 mine = higher.find(scheduling.tenant)
                 # Another tenant's requests that wait for its own limit delay no one else.
                 is_held = mine is not None and mine.is_held
-                tokens += higher.ready_tokens + (mine.prompt_tokens if mine and is_held else 0)
+                tokens += higher.ready_tokens(scheduling.placement)
+                tokens += mine.prompt_tokens if mine and is_held else 0
         return tokens
 
     def cost_of(self, place: QueuePlace) -> float:
@@ -422,20 +451,22 @@ class FairQueue(Generic[T]):
         scheduling = place.scheduling
         usage = self.usages.of(scheduling.tenant, scheduling.weight)
         usage.num_requests += 1
+        self.placements[scheduling.placement] += 1
         one = self.classes[scheduling.service_class]
         cost = place.prompt_tokens + min(place.max_tokens, round(usage.completion_tokens))
         entry = self._entries[item] = QueueEntry(item, place, one.queue_of(scheduling, usage), cost)
         one.put(entry)
 
-    def first(self, *, is_aged_too: bool = True) -> T | None:
+    def first(self, blocked: Collection[Placement] = (), *, is_aged_too: bool = True) -> T | None:
         """Return the next request; None if none may be dispatched.
 
         Args:
+          blocked: placements whose requests are passed over.
           is_aged_too: let a lower class be first by its aging credit.
         """
         chosen: QueueEntry[T] | None = None
         for one in self.classes:
-            if (entry := one.first()) is None:
+            if (entry := one.first(blocked)) is None:
                 continue
             if chosen is None:
                 chosen = entry
@@ -446,12 +477,12 @@ class FairQueue(Generic[T]):
                 break
         return None if chosen is None else chosen.item
 
-    def lets_pass(self, item: T) -> bool:
+    def lets_pass(self, item: T, blocked: Collection[Placement] = ()) -> bool:
         """Return whether higher classes may go first if there is no room for the next request: it
         is ahead of them only by an aging credit that is not overdue yet."""
         entry = self._entries[item]
         service_class = entry.place.scheduling.service_class
-        is_below = any(one.first() for one in self.classes[:service_class])
+        is_below = any(one.first(blocked) for one in self.classes[:service_class])
         return is_below and self.classes[service_class].aging_credit < OVERDUE * entry.cost
 
     def take(self, item: T) -> None:
@@ -478,7 +509,10 @@ class FairQueue(Generic[T]):
     def end(self, item: T, completion_tokens: int) -> None:
         """Remove a request and settle its charge by the tokens it used."""
         entry = self._entries.pop(item)
-        queue = entry.queue
+        queue, placement = entry.queue, entry.place.scheduling.placement
+        self.placements[placement] -= 1
+        if not self.placements[placement]:
+            del self.placements[placement]
         one, usage = queue.of_class, queue.usage
         one.settle(entry, entry.place.prompt_tokens + completion_tokens)
         if entry.is_running:
@@ -522,39 +556,11 @@ class FairQueue(Generic[T]):
                     one.refresh(queue)
 
 
-def is_under_share(queue: FairQueue[Any], places: Iterable[QueuePlace]) -> bool:
-    """Return whether a tenant's new requests ask for so much less than its share that others, not
-    they, should yield. False for the only tenant.
-
-    Args:
-      queue: the waiting requests.
-      places: places of requests that arrive together, of one tenant and class.
-    """
-    places = [effective_place(queue.config, place) for place in places]
-    scheduling = places[0].scheduling
-    one = queue.classes[scheduling.service_class]
-    has_others = len(one) > (one.find(scheduling.tenant) is not None)
-    cost = sum(queue.cost_of(place) for place in places)
-    return has_others and one.head_start_of(scheduling, cost) > 0.0
-
-
-def num_crowding(queue: FairQueue[Any], scheduling: Scheduling, count: int, most: int) -> int:
-    """Return how many requests of a class and those above it wait if there is no room for `count`
-    more, else 0. There is room up to `most` in all, for a tenant up to its share of `most` by
-    weight, and if none waits."""
-    scheduling = effective_scheduling(queue.config, scheduling)
-    classes = queue.classes[: scheduling.service_class + 1]
-    num_before = sum(one.num_waiting for one in classes)
-    if num_before + count <= most:
-        return 0
-    num_own = sum(len(one.find(scheduling.tenant) or ()) for one in classes)
-    part = queue.usages.part(scheduling.tenant, scheduling.weight)
-    return num_before if num_own + count > most * part else 0
-
-
 def effective_scheduling(config: QueueConfig, scheduling: Scheduling) -> Scheduling:
     """Return the scheduling that applies: without fairness, one class and tenant for all."""
-    return scheduling if config.fair else DEFAULT_SCHEDULING
+    if config.fair:
+        return scheduling
+    return replace(DEFAULT_SCHEDULING, placement=scheduling.placement)
 
 
 def effective_place(config: QueueConfig, place: QueuePlace) -> QueuePlace:
@@ -562,7 +568,8 @@ def effective_place(config: QueueConfig, place: QueuePlace) -> QueuePlace:
     if config.fair:
         return place
     priority = place.scheduling.priority(place.priority)
-    return place._replace(scheduling=DEFAULT_SCHEDULING, priority=priority, due=0.0)
+    scheduling = effective_scheduling(config, place.scheduling)
+    return place._replace(scheduling=scheduling, priority=priority, due=0.0)
 
 
 def _age(

@@ -1,5 +1,5 @@
-"""Fault handling: the retry budget, circuit breakers, and the quarantine of prompts that crash
-workers. Open it when a retry is refused or a worker gets no requests.
+"""Fault handling: the retry budget, circuit breakers of workers and zones, and the quarantine of
+prompts that crash workers. Open it when a retry is refused, or a worker or zone gets no requests.
 
 The retry budget is a token bucket. Every accepted request adds a tenth of a retry, and time adds a
 little, so that a small fleet can recover at all; the bucket holds a burst. Retries cost:
@@ -32,8 +32,7 @@ from ..contract.generation import Finished
 from . import outcome
 from .outcome import Outcome
 from .poison import CLEARING_TOKENS
-from .routing import BrokenPaths
-from .workers import BreakerState
+from .workers import BreakerState, BrokenPaths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -112,6 +111,75 @@ class RetryBudget:
             del self._decided[fault]
 
 
+MAX_EVICTED: Final = 64
+"""Zones and models whose silence is remembered, also without workers: new ones may come."""
+
+
+class ZoneBreakers:
+    """The zones whose workers all fell silent, by zone and model.
+
+    A zone is evicted after `zone_evict_s`. Once one of its workers answers, each gets
+    `zone_return_share` of its usual work, and as much more after every `zone_return_s`. This
+    applies only while another zone decodes the model: a server that was cut off itself would
+    otherwise hold back all workers.
+
+    Args:
+      config: times and shares.
+      workers: the fleet's workers, shared with `Requests`.
+      observer: receives events.
+    """
+
+    def __init__(
+        self, config: RecoveryConfig, workers: Sequence[Worker], observer: Observer
+    ) -> None:
+        self._config = config
+        self._workers = workers
+        self._observer = observer
+        # Since when a worker answers again; None while all are silent.
+        self._back_at: dict[tuple[str, str], float | None] = {}
+
+    def advance(self, now: float) -> None:
+        """Advance to `now`; call at every sweep."""
+        if not self._back_at and not any(worker.is_missed for worker in self._workers):
+            return
+        zones: dict[tuple[str, str], list[Worker]] = {}
+        for worker in self._workers:
+            if worker.site.zone and worker.fingerprint:
+                zones.setdefault((worker.site.zone, worker.fingerprint), []).append(worker)
+        serving = {
+            (worker.site.zone, worker.fingerprint)
+            for worker in self._workers
+            if worker.role is Role.DECODE and worker.is_connected
+        }.difference(self._back_at)
+        for key, members in zones.items():
+            others = any(model == key[1] and zone != key[0] for zone, model in serving)
+            share = self._share(key, members, now) if others else 1.0
+            if share >= 1.0 and key in self._back_at:
+                del self._back_at[key]
+                self._observer.breaker_changed(f"zone {key[0]}", BreakerState.CLOSED.value)
+            for worker in members:
+                worker.breaker.confine(share, now)
+        while len(self._back_at) > MAX_EVICTED:
+            del self._back_at[next(iter(self._back_at))]
+
+    def _share(self, key: tuple[str, str], members: Sequence[Worker], now: float) -> float:
+        """Return the share of its usual work that a zone gets beside another one."""
+        config, is_back = self._config, any(worker.is_connected for worker in members)
+        silences = [worker.monitor.silence_s(now) for worker in members if worker.is_missed]
+        if not is_back and silences and min(silences) >= config.zone_evict_s:
+            if self._back_at.get(key, now) is not None:
+                self._back_at[key] = None
+                self._observer.breaker_changed(f"zone {key[0]}", BreakerState.OPEN.value)
+        elif key not in self._back_at:
+            return 1.0
+        elif is_back and self._back_at[key] is None:
+            self._back_at[key] = now
+            self._observer.breaker_changed(f"zone {key[0]}", BreakerState.HALF_OPEN.value)
+        back_at = self._back_at[key]
+        num_steps = 0 if back_at is None else int((now - back_at) / config.zone_return_s)
+        return config.zone_return_share * (1 + num_steps)
+
+
 MAX_EXPLAINED: Final = 1024
 """Events with a known cause: at most three per blamed request."""
 
@@ -141,6 +209,7 @@ class Recovery:
         self._workers = workers
         self._observer = observer
         self.budget = RetryBudget(config.recovery, now)
+        self._zones = ZoneBreakers(config.recovery, workers, observer)
         self._prompts = Quarantine(config.recovery, lambda one: pack_tokens(one.prompt_ids))
         self._grammars = Quarantine(
             config.recovery, lambda one: repr(one.sampling.grammar).encode()
@@ -265,6 +334,7 @@ class Recovery:
         for worker in self._workers:
             worker.breaker.advance(now)
             self._show(worker)
+        self._zones.advance(now)
 
     def _is_anothers(
         self, event: Hashable, fault: FrameFault, request: Request, worker: Worker

@@ -320,6 +320,7 @@ class Request:
             band=Band(self.spec.scheduling.service_class),
             input_share=self.input_share,
             adapter=self.spec.adapter,
+            placement=self.spec.scheduling.placement,
         )
 
     @property

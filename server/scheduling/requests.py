@@ -197,9 +197,9 @@ class Requests:
         self.end(requests, outcome.cancelled(reason, self._config), now)
 
     def cancel_tenants(self, tenants: Set[str], now: float) -> None:
-        """End all requests of tenants that were disabled or removed."""
+        """End all requests of tenants that were disabled, removed or bound to zones."""
         failure = Outcome.DISMISSED.failure(
-            "the tenant of this request was disabled or removed while it ran"
+            "the tenant of this request was disabled, removed or bound to zones while it ran"
         )
         ended = [one for one in self.table if one.spec.scheduling.tenant in tenants]
         self.end(ended, failure, now)

@@ -15,6 +15,9 @@ Both are linear in n, so the limit is where they cross, within the configured bo
 Ahead of a prompt are those that are no longer than it; longer ones are overtaken. So prompts of
 equal length that arrive together are divided between both kinds of worker, and a short prompt
 behind a long one goes to prefill as if the long one were not there.
+
+Both workers are of one zone if possible: moving KV to another zone costs as much as a wait of
+`cross_zone_penalty_s`.
 """
 
 from __future__ import annotations
@@ -25,18 +28,18 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from triolet.config import LocalPrefill
 from triolet.ids import Role
-from triolet.service_class import DEFAULT_BAND
+from triolet.service_class import ANYWHERE, DEFAULT_BAND
 
 from .workers import ejected
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Set
 
-    from triolet.config import RecoveryConfig, RoutingConfig
-    from triolet.ids import AttemptKey, PeerId
-    from triolet.service_class import Band
+    from triolet.config import RoutingConfig
+    from triolet.ids import AttemptKey
+    from triolet.service_class import Band, Placement
 
-    from .workers import PrefixChain, Worker
+    from .workers import BrokenPaths, PrefixChain, Worker
 
 
 JOIN_STEPS: Final = 1.5
@@ -190,6 +193,10 @@ class Need(NamedTuple):
       band: position in the order of computing.
       input_share: share of prefill's credit that inputs may use; 0 for a completion.
       adapter: digest of its adapter; empty for the base model.
+      cross_zone_s: wait that is better than moving its KV to another zone.
+      home_zone: the server's zone; empty for none.
+      placement: workers that it may use.
+      claimed: of these, workers that a request ahead of it waits for.
     """
 
     prompt_tokens: int
@@ -205,36 +212,10 @@ class Need(NamedTuple):
     band: Band = DEFAULT_BAND
     input_share: float = 0.0
     adapter: bytes = b""
-
-
-class BrokenPaths:
-    """Pairs of prefill and decode workers that cannot reach each other, although both answer this
-    server.
-
-    A partition between two workers shows as a transfer that is given up; neither worker is at
-    fault, so no breaker counts it. Entries are per pair of worker epochs and expire.
-    """
-
-    def __init__(self, config: RecoveryConfig) -> None:
-        self._avoid_s = config.path_avoid_s
-        self._until: dict[tuple[PeerId | None, PeerId | None], float] = {}
-
-    def __len__(self) -> int:
-        return len(self._until)
-
-    def broke(self, prefill: Worker, decode: Worker, now: float) -> None:
-        """Record that KV does not get from one to the other."""
-        self._until[prefill.peer_id, decode.peer_id] = now + self._avoid_s
-
-    def is_broken(self, prefill: Worker, decode: Worker, now: float) -> bool:
-        """Return whether other workers should be paired instead."""
-        until = self._until.get((prefill.peer_id, decode.peer_id))
-        return until is not None and now < until
-
-    def forget(self, now: float) -> None:
-        """Drop expired entries."""
-        for path in [path for path, until in self._until.items() if until <= now]:
-            del self._until[path]
+    cross_zone_s: float = 0.0
+    home_zone: str = ""
+    placement: Placement = ANYWHERE
+    claimed: Set[Worker] = frozenset()
 
 
 class Pair(NamedTuple):
@@ -280,7 +261,7 @@ def choose_route(
     """Return the route of a request; None if it must wait.
 
     Args:
-      workers: all workers.
+      workers: the workers that it may use.
       need: the request's needs.
       paths: pairs that cannot reach each other.
       config: which roles may compute prompts.
@@ -289,7 +270,11 @@ def choose_route(
     workers = tuple(workers)
     if need.input_share:
         return _input_route(workers, need)
-    need = need._replace(backlog_s=config.backlog_s, overtaken_s=config.overtaken_s)
+    need = need._replace(
+        backlog_s=config.backlog_s,
+        overtaken_s=config.overtaken_s,
+        cross_zone_s=config.cross_zone_penalty_s,
+    )
     if config.local_prefill is LocalPrefill.OFF:
         return _over_prefill(workers, need, paths, Why.OFF, now)
     if config.local_prefill is LocalPrefill.ALWAYS:
@@ -408,6 +393,8 @@ def _most_local_tokens(
     waiting_tokens = max(of_prefill.waiting_tokens, prefill.waiting_tokens)
     prompts = [share.num_tokens for share in prefill.shares.values() if share.num_tokens]
     longest = counted_tokens(prefill, need)
+    if is_across(prefill, decode):
+        handover_s += need.cross_zone_s
     tokens_before = sum(num_tokens for num_tokens in prompts if num_tokens <= longest)
     return most_local_tokens(
         DecodeRates(
@@ -437,26 +424,49 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
 def choose_pair(
     workers: Iterable[Worker], need: Need, paths: BrokenPaths, now: float
 ) -> Pair | None:
-    """Return the workers for a request; None if it must wait."""
+    """Return the workers for a request; None if it must wait. If the best pair is of two zones,
+    another decode worker as good may have a prefill worker in its own."""
     usable = [w for w in workers if w.is_usable]
     prefills = [w for w in _admitted(usable, Role.PREFILL, need) if _has_token_credit(w, need)]
     decodes = [w for w in _admitted(usable, Role.DECODE, need) if has_room(w, need, now)]
-    last_choice = None
+    last_choice = across = None
     for decode in _ranked(decodes, need):
 
-        def prefill_rank(worker: Worker, decode: Worker = decode) -> tuple[bool, bool, int, str]:
-            is_broken = paths.is_broken(worker, decode, now)
-            is_shunned = worker.address in need.shunned
-            tokens = worker.waiting_tokens + tokens_to_compute(worker, need)
-            return is_broken, is_shunned, tokens, worker.address
+        def cost(worker: Worker, decode: Worker = decode) -> tuple[bool, float]:
+            """Return the tokens to compute until decode has the KV; failed workers are last."""
+            tokens: float = worker.waiting_tokens + tokens_to_compute(worker, need)
+            if is_across(worker, decode):
+                rate = worker.load.prompt_tokens_per_s
+                tokens += need.cross_zone_s * rate if rate else math.inf
+            return worker.address in need.shunned, tokens
 
-        same_model = [w for w in prefills if w.fingerprint == decode.fingerprint]
-        if same_model:
-            pair = Pair(decode, min(same_model, key=prefill_rank))
-            if not paths.is_broken(pair.prefill, decode, now):
-                return pair
+        ranked = [
+            (paths.is_broken(w, decode, now), cost(w), is_across(w, decode), w.address, w)
+            for w in prefills
+            if w.fingerprint == decode.fingerprint
+        ]
+        if not ranked:
+            continue
+        is_broken, its_cost, is_far, _, prefill = min(ranked)
+        pair = Pair(decode, prefill)
+        if is_broken:
             last_choice = last_choice or pair
-    return last_choice
+        elif across is None and is_far:
+            across, most, merit = pair, its_cost, _merit(decode, need)
+        elif across is None or (not is_far and its_cost <= most and _merit(decode, need) <= merit):
+            return pair
+    return across or last_choice
+
+
+def is_across(prefill: Worker, decode: Worker) -> bool:
+    """Return whether KV moves from one zone to another on this way."""
+    return prefill.site.zone != decode.site.zone
+
+
+def _merit(decode: Worker, need: Need) -> tuple[bool, bool, int]:
+    """Return what may not get worse for a pair in one zone; lower is better."""
+    held_tokens = decode.prefixes.held_tokens(need.chain, decode.capacity)
+    return decode.address in need.shunned, _is_tight(decode, need), -held_tokens
 
 
 def tokens_to_compute(worker: Worker, need: Need) -> int:
@@ -474,7 +484,7 @@ def _ranked(decodes: list[Worker], need: Need) -> list[Worker]:
     """Return decode workers, best first."""
     fewest = min((streams_on(worker) for worker in decodes), default=0)
 
-    def rank(worker: Worker) -> tuple[bool, bool, int, int, int, str]:
+    def rank(worker: Worker) -> tuple[bool, bool, int, int, bool, int, str]:
         is_shunned = worker.address in need.shunned
         crowd = TOKENS_PER_STREAM * (streams_on(worker) - fewest)
         gain = worker.prefixes.held_tokens(need.chain, worker.capacity) - crowd
@@ -485,6 +495,7 @@ def _ranked(decodes: list[Worker], need: Need) -> list[Worker]:
             _is_tight(worker, need),
             -gain,
             streams_on(worker),
+            need.home_zone not in ("", worker.site.zone),
             -spare,
             worker.address,
         )
@@ -527,11 +538,12 @@ def needed_roles(config: RoutingConfig) -> tuple[Role, ...]:
 def _admitted(usable: list[Worker], role: Role, need: Need) -> list[Worker]:
     """Return the workers of a role that may get this request, whether or not they have room."""
     pool = [w for w in usable if w.role is role]
-    left_out = ejected(pool, lambda w: w.breaker)
+    left_out = ejected(pool)
     return [
         w
         for w in pool
-        if w not in left_out
+        if (w not in left_out or w.has_share_left)
+        and w not in need.claimed
         and need.fingerprint in ("", w.fingerprint)
         and (not need.adapter or need.adapter in w.adapters)
         and not (need.is_isolated and _has_isolated(w))

@@ -37,6 +37,7 @@ class WorkerStatus:
       load: its last reported load.
       attempts: number of this server's attempts on it.
       breaker: closed, open or half_open; an open one is left out, a half-open one is being tried.
+      share: share of its usual work that it gets; below 1 while its zone returns.
       trouble: why it does not answer or is not used; empty if unknown.
       labels: where it runs and what it costs; known label names only.
     """
@@ -50,6 +51,7 @@ class WorkerStatus:
     load: Load
     attempts: int
     breaker: str
+    share: float
     trouble: str
     labels: Mapping[str, str] = field(default_factory=dict)
 
@@ -162,6 +164,7 @@ def worker_status(worker: Worker) -> WorkerStatus:
         load=worker.load,
         attempts=len(worker.shares),
         breaker=worker.breaker.state.value,
+        share=worker.breaker.share,
         trouble=worker.trouble,
         labels={name: text for name, text in labels.items() if name in LABEL_NAMES},
     )
@@ -222,7 +225,7 @@ class Observer:
         """Called with a worker's steps and tokens between two heartbeats."""
 
     def breaker_changed(self, worker: str, state: str) -> None:
-        """Called when a worker is left out, tried, or used again."""
+        """Called when a worker, or `zone NAME`, is left out, tried, or used again."""
 
     def frames_dropped(self, reason: str, count: int = 1) -> None:
         """Called when frames of workers are ignored."""

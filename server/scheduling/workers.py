@@ -1,5 +1,5 @@
 """The server's view of one worker: liveness, circuit breaker, its attempts, and a guess of its
-prefix cache.
+prefix cache; and of the paths between two of them.
 
 The guess is based on the prompts that were sent to the worker, with the same LRU eviction as there.
 A wrong guess changes no answer: decode reports its cached tokens in GRANT, and prefill looks up its
@@ -11,24 +11,25 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from transport.frames import Load
 from transport.liveness import PeerMonitor, PeerState
 from triolet.adapter_keys import without_mark
 from triolet.errors import LocalProtocolError
-from triolet.service_class import DEFAULT_BAND
+from triolet.ids import Role
+from triolet.service_class import ANYWHERE, DEFAULT_BAND
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from transport.frames import Capacity, Welcome, WorkerHeartbeat
     from triolet.config import LinkConfig, RecoveryConfig
-    from triolet.ids import AttemptKey, PeerId, Role
-    from triolet.service_class import Band
+    from triolet.ids import AttemptKey, PeerId
+    from triolet.service_class import Band, Placement
 
 
 class PrefixChain:
@@ -99,8 +100,6 @@ class PrefixIndex:
         self._recent.clear()
 
 
-T = TypeVar("T")
-
 MAX_OUTCOMES: Final = 20
 """Number of remembered outcomes; the breaker opens if half of them are failures."""
 
@@ -163,12 +162,16 @@ class Breaker:
       state: the state after the last call.
       opened_at: time when it last opened.
       probe: the attempt that tests the worker while HALF_OPEN.
+      share: share of its usual work that the worker gets while its zone returns; else 1.
+      confined_at: time when it was last 1.
     """
 
     def __init__(self, config: RecoveryConfig) -> None:
         self.state = BreakerState.CLOSED
         self.opened_at = 0.0
         self.probe: AttemptKey | None = None
+        self.share = 1.0
+        self.confined_at = 0.0
         self._config = config
         self._outcomes: deque[tuple[float, bool]] = deque(maxlen=MAX_OUTCOMES)
         self._cooldown_s = config.breaker_cooldown_s
@@ -178,6 +181,23 @@ class Breaker:
         """Whether the worker may get an attempt."""
         is_free_to_try = self.state is BreakerState.HALF_OPEN and self.probe is None
         return self.state is BreakerState.CLOSED or is_free_to_try
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the worker may get all of its usual work."""
+        return self.is_admitting and self.share >= 1.0
+
+    @property
+    def failed_at(self) -> tuple[bool, float]:
+        """Sorts restricted workers: open breakers before confined ones, then the oldest."""
+        is_confined = self.is_admitting
+        return is_confined, self.confined_at if is_confined else self.opened_at
+
+    def confine(self, share: float, now: float) -> None:
+        """Set the share of its usual work, which a restart does not change."""
+        if self.share >= 1.0:
+            self.confined_at = now
+        self.share = share
 
     def succeeded(self, now: float) -> None:
         """Record a success of the worker."""
@@ -242,17 +262,37 @@ class Breaker:
         self.state = next_state(self.state, event)
 
 
-def ejected(pool: Sequence[T], breaker_of: Callable[[T], Breaker]) -> list[T]:
-    """Return the workers of a pool to leave out because of their breakers: at most half of the
-    pool, those that failed first.
+def ejected(pool: Sequence[Worker]) -> list[Worker]:
+    """Return the workers to leave out or to confine because of their breakers: at most half of each
+    model's workers, those that failed first.
 
     Args:
       pool: the usable workers of one role.
-      breaker_of: returns a worker's breaker.
     """
-    shut = [one for one in pool if not breaker_of(one).is_admitting]
-    shut.sort(key=lambda one: breaker_of(one).opened_at)
-    return shut[: len(pool) // 2]
+    shut = [one for one in pool if not one.breaker.is_whole]
+    if not shut:
+        return shut
+    shut.sort(key=lambda one: one.breaker.failed_at)
+    sizes = Counter(one.fingerprint for one in pool)
+    left_out: list[Worker] = []
+    num_out: Counter[str] = Counter()
+    for one in shut:
+        num_out[one.fingerprint] += 1
+        if num_out[one.fingerprint] <= sizes[one.fingerprint] // 2:
+            left_out.append(one)
+    return left_out
+
+
+class Site(NamedTuple):
+    """Where a worker runs, as its labels say.
+
+    Attributes:
+      zone: its zone; empty without one, which counts as a zone of its own.
+      pool: its pool; empty for the shared one.
+    """
+
+    zone: str = ""
+    pool: str = ""
 
 
 @dataclass(slots=True)
@@ -291,6 +331,7 @@ class Worker:
       welcome: its last WELCOME; None before.
       peer_id: its current or last identity.
       fingerprint: its model, without adapters; empty before WELCOME.
+      site: where it runs.
       adapters: digests of its adapters.
       beat: its last heartbeat since it was greeted.
       busy_until: time until which it gets no lease requests, after it refused one.
@@ -316,6 +357,7 @@ class Worker:
         self.welcome: Welcome | None = None
         self.peer_id: PeerId | None = None
         self.fingerprint = ""
+        self.site = Site()
         self.adapters: frozenset[bytes] = frozenset()
         self.beat: WorkerHeartbeat | None = None
         self.busy_until = now
@@ -359,6 +401,16 @@ class Worker:
         return is_alive and is_announced
 
     @property
+    def has_share_left(self) -> bool:
+        """Whether it may get one more attempt while it is confined: one, or up to its share."""
+        if not self.breaker.is_admitting or self.beat is None:
+            return False
+        used, usual = self.waiting_tokens, self.beat.token_credit
+        if self.role is Role.DECODE:
+            used, usual = len(self.shares), self.beat.row_credit
+        return not self.shares or used < self.breaker.share * usual
+
+    @property
     def waiting_tokens(self) -> int:
         """This server's prompt tokens that the worker has yet to compute."""
         return sum(share.num_tokens for share in self.shares.values())
@@ -372,6 +424,8 @@ class Worker:
             self.prefixes.clear()
         self.welcome, self.peer_id = welcome, welcome.peer.peer_id
         self.fingerprint = without_mark(welcome.fingerprint)
+        labels = welcome.labels
+        self.site = Site(labels.get("zone", ""), labels.get("pool", ""))
         self.busy_until = now
         self.missing_since = None
         self.is_missed = False
@@ -460,3 +514,53 @@ class Worker:
         self.missing_since = now
         self.is_missed = True
         self.shares.clear()
+
+
+def eligible(
+    workers: Iterable[Worker], placement: Placement, *, is_overflow: bool = True
+) -> list[Worker]:
+    """Return the workers that a request may use, whether or not they are connected. Those that were
+    not greeted yet may turn out to be.
+
+    Args:
+      workers: all workers.
+      placement: of the request's tenant.
+      is_overflow: include the shared pool for a tenant with overflow.
+    """
+    if placement is ANYWHERE:
+        return [worker for worker in workers if not worker.site.pool]
+    return [
+        worker
+        for worker in workers
+        if worker.welcome is None or placement.admits(*worker.site, is_overflow=is_overflow)
+    ]
+
+
+class BrokenPaths:
+    """Pairs of prefill and decode workers that cannot reach each other, although both answer this
+    server.
+
+    A partition between two workers shows as a transfer that is given up; neither worker is at
+    fault, so no breaker counts it. Entries are per pair of worker epochs and expire.
+    """
+
+    def __init__(self, config: RecoveryConfig) -> None:
+        self._avoid_s = config.path_avoid_s
+        self._until: dict[tuple[PeerId | None, PeerId | None], float] = {}
+
+    def __len__(self) -> int:
+        return len(self._until)
+
+    def broke(self, prefill: Worker, decode: Worker, now: float) -> None:
+        """Record that KV does not get from one to the other."""
+        self._until[prefill.peer_id, decode.peer_id] = now + self._avoid_s
+
+    def is_broken(self, prefill: Worker, decode: Worker, now: float) -> bool:
+        """Return whether other workers should be paired instead."""
+        until = self._until.get((prefill.peer_id, decode.peer_id))
+        return until is not None and now < until
+
+    def forget(self, now: float) -> None:
+        """Drop expired entries."""
+        for path in [path for path, until in self._until.items() if until <= now]:
+            del self._until[path]

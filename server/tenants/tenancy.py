@@ -69,13 +69,14 @@ class TenantFile:
         path = str(self._file.path)
         return read_tenants(self._file.read(), path), path
 
-    def open(self, left_out: Collection[str]) -> Tenancy:
+    def open(self, left_out: Collection[str], zone: str = "") -> Tenancy:
         """Return the tenants that a server starts with.
 
         Args:
           left_out: models of the fleet that this server could not read. Only ladders that name one
             are rejected; their tenants use the configured ladder until the file changes, because
             the server must start for the other models.
+          zone: the server's zone; empty for none.
 
         Raises:
           ConfigError: see `read`.
@@ -83,7 +84,7 @@ class TenantFile:
         tenants, path = self._read()
         known = tenants.without_ladders_of(left_out)
         self._check(known, path)
-        tenancy = Tenancy(known)
+        tenancy = Tenancy(known, zone)
         try:
             self._check(tenants, path)
         except ConfigError as error:
@@ -96,7 +97,7 @@ class TenantFile:
 
         Args:
           tenancy: receives the tenants.
-          dismiss: ends the requests of tenants that were removed or disabled.
+          dismiss: ends the requests of tenants that were removed, disabled or bound to zones.
         """
         threads = trio.CapacityLimiter(1)
         while True:
@@ -156,13 +157,15 @@ class Tenancy:
 
     Args:
       tenants: from the tenants file; None without one, and then every client is accepted.
+      zone: the server's zone; empty for none.
 
     Attributes:
       report: the state of the tenants file.
     """
 
-    def __init__(self, tenants: Tenants | None = None) -> None:
+    def __init__(self, tenants: Tenants | None = None, zone: str = "") -> None:
         self._tenants = tenants
+        self._zone = zone
         self.report = TenancyReport()
         if tenants is not None:
             self.report = TenancyReport(len(tenants.by_name), 1)
@@ -181,7 +184,7 @@ class Tenancy:
 
           Raises:
             RequestError: 401 if no key, or a wrong or expired one, was sent; 403 if the tenant is
-            disabled.
+            disabled; 421 if its data must not come to this server's zone.
         """
         if self._tenants is None:
             return ANONYMOUS
@@ -198,20 +201,21 @@ class Tenancy:
         tenant, stored = entry
         if stored.until is not None and now >= stored.until:
             raise _key_refused(WRONG_KEY)
-        return _enabled(tenant)
+        return self._served(tenant)
 
     def tenant_named(self, name: str) -> Tenant:
         """Return a tenant by name, for an internal request.
 
         Raises:
-          RequestError: 401 if it was removed; 403 if it is disabled.
+          RequestError: 401 if it was removed; 403 if it is disabled; 421 in a zone that its data
+            must not come to.
         """
         if self._tenants is None:
             return ANONYMOUS
         tenant = self._tenants.by_name.get(name)
         if tenant is None:
             raise _key_refused(f"tenant {name} no longer exists; ask the operator of this server")
-        return _enabled(tenant)
+        return self._served(tenant)
 
     @property
     def all_tenants(self) -> Collection[Tenant]:
@@ -223,32 +227,47 @@ class Tenancy:
         return (self._tenants or NO_TENANTS).prices_of(*names)
 
     def replace(self, tenants: Tenants) -> frozenset[str]:
-        """Replace the tenants; return the names of those that were removed or disabled."""
+        """Replace the tenants; return the names of those that were removed, disabled, or bound to
+        zones that their requests may have left."""
         before = {} if self._tenants is None else self._tenants.by_name
         self._tenants, after = tenants, tenants.by_name
         self.report = TenancyReport(len(after), self.report.num_taken + 1, self.report.num_refused)
         return frozenset(
             name
             for name, tenant in before.items()
-            if not tenant.is_disabled and (name not in after or after[name].is_disabled)
+            if not tenant.is_disabled
+            and (
+                name not in after
+                or after[name].is_disabled
+                or not tenant.placement.is_within(after[name].placement)
+            )
         )
 
     def refuse(self, problem: str) -> None:
         """Record the error of a newer file; the tenants stay as they were."""
         self.report = replace(self.report, num_refused=self.report.num_refused + 1, problem=problem)
 
+    def _served(self, tenant: Tenant) -> Tenant:
+        """Return a tenant that this server may serve."""
+        zones = tenant.placement.zones
+        if tenant.is_disabled:
+            raise RequestError(
+                f"the tenant {tenant.name} is disabled; ask the operator of this server",
+                status=403,
+                code="permission_denied",
+            )
+        if zones and self._zone not in zones:
+            raise RequestError(
+                f"requests of the tenant {tenant.name} must stay in the zone "
+                f"{' or '.join(sorted(zones))}, and this server is in "
+                f"{self._zone or 'no zone'}; send them to the address of a server there",
+                status=421,
+                code="wrong_zone",
+            )
+        return tenant
+
 
 NO_TENANTS: Final = Tenants((), {}, {})
-
-
-def _enabled(tenant: Tenant) -> Tenant:
-    if tenant.is_disabled:
-        raise RequestError(
-            f"the tenant {tenant.name} is disabled; ask the operator of this server",
-            status=403,
-            code="permission_denied",
-        )
-    return tenant
 
 
 def _key_refused(message: str) -> RequestError:

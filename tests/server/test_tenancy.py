@@ -4,6 +4,7 @@ runs."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from server.tenants.tenancy import Tenancy
 from tests.server.support.tenants import tenancy_of, tenant, tenants_of
 from triolet.errors import RequestError
+from triolet.service_class import Placement
 from triolet.tenants.plans import ANONYMOUS, Plan, TenantKey
 
 if TYPE_CHECKING:
@@ -58,6 +60,41 @@ def test_a_disabled_tenant_is_told_so_by_its_own_key_only() -> None:
     assert refusal(lambda: tenancy.tenant_of("one", 0.0)) == (403, "permission_denied")
     assert refusal(lambda: tenancy.tenant_named("alice")) == (403, "permission_denied")
     assert refusal(lambda: tenancy.tenant_named("carol")) == (401, "invalid_api_key")
+
+
+def test_a_tenant_bound_to_zones_is_told_where_to_go() -> None:
+    alice = replace(tenant("alice", "one"), placement=Placement(frozenset({"eu-1", "eu-2"})))
+    for zone, where in (("us-1", "us-1"), ("", "no zone")):
+        tenancy = Tenancy(tenants_of(alice, tenant("bob", "two")), zone)
+        assert tenancy.tenant_of("two", 0.0).name == "bob"
+        for ask in (partial(tenancy.tenant_of, "one", 0.0), partial(tenancy.tenant_named, "alice")):
+            with pytest.raises(RequestError, match=f"eu-1 or eu-2, and .* in {where}") as error:
+                ask()
+            assert (error.value.status, error.value.code) == (421, "wrong_zone")
+    assert Tenancy(tenants_of(alice), "eu-2").tenant_of("one", 0.0) is alice
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_dismissed"),
+    [
+        ("", "eu", True),
+        ("eu us", "eu", True),
+        ("eu", "us", True),
+        ("eu", "eu us", False),
+        ("eu", "", False),
+        ("", "", False),
+    ],
+)
+def test_requests_that_may_have_left_the_new_zones_end(
+    before: str, after: str, *, is_dismissed: bool
+) -> None:
+    alice = tenant("alice", "one")
+    old, new = (
+        replace(alice, placement=Placement(frozenset(zones.split()))) for zones in (before, after)
+    )
+    assert Tenancy(tenants_of(old)).replace(tenants_of(new)) == (
+        {"alice"} if is_dismissed else set()
+    )
 
 
 def test_a_change_counts_at_once_and_names_who_may_ask_no_more() -> None:

@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from triolet.errors import ConfigError
-from triolet.service_class import ServiceClass
+from triolet.service_class import ANYWHERE, Placement, ServiceClass
 from triolet.tenants.api_keys import digest_of
 from triolet.tenants.form import MAX_TENANTS, read_tenants
 from triolet.tenants.plans import NO_PRICES, Plan, Prices, TenantRole, Tenants
@@ -114,7 +114,10 @@ def test_secrets_differ_between_tenants_and_stay_when_others_come() -> None:
             SECRET + "[tenants.a]\nrol = 1",
             "in [tenants.a] is 'rol', which is unknown; did you ",
         ),
-        (SECRET + "[tenants.a]\nzzz = 1", "known are auto, disabled, keys, plan, role"),
+        (
+            SECRET + "[tenants.a]\nzzz = 1",
+            "known are auto, disabled, keys, overflow, plan, pools, role, zones",
+        ),
         (SECRET + "[tenants.a]\nauto = []", "auto is '[]'; must be a list of 1 to 16 different"),
         (SECRET + "[tenants.a]\nauto = ['x', 'x']", "must be a list of 1 to 16 different models"),
         (SECRET + f"[tenants.a]\nauto = {[str(n) for n in range(17)]}", "a list of 1 to 16"),
@@ -164,6 +167,11 @@ def test_what_is_wrong_is_named(text: str, words: str) -> None:
         ("classes", "'default'"),
         ("budget_alerts", "[0]"),
         ("budget_alerts", "0.5"),
+        ("pools", "'a'"),
+        ("pools", "['']"),
+        ("pools", "['a b']"),
+        ("overflow", "1"),
+        ("zones", f"{['eu'] * 65}"),
     ],
 )
 def test_a_value_out_of_its_range_is_refused_by_its_name(field: str, value: str) -> None:
@@ -198,3 +206,27 @@ def test_there_is_a_most_of_tenants() -> None:
 def test_a_number_that_is_too_large_is_refused_like_any_other(table: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         read(f"{SECRET}[tenants.a]\n{table}")
+
+
+def test_a_tenant_has_the_pools_and_zones_of_its_plan_unless_it_names_its_own() -> None:
+    tenants = read(
+        SECRET
+        + """
+        [plans.gold]
+        pools = ["gold", "silver"]
+        overflow = true
+        [tenants.a]
+        plan = "gold"
+        [tenants.b]
+        plan = "gold"
+        pools = ["b"]
+        zones = ["eu"]
+        overflow = false
+        [tenants.c]
+        """
+    ).by_name
+    assert tenants["a"].placement == Placement(
+        pools=frozenset({"gold", "silver"}), has_overflow=True
+    )
+    assert tenants["b"].placement == Placement(frozenset({"eu"}), frozenset({"b"}))
+    assert tenants["c"].placement is ANYWHERE

@@ -17,6 +17,8 @@ Positive: TypeAlias = Annotated[float, Meta(gt=0)]
 NotNegative: TypeAlias = Annotated[float, Meta(ge=0)]
 Share: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
 ShareOrZero: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+LabelText: TypeAlias = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._-]{0,63}\Z")]
+"""A label's value, as Kubernetes allows it, or nothing."""
 
 LABEL: Final = re.compile(r"[A-Za-z0-9._-]{1,63}")
 """A label's value, as Kubernetes allows it."""

@@ -54,6 +54,15 @@ class RecoveryConfig:
     that fails."""
     breaker_max_cooldown_s: float = 30.0 * SECONDS
     """A repaired worker is used again within this time."""
+    zone_evict_s: Positive = 2.0 * SECONDS
+    """All workers of a zone are silent for this long before it counts as lost: longer than the
+    silence of a single worker (`peer_timeout_s`), and than most partitions that heal themselves."""
+    zone_return_share: Share = 0.1
+    """Share of its usual work that a zone gets when it answers again: its caches are empty, and its
+    fault may come back."""
+    zone_return_s: Positive = 30.0 * SECONDS
+    """It gets that much more after every period of this length, and all of it after less than five
+    minutes."""
     retry_share: float = 0.1
     """Retries earned by each accepted request: if more than one request in ten needs a retry, the
     fleet is in trouble, and more retries would make it worse."""
@@ -119,6 +128,11 @@ class RoutingConfig:
     """A prompt that computes longer than this does not hold back shorter ones: the worker computes
     them alongside. Shorter prompts finish in turn; otherwise later ones would overtake them by
     their tenants' shares."""
+
+    cross_zone_penalty_s: NotNegative = 0.5 * SECONDS
+    """Longest wait for a prefill worker in decode's zone that is better than one in another zone:
+    the KV of 2,000 tokens of a model with 8 billion parameters has 256 MiB, which a flow of 5
+    Gbit/s between zones carries in 0.4 s; its transfer is also charged by the byte."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from ..loopback import is_loopback
 from ..units import KIB, MIB, MILLISECONDS, SECONDS
 from .adapters import AdapterConfig  # noqa: TC001 (get_type_hints reads the annotations)
 from .auto import AutoConfig
-from .limits import Count, CountOrZero, NotNegative, Positive, require
+from .limits import Count, CountOrZero, LabelText, NotNegative, Positive, require
 from .link import LinkConfig
 from .membership import MembershipConfig
 from .models import ServedModelConfig  # noqa: TC001 (get_type_hints reads the annotations)
@@ -361,6 +361,10 @@ class ServerConfig:
     usage: UsageConfig = field(default_factory=UsageConfig)
     grammar: GrammarConfig = field(default_factory=GrammarConfig)
     template: TemplateConfig = field(default_factory=TemplateConfig)
+    zone: LabelText = ""
+    """The server's zone, with the values of `worker.labels.zone`; empty for none. Of workers with
+    equally many streams those of this zone go first, and tenants that are bound to zones are
+    served only here if it is one of theirs."""
     curve_dir: str | None = None
     """Key directory (`triolet keys make`); required for any tcp address."""
     token_window: Count = 64
@@ -373,9 +377,9 @@ class ServerConfig:
     default_deadline_s: float = 600.0 * SECONDS
     """Deadline of requests that set none: nothing may live forever."""
     max_queued_requests: CountOrZero = 1024
-    """Waiting requests of a class and those above it: a flood of lower classes takes none of these
-    places. When they are full, a tenant below its part by weight still gets a place. About 8 KiB
-    each plus their prompt."""
+    """Waiting requests of a class and those above it, for each pool of workers: a flood of lower
+    classes takes none of these places. When they are full, a tenant below its part by weight still
+    gets a place. About 8 KiB each plus their prompt."""
     worker_wait_s: float = 30.0 * SECONDS
     """How long requests are kept while no worker of a role is there: a restart, including loading
     the model. After that they are refused with 503."""

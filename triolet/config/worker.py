@@ -324,7 +324,7 @@ class LabelsConfig:
     host: str = ""
     """The machine."""
     pool: str = ""
-    """Machines that are bought or scaled together."""
+    """Machines reserved for the tenants and plans that name this pool; empty for all others."""
     price_class: str = ""
     """Machines with the same price."""
     preemptible: bool = False

@@ -19,8 +19,9 @@ import msgspec
 from msgspec import Meta
 
 from ..config import MAX_RUNGS
+from ..config.limits import LabelText
 from ..errors import ConfigError
-from ..service_class import ServiceClass
+from ..service_class import ANYWHERE, Placement, ServiceClass
 from .plans import Plan, Prices, Tenant, TenantKey, TenantRole, Tenants
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ MAX_TENANTS: Final = 10_000
 """This many names may become metric labels."""
 MAX_KEYS: Final = 16
 """Keys of one tenant: present ones and those being replaced."""
+MAX_LABELS: Final = 64
+"""Pools, or zones, of one plan or tenant."""
 MAX_NUMBER: Final = 1e15
 """Above this a float cannot represent every whole number."""
 MAX_PRICE: Final = 1_000_000_000
@@ -114,9 +117,14 @@ def _tenant(name: str, table: object, plans: Mapping[str, Plan], secret: bytes) 
         raise _Wrong(
             f"{where} plan is {plan_name!r}, which is not one of {', '.join(sorted(plans))}"
         )
+    plan = plans[plan_name]
+    pools = frozenset(found.pop("pools", plan.pools))
+    has_overflow = found.pop("overflow", plan.overflow) and bool(pools)
+    placement = Placement(frozenset(found.pop("zones", plan.zones)), pools, has_overflow)
     return Tenant(
         name=name,
-        plan=plans[plan_name],
+        plan=plan,
+        placement=ANYWHERE if placement == ANYWHERE else placement,
         is_disabled=found.pop("disabled", False),
         secret=hmac.digest(secret, name.encode(), "sha256"),
         **found,
@@ -225,6 +233,7 @@ def _ladder(value: object) -> tuple[str, ...]:
 
 
 _Positive = Annotated[float, Meta(gt=0, le=MAX_NUMBER)]
+_Label = Annotated[LabelText, Meta(min_length=1)]
 _Words = Annotated[list[str], Meta(min_length=1)]
 _Digest = Annotated[str, Meta(pattern=rf"\A{DIGEST_PREFIX}[0-9a-f]{{64}}\Z")]
 _KeyList = Annotated[list[_Digest | _KeyTable], Meta(max_length=MAX_KEYS)]
@@ -240,6 +249,15 @@ _PRICE: Final = (
     _typed(Annotated[float, Meta(ge=0, le=MAX_PRICE)]),
     f"a number from 0 to {MAX_PRICE:,}",
 )
+_LABELS: Final = (
+    _typed(Annotated[tuple[_Label, ...], Meta(max_length=MAX_LABELS)]),
+    f"a list of up to {MAX_LABELS} names of 1 to 63 letters, digits, -, _ and .",
+)
+_PLACES: Final[Mapping[str, Field]] = {
+    "pools": _LABELS,
+    "overflow": (_typed(bool), "true or false"),
+    "zones": _LABELS,
+}
 _PLAN_FIELDS: Final[Mapping[str, Field]] = {
     "weight": (_typed(_Positive), "a number above 0"),
     "classes": (_classes, f"a list of different ones of {_CLASS_WORDS}, the usual one first"),
@@ -253,6 +271,7 @@ _PLAN_FIELDS: Final[Mapping[str, Field]] = {
     "cache_share": _SHARE,
     "budget": _AMOUNT,
     "budget_alerts": (_alerts, "a list of numbers above 0, shares of the budget"),
+    **_PLACES,
 }
 _PRICE_FIELDS: Final[Mapping[str, Field]] = {one.name: _PRICE for one in fields(Prices)}
 _TENANT_FIELDS: Final[Mapping[str, Field]] = {
@@ -265,4 +284,5 @@ _TENANT_FIELDS: Final[Mapping[str, Field]] = {
     ),
     "disabled": (_typed(bool), "true or false"),
     "auto": (_ladder, f"a list of 1 to {MAX_RUNGS} different models, the smallest first"),
+    **_PLACES,
 }

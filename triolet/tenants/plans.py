@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from ..service_class import ServiceClass
+from ..service_class import ANYWHERE, Placement, ServiceClass
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -48,6 +48,9 @@ class Plan:
       cache_share: share of each worker's prefix cache.
       budget: spend per calendar month (UTC) beyond which requests are refused.
       budget_alerts: shares of the budget at which an alert is logged and counted.
+      pools: pools of workers for its requests; empty for the shared one.
+      overflow: its requests may use the shared pool if these have no room.
+      zones: zones that its data must not leave; empty for any.
     """
 
     name: str = "default"
@@ -67,6 +70,9 @@ class Plan:
     cache_share: float = 1.0
     budget: float | None = None
     budget_alerts: tuple[float, ...] = (0.5, 0.8, 1.0)
+    pools: tuple[str, ...] = ()
+    overflow: bool = False
+    zones: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +101,7 @@ class Tenant:
       secret: its parts of caches are hashed with it, so that no other tenant shares them; empty
         where there are no tenants.
       auto: ladder for its requests for the model `auto`; None for that of the settings.
+      placement: workers that its requests may use.
     """
 
     name: str
@@ -104,6 +111,7 @@ class Tenant:
     is_disabled: bool = False
     secret: bytes = field(default=b"", repr=False)
     auto: tuple[str, ...] | None = None
+    placement: Placement = ANYWHERE
 
 
 ANONYMOUS: Final = Tenant(

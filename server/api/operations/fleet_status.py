@@ -230,6 +230,7 @@ def _worker(worker: WorkerStatus) -> dict[str, Any]:
         "role": worker.role.value,
         "state": worker.state,
         "breaker": worker.breaker,
+        "share": round(worker.share, 3),
         "trouble": worker.trouble,
         "labels": dict(worker.labels),
         "blocks": {

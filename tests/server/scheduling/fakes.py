@@ -120,6 +120,7 @@ class FakeDecode:
       end_at: position at which the model ends by itself; None for never.
       refusal: answer to every RESERVE, if set.
       held_blocks: cached blocks that it reports for every prompt.
+      labels: its labels.
       rows: its leases.
       server: the server that holds them, as named in leases.
       computed: tokens computed after the replay, per attempt.
@@ -136,6 +137,7 @@ class FakeDecode:
     held_blocks: int = 0
     is_draining: bool = False
     role: Role = Role.DECODE
+    labels: dict[str, str] = field(default_factory=dict)
     rows: dict[AttemptKey, FakeRow] = field(default_factory=dict)
     ended: set[AttemptKey] = field(default_factory=set)
     received: list[AnyFrame] = field(default_factory=list)
@@ -154,6 +156,7 @@ class FakeDecode:
             version=PROTOCOL_VERSION,
             fingerprint=self.fingerprint,
             capacity=_capacity(self.num_blocks),
+            labels=self.labels,
             kv_address=f"mem://{self.name}-kv",
         )
 
@@ -272,6 +275,7 @@ class FakePrefill:
     """A prefill worker; KV "travels" by a call to the decode worker.
 
     Attributes:
+      labels: its labels.
       waiting: requested attempts that are not computed yet.
       inputs: requested embedding inputs that are not computed yet.
     """
@@ -285,6 +289,7 @@ class FakePrefill:
     end_at: int | None = None
     is_draining: bool = False
     role: Role = Role.PREFILL
+    labels: dict[str, str] = field(default_factory=dict)
     waiting: dict[AttemptKey, Prefill] = field(default_factory=dict)
     inputs: dict[AttemptKey, Embed] = field(default_factory=dict)
     ended: set[AttemptKey] = field(default_factory=set)
@@ -298,6 +303,7 @@ class FakePrefill:
             version=PROTOCOL_VERSION,
             fingerprint=self.fingerprint,
             capacity=_capacity(self.num_blocks),
+            labels=self.labels,
         )
 
     def heartbeat(self) -> WorkerHeartbeat:

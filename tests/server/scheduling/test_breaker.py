@@ -13,12 +13,13 @@ from server.scheduling.workers import (
     Breaker,
     BreakerEvent,
     BreakerState,
+    Worker,
     ejected,
     next_state,
 )
-from triolet.config import RecoveryConfig
+from triolet.config import LinkConfig, RecoveryConfig
 from triolet.errors import LocalProtocolError
-from triolet.ids import AttemptKey
+from triolet.ids import AttemptKey, Role
 
 S, E = BreakerState, BreakerEvent
 CONFIG = RecoveryConfig()
@@ -142,6 +143,16 @@ def test_what_began_before_it_opened_changes_nothing() -> None:
     assert breaker.state is S.HALF_OPEN
 
 
+def pool_of(*breakers: Breaker) -> list[Worker]:
+    """Return workers with these breakers."""
+    workers = []
+    for number, breaker in enumerate(breakers):
+        worker = Worker(Role.DECODE, f"mem://{number}", LinkConfig(), CONFIG, 0.0)
+        worker.breaker = breaker
+        workers.append(worker)
+    return workers
+
+
 @pytest.mark.parametrize(
     ("num_workers", "num_failing", "num_out"),
     [(1, 1, 0), (2, 1, 1), (2, 2, 1), (3, 2, 1), (5, 5, 2), (6, 4, 3), (4, 1, 1), (4, 0, 0)],
@@ -150,9 +161,19 @@ def test_at_most_half_of_a_pool_is_left_out(
     num_workers: int, num_failing: int, num_out: int
 ) -> None:
     breakers = [tripped(now=float(n)) for n in range(num_failing)]
-    breakers += [Breaker(CONFIG) for _ in range(num_workers - num_failing)]
-    out = ejected(breakers, lambda breaker: breaker)
-    assert out == breakers[:num_out], "those that failed first"
+    pool = pool_of(*breakers, *(Breaker(CONFIG) for _ in range(num_workers - num_failing)))
+    assert ejected(pool) == pool[:num_out], "those that failed first"
+
+
+def test_zones_and_models_share_the_half_of_a_pool_that_is_left_out() -> None:
+    confined = [Breaker(CONFIG), Breaker(CONFIG)]
+    for now, breaker in enumerate(confined):
+        breaker.confine(0.1, float(now))
+        breaker.confine(0.2, 9.0)
+    pool = pool_of(*confined, tripped(now=5.0), Breaker(CONFIG))
+    assert ejected(pool) == [pool[2], pool[0]], "a worker that fails goes before one that returns"
+    pool[2].fingerprint = "another"
+    assert ejected(pool) == [pool[0]], "half of three, and nothing of a single worker"
 
 
 @given(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from server.scheduling.admission import FULL_RETRY_S, AdmissionLimits, refuse_unfit
-from server.scheduling.queue import FairQueue, num_crowding
-from server.scheduling.routing import BrokenPaths, Need, choose_pair, streams_on
+from server.scheduling.admission import FULL_RETRY_S, AdmissionLimits, num_crowding, refuse_unfit
+from server.scheduling.queue import FairQueue
+from server.scheduling.routing import Need, choose_pair, streams_on
+from server.scheduling.workers import BrokenPaths
 from transport.frames import Reserve
 from transport.liveness import PeerState
 from triolet.config import QueueConfig, RecoveryConfig
@@ -27,6 +28,7 @@ def world_of(*fakes: FakeDecode | FakePrefill) -> World:
     decodes = [f for f in fakes if isinstance(f, FakeDecode)]
     prefills = [f for f in fakes if isinstance(f, FakePrefill)]
     world = World(len(prefills), len(decodes), connect=False)
+    world.prefills, world.decodes = prefills, decodes
     ordered: list[FakeDecode | FakePrefill] = [*prefills, *decodes]
     for worker, fake in zip(world.workers, ordered, strict=True):
         world.of[worker] = fake

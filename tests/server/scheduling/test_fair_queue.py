@@ -115,7 +115,7 @@ def assert_nothing_is_left(queue: FairQueue[int], slow: SlowQueue) -> None:
     assert (len(queue), queue.num_running, queue.num_tenants) == (0, 0, 0)
     for line in queue.classes:
         assert (line.num_waiting, line.num_running, line.aging_credit) == (0, 0, 0.0)
-        assert line.ready_tokens == 0
+        assert line.ready_tokens() == 0
         assert not line.is_waiting
 
 

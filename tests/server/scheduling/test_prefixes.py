@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 
 from server.scheduling.routing import (
     TOKENS_PER_STREAM,
-    BrokenPaths,
     Need,
     choose_pair,
     counted_tokens,
 )
-from server.scheduling.workers import PrefixChain, PrefixIndex
+from server.scheduling.workers import BrokenPaths, PrefixChain, PrefixIndex
 from triolet.config import RecoveryConfig
 from triolet.ids import AttemptKey
 

@@ -14,14 +14,14 @@ def test_who_waits_by_its_own_limit_is_ahead_of_nobody_but_itself() -> None:
     for number in range(5):
         queue.add(f"full {number}", place(full, 100))
     line = queue.classes[ServiceClass.CRITICAL]
-    assert line.ready_tokens == 500
+    assert line.ready_tokens() == 500
     queue.take("full 0")
     assert queue.first() is None
-    assert (line.num_waiting, line.ready_tokens) == (4, 0)
+    assert (line.num_waiting, line.ready_tokens()) == (4, 0)
     assert queue.tokens_ahead(place(Scheduling("other"), 0, UNKNOWN_TOKENS)) == 0
     assert queue.tokens_ahead(place(Scheduling("full", max_running=1), 0, UNKNOWN_TOKENS)) == 400
     queue.end("full 0", 5)
-    assert line.ready_tokens == 400
+    assert line.ready_tokens() == 400
 
 
 def test_a_crowd_of_tenants_with_one_request_each_is_ahead_of_a_newcomer() -> None:

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.scheduling.routing import (
-    BrokenPaths,
     DecodeRates,
     Need,
     PrefillRates,
@@ -20,6 +19,7 @@ from server.scheduling.routing import (
     is_ready,
     most_local_tokens,
 )
+from server.scheduling.workers import BrokenPaths
 from transport.frames import Load
 from triolet.config import LocalPrefill, RecoveryConfig, RoutingConfig
 from triolet.ids import AttemptKey

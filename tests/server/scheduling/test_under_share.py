@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from itertools import count
 
-from server.scheduling.queue import UNKNOWN_TOKENS, FairQueue, QueuePlace, is_under_share
+from server.scheduling.admission import is_under_share
+from server.scheduling.queue import UNKNOWN_TOKENS, FairQueue, QueuePlace
 from triolet.config import QueueConfig
 from triolet.service_class import Scheduling, ServiceClass
 

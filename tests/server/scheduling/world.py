@@ -219,10 +219,14 @@ class World:
         old = self.of[worker]
         fresh: FakeDecode | FakePrefill
         if isinstance(old, FakeDecode):
-            fresh = FakeDecode(name=old.name, epoch=old.epoch + LIVES, end_at=old.end_at)
+            fresh = FakeDecode(
+                name=old.name, epoch=old.epoch + LIVES, end_at=old.end_at, labels=old.labels
+            )
             self.decodes[self.decodes.index(old)] = fresh
         else:
-            fresh = FakePrefill(name=old.name, epoch=old.epoch + LIVES, end_at=old.end_at)
+            fresh = FakePrefill(
+                name=old.name, epoch=old.epoch + LIVES, end_at=old.end_at, labels=old.labels
+            )
             self.prefills[self.prefills.index(old)] = fresh
         self.of[worker] = fresh
         self.up[worker].clear()

@@ -176,6 +176,7 @@ class FakeWorker:
     capacity: Capacity | None = CAPACITY
     load: Load = field(default_factory=Load)
     breaker: str = "closed"
+    share: float = 1.0
     fingerprint: str = "tiny"
     trouble: str = ""
     address: str = "ipc:///w"
