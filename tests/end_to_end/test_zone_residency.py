@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import re
 import secrets
-import signal
 import struct
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,31 +15,29 @@ from typing import TYPE_CHECKING
 import httpx2
 import pytest
 
-from ops.models.model_directory import demo_model_path
-from ops.ports import bind_port
-from tests import forked
-
-from .fleet_process import PATIENCE_S, START_TIMEOUT_S, STOP_TIMEOUT_S, wait_until
+from .fleet_process import PATIENCE_S
 from .tenants import headers_of, write_tenants
+from .zone_processes import Zones, started
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 pytestmark = pytest.mark.slow
 
-ZONES = ("eu", "us")
+ZONES = dict.fromkeys(("eu", "us"), "127.0.0.1")
 NUM_ROWS = 2
 NUM_AT_ONCE = 12
 """Far more than the rows of a zone: without its zones some of them would go elsewhere."""
-LIGHT = (
-    *("--set", "worker.engine.dtype=float32"),
-    *("--set", "worker.engine.kv_pool_bytes=64MiB"),
-    *("--set", f"worker.engine.max_num_seqs={NUM_ROWS}"),
-)
-LINK = (
-    *("--set", "link.peer_timeout_s=6", "--set", "link.progress_timeout_s=6"),
-    *("--set", "link.lease_ttl_s=8"),
-)
+WORKERS = {
+    "worker.engine.dtype": "float32",
+    "worker.engine.kv_pool_bytes": "64MiB",
+    "worker.engine.max_num_seqs": NUM_ROWS,
+}
+LINK = {
+    "link.peer_timeout_s": 6,
+    "link.progress_timeout_s": 6,
+    "link.lease_ttl_s": 8,
+}
 WRITABLE = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) rw")
 PIECE_BYTES = 1 << 24
 
@@ -52,6 +48,11 @@ def children_of(pid: int) -> Iterator[int]:
     with suppress(FileNotFoundError):
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
             yield from children_of(int(child))
+
+
+def pids(zones: Zones, zone: str) -> list[int]:
+    """Return the processes of a zone, including those of servers that read texts."""
+    return [pid for process in zones.processes[zone] for pid in children_of(process.pid)]
 
 
 def is_in_memory(pid: int, needles: list[bytes]) -> bool:
@@ -75,101 +76,6 @@ def is_in_memory(pid: int, needles: list[bytes]) -> bool:
     return False
 
 
-class Zones:
-    """A server, a prefill and a decode worker in each of two zones; both servers know all workers.
-
-    Attributes:
-      urls: of the servers, by zone.
-      processes: by zone.
-    """
-
-    def __init__(self, folder: Path, tenants: Path) -> None:
-        self.folder = folder
-        self.ports = {zone: bind_port("127.0.0.1", 0) for zone in ZONES}
-        self.urls = {
-            zone: f"http://127.0.0.1:{port.getsockname()[1]}" for zone, port in self.ports.items()
-        }
-        self.processes: dict[str, list[forked.Popen]] = {zone: [] for zone in ZONES}
-        for zone in ZONES:
-            (folder / zone).mkdir(mode=0o700)
-            label = ("--set", f"worker.labels.zone={zone}")
-            address = self.address("d", zone)
-            self.start(
-                zone, "decode", *label, *self.named("d", zone), f"decode.kv_address={address}.kv"
-            )
-            self.start(zone, "prefill", *label, *self.named("p", zone)[:-1])
-            self.start(
-                zone,
-                "server",
-                *("--set", f"server.zone={zone}"),
-                *("--set", f"server.tenants.file={tenants}"),
-                *("--set", f"server.batches.directory={folder / zone / 'jobs'}"),
-                *("--set", f"server.port={self.ports[zone].getsockname()[1]}"),
-                *("--set", f"server.decode_addresses={self.addresses('d')}"),
-                *("--set", f"server.prefill_addresses={self.addresses('p')}"),
-                *("--set", f"server.stall_timeout_s={PATIENCE_S}"),
-            )
-
-    def address(self, role: str, zone: str) -> str:
-        return f"ipc://{self.folder}/{role}-{zone}"
-
-    def addresses(self, role: str) -> str:
-        return ",".join(self.address(role, zone) for zone in ZONES)
-
-    def named(self, role: str, zone: str) -> tuple[str, ...]:
-        address = f"worker.control_address={self.address(role, zone)}"
-        return ("--set", f"worker.name={role}-{zone}", "--set", address, "--set")
-
-    def start(self, zone: str, role: str, *options: str) -> None:
-        command = [forked.TRIOLET, role, str(demo_model_path()), *options, *LINK]
-        command += () if role == "server" else LIGHT
-        with (self.folder / zone / f"{role}.log").open("wb") as log:
-            self.processes[zone].append(
-                forked.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                    cwd=self.folder / zone,
-                )
-            )
-
-    def pids(self, zone: str) -> list[int]:
-        """Return the processes of a zone, including those of servers that read texts."""
-        return [pid for process in self.processes[zone] for pid in children_of(process.pid)]
-
-    def files(self, zone: str) -> list[bytes]:
-        """Return the contents of all files of a zone."""
-        return [path.read_bytes() for path in (self.folder / zone).rglob("*") if path.is_file()]
-
-
-@contextmanager
-def running_zones(folder: Path, tenants: Path) -> Iterator[Zones]:
-    zones = Zones(folder, tenants)
-    try:
-        for zone, url in zones.urls.items():
-
-            def is_ready(zone: str = zone, url: str = url) -> bool:
-                dead = [p.args for p in zones.processes[zone] if p.poll() is not None]
-                logs = b"".join(zones.files(zone)).decode(errors="replace")[-4000:]
-                assert not dead, f"{dead} ended: {logs}"
-                with suppress(httpx2.TransportError):
-                    return httpx2.get(f"{url}/health/ready").status_code == 200
-                return False
-
-            wait_until(is_ready, START_TIMEOUT_S, f"{zone} is ready")
-        yield zones
-    finally:
-        running = [process for of_zone in zones.processes.values() for process in of_zone]
-        for process in running:
-            process.send_signal(signal.SIGKILL)
-        for process in running:
-            process.wait(STOP_TIMEOUT_S)
-        for port in zones.ports.values():
-            port.close()
-
-
 def ask_once(client: httpx2.Client, question: dict[str, object], url: str, tenant: str) -> int:
     """Ask for a completion; return the status. Free tenants do not send the canary."""
     more = {} if tenant == "bound" else {"prompt": "once upon a time"}
@@ -183,7 +89,17 @@ def test_a_canary_is_in_no_memory_and_no_file_of_another_zone(
     folder = tmp_path_factory.mktemp("z")
     tenants = write_tenants(folder / "tenants.toml", {"bound": 'zones = ["eu"]', "free": ""})
     canary = " ".join(f"canary{secrets.token_hex(8)}" for _ in range(4))
-    with running_zones(folder, tenants) as zones, httpx2.Client(timeout=PATIENCE_S) as client:
+
+    def of_server(zone: str, url: str) -> dict[str, object]:
+        del url
+        return {
+            "server.tenants.file": tenants,
+            "server.batches.directory": folder / zone / "jobs",
+            "server.stall_timeout_s": PATIENCE_S,
+        }
+
+    started_zones = started(Zones(folder, ZONES, LINK, of_server, WORKERS))
+    with started_zones as zones, httpx2.Client(timeout=PATIENCE_S) as client:
         eu, us, bound = zones.urls["eu"], zones.urls["us"], headers_of("bound")
         refused = client.post(f"{us}/v1/completions", json={"prompt": "harmless"}, headers=bound)
         assert (refused.status_code, refused.json()["error"]["code"]) == (421, "wrong_zone")
@@ -204,10 +120,10 @@ def test_a_canary_is_in_no_memory_and_no_file_of_another_zone(
         endless = question | {"max_tokens": 700, "stream": True}
         with client.stream("POST", f"{eu}/v1/completions", json=endless, headers=bound) as stream:
             next(stream.iter_lines())
-            own = {pid: is_in_memory(pid, needles) for pid in zones.pids("eu")}
+            own = {pid: is_in_memory(pid, needles) for pid in pids(zones, "eu")}
             decode, prefill, server = (process.pid for process in zones.processes["eu"])
             assert own[server], "the search finds what is there"
             assert own[decode] or own[prefill], "and also tokens"
-            assert [pid for pid in zones.pids("us") if is_in_memory(pid, needles)] == []
+            assert [pid for pid in pids(zones, "us") if is_in_memory(pid, needles)] == []
     assert any(canary.encode() in content for content in zones.files("eu")), "the uploaded file"
     assert not any(needle in content for content in zones.files("us") for needle in needles)

@@ -80,6 +80,7 @@ SCENES: Final = {
 RUN_ELSEWHERE: Final = {
     "docs/API.md": "tests/end_to_end/test_api_document.py",
     "docs/CLIENTS.md": "tests/end_to_end/clients",
+    "docs/operations/membership.md": "tests/end_to_end/test_membership.py",
 }
 NOT_RUN: Final = {
     "installs, tests or measures for minutes": (
