@@ -37,10 +37,10 @@ from .edge.listen import Edge, base_url, open_listening_socket, open_own_socket
 from .fleets import Fleets, first_work, names_of
 from .jobs.runner import BatchRunner
 from .jobs.storage import Storage
+from .membership.members import MemberFile
 from .metrics.metrics import Metrics
 from .model_changes import ModelChanges, read_models
 from .scheduling.control_link import ControlLink
-from .scheduling.members import MemberFile
 from .tenants.opening import opened_quotas
 from .tenants.tenancy import Tenancy, TenantFile
 from .tenants.usage_ledger import opened_ledger

@@ -18,7 +18,7 @@ from triolet.errors import ConfigError, model_removed
 from triolet.units import SECONDS
 
 from .fleets import read_files
-from .scheduling.members import MemberFile, by_model
+from .membership.members import MemberFile, by_model
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence

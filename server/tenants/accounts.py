@@ -3,8 +3,8 @@ Pure.
 
 Money is counted in billionths ("nanos") of the operator's currency, as integers, so that sums are
 exact. A token bucket holds one minute's worth and refills continuously. A charge may drive it below
-zero: a request that used more than it reserved is not cut; its tenant waits longer. redis_calls.py
-implements the same rules in Lua for Redis.
+zero: a request that used more than it reserved is not cut; its tenant waits longer.
+redis_scripts.py implements the same rules in Lua for Redis.
 """
 
 from __future__ import annotations

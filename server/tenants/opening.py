@@ -5,11 +5,9 @@ from __future__ import annotations
 import secrets
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from triolet.config import AT, QuotaConfig
-from triolet.errors import ConfigError
+from triolet.config import QuotaConfig, resolved_url
 from triolet.tenants.plans import Prices
 
 from .memory_store import MemoryStore, QuotaObserver, SpendFile, SpendWatch
@@ -36,7 +34,8 @@ def opened_quotas(
     Raises:
       ConfigError: the store cannot be used.
     """
-    watch, config = SpendWatch(metrics), _resolved(config)
+    watch = SpendWatch(metrics)
+    config = replace(config, limits=resolved_url(config.limits, "--limits"))
     if config.is_shared:
         yield Quotas(_redis_store(config, watch), watch, metrics, prices)
         return
@@ -46,19 +45,6 @@ def opened_quotas(
     finally:
         if file is not None:
             file.close()
-
-
-def _resolved(config: QuotaConfig) -> QuotaConfig:
-    """Return the config with an `@FILE` replaced by the URL that the file holds."""
-    if not config.limits.startswith(AT):
-        return config
-    try:
-        url = Path(config.limits.removeprefix(AT)).read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the file that --limits names cannot be read: {error}") from None
-    if url.startswith(AT):
-        raise ConfigError("the file that --limits names must hold a URL, not another file's name")
-    return replace(config, limits=url)
 
 
 def _redis_store(config: QuotaConfig, watch: SpendWatch) -> RedisStore:

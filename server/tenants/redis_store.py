@@ -18,6 +18,7 @@ import msgspec
 import structlog
 import trio
 
+from transport.redis_calls import RedisPlace, StoreGone, with_calls
 from triolet.config import shown_url
 from triolet.units import SECONDS
 
@@ -35,15 +36,15 @@ from .accounts import (
     month_of,
 )
 from .memory_store import time_of_day
-from .redis_calls import BEAT, LEAVE, RESERVE, SETTLE, StoreGone, with_calls
+from .redis_scripts import BEAT, LEAVE, PREFIX, RESERVE, SCRIPTS, SETTLE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from transport.redis_calls import RedisCalls
     from triolet.config import QuotaConfig
 
     from .memory_store import SpendWatch
-    from .redis_calls import RedisCalls
 
 
 log = structlog.get_logger(__name__)
@@ -210,10 +211,12 @@ class RedisStore:
                 task_status.started()
             await self._keep(calls)
 
+        config = self._config
+        place = RedisPlace(config.limits, config.connect_timeout_s, config.call_timeout_s)
         while True:
             self._broken = trio.Event()
             try:
-                await with_calls(self._config, self._server, use)
+                await with_calls(place, SCRIPTS, (PREFIX, self._server), use)
             except StoreGone as gone:
                 self._observer.call_failed(str(gone))
                 if is_first:

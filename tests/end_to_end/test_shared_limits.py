@@ -16,7 +16,7 @@ from loadtest.campaign.answers import draw_asks, lengthened
 from loadtest.campaign.faults import ask_under_faults
 from loadtest.campaign.limits import Taken, take_all
 from loadtest.harness.servers import FleetLog
-from server.tenants.redis_calls import PREFIX
+from server.tenants.redis_scripts import PREFIX
 from tests.server.tenants.redis_server import RedisServer, running_redis
 
 from .conftest import PATIENT, WATCHED

@@ -135,7 +135,7 @@ def own_nodes(function: ast.AsyncFunctionDef) -> Iterator[ast.AST]:
             waiting += ast.iter_child_nodes(node)
 
 
-SPEAKS_TO_REDIS = "server/tenants/redis_calls.py"
+SPEAKS_TO_REDIS = "transport/redis_calls.py"
 """Its library requires an anyio stream, which is one of Trio's here."""
 OTHER_WAYS = ("zmq.asyncio", "zmq.green", "zmq.eventloop", "zmq_anyio", "asyncio", "anyio")
 

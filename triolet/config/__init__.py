@@ -18,11 +18,10 @@ from .limits import require
 from .link import MAX_LENDERS, LinkConfig, MemorySharing, WireConfig
 from .models import MAX_MODELS, FleetModelConfig, ServedModelConfig
 from .parsers import ReasoningParser, ToolParser
+from .redis_url import AT, SCHEMES, has_password, resolved_url, shown_url
 from .responses import OF_CONNECTION, StoredResponsesConfig
 from .scheduling import (
-    AT,
     MEMORY,
-    SCHEMES,
     AdmissionConfig,
     BrownoutConfig,
     EmbeddingLimits,
@@ -34,8 +33,6 @@ from .scheduling import (
     RecoveryConfig,
     RoutingConfig,
     SloConfig,
-    has_password,
-    shown_url,
 )
 from .server import (
     ANY_MODEL,
@@ -167,5 +164,6 @@ __all__ = [
     "require",
     "require_adapter_names",
     "require_ladder",
+    "resolved_url",
     "shown_url",
 ]

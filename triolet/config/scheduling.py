@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Final
-from urllib.parse import SplitResult, urlsplit
 
 from msgspec import Meta
 
@@ -21,6 +19,7 @@ from .limits import (  # noqa: TC001 (get_type_hints reads the annotations)
     Share,
     ShareOrZero,
 )
+from .redis_url import URL_FORMS, require_redis_url
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,13 +310,6 @@ class OverloadConfig:
 MEMORY: Final = "memory"
 
 
-AT: Final = "@"
-"""Prefix of a file that holds the URL: every user that can list processes sees their options."""
-
-
-SCHEMES: Final = ("redis", "rediss", "unix")
-
-
 @dataclass(frozen=True, slots=True)
 class QuotaConfig:
     """Accounts of what tenants have used, and where they are kept."""
@@ -347,52 +339,10 @@ class QuotaConfig:
     pause of a living process; one that returns late is still charged."""
 
     def __post_init__(self) -> None:
-        is_url = self.limits != MEMORY and not self.limits.startswith(AT)
-        if is_url and not _is_place(self.limits):
-            raise SettingError(
-                f"limits is {shown_url(self.limits)!r}; allowed: {MEMORY}, "
-                "redis://HOST[:PORT][/DB], rediss://…, unix:///PATH, without a query, or @FILE "
-                "with one of these"
-            )
+        if self.limits != MEMORY:
+            require_redis_url("limits", self.limits, f"{MEMORY}, {URL_FORMS}")
 
     @property
     def is_shared(self) -> bool:
         """Whether the accounts are shared by several servers."""
         return self.limits != MEMORY
-
-
-def _is_place(url: str) -> bool:
-    """Return whether a URL names a Redis, without parts that are ignored, such as a query."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return False
-    place = parts.path if parts.scheme == "unix" else parts.hostname
-    is_whole = not parts.query and not parts.fragment
-    return parts.scheme in SCHEMES and bool(place) and is_whole and _is_numbered(parts)
-
-
-def _is_numbered(parts: SplitResult) -> bool:
-    """Return whether port and database of a URL, if given, are numbers."""
-    try:
-        port = parts.port
-    except ValueError:
-        return False
-    database = parts.path[1:]
-    is_database = not database or (database.isascii() and database.isdigit())
-    return parts.scheme == "unix" or (port != 0 and is_database and len(database) < 10)
-
-
-def shown_url(url: str) -> str:
-    """Return a URL without its user and password, for logs."""
-    scheme, is_url, rest = url.partition("://")
-    if not is_url:
-        return "(no URL)"
-    place = re.split("[?#]", rest.rpartition("@")[2])[0]
-    return f"{scheme.lower()}://{place}"
-
-
-def has_password(url: str) -> bool:
-    """Return whether a URL contains a password, even if it is otherwise invalid."""
-    user, is_named, _ = url.partition("://")[2].rpartition("@")
-    return bool(is_named) and ":" in user

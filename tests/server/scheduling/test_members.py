@@ -12,7 +12,7 @@ import trio
 from structlog.testing import capture_logs
 
 from server.contract.generation import Finished
-from server.scheduling.members import MemberFile, by_model
+from server.membership.members import MemberFile, by_model
 from server.scheduling.workers import Worker
 from tests.server.support.surface import until
 from triolet.config import AdapterConfig, ServedModelConfig, ToolParser

@@ -12,8 +12,8 @@ import trio
 import trio.testing
 
 from server.tenants.accounts import QuotaAsk, Settlement, TenantLimits
-from server.tenants.redis_calls import RedisCalls, StoreGone, with_calls
 from server.tenants.redis_store import RedisStore
+from transport.redis_calls import RedisCalls, RedisPlace, StoreGone, with_calls
 from triolet.config import QuotaConfig
 
 from .fakes import RecordingObserver
@@ -33,9 +33,9 @@ async def test_a_redis_that_leaves_in_the_handshake_of_tls_is_away() -> None:
         serve = partial(trio.serve_tcp, leave, 0, host="127.0.0.1")
         [listener] = await nursery.start(serve)
         port = listener.socket.getsockname()[1]
-        config = QuotaConfig(limits=f"rediss://127.0.0.1:{port}", connect_timeout_s=30)
+        place = RedisPlace(f"rediss://127.0.0.1:{port}", 30.0, 30.0)
         with pytest.raises(StoreGone):
-            await with_calls(config, "a", use)
+            await with_calls(place, (), (), use)
         nursery.cancel_scope.cancel()
 
 
@@ -57,7 +57,7 @@ async def test_whatever_the_library_says_a_lost_call_is_a_redis_that_is_away(
 
     client: coredis.Redis[str] = Client()  # type: ignore[assignment]
     with pytest.raises(StoreGone):
-        await RedisCalls(client, {"s": "d"}, "a", 30.0).call("s")
+        await RedisCalls(client, {"s": "d"}, ("a",), 30.0).call("s")
 
 
 class Stalled:

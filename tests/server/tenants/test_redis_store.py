@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from server.tenants import redis_calls as scripts
+from server.tenants import redis_scripts as scripts
 from server.tenants.accounts import QuotaAsk, Settlement, TenantLimits
-from server.tenants.redis_calls import with_calls
 from server.tenants.redis_store import RedisStore
 from tests.server.support.surface import until
+from transport.redis_calls import RedisPlace, with_calls
 
 from .redis_server import running_redis
 from .worlds import RedisWorld, unhurried
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
-    from server.tenants.redis_calls import RedisCalls
+    from transport.redis_calls import RedisCalls
 
     from .redis_server import RedisServer
 
@@ -262,7 +262,8 @@ async def with_redis(redis: RedisServer, use: Callable[[RedisCalls], Awaitable[A
     async def keep(calls: RedisCalls) -> None:
         found.append(await use(calls))
 
-    await with_calls(unhurried(redis.url), "s", keep)
+    place = RedisPlace(redis.url, 30.0, 30.0)
+    await with_calls(place, scripts.SCRIPTS, (scripts.PREFIX, "s"), keep)
     return found[0]
 
 

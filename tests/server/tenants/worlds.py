@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from server.tenants.memory_store import MemoryStore
-from server.tenants.redis_calls import PREFIX
+from server.tenants.redis_scripts import PREFIX
 from server.tenants.redis_store import RedisStore
 from triolet.config import QuotaConfig
 

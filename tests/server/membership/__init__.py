@@ -1,0 +1,1 @@
+"""Tests of the sources from which a server learns its workers."""
