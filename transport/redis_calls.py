@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 import anyio
@@ -30,20 +30,6 @@ _STREAM_ENDS = (anyio.ClosedResourceError, anyio.BrokenResourceError, anyio.EndO
 
 class StoreGone(TrioletError):
     """A call to Redis failed, or its answer was lost."""
-
-
-class RedisPlace(NamedTuple):
-    """Where a Redis is, and how long to wait for it.
-
-    Attributes:
-      url: `redis://`, `rediss://` or `unix://`, with the password if there is one.
-      connect_timeout_s: for a new connection with its handshake.
-      call_timeout_s: for one round trip.
-    """
-
-    url: str
-    connect_timeout_s: float
-    call_timeout_s: float
 
 
 class RedisCalls:
@@ -87,27 +73,32 @@ def _shown(argument: str | float) -> str:
 
 
 async def with_calls(
-    place: RedisPlace,
+    use: Callable[[RedisCalls], Awaitable[None]],
+    *,
+    url: str,
     scripts: Sequence[str],
     first: Sequence[str],
-    use: Callable[[RedisCalls], Awaitable[None]],
+    connect_timeout_s: float,
+    call_timeout_s: float,
 ) -> None:
     """Connect, load the scripts, pass them to `use`, then disconnect.
 
     Args:
-      place: where to connect.
+      use: works with the connection.
+      url: `redis://`, `rediss://` or `unix://`, with the password if there is one.
       scripts: scripts that `use` may call.
       first: the first arguments of every call.
-      use: works with the connection.
+      connect_timeout_s: for a new connection with its handshake.
+      call_timeout_s: for one round trip.
 
     Raises:
       StoreGone: Redis cannot be reached, or `use` raised it.
     """
-    parts = urlsplit(place.url)
+    parts = urlsplit(url)
     # Connect first, because the library leaks streams when it cannot connect.
     pool = ConnectionPool(
         connection_class=OpenConnection,
-        location=OpenPlace(await _open(place), f"{parts.hostname or parts.path}"),
+        location=OpenPlace(await _open(url, connect_timeout_s), f"{parts.hostname or parts.path}"),
         max_connections=1,
         decode_responses=True,
         username=unquote(parts.username) if parts.username else None,
@@ -129,8 +120,8 @@ async def with_calls(
             async with client:
                 try:
                     with of_use:
-                        digests = await _load(client, scripts, place.connect_timeout_s)
-                        await use(RedisCalls(client, digests, first, place.call_timeout_s))
+                        digests = await _load(client, scripts, connect_timeout_s)
+                        await use(RedisCalls(client, digests, first, call_timeout_s))
                 except StoreGone as error:
                     gone = error  # raised inside the client's nursery it would arrive in a group
         nursery.cancel_scope.cancel()
@@ -145,9 +136,9 @@ async def _cancel_with_us(scope: trio.CancelScope) -> None:
         scope.cancel()
 
 
-async def _open(place: RedisPlace) -> ByteStream:
-    parts = urlsplit(place.url)
-    with trio.move_on_after(place.connect_timeout_s):
+async def _open(url: str, timeout_s: float) -> ByteStream:
+    parts = urlsplit(url)
+    with trio.move_on_after(timeout_s):
         try:
             if parts.scheme == "unix":
                 return await anyio.connect_unix(parts.path)
@@ -163,7 +154,7 @@ async def _open(place: RedisPlace) -> ByteStream:
         except (OSError, *_STREAM_ENDS) as error:
             # Stream errors: the other side left during the TLS handshake.
             raise StoreGone(f"Redis cannot be reached: {said_by(error)}") from error
-    raise StoreGone(f"Redis accepted no connection within {place.connect_timeout_s} s")
+    raise StoreGone(f"Redis accepted no connection within {timeout_s} s")
 
 
 async def _load(

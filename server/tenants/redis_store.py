@@ -18,7 +18,7 @@ import msgspec
 import structlog
 import trio
 
-from transport.redis_calls import RedisPlace, StoreGone, with_calls
+from transport.redis_calls import StoreGone, with_calls
 from triolet.config import shown_url
 from triolet.units import SECONDS
 
@@ -211,12 +211,17 @@ class RedisStore:
                 task_status.started()
             await self._keep(calls)
 
-        config = self._config
-        place = RedisPlace(config.limits, config.connect_timeout_s, config.call_timeout_s)
         while True:
             self._broken = trio.Event()
             try:
-                await with_calls(place, SCRIPTS, (PREFIX, self._server), use)
+                await with_calls(
+                    use,
+                    url=self._config.limits,
+                    scripts=SCRIPTS,
+                    first=(PREFIX, self._server),
+                    connect_timeout_s=self._config.connect_timeout_s,
+                    call_timeout_s=self._config.call_timeout_s,
+                )
             except StoreGone as gone:
                 self._observer.call_failed(str(gone))
                 if is_first:

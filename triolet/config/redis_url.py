@@ -14,16 +14,21 @@ AT: Final = "@"
 
 
 SCHEMES: Final = ("redis", "rediss", "unix")
-URL_FORMS: Final = (
-    "redis://HOST[:PORT][/DB], rediss://…, unix:///PATH, without a query, or @FILE with one of "
-    "these"
-)
 
 
-def require_redis_url(name: str, url: str, allowed: str = URL_FORMS) -> None:
-    """Raise a SettingError unless a setting is the URL of a Redis, or `@` and a file's name."""
+def require_redis_url(name: str, url: str, others: str = "") -> None:
+    """Raise a SettingError unless a setting is the URL of a Redis, or `@` and a file's name.
+
+    Args:
+      name: of the setting.
+      url: its value.
+      others: other allowed values, for the message.
+    """
     if not url.startswith(AT) and not _is_place(url):
-        raise SettingError(f"{name} is {shown_url(url)!r}; allowed: {allowed}")
+        raise SettingError(
+            f"{name} is {shown_url(url)!r}; allowed: {others}redis://HOST[:PORT][/DB], "
+            "rediss://…, unix:///PATH, without a query, or @FILE with one of these"
+        )
 
 
 def resolved_url(given: str, setting: str) -> str:

@@ -19,7 +19,7 @@ from .limits import (  # noqa: TC001 (get_type_hints reads the annotations)
     Share,
     ShareOrZero,
 )
-from .redis_url import URL_FORMS, require_redis_url
+from .redis_url import require_redis_url
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +340,7 @@ class QuotaConfig:
 
     def __post_init__(self) -> None:
         if self.limits != MEMORY:
-            require_redis_url("limits", self.limits, f"{MEMORY}, {URL_FORMS}")
+            require_redis_url("limits", self.limits, f"{MEMORY}, ")
 
     @property
     def is_shared(self) -> bool:

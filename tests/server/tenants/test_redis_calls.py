@@ -13,7 +13,7 @@ import trio.testing
 
 from server.tenants.accounts import QuotaAsk, Settlement, TenantLimits
 from server.tenants.redis_store import RedisStore
-from transport.redis_calls import RedisCalls, RedisPlace, StoreGone, with_calls
+from transport.redis_calls import RedisCalls, StoreGone, with_calls
 from triolet.config import QuotaConfig
 
 from .fakes import RecordingObserver
@@ -33,9 +33,11 @@ async def test_a_redis_that_leaves_in_the_handshake_of_tls_is_away() -> None:
         serve = partial(trio.serve_tcp, leave, 0, host="127.0.0.1")
         [listener] = await nursery.start(serve)
         port = listener.socket.getsockname()[1]
-        place = RedisPlace(f"rediss://127.0.0.1:{port}", 30.0, 30.0)
+        url = f"rediss://127.0.0.1:{port}"
         with pytest.raises(StoreGone):
-            await with_calls(place, (), (), use)
+            await with_calls(
+                use, url=url, scripts=(), first=(), connect_timeout_s=30, call_timeout_s=30
+            )
         nursery.cancel_scope.cancel()
 
 

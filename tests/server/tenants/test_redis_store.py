@@ -18,7 +18,7 @@ from server.tenants import redis_scripts as scripts
 from server.tenants.accounts import QuotaAsk, Settlement, TenantLimits
 from server.tenants.redis_store import RedisStore
 from tests.server.support.surface import until
-from transport.redis_calls import RedisPlace, with_calls
+from transport.redis_calls import with_calls
 
 from .redis_server import running_redis
 from .worlds import RedisWorld, unhurried
@@ -262,8 +262,14 @@ async def with_redis(redis: RedisServer, use: Callable[[RedisCalls], Awaitable[A
     async def keep(calls: RedisCalls) -> None:
         found.append(await use(calls))
 
-    place = RedisPlace(redis.url, 30.0, 30.0)
-    await with_calls(place, scripts.SCRIPTS, (scripts.PREFIX, "s"), keep)
+    await with_calls(
+        keep,
+        url=redis.url,
+        scripts=scripts.SCRIPTS,
+        first=(scripts.PREFIX, "s"),
+        connect_timeout_s=30,
+        call_timeout_s=30,
+    )
     return found[0]
 
 
