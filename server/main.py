@@ -28,7 +28,6 @@ from triolet.status import SUCCESSOR_SIGNAL, ServerReady, report
 from triolet.tenants.ladders import require_models, require_tenant_ladders
 from triolet.units import MIB
 
-from .api.peers import Peers
 from .api.request_scope import ServerState
 from .api.served_models import ModelTable
 from .api.services import Services
@@ -40,6 +39,7 @@ from .jobs.storage import Storage
 from .membership.members import MemberFile
 from .metrics.metrics import Metrics
 from .model_changes import ModelChanges, read_models
+from .peers.peers import Peers
 from .scheduling.control_link import ControlLink
 from .tenants.opening import opened_quotas
 from .tenants.tenancy import Tenancy, TenantFile

@@ -22,7 +22,7 @@ from .stream import StreamBody
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from .peers import PeerAnswer
+    from ..peers.peers import PeerAnswer
     from .services import Services
 
 log = structlog.get_logger(__name__)

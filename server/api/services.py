@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from triolet.config import ServerConfig
 
     from ..metrics.metrics import Metrics
+    from ..peers.peers import Peers
     from ..tenants.quotas import Quotas
-    from .peers import Peers
     from .served_models import ServedModel
 
 

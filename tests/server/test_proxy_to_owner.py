@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from server.api.peers import Peers
 from server.app import build_app
 from server.edge.listen import Edge, base_url, open_listening_socket, open_own_socket
 from server.metrics.metrics import Metrics
+from server.peers.peers import Peers
 from server.tenants.tenancy import Tenancy
 from tests.server.support.fakes import FakeFleet, FakeGrammars, by_hand, fake_services
 from tests.server.support.surface import CONFIG, PATIENCE_S, Surface, request_bytes
