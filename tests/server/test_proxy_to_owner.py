@@ -187,7 +187,7 @@ async def test_who_leaves_waits_for_what_it_passes_on(tmp_path: Path) -> None:
         is_drained = trio.Event()
 
         async def drain() -> None:
-            await peers.drain(PATIENCE_S)
+            await peers.answers.drain(PATIENCE_S)
             is_drained.set()
 
         with trio.fail_after(PATIENCE_S / 2):
@@ -200,7 +200,7 @@ async def test_who_leaves_waits_for_what_it_passes_on(tmp_path: Path) -> None:
                 generation.finish()
                 await client.until(b"[DONE]")
         await client.stream.aclose()
-        await peers.drain(0.0)
+        await peers.answers.drain(0.0)
 
 
 async def test_errors_come_back_as_they_are(tmp_path: Path) -> None:
