@@ -24,6 +24,7 @@ import trio
 from transport.zmq_network import ZmqNetwork
 from triolet.errors import ConfigError
 from triolet.process import return_large_blocks
+from triolet.sqlite import Journal
 from triolet.status import SUCCESSOR_SIGNAL, ServerReady, report
 from triolet.tenants.ladders import require_models, require_tenant_ladders
 from triolet.units import MIB
@@ -258,7 +259,9 @@ def _storage(config: ServerConfig) -> Iterator[Storage | None]:
     if config.batches.directory is None:
         yield None
         return
-    storage = Storage(config.batches.directory, config.batches, secrets.token_hex(8))
+    # Servers of other hosts may use the directory, too.
+    journal = Journal.ROLLBACK if config.hosts.name else Journal.WRITE_AHEAD
+    storage = Storage(config.batches.directory, config.batches, secrets.token_hex(8), journal)
     try:
         yield storage
     finally:
