@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 KILLS, KILLS_WHOLE = 3, 20
-NUM_TOKENS, NUM_LINES, NUM_LINES_WHOLE = 24, 6, 84
+NUM_TOKENS, NUM_LINES, NUM_LINES_WHOLE = 24, 12, 88
 ALICE: Final = "alice"
 LEASE_S: Final = 2.0
 """Of reservations; no server stands still for so long unless the machine does."""
@@ -266,7 +266,7 @@ def test_a_batch_continues_on_the_other_host_and_each_line_is_charged_once(
 
     kills = KILLS_WHOLE if whole else 1
     for number in range(1, kills + 1):
-        wanted = number * num_lines // (kills + 1)
+        wanted = number * num_lines // (kills + 2)
         wait_until(
             lambda: seen(second)["request_counts"]["completed"] >= wanted,  # noqa: B023
             PATIENCE_S,
