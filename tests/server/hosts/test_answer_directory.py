@@ -136,6 +136,13 @@ async def test_nothing_to_resume_claims_nothing(redis: RedisServer) -> None:
         assert await owner(b) == HERE
 
 
+async def free_another(directory: AnswerDirectory, watcher: AnswerDirectory) -> None:
+    """Let a directory free a key; what it freed before is free then, too."""
+    (await claimed(directory, "another", is_kept=False)).cancel(CancelReason.CLIENT_GONE)
+    while await owner(watcher, "another") != HERE:
+        await trio.lowlevel.checkpoint()
+
+
 async def test_a_key_is_free_again_after_its_last_request_if_no_answer_is_kept(
     redis: RedisServer,
 ) -> None:
@@ -145,14 +152,33 @@ async def test_a_key_is_free_again_after_its_last_request_if_no_answer_is_kept(
         with_answer = await claimed(a, "kept")
         for claim in (with_answer, first):
             claim.cancel(CancelReason.CLIENT_GONE)
+        await free_another(a, b)
         assert await owner(b) == elsewhere("a")
         second.cancel(CancelReason.CLIENT_GONE)
         while await owner(b) != HERE:
             await trio.lowlevel.checkpoint()
         assert await owner(b, "kept") == elsewhere("a")
-        stranger = await claimed(a, is_kept=False)
-        stranger.cancel(CancelReason.CLIENT_GONE)
-        assert await owner(a) == elsewhere("b")  # it was not a's to free
+
+
+async def test_a_key_that_is_claimed_again_at_once_stays(redis: RedisServer) -> None:
+    a, b = directory_of(redis, "a"), directory_of(redis, "b")
+    async with run(a, b):
+        (await claimed(a, is_kept=False)).cancel(CancelReason.CLIENT_GONE)
+        await claimed(a)
+        await free_another(a, b)
+        assert await owner(b) == elsewhere("a")
+
+
+async def test_a_key_that_another_host_took_over_is_not_freed(redis: RedisServer) -> None:
+    a, b = directory_of(redis, "a"), directory_of(redis, "b")
+    async with run(a, b):
+        claim = await claimed(a, is_kept=False)
+        let_expire(redis)
+        assert await owner(b) == HERE
+        claim.cancel(CancelReason.CLIENT_GONE)
+        while await owner(a) == ALONE:  # after it has freed keys, it renews its lease
+            await trio.lowlevel.checkpoint()
+        assert await owner(a) == elsewhere("b")
 
 
 async def test_values_of_another_form_count_as_absent(redis: RedisServer) -> None:

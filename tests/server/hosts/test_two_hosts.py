@@ -20,9 +20,10 @@ from server.peers.other_hosts import OtherHosts
 from server.tenants.tenancy import Tenancy
 from tests.server.support.fakes import FakeFleet, FakeGrammars, by_hand, fake_services
 from tests.server.support.surface import CONFIG, PATIENCE_S, RawClient, Surface, request_bytes
-from tests.server.support.tenants import tenancy_of
+from tests.server.support.tenants import tenancy_of, tenant, tenants_of
 from tests.server.test_proxy_to_owner import ASK, CHAT, STREAM, tell
 from triolet.config import HostsConfig, QuotaConfig, TenantsConfig
+from triolet.tenants.plans import Plan
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -264,6 +265,47 @@ async def test_only_another_host_may_name_the_client(
         async with client:
             assert (await client.answer()).status == 200
     assert lines == [STRANGER if is_trusted else "127.0.0.1"]
+
+
+async def test_a_server_gives_the_answer_that_it_has_whatever_redis_says(
+    tmp_path: Path, redis: RedisServer
+) -> None:
+    async with two_hosts(tmp_path, redis) as (first, second):
+        _, _, before = await ask(first, ASK)
+        lease = f"{PREFIX}server:host-1/server"
+        value = redis.command("GET", lease).split(b"\r\n")[1].decode()
+        redis.command("DEL", lease)
+        _, _, after = await ask(second, ASK)
+        redis.command("SET", lease, value)  # it stood still, and continues
+        assert before != after
+        assert (await ask(first, ASK))[2] == before
+        assert (await ask(second, ASK))[2] == after
+
+
+async def test_an_answer_on_another_host_costs_nothing_here(
+    tmp_path: Path, redis: RedisServer
+) -> None:
+    plan = Plan("p", requests_per_minute=1.0)
+    alice = tenant("alice", "secret", plan=plan)
+    tenancy = Tenancy(tenants_of(alice))
+    async with two_hosts(tmp_path, redis, tenancy=tenancy) as (first, second):
+        headers = {"authorization": "Bearer secret"}
+        assert (await ask(first, ASK, **headers))[0] == 200
+        second.services.quotas.count_request(alice)
+        assert (await ask(second, ASK, idempotency_key="two", **headers))[0] == 429
+        assert (await ask(second, ASK, **headers))[0] == 200
+        assert requests_counted(first) == 1  # the other host has counted what it passed on
+        assert requests_counted(second) == 2
+
+
+def requests_counted(server: Surface) -> float:
+    """Return the requests of all routes that a server has counted."""
+    lines = server.services.metrics.exposition().decode().splitlines()
+    return sum(
+        float(line.rpartition(" ")[2])
+        for line in lines
+        if line.startswith("triolet_http_requests_total{")
+    )
 
 
 async def test_the_owner_checks_the_key_of_the_api_again(
