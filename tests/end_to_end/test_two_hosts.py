@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 KILLS, KILLS_WHOLE = 3, 20
-NUM_TOKENS, NUM_LINES, NUM_LINES_WHOLE = 24, 12, 88
+NUM_TOKENS, NUM_LINES, NUM_LINES_WHOLE = 24, 12, 300
 ALICE: Final = "alice"
 LEASE_S: Final = 2.0
 """Of reservations; no server stands still for so long unless the machine does."""
