@@ -86,7 +86,7 @@ def _add_routes(app: PatchedQuart, services: Services, storage: Storage | None) 
             view = keeps_no_files
         elif route.part is not None:
             view = partial(view, parts[route.part])
-        if route.is_resumable and services.peers is not None:
+        if route.is_resumable and (services.peers or services.hosts):
             view = proxy_to_owner(view)
         if route.method == WS:
             app.add_websocket(
@@ -108,7 +108,7 @@ def _nearest_route() -> Route:
 
 async def _finish(services: Services, response: Response) -> Response:
     elapsed_s = trio.current_time() - current_scope().began_at
-    if not is_proxied():  # the proxying server has counted it
+    if not is_proxied(services):  # the proxying server has counted it
         services.metrics.http.request(request.endpoint or "none")
     response.headers.update(HEADERS)
     response.headers.update(current_scope().headers)

@@ -11,10 +11,10 @@ import structlog
 import trio
 
 from .api.json_body import checked_fields
-from .api.peers import ALONE
 from .api.served_models import ServedModel
 from .contract.request_events import RequestEnded, RequestEvents
 from .metrics.access_log import write_access_line
+from .peers.peers import ALONE
 from .scheduling.links import Links
 from .text.grammars import Grammars
 from .text.model_files import (

@@ -24,11 +24,11 @@ import trio
 from transport.zmq_network import ZmqNetwork
 from triolet.errors import ConfigError
 from triolet.process import return_large_blocks
+from triolet.sqlite import Journal
 from triolet.status import SUCCESSOR_SIGNAL, ServerReady, report
 from triolet.tenants.ladders import require_models, require_tenant_ladders
 from triolet.units import MIB
 
-from .api.peers import Peers
 from .api.request_scope import ServerState
 from .api.served_models import ModelTable
 from .api.services import Services
@@ -40,6 +40,7 @@ from .jobs.storage import Storage
 from .membership.members import member_source
 from .metrics.metrics import Metrics
 from .model_changes import ModelChanges, read_models
+from .peers.peers import ALONE, Peers
 from .scheduling.control_link import ControlLink
 from .tenants.opening import opened_quotas
 from .tenants.tenancy import Tenancy, TenantFile
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from triolet.config import ServerConfig
     from triolet.tenants.plans import Prices, Tenants
 
+    from .peers.other_hosts import OtherHosts
     from .tenants.quotas import Quotas
     from .tenants.usage_ledger import UsageLedger
 
@@ -107,7 +109,6 @@ async def serve(
             metrics = _metrics(config)
             names = {name: (name,) for name in routes} | names_of(config)
             tenancy, tenant_file = _tenancy(config, metrics, names, left_out)
-            peers = Peers(config.peers) if config.peers else None
             quotas, ledger = sockets.enter_context(_accounts(config, metrics, tenancy, names))
             fleets = Fleets(config, network, metrics, quotas, names, processes.do, ledger)
             processes.first = first_work(models := fleets.add_all(config, files))
@@ -117,17 +118,18 @@ async def serve(
                 metrics,
                 state or ServerState(),
                 count_connections=lambda: edge.connections,
-                peers=peers,
+                peers=Peers(config.peers) if config.peers else None,
+                hosts=_other_hosts(config),
                 do=processes.do,
                 tenancy=tenancy,
                 quotas=quotas,
             )
             storage = sockets.enter_context(_storage(config))
-            edge = Edge(app := build_app(services, storage), config)
+            app = build_app(services, storage)
+            edge = Edge(app, config, services.host_secret)
             _show(metrics, fleets, edge, services, processes)
             async with trio.open_nursery() as nursery:
-                for run in (quotas.store.run, services.kept.run, processes.run):
-                    await nursery.start(run)
+                await _start_all(nursery, services, processes)
                 changes = ModelChanges(services, fleets, nursery)
                 await changes.start()
                 await nursery.start(edge.run, *listening)
@@ -136,7 +138,7 @@ async def serve(
                 nursery.start_soon(_run_beside, services, app, storage, fleets, tenant_file)
                 nursery.start_soon(_follow, config, fleets, changes, metrics)
                 await services.state.draining.wait()
-                await _drain(fleets, peers, edge, config, on_drained)
+                await _drain(fleets, services, edge, config, on_drained)
                 nursery.cancel_scope.cancel()
         finally:
             network.close()
@@ -172,9 +174,27 @@ def _show(
     metrics.http.watch_door(processes.turns, lambda: bodies.held_bytes, bodies.refused)
 
 
+def _other_hosts(config: ServerConfig) -> OtherHosts | None:
+    """Return the servers on other hosts, if keys are shared with them."""
+    if not config.hosts.name:
+        return None
+    # Imported late: the library of Redis costs memory and a quarter of a second.
+    from .peers.other_hosts import OtherHosts
+
+    return OtherHosts(config, config.peers.name if config.peers else ALONE)
+
+
+async def _start_all(nursery: trio.Nursery, services: Services, processes: TextProcesses) -> None:
+    """Start what requests need."""
+    for run in (services.quotas.store.run, services.kept.run, processes.run):
+        await nursery.start(run)
+    if services.hosts is not None:
+        await nursery.start(services.hosts.directory.run)
+
+
 async def _drain(
     fleets: Fleets,
-    peers: Peers | None,
+    services: Services,
     edge: Edge,
     config: ServerConfig,
     on_drained: Callable[[], None] | None,
@@ -183,8 +203,9 @@ async def _drain(
     connections."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(fleets.drain)
-        if peers is not None:
-            nursery.start_soon(peers.drain, config.drain_timeout_s)
+        for peers in (services.peers, services.hosts):
+            if peers is not None:
+                nursery.start_soon(peers.answers.drain, config.drain_timeout_s)
     if on_drained is not None:
         on_drained()
     edge.stop(within_s=CLOSE_SHARE * config.exit_grace_s)
@@ -238,7 +259,9 @@ def _storage(config: ServerConfig) -> Iterator[Storage | None]:
     if config.batches.directory is None:
         yield None
         return
-    storage = Storage(config.batches.directory, config.batches, secrets.token_hex(8))
+    # Servers of other hosts may use the directory, too.
+    journal = Journal.ROLLBACK if config.hosts.name else Journal.WRITE_AHEAD
+    storage = Storage(config.batches.directory, config.batches, secrets.token_hex(8), journal)
     try:
         yield storage
     finally:

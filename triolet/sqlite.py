@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -14,8 +15,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 BUSY_POLL_S: Final = 0.01
-WRITE_AHEAD_TRIES: Final = 1000
+JOURNAL_TRIES: Final = 1000
 """Ten seconds in all: other processes take milliseconds."""
+
+
+class Journal(StrEnum):
+    """How SQLite makes transactions atomic."""
+
+    WRITE_AHEAD = "WAL"  # readers and the writer do not wait for one another; one machine only
+    ROLLBACK = "DELETE"  # needs only POSIX locks, so that several machines may share the folder
 
 
 @contextmanager
@@ -31,13 +39,14 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
         raise
 
 
-def _write_ahead(connection: sqlite3.Connection, sleep: Callable[[float], None]) -> None:
-    """Set the write-ahead log, so that readers and the writer do not wait for one another. If
-    several processes open a new database at once, all but one get `busy` immediately, whatever
-    their timeout; therefore retry."""
-    for left in reversed(range(WRITE_AHEAD_TRIES)):
+def _set_journal(
+    connection: sqlite3.Connection, journal: Journal, sleep: Callable[[float], None]
+) -> None:
+    """Set the journal. If several processes open a new database at once, all but one get `busy`
+    immediately, whatever their timeout; therefore retry."""
+    for left in reversed(range(JOURNAL_TRIES)):
         try:
-            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute(f"PRAGMA journal_mode = {journal}")
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or not left:
                 raise
@@ -65,7 +74,11 @@ class DatabaseForm(NamedTuple):
 
 
 def open_private_database(
-    form: DatabaseForm, directory: str, busy_s: float, sleep: Callable[[float], None]
+    form: DatabaseForm,
+    directory: str,
+    busy_s: float,
+    sleep: Callable[[float], None],
+    journal: Journal = Journal.WRITE_AHEAD,
 ) -> sqlite3.Connection:
     """Open a database for writing, from any thread. Create it and its folder if they are missing.
 
@@ -74,6 +87,7 @@ def open_private_database(
       directory: its folder.
       busy_s: how long a transaction waits for another process's.
       sleep: waits for some seconds while another process creates the database.
+      journal: the same for all processes.
 
     Raises:
       ConfigError: it cannot be used.
@@ -86,8 +100,10 @@ def open_private_database(
         connection = sqlite3.connect(
             path, timeout=busy_s, isolation_level=None, check_same_thread=False
         )
-        _write_ahead(connection, sleep)
-        connection.execute("PRAGMA synchronous = NORMAL")  # a killed process loses nothing
+        _set_journal(connection, journal, sleep)
+        # A killed process loses nothing. FULL protects a rollback journal from power cuts.
+        level = "NORMAL" if journal is Journal.WRITE_AHEAD else "FULL"
+        connection.execute(f"PRAGMA synchronous = {level}")
         with transaction(connection):
             require_version(connection, form, folder)
             for statement in filter(str.strip, form.schema.split(";\n")):

@@ -58,6 +58,8 @@ _PATHS: Final = (
     ("server", "batches", "directory"),
     ("server", "usage", "directory"),
     ("server", "curve_dir"),
+    ("server", "hosts", "secret_file"),
+    ("server", "hosts", "ca_file"),
     ("prefill", "curve_dir"),
     ("decode", "curve_dir"),
     ("control", "state_dir"),

@@ -27,7 +27,7 @@ from ..tenants.tenancy import current_tenant, enter_tenant
 from ..text.turns import current_line, enter_line
 from .errors import echo, http_error
 from .limits import enter_batch, enter_request
-from .proxying import is_proxied, owner_elsewhere
+from .proxying import claim_answer, is_proxied, owner_elsewhere
 from .request_scope import RequestEntry, scope_of
 from .resuming import has_answer
 from .route import METHODS, Permission
@@ -240,7 +240,7 @@ async def check_request(services: Services, routes: RouteTable) -> Response | No
         enter_tenant(services.tenancy.tenant_named(owner))
         enter_line(f"batches of {owner}")
     elif preflight is None and (
-        (permission is not Permission.NONE and not scope.connection.is_unix) or is_proxied()
+        (permission is not Permission.NONE and not scope.connection.is_unix) or is_proxied(services)
     ):
         tenant = check_key(services, scope.connection, headers)
         if permission is Permission.OPERATOR and tenant.role is not TenantRole.OPERATOR:
@@ -311,16 +311,19 @@ async def let_in(services: Services, asked: Request, route: Route | None) -> Non
     """Admit the HTTP request before its body is read: take its quota ticket and room for its body.
 
     A client's refusals above a rate are delayed. A request that may join a stored answer needs no
-    ticket because it is free; nor does one that a peer owns, because the peer takes the ticket.
+    ticket because it is free; nor does one that a peer or another host owns, because the owner
+    takes the ticket.
 
     Raises:
       RequestError: 429 if the tenant has no quota left or too many requests in flight; 429 or 503
-        if there is no room for its body.
+        if there is no room for its body; see also `claim_answer`.
     """
     scope, key = scope_of(asked.scope), current_line()
     entry, is_inner = scope.entry, scope.owner is not None
     enter_request(entry)
     try:
+        if entry.may_come_back and route is not None and route.is_resumable:
+            await claim_answer(services)
         if route is not None and route.cost != "nothing":
             _take_ticket(services, entry, route, is_inner=is_inner)
         if not is_inner:
@@ -335,7 +338,9 @@ async def let_in(services: Services, asked: Request, route: Route | None) -> Non
 
 def _take_ticket(services: Services, entry: RequestEntry, route: Route, *, is_inner: bool) -> None:
     may_be_kept = entry.may_come_back and route.is_resumable
-    if may_be_kept and (owner_elsewhere(services) is not None or has_answer(services)):
+    if may_be_kept and (
+        entry.owner_url or owner_elsewhere(services) is not None or has_answer(services)
+    ):
         return
     uses_tokens = route.cost == "tokens"
     entry.ticket = services.quotas.enter(

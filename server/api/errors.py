@@ -48,7 +48,9 @@ _TYPES = {
     429: "rate_limit_error",
 }
 
-FINAL_CODES = frozenset({"idempotency_conflict", "resume_expired", "insufficient_quota"})
+FINAL_CODES = frozenset(
+    {"idempotency_conflict", "resume_expired", "answer_lost", "insufficient_quota"}
+)
 """Codes that clients should not retry: official clients retry every 409 and 429."""
 
 UNSUPPORTED_PARAMETER = "unsupported_parameter"

@@ -1,12 +1,16 @@
-"""Proxies requests to the server on this port that owns their idempotency key.
+"""Proxies requests to the server that owns their idempotency key: one on this port, or one on
+another host.
 
-The kernel may deliver a retry to any server. The key alone determines which server stores its
-answer, and the others proxy to it, so requests with one key meet in one process without
-coordination.
+The kernel may deliver a retry to any server of a port. The key alone determines which of them
+stores its answer, and the others proxy to it, so requests with one key meet in one process without
+coordination. That process asks the directory of all hosts, if there is one, whether another host
+has the answer.
 """
 
 from __future__ import annotations
 
+from functools import partial
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
 import h11
@@ -14,15 +18,19 @@ import structlog
 import trio
 from quart import Response, request
 
-from triolet.errors import draining, overloaded
+from triolet.errors import RequestError, draining, overloaded
 
-from .body import current_key, current_scope, read_body, shown_request_id
+from ..peers.answer_place import AnswerPlace
+from ..peers.host_secret import SECRET_HEADER
+from .body import LAST_EVENT_ID, current_key, current_scope, deadline_s, read_body, shown_request_id
+from .errors import http_error
+from .resuming import name_of
 from .stream import StreamBody
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from .peers import PeerAnswer
+    from ..peers.peers import PeerAnswer
     from .services import Services
 
 log = structlog.get_logger(__name__)
@@ -41,8 +49,10 @@ _TAKEN: Final = (
     "x-api-key",
     "x-request-timeout-ms",
     "x-stainless-read-timeout",
+    SECRET_HEADER,
 )
-"""Request headers to forward. Origin is checked where the request arrived."""
+"""Request headers to forward. Origin is checked where the request arrived. The secret of another
+host goes on to the server that owns the key on this port."""
 _OF_CONNECTION: Final = frozenset(
     {"connection", "content-length", "date", "keep-alive", "server", "transfer-encoding"}
 )
@@ -50,9 +60,18 @@ _RETRY_S: Final = 1.0
 _NO_ANSWER: Final = (OSError, trio.BrokenResourceError, h11.RemoteProtocolError)
 
 
-def is_proxied() -> bool:
-    """Return whether a peer proxied this request to us."""
-    return PROXIED in request.headers and current_scope().connection.is_unix
+def is_proxied(services: Services) -> bool:
+    """Return whether a peer or another host proxied this request to us."""
+    is_of_peer = PROXIED in request.headers and current_scope().connection.is_unix
+    return is_of_peer or is_from_host(services)
+
+
+def is_from_host(services: Services) -> bool:
+    """Return whether another host proxied this request, perhaps through a peer."""
+    secret = request.headers.get(SECRET_HEADER)
+    return (
+        services.hosts is not None and secret is not None and services.hosts.secret.matches(secret)
+    )
 
 
 def proxy_to_owner(
@@ -61,8 +80,14 @@ def proxy_to_owner(
     """Return a view that lets the owner of the request's key answer it."""
 
     async def answer(services: Services) -> Response:
-        owner = owner_elsewhere(services)
-        return await (view(services) if owner is None else _proxy(owner, services))
+        owner, url = owner_elsewhere(services), current_scope().entry.owner_url
+        if owner is not None and services.peers is not None:
+            connect = partial(services.peers.connect, owner)
+            return await _proxy(owner, connect, (PROXIED, owner), services)
+        if url and services.hosts is not None:
+            mark = (SECRET_HEADER, services.hosts.secret.text)
+            return await _proxy(url, partial(services.hosts.connect, url), mark, services)
+        return await view(services)
 
     return answer
 
@@ -80,25 +105,71 @@ def owner_elsewhere(services: Services) -> str | None:
     return peers.owner_of(key)
 
 
-async def _proxy(owner: str, services: Services) -> Response:
+async def claim_answer(services: Services) -> None:
+    """Find the host that holds the answer of the current request's key; if there is none, this host
+    does from now on.
+
+    Raises:
+      RequestError: 400, the key is invalid; 403, another host has another secret; 410, the answer
+        to resume was on a host that is gone; 503, its owner is not known.
+    """
+    hosts, key = services.hosts, current_key()
+    if hosts is None or key is None or owner_elsewhere(services) is not None:
+        return
+    if SECRET_HEADER in request.headers and not is_from_host(services):
+        raise http_error(403, f"{SECRET_HEADER} is not the secret of this host's servers")
+    name, is_resuming = name_of(key), LAST_EVENT_ID in request.headers
+    if services.kept.keeps(name) or (is_resuming and services.kept.find(name) is not None):
+        return
+    digest = blake2b(name.scope + name.text.encode(), digest_size=16).hexdigest()
+    claim = hosts.directory.claim(digest, partial(services.kept.keeps, name))
+    current_scope().hold(claim)
+    await claim.ask(is_resuming=is_resuming)
+    place, url = claim.owner
+    if place is AnswerPlace.LOST:
+        raise RequestError(
+            f"the server that had this answer is gone; send the request again with the same "
+            f"idempotency key and without {LAST_EVENT_ID}: it is answered from the beginning",
+            status=410,
+            code="answer_lost",
+            param=LAST_EVENT_ID,
+        )
+    is_moving = place is AnswerPlace.ELSEWHERE and is_from_host(services)  # never proxied twice
+    if is_moving or place is AnswerPlace.UNKNOWN:
+        message = "which server holds the answer of this idempotency key is not known just now"
+        raise overloaded(message, retry_after_s=services.config.hosts.lease_s)
+    current_scope().entry.owner_url = url
+
+
+async def _proxy(
+    owner: str,
+    connect: Callable[[float], Awaitable[PeerAnswer]],
+    mark: tuple[str, str],
+    services: Services,
+) -> Response:
     """Return the owner's response.
+
+    Args:
+      owner: its name or URL, for the log.
+      connect: opens a connection to it; called with the maximum silence.
+      mark: the header that keeps it from proxying the request again.
+      services: the server's parts.
 
     Raises:
       RequestError: 503, the owner does not answer, or this process is shutting down.
     """
-    assert services.peers is not None
     if services.state.is_draining:
         raise draining()
     body = await read_body(services.config)
     headers = [(name, request.headers[name]) for name in _TAKEN if name in request.headers]
-    headers += [(PROXIED, owner), ("x-request-id", shown_request_id())]
+    headers += [mark, ("x-request-id", shown_request_id())]
     if request.scope["client"] is not None:
         headers.append(("x-forwarded-for", request.scope["client"][0]))
     # The owner enforces the request's deadline and reports it.
-    patience_s = services.config.default_deadline_s + services.config.keep_alive_s
+    patience_s = deadline_s(services.config) + services.config.keep_alive_s
     services.metrics.http.resumption("passed_on")
     try:
-        answer = await services.peers.connect(owner, patience_s)
+        answer = await connect(patience_s)
         current_scope().hold(answer)
         await answer.ask("POST", request.path, headers, bytes(body))
         current_scope().entry.queue()  # it runs on the peer now
@@ -110,7 +181,9 @@ async def _proxy(owner: str, services: Services) -> Response:
     except _NO_ANSWER as error:
         log.warning("sibling_silent", server=owner, reason=str(error))
         message = "the server that holds the answer of this idempotency key does not respond"
-        raise overloaded(message, retry_after_s=_RETRY_S) from None
+        is_far = mark[0] == SECRET_HEADER
+        retry_s = services.config.hosts.lease_s if is_far else _RETRY_S
+        raise overloaded(message, retry_after_s=retry_s) from None
     return Response(whole, answer.status, headers=shown)
 
 

@@ -109,6 +109,7 @@ class RequestEntry:
       is_whole: whether the complete body has arrived.
       ticket: counts it as in flight; None if it is not counted.
       hold: the room reserved for its body; None if it is not counted.
+      owner_url: URL of the host that holds its answer; empty for this one.
     """
 
     def __init__(self, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
@@ -124,6 +125,7 @@ class RequestEntry:
         self.is_decided = self.is_turned_away = self.is_whole = False
         self.ticket: Ticket | None = None
         self.hold: BodyHold | None = None
+        self.owner_url = ""
         self._changed: trio.Event | None = None
 
     async def wait_decided(self) -> None:

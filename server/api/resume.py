@@ -367,6 +367,11 @@ class KeptAnswers:
             )
         return answer
 
+    def keeps(self, name: Name) -> bool:
+        """Return whether a retry joins an answer."""
+        answer = self.find(name)
+        return answer is not None and answer.failure is None
+
     def forget_model(self, model: str) -> None:
         """Stop giving the answers of a removed model and its adapters, or of one adapter, to new
         readers.

@@ -95,7 +95,7 @@ async def kept_reader(
                 )
             fingerprint, config = _fingerprint(fields), services.config.resume
             answer = ResumableAnswer(serializer, fingerprint, config, model.name, model.digest)
-            services.kept.begin(_name_of(key), answer, partial(model.fleet.submit, *requests))
+            services.kept.begin(name_of(key), answer, partial(model.fleet.submit, *requests))
         # Of two `auto` requests with one key, the other one may have started first on another
         # model.
         show_version(answer.digest)
@@ -145,14 +145,14 @@ async def resumable_whole(
 def has_answer(services: Services) -> bool:
     """Return whether an answer with the request's key exists, whatever the request was."""
     key = current_key()
-    return key is not None and services.kept.find(_name_of(key)) is not None
+    return key is not None and services.kept.find(name_of(key)) is not None
 
 
 def kept_model(services: Services) -> str | None:
     """Return the name of the model on which the answer with the request's key was started; None
     without an answer."""
     key = current_key()
-    answer = None if key is None else services.kept.find(_name_of(key))
+    answer = None if key is None else services.kept.find(name_of(key))
     return None if answer is None else answer.model
 
 
@@ -162,12 +162,13 @@ def kept_answer(key: str, fields: BaseModel, services: Services) -> ResumableAns
     Raises:
       RequestError: 409, the key was used for another request.
     """
-    answer = services.kept.find(_name_of(key), _fingerprint(fields))
+    answer = services.kept.find(name_of(key), _fingerprint(fields))
     is_good = answer is not None and (_wanted_position() is not None or answer.failure is None)
     return answer if is_good else None
 
 
-def _name_of(key: str) -> Name:
+def name_of(key: str) -> Name:
+    """Return the name of the answer that the current request's key stands for."""
     # Keys of different clients never collide. Credentials are checked elsewhere.
     tenant = current_tenant().name
     keys = (request.headers.get(name, "") for name in ("authorization", "x-api-key"))

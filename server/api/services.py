@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from triolet.config import ServerConfig
 
     from ..metrics.metrics import Metrics
+    from ..peers.host_secret import HostSecret
+    from ..peers.other_hosts import OtherHosts
+    from ..peers.peers import Peers
     from ..tenants.quotas import Quotas
-    from .peers import Peers
     from .served_models import ServedModel
 
 
@@ -40,6 +42,8 @@ class Services:
     """Returns the number of connected clients."""
     peers: Peers | None = None
     """None if this is the only server on its port."""
+    hosts: OtherHosts | None = None
+    """None if keys are not shared with other hosts."""
     tenancy: Tenancy = field(default_factory=Tenancy)
     """Tenants and their keys; without tenants every client is served."""
     quotas: Quotas = field(default_factory=quotas_in_memory)
@@ -91,6 +95,11 @@ class Services:
             sweeps=sweeps,
         )
         object.__setattr__(self, "kept", kept)
+
+    @property
+    def host_secret(self) -> HostSecret | None:
+        """The secret of the servers on several hosts; None without other hosts."""
+        return None if self.hosts is None else self.hosts.secret
 
     def with_store(self, model: ServedModel) -> ServedModel:
         """Return a model with a response cache, if enabled."""

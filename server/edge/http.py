@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from triolet.config import ServerConfig
 
     from ..api.request_scope import ClientConnection
+    from ..peers.host_secret import HostSecret
     from .connection_table import ConnectionPlace
 
 
@@ -106,10 +107,17 @@ class SharedByConnections:
       writes: number of writes to clients; `direct` ones did not wake a task.
       turns: bounds the requests that start per turn.
       proxies: proxies that may name another client.
+      host_secret: requests that carry it may do so too; None if there are no other hosts.
       refusals: logs requests refused before the application sees them.
     """
 
-    def __init__(self, app: ASGIFramework, bounds: ServerConfig, config: Config) -> None:
+    def __init__(
+        self,
+        app: ASGIFramework,
+        bounds: ServerConfig,
+        config: Config,
+        host_secret: HostSecret | None,
+    ) -> None:
         self.app = ASGIWrapper(app)
         self.bounds = bounds
         self.config = config
@@ -118,6 +126,7 @@ class SharedByConnections:
         self.writes = {"direct": 0, "usual": 0}
         self.turns = RequestTurns(bounds.requests_per_turn)
         self.proxies = TrustedProxies(bounds.trusted_proxies)
+        self.host_secret = host_secret
         self.refusals = RefusalLog(bounds.door)
 
 
@@ -303,7 +312,7 @@ class PatchedH11Protocol(ClientChannel, H11Protocol):
             bounds.max_header_bytes, bounds.max_header_fields, bounds.max_body_bytes
         )
         self._held = bytearray()
-        self._proxies = edge.proxies
+        self._proxies, self._host_secret = edge.proxies, edge.host_secret
         self._refusals = edge.refusals
         self._speaks_for_others = remote.is_unix or self._proxies.trusts(remote.host)
         self._below = below
@@ -531,8 +540,10 @@ class PatchedH11Protocol(ClientChannel, H11Protocol):
         self.keep_alive_requests += 1
 
     def _client_of(self, request: h11.Request) -> tuple[str, int] | None:
-        """Return a request's client, which a trusted proxy may name."""
-        host = self._proxies.client_of(request.headers) if self._speaks_for_others else None
+        """Return a request's client, which a trusted proxy or another host may name."""
+        secret = self._host_secret
+        is_trusted = self._speaks_for_others or (secret and secret.is_in(request.headers))
+        host = self._proxies.client_of(request.headers) if is_trusted else None
         return self.client if host is None else (host, UNKNOWN_PORT)
 
     async def _maybe_recycle(self) -> None:

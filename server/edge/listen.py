@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from triolet.config import PeerServersConfig, ServerConfig
 
+    from ..peers.host_secret import HostSecret
+
 
 OWN_BACKLOG: Final = 256
 """Backlog of a socket for peers and the supervisor. Requests passed on by peers wait there while
@@ -158,8 +160,10 @@ def edge_config(bounds: ServerConfig) -> Config:
 class Edge(SharedByConnections):
     """Accepts and serves client connections."""
 
-    def __init__(self, app: ASGIFramework, bounds: ServerConfig) -> None:
-        super().__init__(app, bounds, edge_config(bounds))
+    def __init__(
+        self, app: ASGIFramework, bounds: ServerConfig, host_secret: HostSecret | None = None
+    ) -> None:
+        super().__init__(app, bounds, edge_config(bounds), host_secret)
         self._accepting = trio.CancelScope()
         self._stop = trio.Event()
         self._closed = trio.Event()

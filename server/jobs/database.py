@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import structlog
 
 from triolet.errors import RequestError, overloaded, said_by
-from triolet.sqlite import DatabaseForm, open_private_database
+from triolet.sqlite import DatabaseForm, Journal, open_private_database
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,13 +88,17 @@ LATER_S: Final = 5.0
 T = TypeVar("T")
 
 
-def open_database(directory: str) -> sqlite3.Connection:
+def open_database(directory: str, journal: Journal = Journal.WRITE_AHEAD) -> sqlite3.Connection:
     """Open the database in a directory, creating the directory if necessary.
+
+    Args:
+      directory: the directory.
+      journal: the same for all servers of the directory.
 
     Raises:
       ConfigError: it cannot be used.
     """
-    connection = open_private_database(FORM, directory, BUSY_S, time.sleep)
+    connection = open_private_database(FORM, directory, BUSY_S, time.sleep, journal)
     connection.execute("PRAGMA secure_delete = OFF")
     connection.row_factory = sqlite3.Row
     return connection

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 import trio
 
 from triolet.errors import RequestError
-from triolet.sqlite import transaction
+from triolet.sqlite import Journal, transaction
 
 from ..api.errors import echo
 from ..text.threads import in_thread
@@ -167,6 +167,7 @@ class Storage:
       directory: the directory of the database.
       config: limits.
       holder: this process's name in the lease.
+      journal: the same for all servers of the directory.
 
     Attributes:
       files: stored files; call through `run`.
@@ -178,9 +179,15 @@ class Storage:
       ConfigError: the directory cannot be used.
     """
 
-    def __init__(self, directory: str, config: BatchConfig, holder: str) -> None:
+    def __init__(
+        self,
+        directory: str,
+        config: BatchConfig,
+        holder: str,
+        journal: Journal = Journal.WRITE_AHEAD,
+    ) -> None:
         self._directory = directory
-        self._connection = open_database(directory)
+        self._connection = open_database(directory, journal)
         self._failures = FailureLog()
         self._writer = trio.CapacityLimiter(1)
         self.files = Files(self._connection, config)

@@ -89,6 +89,8 @@ class FleetProcess:
       options: options of the command.
       key: API key of an operator, if the fleet has tenants.
       command: command that runs `triolet`; None for the installed one.
+      host: loopback address to listen on.
+      url_setting: setting that gets the fleet's URL; empty for none.
     """
 
     def __init__(
@@ -97,17 +99,21 @@ class FleetProcess:
         *options: str,
         key: str = "",
         command: Sequence[str] | None = None,
+        host: str = "127.0.0.1",
+        url_setting: str = "",
     ) -> None:
         self._headers = key_headers(key)
         # Keep it open as long as the fleet runs, so that no other process gets the port.
-        self._kept = bind_port("127.0.0.1", 0)
+        self._kept = bind_port(host, 0)
         self.port: int = self._kept.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"http://{host}:{self.port}"
+        if url_setting:
+            options += ("--set", f"{url_setting}={self.url}")
         self.log_path = log_path
         self._log: IO[bytes] = log_path.open("wb")
         triolet = command or [forked.TRIOLET]
         self.process = forked.Popen(
-            [*triolet, "serve", *options, "--port", str(self.port)],
+            [*triolet, "serve", *options, "--host", host, "--port", str(self.port)],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,

@@ -277,6 +277,7 @@ SERVER_FLOORS: Floors = (
     (
         "server/contract",
         "server/membership",
+        "server/peers",
         "server/text",
         "server/text/tool_forms",
         "server/tenants",

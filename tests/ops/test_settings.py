@@ -265,13 +265,13 @@ def test_config_show_names_value_origin_and_reason(
 ) -> None:
     file = tmp_path / "triolet.toml"
     file.write_text(
-        '[server]\nport = 9\n[server.tenants.quotas]\nlimits = "redis://:secret@h"\n'
+        '[server]\nport = 9\n[server.tenants.quotas]\nlimits = "redis://:hunter2@h"\n'
         "[decode.engine]\nthreads = 2\n"
     )
     arguments = ["--config", str(file), "--set", "link.max_peers=7", "--json"]
     assert main(["config", "show", *arguments]) == 0
     out = capsys.readouterr().out
-    assert "secret" not in out
+    assert "hunter2" not in out
     rows = {row["field"]: row for row in json.loads(out)}
     assert rows["server.port"]["origin"] == f"{file}, line 2"
     assert (rows["link.max_peers"]["value"], rows["link.max_peers"]["origin"]) == (

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from server.api.peers import Peers
 from server.app import build_app
 from server.edge.listen import Edge, open_own_socket
 from server.metrics.metrics import Metrics
+from server.peers.peers import Peers
 from tests.server.support.fakes import FakeFleet, fake_services
 from tests.server.support.surface import CONFIG
 from triolet.config import PeerServersConfig

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from server.api.peers import Peers
 from server.app import build_app
 from server.edge.listen import Edge, base_url, open_listening_socket, open_own_socket
 from server.metrics.metrics import Metrics
+from server.peers.peers import Peers
 from server.tenants.tenancy import Tenancy
 from tests.server.support.fakes import FakeFleet, FakeGrammars, by_hand, fake_services
 from tests.server.support.surface import CONFIG, PATIENCE_S, Surface, request_bytes
@@ -187,7 +187,7 @@ async def test_who_leaves_waits_for_what_it_passes_on(tmp_path: Path) -> None:
         is_drained = trio.Event()
 
         async def drain() -> None:
-            await peers.drain(PATIENCE_S)
+            await peers.answers.drain(PATIENCE_S)
             is_drained.set()
 
         with trio.fail_after(PATIENCE_S / 2):
@@ -200,7 +200,7 @@ async def test_who_leaves_waits_for_what_it_passes_on(tmp_path: Path) -> None:
                 generation.finish()
                 await client.until(b"[DONE]")
         await client.stream.aclose()
-        await peers.drain(0.0)
+        await peers.answers.drain(0.0)
 
 
 async def test_errors_come_back_as_they_are(tmp_path: Path) -> None:

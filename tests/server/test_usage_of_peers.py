@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from server.api.peers import Peers
 from server.api.proxying import PROXIED
 from server.contract.generation import Usage
+from server.peers.peers import Peers
 from server.tenants.memory_store import QuotaObserver
 from server.tenants.opening import opened_quotas
 from server.tenants.quotas import AskedTokens

@@ -14,6 +14,7 @@ from .auto import (
     require_ladder,
 )
 from .control import ControlConfig, ControlledModelConfig
+from .hosts import HostsConfig
 from .limits import require
 from .link import MAX_LENDERS, LinkConfig, MemorySharing, WireConfig
 from .models import MAX_MODELS, FleetModelConfig, ServedModelConfig
@@ -124,6 +125,7 @@ __all__ = [
     "GrammarConfig",
     "GuardConfig",
     "HealthConfig",
+    "HostsConfig",
     "LabelsConfig",
     "LendingConfig",
     "LinkConfig",

@@ -14,6 +14,7 @@ from ..loopback import is_loopback
 from ..units import KIB, MIB, MILLISECONDS, SECONDS
 from .adapters import AdapterConfig  # noqa: TC001 (get_type_hints reads the annotations)
 from .auto import AutoConfig
+from .hosts import HostsConfig
 from .limits import Count, CountOrZero, LabelText, NotNegative, Positive, require
 from .link import LinkConfig
 from .membership import MembershipConfig
@@ -498,6 +499,8 @@ class ServerConfig:
     successor can accept on it before this one has ended."""
     peers: PeerServersConfig | None = None
     """Other servers on the same port; None if this is the only one."""
+    hosts: HostsConfig = field(default_factory=HostsConfig)
+    """Servers on other hosts."""
     handover_s: float = 1.0 * SECONDS
     """How long open connections are served after a successor has taken over the port: a busy client
     learns with its next answer that it should reconnect."""
@@ -575,6 +578,8 @@ class ServerConfig:
             self.drain_timeout_s,
             f">= 0 and <= {DAY_S:.0f}, a day: the timer that ends the process takes no infinity",
         )
+        if self.hosts.name and not self.tenants.quotas.is_shared:
+            raise SettingError("hosts needs a Redis for all hosts: give --limits redis://HOST")
         sample_s, most = self.sample_s, f"> 0 and <= recent_s ({self.recent_s})"
         require(sample_s <= self.recent_s, "sample_s", sample_s, most)
         for network in self.trusted_proxies:

@@ -23,12 +23,12 @@ from triolet.loopback import is_loopback
 from triolet.units import NANOS
 
 from ...metrics.recent import grown
+from ...peers.peers import ALONE
 from ...tenants.accounts import limits_of
 from ...tenants.tenancy import current_tenant
 from ..body import current_scope
 from ..errors import http_error
 from ..generate import json_response
-from ..peers import ALONE
 from ..request_scope import UNIX_PEER
 from ..served_models import state_of
 from .probes import VERSION

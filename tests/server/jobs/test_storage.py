@@ -25,7 +25,7 @@ from server.jobs.records import (
 from server.jobs.storage import CONTENT_ROWS, Files
 from triolet.config import BatchConfig
 from triolet.errors import ConfigError, LocalProtocolError, RequestError
-from triolet.sqlite import transaction
+from triolet.sqlite import Journal, transaction
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -292,6 +292,18 @@ def test_a_new_database_that_another_process_is_making_is_waited_for(tmp_path: P
         other.execute("COMMIT")
         opening.result().close()
     other.close()
+
+
+def test_a_database_for_several_hosts_has_no_shared_memory(tmp_path: Path) -> None:
+    open_database(str(tmp_path)).close()
+    databases = [open_database(str(tmp_path), Journal.ROLLBACK) for _ in range(2)]
+    for database in databases:
+        assert database.execute("PRAGMA journal_mode").fetchone()[0] == "delete"
+        with transaction(database):
+            database.execute("DELETE FROM lease")
+    assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
+    for database in databases:
+        database.close()
 
 
 def test_no_tenant_takes_all_there_is(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 import h11
 import structlog
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from triolet.config import PeerServersConfig
 
 
+PeerStream: TypeAlias = "trio.SocketStream | trio.SSLStream[trio.SocketStream]"
 _A = TypeVar("_A")
 _R = TypeVar("_R")
 
@@ -30,9 +31,10 @@ class PeerAnswer:
     connection.
 
     Args:
-      stream: connection to the peer.
+      stream: connection to the peer, over TLS or not.
       patience_s: maximum silence.
       on_end: called when the response has ended or was cancelled.
+      host: the peer's host, for its Host header.
 
     Attributes:
       status: HTTP status.
@@ -41,12 +43,14 @@ class PeerAnswer:
 
     def __init__(
         self,
-        stream: trio.SocketStream,
+        stream: PeerStream,
         patience_s: float,
         on_end: Callable[[PeerAnswer], None],
+        host: str = "localhost",
     ) -> None:
         self._stream = stream
         self._on_end = on_end
+        self._host = host
         self._patience_s = patience_s
         self._connection = h11.Connection(h11.CLIENT)
         self.status = 0
@@ -69,7 +73,7 @@ class PeerAnswer:
         Raises:
           OSError, trio.BrokenResourceError, h11.RemoteProtocolError: there is no response.
         """
-        own = [("host", "localhost"), ("connection", "close"), ("content-length", str(len(body)))]
+        own = [("host", self._host), ("connection", "close"), ("content-length", str(len(body)))]
         request = h11.Request(method=method, target=target, headers=[*own, *headers])
         head = self._connection.send(request) or b""
         content = self._connection.send(h11.Data(data=body)) or b""
@@ -97,13 +101,14 @@ class PeerAnswer:
     def cancel(self, reason: CancelReason) -> None:
         """Close the connection. Idempotent."""
         del reason
-        self._stream.socket.close()
+        below = self._stream
+        (below.transport_stream if isinstance(below, trio.SSLStream) else below).socket.close()
         self._on_end(self)
 
     async def _next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         while (event := self._connection.next_event()) is h11.NEED_DATA:
             data = await self._in_time(self._stream.receive_some, READ_BYTES)
-            self._connection.receive_data(data)
+            self._connection.receive_data(bytes(data))
         return event
 
     async def _in_time(self, call: Callable[[_A], Awaitable[_R]], argument: _A) -> _R:
@@ -118,19 +123,47 @@ MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
 """Metrics of a server with a thousand workers take 2 MiB."""
 
 
+class PeerAnswers:
+    """The responses of peers that are being proxied. A drain waits for them."""
+
+    def __init__(self) -> None:
+        self._answers: set[PeerAnswer] = set()
+        self._ended = trio.Event()
+
+    def add(self, stream: PeerStream, patience_s: float, host: str = "localhost") -> PeerAnswer:
+        """Return a response to be read from a connection. See `PeerAnswer`."""
+        answer = PeerAnswer(stream, patience_s, self._end, host)
+        self._answers.add(answer)
+        return answer
+
+    async def drain(self, within_s: float) -> None:
+        """Wait until all have ended, up to a limit."""
+        with trio.move_on_after(within_s):
+            while self._answers:
+                await self._ended.wait()
+
+    def _end(self, answer: PeerAnswer) -> None:
+        self._answers.discard(answer)
+        self._ended.set()
+        self._ended = trio.Event()
+
+
 class Peers:
     """All servers on this port but this one.
 
     Args:
       config: their names and sockets.
+
+    Attributes:
+      own_name: this server's name.
+      answers: the responses of the others that are being proxied.
     """
 
     def __init__(self, config: PeerServersConfig) -> None:
         self.own_name = config.name
         self._paths = {name: path for name, path in config.paths if name != config.name}
         self._ask_timeout_s = config.ask_timeout_s
-        self._answers: set[PeerAnswer] = set()
-        self._ended = trio.Event()
+        self.answers = PeerAnswers()
 
     def owner_of(self, key: str) -> str | None:
         """Return the peer that owns a key; None if this server does.
@@ -147,21 +180,7 @@ class Peers:
         Raises:
           OSError: the peer does not listen, or too many connections wait.
         """
-        stream = await trio.open_unix_socket(self._paths[name])
-        answer = PeerAnswer(stream, patience_s, self._end)
-        self._answers.add(answer)
-        return answer
-
-    async def drain(self, within_s: float) -> None:
-        """Wait until all proxied responses have ended, up to a limit."""
-        with trio.move_on_after(within_s):
-            while self._answers:
-                await self._ended.wait()
-
-    def _end(self, answer: PeerAnswer) -> None:
-        self._answers.discard(answer)
-        self._ended.set()
-        self._ended = trio.Event()
+        return self.answers.add(await trio.open_unix_socket(self._paths[name]), patience_s)
 
     async def ask(self, target: str) -> dict[str, bytes | None]:
         """Send a GET request to all peers concurrently.
@@ -187,7 +206,7 @@ class Peers:
         """Return the body of a response with 200; None for any other."""
         stream = await trio.open_unix_socket(self._paths[name])
         # The drain does not wait for this request.
-        answer = PeerAnswer(stream, self._ask_timeout_s, self._answers.discard)
+        answer = PeerAnswer(stream, self._ask_timeout_s, lambda _: None)
         try:
             await answer.ask("GET", target)
             body = bytearray()

@@ -1,0 +1,1 @@
+"""The other servers: those on this port, and those on other hosts that share idempotency keys."""
