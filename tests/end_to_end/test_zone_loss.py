@@ -33,6 +33,7 @@ CLIENTS, CLIENTS_WHOLE = 2, 8
 """Per zone, one request after the other."""
 ROUNDS, ROUNDS_WHOLE = 3, 15
 """Requests of each client."""
+SOME_TOKENS: Final = 4
 KILL_AFTER, KILL_AFTER_WHOLE = 1, 4
 """Answers of the doomed zone before it is killed."""
 BODY: Final[dict[str, Any]] = {
@@ -55,6 +56,7 @@ class Load:
       tokens: tokens that whole answers told.
       cut: answers that were cut off, by the zone of their server, and the tokens that had come.
       seconds: counts by second and kind: answers, tokens, cut off, refused.
+      streaming: tokens that running streams have, by zone and key.
       longest_gap_s: longest time without a token in a stream of a surviving server.
     """
 
@@ -63,6 +65,7 @@ class Load:
     tokens: int = 0
     cut: list[tuple[str, int]] = field(default_factory=list)
     seconds: Counter[tuple[int, str]] = field(default_factory=Counter)
+    streaming: dict[tuple[str, str], int] = field(default_factory=dict)
     longest_gap_s: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -95,6 +98,7 @@ class Load:
                     for choice in chunk["choices"]:
                         text += choice["text"]
                         num_tokens += 1
+                        self.streaming[zone, key] = num_tokens
                         self.count("tokens")
                     if zone != LOST:
                         self.longest_gap_s = max(self.longest_gap_s, time.monotonic() - last)
@@ -104,6 +108,8 @@ class Load:
             if num_tokens:
                 self.cut.append((zone, num_tokens))
             return False
+        finally:
+            self.streaming.pop((zone, key), None)
         assert told, f"a stream of {zone} ended early"
         self.count("answers")
         with self._lock:
@@ -194,7 +200,12 @@ def test_a_lost_zone_costs_only_streams_of_its_own_server_and_nothing_twice(
                 "the zone has answered",
             )
             wait_until(
-                lambda: any(not one.done() for one in running), PATIENCE_S, "requests are running"
+                lambda: any(
+                    zone == LOST and SOME_TOKENS < count < NUM_TOKENS // 2
+                    for (zone, _), count in [*load.streaming.items()]
+                ),
+                PATIENCE_S,
+                "an answer of the zone is half done",
             )
             killed_at = time.monotonic() - load.began
             zones.kill(LOST)
