@@ -71,7 +71,7 @@ redis.call('SET', entry, id .. ' ' .. lease, 'EX', ttl_s)
 return {'here', ''}
 """
 )
-"""Return where the answer of a key is; if nobody alive has it, it is here from now on, unless the
+"""Return where the answer of a key is; if no live server has it, it is here from now on, unless the
 request resumes an earlier one. Arguments: the key's digest, how long the entry is kept [s], whether
 the request resumes."""
 RENEW: Final = (
@@ -199,7 +199,7 @@ class AnswerDirectory:
             self._has_released.set()
 
     async def owner_of(self, digest: str, *, is_resuming: bool) -> AnswerOwner:
-        """Return who holds an answer, and claim it if nobody does. See `AnswerClaim.ask`."""
+        """Return who holds an answer, and claim it if there is no owner. See `AnswerClaim.ask`."""
         if self._calls is None:
             return AnswerOwner(AnswerPlace.ALONE)
         try:

@@ -251,6 +251,7 @@ def kill_runner(hosts: Hosts) -> None:
 
 @pytest.mark.long
 @pytest.mark.promise
+@pytest.mark.timeout(900)  # --whole: a kill every 16 s
 def test_a_batch_continues_on_the_other_host_and_each_line_is_charged_once(
     hosts: Hosts, whole: bool
 ) -> None:
