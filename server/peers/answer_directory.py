@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 PREFIX: Final = "{triolet}:hosts:"
-MAX_RELEASED: Final = 10_000
-"""Entries that wait to be removed. Beyond this, entries expire instead."""
+MAX_RELEASED: Final = 1000
+"""Entries that are removed together, which takes Redis a millisecond. Beyond this they expire."""
 
 _HEAD: Final = """
 local P, lease, id = ARGV[1], ARGV[1] .. 'server:' .. ARGV[2], ARGV[3]
@@ -71,7 +71,7 @@ redis.call('SET', entry, id .. ' ' .. lease, 'EX', ttl_s)
 return {'here', ''}
 """
 )
-"""Return where the answer of a key is; if nobody alive has it, it is here from now on, unless the
+"""Return where the answer of a key is; if no live server has it, it is here from now on, unless the
 request resumes an earlier one. Arguments: the key's digest, how long the entry is kept [s], whether
 the request resumes."""
 RENEW: Final = (
@@ -92,11 +92,13 @@ text. Arguments: this host's URL, length of the lease [ms], whether this is the 
 RELEASE: Final = (
     _HEAD
     + """
-local entry = P .. 'answer:' .. ARGV[4]
-if pair(entry) == id then redis.call('DEL', entry) end
+for i = 4, #ARGV do
+  local entry = P .. 'answer:' .. ARGV[i]
+  if pair(entry) == id then redis.call('DEL', entry) end
+end
 """
 )
-"""Remove the entry of a key if it is this server's. Argument: the key's digest."""
+"""Remove the entries of keys that are this server's. Arguments: the keys' digests."""
 LEAVE: Final = (
     _HEAD
     + """
@@ -188,14 +190,16 @@ class AnswerDirectory:
 
     def leave(self, digest: str, is_free: Callable[[], bool]) -> None:
         """Count the end of a request; free its key if it was the last one and left no answer."""
-        self._requests -= Counter((digest,))  # drops zeros
-        is_last = digest not in self._requests and len(self._released) < MAX_RELEASED
-        if is_last and self._calls is not None and is_free():
+        self._requests[digest] -= 1
+        if self._requests[digest]:
+            return
+        del self._requests[digest]
+        if self._calls is not None and len(self._released) < MAX_RELEASED and is_free():
             self._released.add(digest)
             self._has_released.set()
 
     async def owner_of(self, digest: str, *, is_resuming: bool) -> AnswerOwner:
-        """Return who holds an answer, and claim it if nobody does. See `AnswerClaim.ask`."""
+        """Return who holds an answer, and claim it if there is no owner. See `AnswerClaim.ask`."""
         if self._calls is None:
             return AnswerOwner(AnswerPlace.ALONE)
         try:
@@ -238,8 +242,9 @@ class AnswerDirectory:
                 with trio.move_on_after(self._config.renew_s):
                     await self._has_released.wait()
                 self._has_released = trio.Event()
-                for _ in range(len(self._released)):
-                    await calls.call(RELEASE, self._released.pop())
+                if digests := tuple(self._released):
+                    self._released.clear()
+                    await calls.call(RELEASE, *digests)
                 await self._renew(calls)
         except trio.Cancelled:
             with trio.CancelScope(shield=True), suppress(StoreGone):

@@ -163,10 +163,14 @@ async def test_a_key_is_free_again_after_its_last_request_if_no_answer_is_kept(
 async def test_a_key_that_is_claimed_again_at_once_stays(redis: RedisServer) -> None:
     a, b = directory_of(redis, "a"), directory_of(redis, "b")
     async with run(a, b):
-        (await claimed(a, is_kept=False)).cancel(CancelReason.CLIENT_GONE)
-        await claimed(a)
+        digests = [f"{number}" for number in range(20)]
+        for claim in [await claimed(a, digest, is_kept=False) for digest in digests]:
+            claim.cancel(CancelReason.CLIENT_GONE)
+        for digest in digests:
+            await claimed(a, digest)
         await free_another(a, b)
-        assert await owner(b) == elsewhere("a")
+        for digest in digests:
+            assert await owner(b, digest) == elsewhere("a")
 
 
 async def test_a_key_that_another_host_took_over_is_not_freed(redis: RedisServer) -> None:
