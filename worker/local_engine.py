@@ -5,11 +5,15 @@ For lending, each worker has two bytes of a shared file. It locks the first one 
 worker that borrows its cores for a step locks the second. The kernel releases the locks of a dead
 process, so no message is needed. A worker that gets work never waits for lent cores: it starts
 immediately and shares its cores until the borrower's step returns.
+
+Where other programs use the idle worker's cores, borrowing makes short steps slower, because each
+layer waits for its slowest thread. So steps of about one size are timed with and without it.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, LOCK_UN, lockf
 from typing import TYPE_CHECKING, Final
 
@@ -29,6 +33,37 @@ if TYPE_CHECKING:
 
 WANTED_BACK: Final = 0.5
 """Average share of a step that an owner shares its cores, if it gets work during that step."""
+
+
+TRY_EVERY: Final = 16
+"""One step in so many takes the way that was slower before, because neighbours come and go."""
+NEWEST_SHARE: Final = 1 / 8
+"""Weight of the newest step in the mean duration."""
+
+
+class BorrowingTrials:
+    """Decides whether a step should borrow cores, from the duration of earlier steps of about its
+    size."""
+
+    def __init__(self) -> None:
+        # By the size's number of bits, and whether cores were borrowed.
+        self._mean_s: dict[tuple[int, bool], float] = {}
+        self._counts: dict[int, int] = {}
+
+    def pays(self, num_tokens: int) -> bool:
+        """Return whether the next step should borrow."""
+        size = num_tokens.bit_length()
+        alone_s, borrowed_s = (self._mean_s.get((size, way)) for way in (False, True))
+        if alone_s is None or borrowed_s is None:
+            return borrowed_s is None
+        self._counts[size] = (self._counts.get(size, 0) + 1) % TRY_EVERY
+        return (borrowed_s < alone_s) != (self._counts[size] == 0)
+
+    def took(self, num_tokens: int, seconds: float, *, is_borrowed: bool) -> None:
+        """Record a step's duration."""
+        key = num_tokens.bit_length(), is_borrowed
+        mean_s = self._mean_s.get(key, seconds)
+        self._mean_s[key] = mean_s + NEWEST_SHARE * (seconds - mean_s)
 
 
 class Cores:
@@ -55,10 +90,14 @@ class Cores:
             os.close(self._file)
             self._file = -1
 
-    def take(self) -> int:
-        """Mark this worker as busy; return how many cores it may use until `give_back`."""
+    def take(self, *, borrows: bool = True) -> int:
+        """Mark this worker as busy; return how many cores it may use until `give_back`.
+
+        Args:
+          borrows: also those of idle workers.
+        """
         self._is_working = self._is_working or self._try_lock(_work_of(self._place))
-        if self._is_working:
+        if self._is_working and borrows:
             self._borrowed = [place for place in self._others if self._borrow(place)]
         return self._own * (1 + len(self._borrowed))
 
@@ -121,6 +160,7 @@ class LocalEngine:
         model = loaded.runner.model
         self._model = model if isinstance(model, NativeModel) else None
         self._cores = None if self._model is None else cores
+        self._trials = BorrowingTrials()
         self.speedup = 1.0
 
     @property
@@ -176,11 +216,16 @@ class LocalEngine:
         """Compute one step, on the device's thread."""
         if self._cores is None or self._model is None:
             return self._loaded.runner.step(rows)
-        self._model.num_threads = self._cores.take()
+        num_tokens = sum(len(row.token_ids) for row in rows)
+        self._model.num_threads = self._cores.take(borrows=self._trials.pays(num_tokens))
+        began_s = time.perf_counter()
         try:
-            return self._loaded.runner.step(rows)
+            sampled = self._loaded.runner.step(rows)
         finally:
             self.speedup = self._cores.give_back()
+        took_s = time.perf_counter() - began_s
+        self._trials.took(num_tokens, took_s, is_borrowed=self.speedup > 1.0)
+        return sampled
 
     def rest(self) -> None:
         """Lend the cores to the others."""

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import httpx2
 import pytest
@@ -21,6 +21,9 @@ from . import paced
 from .fleet_process import PATIENCE_S, wait_until
 from .tenants import headers_of, write_tenants
 from .zone_processes import Zones, started
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 
@@ -148,6 +151,14 @@ def tokens_charged(zones: Zones) -> int:
     return int(usage["this_month"]["tokens"])
 
 
+def secret_in(folder: Path) -> Path:
+    """Return the file with the hosts' secret."""
+    secret = folder / "secret"
+    secret.touch(0o600)
+    secret.write_text("a secret of three hosts, at least thirty-two")
+    return secret
+
+
 def table_of(load: Load, killed_at: float) -> str:
     """Return what happened in each second, as a table in Markdown."""
     kinds = sorted({kind for _, kind in load.seconds})
@@ -166,9 +177,6 @@ def test_a_lost_zone_costs_only_streams_of_its_own_server_and_nothing_twice(
 ) -> None:
     folder = tmp_path_factory.mktemp("loss")
     tenants = write_tenants(folder / "tenants.toml", {ALICE: ""})
-    secret = folder / "secret"
-    secret.write_text("a secret of three hosts, at least thirty-two")
-    secret.chmod(0o600)
     clients, rounds = (CLIENTS_WHOLE, ROUNDS_WHOLE) if whole else (CLIENTS, ROUNDS)
     kill_after = KILL_AFTER_WHOLE if whole else KILL_AFTER
     with running_redis(folder) as redis:
@@ -181,7 +189,7 @@ def test_a_lost_zone_costs_only_streams_of_its_own_server_and_nothing_twice(
                 "server.tenants.quotas.lease_s": 2,
                 "server.hosts.name": zone,
                 "server.hosts.advertised_url": url,
-                "server.hosts.secret_file": secret,
+                "server.hosts.secret_file": secret_in(folder),
                 "server.stall_timeout_s": PATIENCE_S,
             }
 

@@ -17,7 +17,7 @@ from tests.engine.driver import open_engine
 from triolet.config import LendingConfig
 from triolet.errors import ConfigError
 from triolet.sampling import SamplingParams
-from worker.local_engine import WANTED_BACK, Cores, LocalEngine
+from worker.local_engine import TRY_EVERY, WANTED_BACK, BorrowingTrials, Cores, LocalEngine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -145,3 +145,34 @@ def test_an_engine_computes_with_the_cores_that_it_gets(cores: Cores) -> None:
     assert engine.speedup in (1.0, 3.0), "1 where no kernels of our own are built"
     engine.rest()
     alone.rest()
+
+
+@pytest.mark.parametrize("is_faster", [True, False])
+def test_steps_borrow_where_that_was_faster_and_try_the_other_way_now_and_then(
+    is_faster: bool,
+) -> None:
+    trials = BorrowingTrials()
+    ways = []
+    for _ in range(2 + 10 * TRY_EVERY):
+        ways.append(trials.pays(3))
+        trials.took(3, 1.0 if ways[-1] is is_faster else 2.0, is_borrowed=ways[-1])
+    assert ways[:2] == [True, False]
+    assert ways[2:].count(is_faster) == 10 * (TRY_EVERY - 1)
+    assert trials.pays(300), "another size is tried for itself"
+
+
+def test_steps_notice_that_a_neighbour_has_come() -> None:
+    trials, ways = BorrowingTrials(), []
+    for number in range(40 * TRY_EVERY):
+        slow = number >= 20 * TRY_EVERY
+        ways.append(trials.pays(1))
+        took_s = (5.0 if slow else 1.0) if ways[-1] else 2.0
+        trials.took(1, took_s, is_borrowed=ways[-1])
+    assert ways[: 20 * TRY_EVERY].count(True) > 18 * TRY_EVERY
+    assert ways[20 * TRY_EVERY :].count(True) < 3 * TRY_EVERY
+
+
+def test_nothing_is_borrowed_unasked(cores: Cores) -> None:
+    assert cores.take(borrows=False) == 4
+    assert cores.give_back() == 1.0
+    assert cores.take() == 12
