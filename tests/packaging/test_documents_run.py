@@ -71,6 +71,7 @@ SCENES: Final = {
     "a registry": (f"{OPERATIONS}/registry.md",),
     "several machines": (
         f"{OPERATIONS}/machines.md",
+        f"{OPERATIONS}/hosts.md",
         f"{OPERATIONS}/drain.md",
         f"{OPERATIONS}/scale.md",
     ),
