@@ -160,7 +160,7 @@ def test_a_short_soak_finds_nothing_wrong(
     assert soak.injected
     for what in (
         "answers read: sse",
-        "requests left in the middle",
+        "requests cut by the client",
         "clients that stopped reading",
     ):
         assert soak.done[what] > 0, what
