@@ -18,7 +18,10 @@ from triolet.errors import ConfigError
 MAX_IPC_PATH_BYTES: Final = 107
 """`sun_path` has 108 bytes; the last one is a NUL."""
 
-_TCP = re.compile(r"tcp://(?P<host>\[[\w:.%]+\]|[\w.-]+|\*):(?P<port>\d{1,5}|\*)", re.ASCII)
+# A host's name is also the name of its key file, which has at most 255 bytes.
+_TCP = re.compile(
+    r"tcp://(?P<host>\[[\w:.%]{1,60}\]|[\w.-]{1,240}|\*):(?P<port>\d{1,5}|\*)", re.ASCII
+)
 _FORMS = "allowed: ipc:///directory/name, tcp://host:port"
 
 
@@ -97,8 +100,10 @@ def parse_address(address: str) -> Address:
     """
     if address.startswith("ipc://"):
         path = address.removeprefix("ipc://")
-        if not path.startswith("/") or path.endswith("/"):
-            raise ConfigError(f"address {address!r}: an ipc path must be absolute; {_FORMS}")
+        if not path.startswith("/") or path.endswith("/") or not path.isprintable():
+            raise ConfigError(
+                f"address {address!r}: an ipc path must be absolute and printable; {_FORMS}"
+            )
         length = len(os.fsencode(path))
         if length > MAX_IPC_PATH_BYTES:
             raise ConfigError(

@@ -57,7 +57,7 @@ _OF_CONNECTION: Final = frozenset(
     {"connection", "content-length", "date", "keep-alive", "server", "transfer-encoding"}
 )
 _RETRY_S: Final = 1.0
-_NO_ANSWER: Final = (OSError, trio.BrokenResourceError, h11.RemoteProtocolError)
+_NO_ANSWER: Final = (OSError, UnicodeError, trio.BrokenResourceError, h11.RemoteProtocolError)
 
 
 def is_proxied(services: Services) -> bool:

@@ -82,7 +82,7 @@ local beat, settling = P .. 'beat', P .. 'settling'
 if redis.call('EXISTS', beat) == 0 then redis.call('SET', settling, '', 'PX', lease_ms) end
 redis.call('SET', beat, '', 'PX', lease_ms)
 local holder, holders_url = pair(lease)
-if holder and holder ~= id and not is_new then return holders_url end
+if holder and holder ~= '-' and holder ~= id and not is_new then return holders_url end
 redis.call('SET', lease, id .. ' ' .. url, 'PX', lease_ms)
 return ''
 """
@@ -145,7 +145,9 @@ class AnswerClaim:
         """End it."""
         del reason
         self._directory.leave(
-            self._digest, lambda: self.owner.place is AnswerPlace.HERE and not self._is_kept()
+            # An answer from Redis that came too late may have made the key ours.
+            self._digest,
+            lambda: self.owner.place is not AnswerPlace.ELSEWHERE and not self._is_kept(),
         )
 
 

@@ -74,7 +74,8 @@ class PeerAnswer:
           OSError, trio.BrokenResourceError, h11.RemoteProtocolError: there is no response.
         """
         own = [("host", self._host), ("connection", "close"), ("content-length", str(len(body)))]
-        request = h11.Request(method=method, target=target, headers=[*own, *headers])
+        sent = [(name.encode(), value.encode("latin-1")) for name, value in (*own, *headers)]
+        request = h11.Request(method=method, target=target, headers=sent)
         head = self._connection.send(request) or b""
         content = self._connection.send(h11.Data(data=body)) or b""
         self._connection.send(h11.EndOfMessage())
@@ -83,7 +84,9 @@ class PeerAnswer:
             event = await self._next_event()
             if isinstance(event, h11.Response):
                 self.status = event.status_code
-                self.headers = {name.decode(): value.decode() for name, value in event.headers}
+                self.headers = {
+                    name.decode(): value.decode("latin-1") for name, value in event.headers
+                }
 
     async def next_data(self) -> bytes:
         """Return the next part of the body; empty at its end.

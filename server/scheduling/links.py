@@ -365,7 +365,8 @@ class Links:
             worker = Worker(role, address, self._config.link, self._config.recovery, now)
             try:
                 self._links.begin(worker, self._intake.receive)
-            except ConfigError as error:
+            except (ConfigError, OSError, ValueError) as error:
+                # Also what an address of another program's store does to files and sockets.
                 log.error("member_refused", role=role.value, address=address, reason=str(error))
                 continue
             self._workers.append(worker)

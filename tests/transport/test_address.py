@@ -55,6 +55,9 @@ def test_an_address_is_understood(text: str, meaning: IpcAddress | TcpAddress) -
         "tcp://eth0;127.0.0.1:7001",
         "tcp://ho st:7001",
         "tcp://127.0.0.1:٧٠٠١",
+        "ipc:///directory/na\0me",
+        "ipc:///directory/na\nme",
+        f"tcp://{'h' * 241}:7001",
     ],
 )
 def test_another_form_is_refused_with_what_is_allowed(text: str) -> None:

@@ -61,12 +61,14 @@ class HostsConfig:
             )
 
     def may_reach(self, url: str) -> bool:
-        """Return whether a URL names a host and nothing else, by a scheme that is allowed."""
+        """Return whether a URL names a host and nothing else, by a scheme that is allowed. Plain
+        HTTP to this machine is allowed if this host is reached in the same way."""
         try:
             parts = urlsplit(url)
             is_host = bool(parts.hostname) and parts.port != 0 and parts.username is None
         except ValueError:
             return False
         is_whole = url == f"{parts.scheme}://{parts.netloc}" and not re.search(r"[^!-~]", url)
-        is_plain = parts.scheme == "http" and (self.allow_http or is_loopback(parts.hostname or ""))
+        is_local = is_loopback(parts.hostname or "") and self.advertised_url.startswith("http:")
+        is_plain = parts.scheme == "http" and (self.allow_http or is_local)
         return is_host and is_whole and (is_plain or parts.scheme == "https")

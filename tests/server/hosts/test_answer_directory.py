@@ -255,3 +255,18 @@ async def test_two_hosts_with_one_name_are_named(redis: RedisServer) -> None:
             await until(lambda: bool(logs))
     assert logs[0]["event"] == "keys_are_local"
     assert logs[0]["reason"] == "https://other.example has the same server.hosts.name"
+
+
+async def test_a_successor_that_fails_gives_the_name_back(redis: RedisServer) -> None:
+    old = directory_of(redis, "a", renew_s=0.05)
+
+    async def until_claims_are(wanted: AnswerOwner, name: str) -> None:
+        number = 0
+        while (await claimed(old, f"{name}{number}")).owner != wanted:
+            number += 1
+            await trio.sleep(0.02)
+
+    async with run(old):
+        async with run(directory_of(redis, "a")):
+            await until_claims_are(ALONE, "taken")
+        await until_claims_are(HERE, "given back")

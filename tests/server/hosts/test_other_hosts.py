@@ -39,7 +39,7 @@ def hosts_of(folder: Path, **more: object) -> OtherHosts:
         ("https://a.example", True, True),
         ("https://a.example:8443", True, True),
         ("https://[2001:db8::1]:8443", True, True),
-        ("http://127.0.0.2:8000", True, True),
+        ("http://127.0.0.2:8000", False, True),
         ("http://a.example", False, True),
         ("https://a.example/", False, False),
         ("https://a.example/v1", False, False),
@@ -58,6 +58,12 @@ def test_a_url_names_a_host_and_http_needs_permission(
 ) -> None:
     assert HostsConfig().may_reach(url) is is_allowed
     assert HostsConfig(allow_http=True).may_reach(url) is with_http
+
+
+def test_plain_http_to_this_machine_is_for_hosts_that_are_reached_in_the_same_way() -> None:
+    config = HostsConfig("a", "http://127.0.0.1:8000", "secret")
+    assert config.may_reach("http://127.0.0.2:8000")
+    assert not config.may_reach("http://a.example")
 
 
 @pytest.mark.parametrize(

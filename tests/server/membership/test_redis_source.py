@@ -149,6 +149,7 @@ GARBAGE = {
     '{"role": "server", "address": "tcp://h:1"}': "the role of tcp://h:1 is server",
     '{"role": "decode", "address": "http://h:1"}': "no known form",
     '{"role": "decode", "address": "tcp://0.0.0.0:1"}': "cannot connect",
+    '{"role": "decode", "address": "ipc:///d/\\u0000"}': "absolute and printable",
     '{"role": "decode", "address": "tcp://h:1", "model": "x"}': "the model of tcp://h:1 is 'x'",
     '{"role": "prefill", "address": "tcp://10.0.0.1:1"}': "registered twice",
 }
