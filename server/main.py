@@ -132,7 +132,7 @@ async def serve(
                 await _start_all(nursery, services, processes)
                 changes = ModelChanges(services, fleets, nursery)
                 await changes.start()
-                await _accept(nursery, edge, listening, services)
+                await nursery.start(edge.run, *listening)
                 task_status.started(base_url(listening[0]))
                 nursery.start_soon(_hand_over, services.state, edge, config.handover_s)
                 nursery.start_soon(_run_beside, services, app, storage, fleets, tenant_file)
@@ -188,14 +188,8 @@ async def _start_all(nursery: trio.Nursery, services: Services, processes: TextP
     """Start what requests need."""
     for run in (services.quotas.store.run, services.kept.run, processes.run):
         await nursery.start(run)
-
-
-async def _accept(
-    nursery: trio.Nursery, edge: Edge, listening: list[socket], services: Services
-) -> None:
-    """Accept connections, and then take the host's name from a predecessor."""
-    await nursery.start(edge.run, *listening)
     if services.hosts is not None:
+        # Before the first connection, whose keys would otherwise be local.
         await nursery.start(services.hosts.directory.run)
 
 

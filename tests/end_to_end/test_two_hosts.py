@@ -140,7 +140,9 @@ def read_some(fleet: FleetProcess, key: str, num_events: int, victim: int | None
                 if last + 1 == num_events and victim is None:
                     break
                 if last + 1 == num_events and victim is not None:
-                    os.kill(victim, signal.SIGKILL)
+                    # An event has several lines, so this may be the second time.
+                    with suppress(ProcessLookupError):
+                        os.kill(victim, signal.SIGKILL)
     return last
 
 
