@@ -164,7 +164,6 @@ def usage_told(text: str) -> int:
     return int(told)
 
 
-@pytest.mark.promise
 def test_a_request_is_answered_once_whichever_host_gets_it(hosts: Hosts) -> None:
     before = hosts.tokens()
     answers = [asked(fleet, "joined", BODY) for fleet in (*hosts.fleets, *hosts.fleets)]
@@ -183,7 +182,6 @@ def test_a_cut_stream_continues_at_the_other_host(hosts: Hosts) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.promise
 def test_the_answer_of_a_killed_server_is_computed_once_more_and_charged_once(
     hosts: Hosts, whole: bool
 ) -> None:
@@ -252,7 +250,6 @@ def kill_runner(hosts: Hosts) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.promise
 @pytest.mark.timeout(900)  # --whole: a kill every 16 s
 def test_a_batch_continues_on_the_other_host_and_each_line_is_charged_once(
     hosts: Hosts, whole: bool
