@@ -189,7 +189,7 @@ async def _start_all(nursery: trio.Nursery, services: Services, processes: TextP
     for run in (services.quotas.store.run, services.kept.run, processes.run):
         await nursery.start(run)
     if services.hosts is not None:
-        # Before the first connection, whose keys would otherwise be local.
+        # Before the first connection is accepted: until then keys are local.
         await nursery.start(services.hosts.directory.run)
 
 

@@ -366,7 +366,7 @@ class Links:
             try:
                 self._links.begin(worker, self._intake.receive)
             except (ConfigError, OSError, ValueError) as error:
-                # Also what an address of another program's store does to files and sockets.
+                # A store outside may name an address that files or sockets reject.
                 log.error("member_refused", role=role.value, address=address, reason=str(error))
                 continue
             self._workers.append(worker)

@@ -461,7 +461,7 @@ class FairQueue(Generic[T]):
         """Return the next request; None if none may be dispatched.
 
         Args:
-          blocked: placements whose requests are passed over.
+          blocked: placements with requests that are passed over.
           is_aged_too: let a lower class be first by its aging credit.
         """
         chosen: QueueEntry[T] | None = None

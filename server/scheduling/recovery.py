@@ -112,11 +112,11 @@ class RetryBudget:
 
 
 MAX_EVICTED: Final = 64
-"""Zones and models whose silence is remembered, also without workers: new ones may come."""
+"""Silent zones, by model, to remember. They are kept without workers too: new ones may come."""
 
 
 class ZoneBreakers:
-    """The zones whose workers all fell silent, by zone and model.
+    """The zones in which all workers fell silent, by zone and model.
 
     A zone is evicted after `zone_evict_s`. Once one of its workers answers, each gets
     `zone_return_share` of its usual work, and as much more after every `zone_return_s`. This

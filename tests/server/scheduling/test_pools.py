@@ -1,4 +1,4 @@
-"""Tests of pools: which workers a tenant's requests may use, and who waits for whom."""
+"""Tests of pools: which workers a tenant may use, and which requests wait for each other."""
 
 from __future__ import annotations
 
