@@ -153,12 +153,6 @@ def of_command(*arguments: str, **changes: Any) -> ProcessSpec:  # noqa: ANN401
     return ProcessSpec("decode-0", Role.DECODE, argv, arguments=arguments, **changes)
 
 
-async def titled_anew(pid: int) -> None:
-    """Wait until a forked process no longer has the title of its template."""
-    while TITLE in Path(f"/proc/{pid}/cmdline").read_text():
-        await trio.sleep(POLL_S)
-
-
 def children_named(title: str) -> list[int]:
     """Return the pids of this process's children with a word in their command line."""
     tasks = Path("/proc/self/task").glob("*/children")
@@ -449,7 +443,8 @@ def test_without_descriptors_of_processes_there_are_no_templates() -> None:
 async def test_templates_are_renewed_and_what_they_forked_runs_on() -> None:
     async with starting() as starter:
         waiting = await starter.start(of_command("wait"), reads_log=False)
-        await titled_anew(waiting.pid)
+        while waiting.pid in children_named(TITLE):  # noqa: ASYNC110 (it has no title of its own yet)
+            await trio.sleep(POLL_S)
         before = children_named(TITLE)
         starter.renew([Role.SERVER, Role.CONTROL])
         assert children_named(TITLE) == before, "no process of its role is restarted"
