@@ -1,4 +1,5 @@
-"""`python -m simulation.cancels`: simulate 100,000 clients that disconnect at random moments.
+"""`python -m simulation.cancels`: simulate 100,000 clients that disconnect, or whose deadlines
+pass, at random moments.
 
 Each process runs one fleet for its whole share, so that leaks add up. Exit code 0 if every block
 was freed, no token was computed for a disconnected client (except in the running step), and memory
@@ -25,6 +26,7 @@ import trio
 from rich.console import Console
 from rich.table import Table
 
+from triolet.config import LinkConfig
 from triolet.ids import Role
 from triolet.sampling import SamplingParams
 from triolet.units import MIB, MILLISECONDS, SECONDS
@@ -51,6 +53,7 @@ SIZES: Final = Sizes(
         Role.PREFILL: SimulatedCost(10 * MILLISECONDS, 2 * MILLISECONDS),
         Role.DECODE: SimulatedCost(40 * MILLISECONDS, 2 * MILLISECONDS),
     },
+    sweep_s=LinkConfig().sweep_interval_s,
 )
 INSTRUCTIONS: Final = tuple(range(900, 909))
 """Half of the prompts start with these tokens."""
@@ -151,12 +154,14 @@ class Leavers:
             prompt_ids,
             SamplingParams(max_tokens=rng.randint(8, 32), seed=number, ignore_eos=True),
             leaves_after_s=rng.uniform(0.0, LONGEST_STAY_S),
+            has_deadline=number % 2 == 1,
         )
         client = Client(wish, partial(rng.randbytes, 16), self._world.report)
         await self._world.servers[0].serve(client.run)
         await client.is_over.wait()
         if client.left_at is not None:
-            self.result.phases[client.left_in] += 1
+            how = " at its deadline" if client.wish.has_deadline else ""
+            self.result.phases[client.left_in + how] += 1
         await trio.sleep(LOOK_S)  # by then all late messages have arrived
         self._see_off(client)
 
@@ -166,10 +171,12 @@ class Leavers:
         left_at = client.left_at
         if left_at is not None:
             self.result.free_s.append(max(0.0, freed_at - left_at))
+        # Deadlines are found by the next check.
+        told_after_s = CALM.max_delay_s + SIZES.sweep_s * client.wish.has_deadline
         for worker in self._world.workers:
             assert worker.engine is not None, "no process dies here"
             sampled_at = worker.engine.sampled_at.pop(client.wish.chosen_by, 0.0)
-            if left_at is not None and sampled_at - left_at > CALM.max_delay_s:
+            if left_at is not None and sampled_at - left_at > told_after_s:
                 late_s = sampled_at - left_at
                 self._world.report(f"{worker} began a step {late_s:.3f} s after {client} left")
 

@@ -60,7 +60,8 @@ class Wish:
       stop: stop strings.
       priority: priority; lower is more important.
       comes_after_s: time of its request.
-      leaves_after_s: time from submitting to the cancel; None for no cancel.
+      leaves_after_s: time from submitting to the cancel, or to the deadline; None for neither.
+      has_deadline: it does not cancel; its request has this deadline.
       stalls_at: number of tokens after which it stops reading; None for never.
       stalls_s: duration of the stall.
     """
@@ -72,6 +73,7 @@ class Wish:
     priority: int = 0
     comes_after_s: float = 0.0
     leaves_after_s: float | None = None
+    has_deadline: bool = False
     stalls_at: int | None = None
     stalls_s: float = 0.0
     origin: int | None = None
@@ -95,8 +97,8 @@ class Client:
     Attributes:
       ending: how it ended; None while it runs.
       request_id: id of its accepted request; empty before.
-      left_at: time of the cancel of a running request.
-      left_in: phase of the request at the cancel.
+      left_at: time of the cancel or deadline of a running request.
+      left_in: phase of the request at that time.
       token_ids: tokens read.
       has_stalled: whether it stopped reading for a while.
       is_over: event that is set at its end.
@@ -153,7 +155,7 @@ class Client:
                 request_id=request_id,
                 prompt_ids=self.wish.prompt_ids,
                 sampling=self.wish.sampling,
-                deadline_s=DEADLINE_S,
+                deadline_s=self._deadline_s,
                 stop=self.wish.stop,
                 priority=self.wish.priority,
                 origin_id=self._origin_id,
@@ -171,6 +173,11 @@ class Client:
             else:
                 self.request_id, self._asked_at = request_id, trio.current_time()
                 return stream
+
+    @property
+    def _deadline_s(self) -> float:
+        own_s = self.wish.leaves_after_s if self.wish.has_deadline else None
+        return DEADLINE_S if own_s is None else own_s
 
     @property
     def _origin_id(self) -> bytes:
@@ -194,7 +201,8 @@ class Client:
             (output,) = stream.generations
             assert isinstance(output, RequestOutput)
             self.left_in = output.running.phase.name.lower()
-            stream.cancel(CancelReason.CLIENT_GONE)
+            if not self.wish.has_deadline:
+                stream.cancel(CancelReason.CLIENT_GONE)
 
     async def _read(self, stream: OutputStream) -> None:
         stalls_at = self.wish.stalls_at
@@ -250,6 +258,7 @@ class Client:
     def _check_failure(self, error: RequestError) -> None:
         is_fair = {
             "cancelled": self.left_at is not None,
+            "deadline_exceeded": self.wish.has_deadline,  # earlier if it could not be met
             "request_timeout": self.wish.stalls_at is not None,
             "no_worker": True,
             "quarantined": True,

@@ -50,6 +50,7 @@ class Sizes(NamedTuple):
       has_guesses: whether decode workers guess coming tokens.
       local_prefill: which workers compute prompts.
       zones: zones of the first and the second worker of each role; empty without zones.
+      sweep_s: interval at which deadlines are checked.
     """
 
     num_servers: int
@@ -59,6 +60,7 @@ class Sizes(NamedTuple):
     has_guesses: bool = False
     local_prefill: LocalPrefill = LocalPrefill.AUTO
     zones: tuple[str, str] = ("", "")
+    sweep_s: float = SWEEP_S
 
 
 class World:
@@ -82,7 +84,7 @@ class World:
         self.clients: list[Client] = []
         self.network, self.weather = make_network(seed, trace)
         self.link = LinkConfig(
-            sweep_interval_s=SWEEP_S,
+            sweep_interval_s=sizes.sweep_s,
             kv_chunk_bytes=2 * BYTES_PER_BLOCK,
             kv_window_bytes=4 * BYTES_PER_BLOCK,
             kv_ring_bytes=8 * BYTES_PER_BLOCK,

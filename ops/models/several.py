@@ -3,6 +3,7 @@ they are served."""
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -39,6 +40,7 @@ def each_model(settings: Settings) -> list[Settings]:
             model_aliases=model.aliases,
             tool_parser=model.tool_parser if has_tools else server.tool_parser,
             reasoning_parser=model.reasoning_parser if has_reasoning else server.reasoning_parser,
+            default_deadline_s=min(server.default_deadline_s, model.deadline_s or math.inf),
         )
         own_fleet = replace(
             fleet,

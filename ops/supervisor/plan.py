@@ -438,6 +438,7 @@ def served_model(plan: FleetPlan, place: int, control: Mapping[str, str]) -> Ser
         adapters=server.model_adapters,
         unnamed_adapters=server.unnamed_adapters,
         compute_digest=server.compute_digest,
+        default_deadline_s=server.default_deadline_s,
     )
 
 

@@ -107,8 +107,18 @@ def shown_request_id() -> str:
     return client_request_id(request.headers) or current_scope().request_id.hex()
 
 
+def longest_s(config: ServerConfig) -> float:
+    """Return the longest deadline of a request to a model: that of the model or the tenant's plan."""
+    of_plan = current_tenant().plan.deadline_s
+    return config.default_deadline_s if of_plan is None else min(of_plan, config.default_deadline_s)
+
+
 def deadline_s(config: ServerConfig, *, is_streamed: bool = True) -> float:
-    """Return the request's deadline: the client's timeout, limited by the default.
+    """Return the request's deadline: the shortest of the client's, the tenant's and the model's.
+
+    Args:
+      config: the model's; the server's where no model is known yet.
+      is_streamed: whether the response is a stream.
 
     Official clients send how long they wait for the next byte. Unless the response is a stream,
     which is kept alive, the client gives up after that time. A batch line has until its batch ends.
@@ -121,13 +131,13 @@ def deadline_s(config: ServerConfig, *, is_streamed: bool = True) -> float:
     if text is None:
         hint = headers.get("x-stainless-read-timeout", "")
         if is_streamed or not _SECONDS.fullmatch(hint) or not float(hint):
-            return config.default_deadline_s
-        return min(float(hint), config.default_deadline_s)
+            return longest_s(config)
+        return min(float(hint), longest_s(config))
     if not (text.isascii() and text.isdigit() and 0 < len(text) < 10 and int(text) > 0):
         raise invalid_request(
             f"must be a number of milliseconds, not {echo(text)}", "x-request-timeout-ms"
         )
-    return min(int(text) * MILLISECONDS, config.default_deadline_s)
+    return min(int(text) * MILLISECONDS, longest_s(config))
 
 
 async def read_fields(kind: type[ModelT], services: Services) -> ModelT:

@@ -422,7 +422,7 @@ def own_requests(
     requests = generation_requests(
         plan,
         services,
-        within_s=deadline_s(services.config, is_streamed=is_streamed),
+        within_s=deadline_s(plan.model.config, is_streamed=is_streamed),
         client_request_id=shown_request_id(),
     )
     current_scope().cache = requests[0].cache

@@ -29,6 +29,7 @@ from triolet.config import (
     Pinning,
     ProcessConfig,
     RoutingConfig,
+    ServerConfig,
     WorkerConfig,
 )
 from triolet.errors import ConfigError
@@ -172,6 +173,12 @@ def test_the_only_worker_of_its_role_has_a_stand_in_that_the_server_knows_as_suc
     server = told(specs[0]).server
     assert server.spare_addresses == (own(spares[0]).control_address,)
     assert server.prefill_addresses == (own(specs[1]).control_address, *server.spare_addresses)
+
+
+def test_a_model_may_shorten_its_deadline_but_not_prolong_it() -> None:
+    models = {"a": FleetModelConfig(deadline_s=5.0), "b": FleetModelConfig(deadline_s=50.0)}
+    settings = Settings(server=ServerConfig(default_deadline_s=10.0), models=models)
+    assert [own.server.default_deadline_s for own in each_model(settings)] == [5.0, 10.0]
 
 
 def test_each_model_has_workers_of_its_own() -> None:

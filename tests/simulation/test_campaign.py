@@ -57,12 +57,14 @@ def test_memory_that_grows_is_told_apart() -> None:
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.proof
-def test_cancels_leave_nothing_behind(whole: bool) -> None:
+def test_cancels_and_deadlines_leave_nothing_behind(whole: bool) -> None:
     keep_quiet()
-    count = 1000 if whole else 60
-    result = leave(seed=7, count=count)
+    count = 1000 if whole else 120
+    result = leave(seed=8, count=count)
     assert result.violations == []
     assert result.phases.total() >= count
-    assert {"queued", "prefilling", "decoding"} <= set(result.phases)
+    phases = {"queued", "prefilling", "decoding"}
+    deadlines = {f"{phase} at its deadline" for phase in phases}
+    assert phases | deadlines <= set(result.phases)
     assert len(result.free_s) == result.phases.total()
     assert max(result.free_s) <= 0.1

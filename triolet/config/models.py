@@ -9,6 +9,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
+from ..units import SECONDS
 from .adapters import AdapterConfig, require_adapter_names
 from .limits import Positive, require
 from .parsers import ReasoningParser, ToolParser
@@ -46,6 +47,8 @@ class FleetModelConfig:
     """Whether its workers stay, even if other models need memory."""
     keep_alive_s: Positive | None = None
     """Its workers end after this long without a request; None keeps them until memory is needed."""
+    deadline_s: Positive | None = None
+    """Longest deadline of its requests, where it is below `server.default_deadline_s`."""
     adapters: Mapping[str, str] = field(default_factory=dict)
     """LoRA adapters by name, each a PEFT directory or a version of the store; requests name
     `MODEL:ADAPTER`."""
@@ -80,3 +83,5 @@ class ServedModelConfig:
     """As `server.unnamed_adapters`."""
     compute_digest: str = ""
     """As `server.compute_digest`."""
+    default_deadline_s: Positive = 600.0 * SECONDS
+    """As `server.default_deadline_s`."""

@@ -376,7 +376,8 @@ class ServerConfig:
     """Interval of SSE comments, starting when a request is queued; below every proxy's idle
     limit."""
     default_deadline_s: float = 600.0 * SECONDS
-    """Deadline of requests that set none: nothing may live forever."""
+    """Longest deadline of a request, and that of requests which set none: nothing may live forever.
+    A tenant's plan and the client may shorten it."""
     max_queued_requests: CountOrZero = 1024
     """Waiting requests of a class and those above it, for each pool of workers: a flood of lower
     classes takes none of these places. When they are full, a tenant below its part by weight still
@@ -536,6 +537,7 @@ class ServerConfig:
                 reasoning_parser=one.reasoning_parser,
                 model_adapters=one.adapters,
                 unnamed_adapters=one.unnamed_adapters,
+                default_deadline_s=one.default_deadline_s,
             )
             for one in self.models
         ) or (self,)

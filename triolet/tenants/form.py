@@ -267,6 +267,7 @@ _PLAN_FIELDS: Final[Mapping[str, Field]] = {
     "max_running": _COUNT,
     "max_context_tokens": _COUNT,
     "max_output_tokens": _COUNT,
+    "deadline_s": (_typed(_Positive), "a number of seconds above 0"),
     "kv_share": _SHARE,
     "cache_share": _SHARE,
     "budget": _AMOUNT,

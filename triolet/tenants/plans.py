@@ -44,6 +44,7 @@ class Plan:
       max_running: sequences on workers at once; the rest waits.
       max_context_tokens: prompt and completion of one request together.
       max_output_tokens: completion of one request.
+      deadline_s: longest time that a request may take, waiting included; batches are exempt.
       kv_share: maximum share of all decode blocks.
       cache_share: share of each worker's prefix cache.
       budget: spend per calendar month (UTC) beyond which requests are refused.
@@ -66,6 +67,7 @@ class Plan:
     max_running: int | None = None
     max_context_tokens: int | None = None
     max_output_tokens: int | None = None
+    deadline_s: float | None = None
     kv_share: float = 1.0
     cache_share: float = 1.0
     budget: float | None = None

@@ -95,7 +95,7 @@ async def embed(
     current_scheduling(fields.service_tier)
     form = _form(fields, model)
     inputs = await _input_ids(fields.input, model, names, is_cut=is_cut)
-    live, within_s = current_scope(), deadline_s(services.config)
+    live, within_s = current_scope(), deadline_s(model.config)
     renew_tenant(services.tenancy)
     scheduling = current_scheduling(fields.service_tier, services.quotas.store.num_servers)
     client_request_id = shown_request_id()

@@ -17,7 +17,7 @@ from triolet.ids import new_request_id
 
 from ...contract.generation import CancelReason, Events
 from ...tenants.tenancy import current_tenant
-from ..body import KEY, LAST_EVENT_ID
+from ..body import KEY, LAST_EVENT_ID, longest_s
 from ..errors import echo, http_error, params_called
 from ..generate import begin, generation_requests
 from ..limits import enter_answer, renew_tenant, reserved
@@ -278,7 +278,7 @@ class ResponseAnswer:
         (request,) = generation_requests(
             plan,
             self._services,
-            within_s=self._services.config.default_deadline_s,
+            within_s=longest_s(plan.model.config),
             client_request_id=self._client_request_id,
         )
         request = replace(request, request_id=self._request_id)
