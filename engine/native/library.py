@@ -124,7 +124,7 @@ class Library:
         """Compute a single product. For tests and benchmarks.
 
         Args:
-          is_bf16: whether the input is bf16; else fp32.
+          is_bf16: whether the model is bf16; else fp32. A quantised layer's input is always fp32.
           layer: the linear layer.
           rows: rows of the input.
           addresses: addresses of the input, of a workspace of 8 bytes per input word, and of the

@@ -44,9 +44,9 @@ BITS: dict[tuple[Dtype, WeightFormat], str] = {
     (Dtype.FLOAT32, WeightFormat.DTYPE): "85244cca3ae2aa9e",
     (Dtype.FLOAT32, WeightFormat.AUTO): "18fca9addd6d6aee",
     (Dtype.BFLOAT16, WeightFormat.DTYPE): "ef177f5cb4d44841",
-    (Dtype.BFLOAT16, WeightFormat.AUTO): "f893b5e2013eea14",
+    (Dtype.BFLOAT16, WeightFormat.AUTO): "8421235798f2bc3f",
 }
-ARITHMETIC = 2
+ARITHMETIC = 3
 
 
 def write_model(path: Path) -> None:

@@ -66,12 +66,13 @@ def fields_of(packed: Packed) -> LinearFields:
     return LinearFields(packed.weight.data_ptr(), strips, None, packed.panels, packed.steps)
 
 
-def product(library: Library, packed: Packed, given_rows: torch.Tensor, threads: int) -> np.ndarray:
-    """Return the whole panels of a product."""
+def product(
+    library: Library, packed: Packed, given_rows: torch.Tensor, *, is_bf16: bool, threads: int
+) -> np.ndarray:
+    """Return the whole panels of a product in a model of one of both dtypes."""
     output = torch.empty(len(given_rows), packed.panels * library.panel)
     room = torch.empty(packed.steps * 8 * len(given_rows), dtype=torch.uint8)
     addresses = (given_rows.data_ptr(), room.data_ptr(), output.data_ptr())
-    is_bf16 = given_rows.dtype is torch.bfloat16
     library.product(is_bf16, fields_of(packed), len(given_rows), addresses, threads)
     return output.numpy()
 
@@ -102,8 +103,8 @@ def test_products_have_the_bits_of_plain_c_in_every_build_for_any_rows_and_threa
     numbers = np.random.default_rng(seed).standard_normal((rows, inputs)).astype(np.float32)
     numbers[:, :32] *= 1e-33  # too small to be divided by
     numbers[rows // 2, 64:96] *= 1e20
-    given_rows = torch.from_numpy(numbers).to(torch.bfloat16 if is_bf16 else torch.float32)
-    numbers = given_rows.float().numpy()
+    given_rows = torch.from_numpy(numbers)
+    dtype = torch.bfloat16 if is_bf16 else torch.float32
     expected = []
     for part in parts:
         own = np.empty((rows, len(part.rows)), dtype=np.float32)
@@ -118,8 +119,8 @@ def test_products_have_the_bits_of_plain_c_in_every_build_for_any_rows_and_threa
         expected.append(own)
     wanted = np.concatenate(expected, axis=1)
     for library in LIBRARIES:
-        packed = pack_blocks(library, parts, given_rows.dtype, num_threads=threads)
-        found = product(library, packed, given_rows, threads)
+        packed = pack_blocks(library, parts, dtype, num_threads=threads)
+        found = product(library, packed, given_rows, is_bf16=is_bf16, threads=threads)
         assert np.array_equal(found[:, : wanted.shape[1]], wanted)
         assert not found[:, wanted.shape[1] :].any(), "outputs that are none"
 

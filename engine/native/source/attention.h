@@ -86,9 +86,9 @@ INLINE void attend_keys(const int is_bf16, const Job *job, Tile *tile) {
     }
 }
 
-/* queries, output: numbers [tokens][num_heads][head_dim]. */
-INLINE void attend_job(const int is_bf16, const Job *job, const char *queries, char *output,
-                       Tile *tile) {
+/* queries, output: numbers [tokens][num_heads][head_dim]; the latter floats unless `to_bf16`. */
+INLINE void attend_job(const int is_bf16, const int to_bf16, const Job *job, const char *queries,
+                       char *output, Tile *tile) {
     const Model *model = job->model;
     const int64_t dim = model->head_dim, group = model->num_heads / model->num_kv_heads;
     const int64_t head_bytes = dim * (is_bf16 ? 2 : 4), wide = value_panels(model) * PANEL;
@@ -98,8 +98,8 @@ INLINE void attend_job(const int is_bf16, const Job *job, const char *queries, c
     for (int64_t r = 0; r < rows; r++) {
         const int64_t head = job->head + r / (job->task->count * group);
         const int64_t token = job->task->token + r / group % job->task->count;
-        places[r] = (token * model->num_heads + head * group + r % group) * head_bytes;
-        memcpy(tile->queries + r * head_bytes, queries + places[r], head_bytes);
+        places[r] = token * model->num_heads + head * group + r % group;
+        memcpy(tile->queries + r * head_bytes, queries + places[r] * head_bytes, head_bytes);
         tile->largest[r] = NOTHING;
         tile->total[r] = 0.0f;
     }
@@ -107,7 +107,7 @@ INLINE void attend_job(const int is_bf16, const Job *job, const char *queries, c
     attend_keys(is_bf16, job, tile);
     for (int64_t r = 0; r < rows; r++)
         for (int64_t i = 0; i < dim; i += VL)
-            v_write(is_bf16, output + places[r], i,
+            v_write(to_bf16, output, places[r] * dim + i,
                     v_div(v_load(tile->sums + r * wide + i), v_set(tile->total[r])));
 }
 
@@ -124,9 +124,9 @@ INLINE int64_t heads_per_job(const Model *model, int64_t num_tasks, int64_t most
 }
 
 /* Tasks times key heads, shared among the threads of the enclosing region. */
-INLINE void attend(const int is_bf16, const Model *model, int64_t layer, const Step *step,
-                   const Task *tasks, int64_t num_tasks, int64_t most_tokens, int64_t threads,
-                   const char *queries, char *output, Tile *tile) {
+INLINE void attend(const int is_bf16, const int to_bf16, const Model *model, int64_t layer,
+                   const Step *step, const Task *tasks, int64_t num_tasks, int64_t most_tokens,
+                   int64_t threads, const char *queries, char *output, Tile *tile) {
     const int64_t head_bytes = model->head_dim * (is_bf16 ? 2 : 4);
     const int64_t token_bytes = model->num_kv_heads * head_bytes;
     const int64_t kv_bytes = model->block_size * token_bytes;
@@ -140,7 +140,7 @@ INLINE void attend(const int is_bf16, const Model *model, int64_t layer, const S
                         index % per_task * heads * head_bytes,
                     step->tables + task->table, model->block_size,
                     model->num_layers * 2 * kv_bytes, token_bytes}};
-        attend_job(is_bf16, &job, queries, output, tile);
+        attend_job(is_bf16, to_bf16, &job, queries, output, tile);
     }
 }
 

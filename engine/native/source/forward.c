@@ -1,8 +1,8 @@
 /* Compute a whole step of a Llama-family transformer in one call: from token ids to logits.
  *
  * One call, because returning to the interpreter between the operations of a decode step would take
- * too long. The residual stream, scores and sums are floats; inputs of products, and KV, have the
- * model's dtype. Compiled once per instruction set; `triolet_runs_here` returns whether this
+ * too long. The residual stream, scores, sums and inputs of quantised products are floats; inputs
+ * of other products, and KV, have the model's dtype. Compiled once per instruction set; `triolet_runs_here` returns whether this
  * machine supports it. Not linked to an OpenMP runtime: it uses the one that torch has loaded, so
  * that idle threads of two pools never spin against each other.
  */
@@ -22,10 +22,10 @@
 typedef struct {
     float *hidden;   /* [tokens][hidden_stride], the residual stream */
     float *heads;    /* [tokens][heads_stride], query, key and value before rotation */
-    char *normed;    /* numbers [tokens][hidden_size] */
+    char *normed;    /* inputs of qkv, gate_up or lm_head [tokens][hidden_size] */
     char *queries;   /* numbers [tokens][num_heads][head_dim], scaled */
-    char *attended;  /* numbers [tokens][num_heads][head_dim] */
-    char *joined;    /* numbers [tokens][input of down] */
+    char *attended;  /* inputs of output [tokens][num_heads][head_dim] */
+    char *joined;    /* inputs of down [tokens][.] */
     char *room;      /* for the input of a linear layer as floats, or rounded */
     char *tiles;     /* one for each thread */
     LowRows low;     /* of rows with adapters */
@@ -38,7 +38,7 @@ static int64_t place_buffers(const Model *model, int64_t tokens, int64_t adapted
                              char *memory, Buffers *to) {
     const Layer *layer = &model->layers[0];
     const int64_t size = model->is_bf16 ? 2 : 4;
-    const int64_t heads_bytes = tokens * model->num_heads * model->head_dim * size;
+    const int64_t heads = tokens * model->num_heads * model->head_dim;
     Tile tile;
     to->hidden_stride = layer->output.panels * PANEL;
     to->heads_stride = layer->qkv.panels * PANEL;
@@ -46,10 +46,10 @@ static int64_t place_buffers(const Model *model, int64_t tokens, int64_t adapted
     char *next = memory;
     to->hidden = (float *)next, next += ALIGNED(tokens * to->hidden_stride * 4);
     to->heads = (float *)next, next += ALIGNED(tokens * to->heads_stride * 4);
-    to->normed = next, next += ALIGNED(tokens * model->hidden_size * size);
-    to->queries = next, next += ALIGNED(heads_bytes);
-    to->attended = next, next += ALIGNED(heads_bytes);
-    to->joined = next, next += ALIGNED(tokens * to->joined_stride * size);
+    to->normed = next, next += ALIGNED(tokens * model->hidden_size * 4);
+    to->queries = next, next += ALIGNED(heads * size);
+    to->attended = next, next += ALIGNED(heads * 4);
+    to->joined = next, next += ALIGNED(tokens * to->joined_stride * 4);
     int64_t input = layer->qkv.steps, output = to->hidden_stride;
     if (input < layer->output.steps) input = layer->output.steps;
     if (input < layer->down.steps) input = layer->down.steps;
@@ -108,14 +108,16 @@ INLINE float inverse_rms(const float *from, int64_t size, double eps) {
     return 1.0f / sqrtf(v_total(squares) / (float)size + (float)eps);
 }
 
-INLINE void norm_rows(const int is_bf16, const Model *model, const float *weight, int64_t rows,
-                      const Buffers *at) {
+/* Norm rows, for a layer's input. */
+INLINE void norm_rows(const int is_bf16, const Model *model, const float *weight,
+                      const Linear *layer, int64_t rows, const Buffers *at) {
+    const int to_bf16 = takes_bf16(is_bf16, layer);
 #pragma omp for schedule(static)
     for (int64_t row = 0; row < rows; row++) {
         const float *from = at->hidden + row * at->hidden_stride;
         const vf factor = v_set(inverse_rms(from, model->hidden_size, model->eps));
         for (int64_t i = 0; i < model->hidden_size; i += VL)
-            v_write(is_bf16, at->normed, row * model->hidden_size + i,
+            v_write(to_bf16, at->normed, row * model->hidden_size + i,
                     v_mul(v_mul(v_load(from + i), factor), v_load(weight + i)));
     }
 }
@@ -187,10 +189,11 @@ static void keep_sampled(const Model *model, const Step *step, const Buffers *at
 /* Output the hidden states of the kept tokens, then move those that need logits to the front. */
 static void keep_chosen(const int is_bf16, const Model *model, const Step *step,
                         const Buffers *at) {
-    const int64_t size = model->hidden_size, bytes = size * (is_bf16 ? 2 : 4);
+    const int from_bf16 = takes_bf16(is_bf16, &model->lm_head);
+    const int64_t size = model->hidden_size, bytes = size * (from_bf16 ? 2 : 4);
     if (step->states)
         for (int64_t i = 0; i < step->num_sampled * size; i += VL)
-            v_store(step->states + i, v_read(is_bf16, at->normed, i));
+            v_store(step->states + i, v_read(from_bf16, at->normed, i));
     for (int64_t i = 0; i < step->num_chosen; i++)
         memmove(at->normed + i * bytes, at->normed + step->chosen[i] * bytes, bytes);
 }
@@ -216,7 +219,7 @@ INLINE void compute_layer(const int is_bf16, const Model *model, int64_t index, 
     const int64_t rows = is_last ? step->num_sampled : step->num_tokens;
     const Adapted *adapted = is_last ? &step->last_adapted : &step->adapted;
     Added added;
-    norm_rows(is_bf16, model, layer->attention_norm, step->num_tokens, at);
+    norm_rows(is_bf16, model, layer->attention_norm, &layer->qkv, step->num_tokens, at);
     mark(step, PART_REST, since);
     added = ADAPT(qkv, &step->adapted, at->normed);
     linear(is_bf16, STORE, &layer->qkv, &added, at->normed, step->num_tokens, at->room,
@@ -228,7 +231,8 @@ INLINE void compute_layer(const int is_bf16, const Model *model, int64_t index, 
         keep_sampled(model, step, at);
     }
     mark(step, PART_REST, since);
-    attend(is_bf16, model, index, step, is_last ? step->last_tasks : step->tasks,
+    attend(is_bf16, takes_bf16(is_bf16, &layer->output), model, index, step,
+           is_last ? step->last_tasks : step->tasks,
            is_last ? step->num_sampled : step->num_tasks, is_last ? 1 : step->task_tokens, threads,
            at->queries, at->attended, tile);
     mark(step, PART_ATTENTION, since);
@@ -236,10 +240,10 @@ INLINE void compute_layer(const int is_bf16, const Model *model, int64_t index, 
     linear(is_bf16, ADD, &layer->output, &added, at->attended, rows, at->room,
            at->hidden, at->hidden_stride);
     mark(step, PART_PRODUCTS, since);
-    norm_rows(is_bf16, model, layer->mlp_norm, rows, at);
+    norm_rows(is_bf16, model, layer->mlp_norm, &layer->gate_up, rows, at);
     mark(step, PART_REST, since);
     added = ADAPT(gate_up, adapted, at->normed);
-    linear(is_bf16, GATE, &layer->gate_up, &added, at->normed, rows, at->room,
+    linear(is_bf16, layer->down.strips ? GATE_FLOATS : GATE, &layer->gate_up, &added, at->normed, rows, at->room,
            at->joined, at->joined_stride);
     added = ADAPT(down, adapted, at->joined);
     linear(is_bf16, ADD, &layer->down, &added, at->joined, rows, at->room, at->hidden,
@@ -262,7 +266,7 @@ INLINE void compute(const int is_bf16, const Model *model, const Step *step, int
             embed(is_bf16, model, step->token_ids[token], at.hidden + token * at.hidden_stride);
         for (int64_t layer = 0; layer < model->num_layers; layer++)
             compute_layer(is_bf16, model, layer, step, &at, threads, &tile, &since);
-        norm_rows(is_bf16, model, model->norm, step->num_sampled, &at);
+        norm_rows(is_bf16, model, model->norm, &model->lm_head, step->num_sampled, &at);
         if (step->num_chosen < step->num_sampled) {
 #pragma omp single
             keep_chosen(is_bf16, model, step, &at);
@@ -333,10 +337,10 @@ EXPORT void triolet_attend(const Model *model, const Step *step, int64_t layer, 
     const unsigned before = flush_subnormals();
     place_tile(model, step->workspace, &tile);
     if (model->is_bf16)
-        attend(1, model, layer, step, step->tasks, step->num_tasks, step->task_tokens, 1, queries,
+        attend(1, 1, model, layer, step, step->tasks, step->num_tasks, step->task_tokens, 1, queries,
                output, &tile);
     else
-        attend(0, model, layer, step, step->tasks, step->num_tasks, step->task_tokens, 1, queries,
+        attend(0, 0, model, layer, step, step->tasks, step->num_tasks, step->task_tokens, 1, queries,
                output, &tile);
     restore_subnormals(before);
 }
@@ -371,8 +375,8 @@ EXPORT void triolet_weights(const Linear *layer, int64_t inputs, int64_t output,
                   inputs / GROUP, output % VL, to);
 }
 
-/* One product alone, for tests and benchmarks. output: floats [rows][panels * PANEL]; room:
- * triolet_product_bytes. */
+/* One product alone, for tests and benchmarks. input: numbers, of a quantised layer floats; output:
+ * floats [rows][panels * PANEL]; room: triolet_product_bytes. */
 EXPORT int64_t triolet_product_bytes(const Linear *layer, int64_t rows) {
     return rows * layer->steps * 8;
 }

@@ -37,16 +37,15 @@ INLINE Rounded place_rounded(char *memory, int64_t rows, int64_t groups) {
 }
 
 /* Round 32 activations: the largest becomes 127, ties round to even. */
-INLINE void round_group(const int is_bf16, const void *input, int64_t at, int8_t *to,
-                        Activations *about) {
+INLINE void round_group(const float *input, int8_t *to, Activations *about) {
     int32_t whole[GROUP], sums[2] = {0, 0};
     vf largest = v_set(0.0f);
     for (int i = 0; i < GROUP; i += VL)
-        largest = v_max(v_abs(v_read(is_bf16, input, at + i)), largest);
+        largest = v_max(v_abs(v_load(input + i)), largest);
     const float most = v_largest(largest);
     const vf inverse = v_set(most >= LEAST_LARGEST ? 127.0f / most : 0.0f);
     for (int i = 0; i < GROUP; i += VL)
-        i_store(whole + i, i_round(v_mul(v_read(is_bf16, input, at + i), inverse)));
+        i_store(whole + i, i_round(v_mul(v_load(input + i), inverse)));
     for (int i = 0; i < GROUP; i++) to[i] = (int8_t)whole[i];
     for (int i = 0; i < GROUP; i++) sums[i / 16] += to[i];
     const float scale = most >= LEAST_LARGEST ? most / 127.0f : 0.0f;

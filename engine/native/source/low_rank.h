@@ -52,6 +52,17 @@ INLINE void up_panel(const int is_bf16, const LowRank *low, const Group *group, 
     }
 }
 
+/* Copy a row of a linear layer's input, as numbers. */
+INLINE void take_row(const int is_bf16, const Linear *layer, const char *input, int64_t row,
+                     char *to) {
+    const int64_t inputs = layer->steps * (is_bf16 ? 2 : 1);
+    if (!takes_bf16(is_bf16, layer) && is_bf16)
+        for (int64_t i = 0; i < inputs; i += VL)
+            v_write(1, to, i, v_load((const float *)input + row * inputs + i));
+    else
+        memcpy(to, input + row * layer->steps * 4, layer->steps * 4);
+}
+
 /* Compute the adapters' share of one linear layer, with all threads of the enclosing region.
  * `offset` selects the product in LayerAdapter. */
 INLINE Added adapt(const int is_bf16, const Model *model, const Adapted *adapted, int64_t index,
@@ -65,7 +76,7 @@ INLINE Added adapt(const int is_bf16, const Model *model, const Adapted *adapted
     if (chunk < 1) chunk = 1;
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < adapted->num_rows; i++)
-        memcpy(at->input + i * row_bytes, input + adapted->rows[i] * row_bytes, row_bytes);
+        take_row(is_bf16, layer, input, adapted->rows[i], at->input + i * row_bytes);
 #pragma omp for schedule(dynamic)
     for (int64_t job = 0; job < adapted->num_groups * low_panels; job++) {
         const Group *group = adapted->groups + job / low_panels;

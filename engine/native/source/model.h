@@ -9,7 +9,7 @@
 
 /* Raise this with every change that may change a bit of a result: workers with different numbers do
  * not exchange KV or continue each other's sequences. */
-#define ARITHMETIC 2
+#define ARITHMETIC 3
 
 /* Quantised weights of VL outputs: half a panel. See groups.h. */
 typedef struct {
@@ -19,7 +19,8 @@ typedef struct {
 
 /* A linear layer, its weight packed into panels of PANEL outputs: [panels][steps][PANEL] words of
  * four bytes. A word is one float, or two bf16 of neighbouring inputs. A quantised weight has
- * strips instead, whose forms may differ within a layer. */
+ * strips instead, whose forms may differ within a layer; its input is floats, because rounding to
+ * bf16 and then to int8 would lose more. */
 typedef struct {
     const void *weight;
     const Strip *strips; /* [panels * 2], or NULL */

@@ -89,7 +89,12 @@ INLINE void multiply_add(const int is_bf16, int64_t rows, const char *input, int
                                                       result_stride);
 }
 
-typedef enum { STORE, ADD, GATE } Finish;
+/* Whether a layer's input is bf16. */
+INLINE int takes_bf16(const int is_bf16, const Linear *layer) { return is_bf16 && !layer->strips; }
+
+/* How a finished panel is output: floats stored or added, or gate and up combined, to numbers or to
+ * floats. */
+typedef enum { STORE, ADD, GATE, GATE_FLOATS } Finish;
 
 /* The adapters' share of some rows' outputs, added before a finish. */
 typedef struct {
@@ -100,7 +105,6 @@ typedef struct {
 
 static const Added NOTHING_ADDED = {NULL, NULL, 0};
 
-/* How a finished panel is output: floats stored or added, or gate and up combined to numbers. */
 INLINE void finish_row(const int is_bf16, const Finish finish, const float *sums,
                        const Linear *layer, const Added *added, void *output, int64_t row,
                        int64_t stride, int64_t panel) {
@@ -113,12 +117,12 @@ INLINE void finish_row(const int is_bf16, const Finish finish, const float *sums
         if (place >= 0)
             part[n] = v_add(part[n], v_load(added->values + place * added->stride + at));
     }
-    if (finish == GATE) {
+    if (finish >= GATE) {
         for (int n = 0; n < NV / 2; n++) {
             vf gate = part[n], up = part[n + NV / 2];
             vf e = v_exp(v_sub(v_set(0.0f), gate));
             vf joined = v_mul(v_div(gate, v_add(v_set(1.0f), e)), up);
-            v_write(is_bf16, output, row * stride + panel * (PANEL / 2) + n * VL, joined);
+            v_write(is_bf16 && finish == GATE, output, row * stride + panel * (PANEL / 2) + n * VL, joined);
         }
         return;
     }
@@ -196,8 +200,8 @@ INLINE void wide_panel(const Finish finish, const Linear *layer, const Added *ad
 }
 
 /* Apply a linear layer to all rows of a step, divided among the threads of the enclosing region.
- * input: numbers [rows][steps words]; `room` holds them as floats, or rounded.
- * output: floats, or for GATE numbers, [rows][stride]. */
+ * input: numbers [rows][steps words], of a quantised layer floats; `room` holds them as floats, or
+ * rounded. output: floats, or for GATE numbers, [rows][stride]. */
 INLINE void linear(const int is_bf16, const Finish finish, const Linear *layer,
                    const Added *added, const char *input, int64_t rows, char *room, void *output,
                    int64_t stride) {
@@ -218,7 +222,7 @@ INLINE void linear(const int is_bf16, const Finish finish, const Linear *layer,
     if (layer->strips) {
 #pragma omp for schedule(static)
         for (int64_t job = 0; job < rows * groups; job++)
-            round_group(is_bf16, input, (job % rows * groups + job / rows) * GROUP,
+            round_group((const float *)input + (job % rows * groups + job / rows) * GROUP,
                         rounded.quants + job * GROUP, rounded.about + job);
     }
     /* Neighbouring panels go to one thread, which has prefetched the next one. */
