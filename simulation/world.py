@@ -50,6 +50,7 @@ class Sizes(NamedTuple):
       has_guesses: whether decode workers guess coming tokens.
       local_prefill: which workers compute prompts.
       zones: zones of the first and the second worker of each role; empty without zones.
+      candidates: workers of each role that a request compares at first.
     """
 
     num_servers: int
@@ -59,6 +60,7 @@ class Sizes(NamedTuple):
     has_guesses: bool = False
     local_prefill: LocalPrefill = LocalPrefill.AUTO
     zones: tuple[str, str] = ("", "")
+    candidates: int = 2
 
 
 class World:
@@ -149,7 +151,7 @@ class World:
             token_window=8,
             stall_timeout_s=4 * SECONDS,
             worker_wait_s=10 * SECONDS,
-            routing=RoutingConfig(self._sizes.local_prefill),
+            routing=RoutingConfig(self._sizes.local_prefill, candidates=self._sizes.candidates),
             recovery=RecoveryConfig(zone_return_s=RETURN_S),
             zone=self._sizes.zones[0],
         )
