@@ -1,5 +1,5 @@
 """`python -m loadtest.bench.routing`: cost of accepting and routing one request by the size of the
-fleet, and how evenly requests are spread.
+fleet.
 
 Production servers and workers run in memory, with devices of modelled time. All fleets run at once
 and get the same requests in turn, so that a ratio compares times under the same load. Exits with 1
@@ -12,61 +12,49 @@ import argparse
 import random
 import sys
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from functools import partial
-from statistics import mean, median
+from statistics import median
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
 from server.contract.generation import GenerationRequest
-from server.scheduling.routing import streams_on
 from simulation.campaign import keep_quiet
 from simulation.deterministic import run
 from simulation.fleet import FleetShape, running_fleet
-from triolet.config import RoutingConfig
-from triolet.ids import Role
 from triolet.sampling import SamplingParams
-from triolet.units import MILLISECONDS
 
 from ..harness.progress import announce, progress
 from ..harness.report import Ratio, Report, describe, finish
 
 if TYPE_CHECKING:
-    from server.scheduling.links import Links
+    from server.contract.output_stream import OutputStream
 
-SIZES: Final = (1, 4, 25, 100)
+SIZES: Final = (1, 4, 100)
 """Workers of each role."""
 MOST_GROWTH: Final = 1.2
-MOST_UNEVEN: Final = 1.25
 WARM: Final = 50
 PROMPT_TOKENS: Final = 200
 KINDS: Final = {"short": (0, 5), "own": (0, PROMPT_TOKENS), "shared": (PROMPT_TOKENS, 5)}
 """Tokens of a common beginning, and tokens of its own, of the prompts of each kind."""
-ROWS: Final = 64
-TURNS: Final = 60
 
 
-def request_of(rng: random.Random, kind: str, max_tokens: int) -> GenerationRequest:
+def request_of(rng: random.Random, kind: str) -> GenerationRequest:
     """Return a request with a random prompt."""
     num_common, num_own = KINDS[kind]
     return GenerationRequest(
         request_id=rng.randbytes(16),
         prompt_ids=(*range(1, num_common + 1), *rng.choices(range(1, 900), k=num_own)),
-        sampling=SamplingParams(max_tokens=max_tokens, seed=1, ignore_eos=True),
+        sampling=SamplingParams(max_tokens=1, seed=1, ignore_eos=True),
         deadline_s=600.0,
     )
 
 
-async def read(fleet: Links, request: GenerationRequest) -> int:
-    """Run a request to its end; return the nanoseconds that it took to begin."""
-    began_at = perf_counter_ns()
-    stream = fleet.submit(request)
-    taken_ns = perf_counter_ns() - began_at
+async def read(stream: OutputStream) -> None:
+    """Read a stream to its end."""
     async for _ in stream:
         pass
-    return taken_ns
 
 
 async def costs(requests: int) -> list[dict[str, Any]]:
@@ -80,35 +68,17 @@ async def costs(requests: int) -> list[dict[str, Any]]:
         for kind in KINDS:
             taken_ns: list[list[int]] = [[] for _ in SIZES]
             for _ in range(WARM + requests):
-                for fleet, taken in zip(fleets, taken_ns, strict=True):
-                    taken.append(await read(fleet, request_of(rng, kind, 1)))
+                async with trio.open_nursery() as nursery:
+                    for fleet, taken in zip(fleets, taken_ns, strict=True):
+                        request, began_at = request_of(rng, kind), perf_counter_ns()
+                        stream = fleet.submit(request)
+                        taken.append(perf_counter_ns() - began_at)
+                        nursery.start_soon(read, stream)
             for size, taken in zip(SIZES, taken_ns, strict=True):
                 p50_us = median(taken[WARM:]) / 1000
                 rows.append({"prompts": kind, "of_each_role": size, "p50_us": p50_us})
                 progress(f"{kind} prompts, {size} + {size} workers: {p50_us:.0f} us")
     return rows
-
-
-async def unevenness(candidates: int) -> float:
-    """Return the streams on the fullest decode worker / their mean, averaged over time, while
-    streams of random lengths begin and end."""
-    rng, shape, found = random.Random(1), FleetShape(SIZES[-1], SIZES[-1], ROWS), []
-    server = replace(shape.server, routing=RoutingConfig(candidates=candidates))
-    async with (
-        running_fleet(replace(shape, server=server), 1) as fleet,
-        trio.open_nursery() as nursery,
-    ):
-        for turn in range(TURNS):
-            for _ in range(SIZES[-1]):
-                nursery.start_soon(read, fleet, request_of(rng, "short", rng.randint(1, 80)))
-            await trio.sleep(100 * MILLISECONDS)
-            decodes = [one for one in fleet._workers if one.role is Role.DECODE]
-            streams = [streams_on(one) for one in decodes]
-            if turn >= TURNS // 2:
-                found.append(max(streams) / mean(streams))
-        nursery.cancel_scope.cancel()
-    progress(f"{candidates} candidates: fullest / mean {mean(found):.2f}")
-    return mean(found)
 
 
 def main() -> None:
@@ -124,12 +94,6 @@ def main() -> None:
         of_kind = [row["p50_us"] for row in rows if row["prompts"] == kind]
         growth = Ratio(of_kind[-1] / of_kind[0], ceiling=MOST_GROWTH)
         ratios[f"cost in the largest fleet / the smallest ({kind} prompts)"] = growth
-    few, most = RoutingConfig().candidates, SIZES[-1]
-    uneven = {count: run(partial(unevenness, count), 1) for count in (few, most)}
-    ratios[f"fullest decode worker / mean, {few} candidates"] = Ratio(
-        uneven[few], ceiling=MOST_UNEVEN
-    )
-    ratios["the same, all workers compared"] = Ratio(uneven[most])
     sys.exit(finish(Report("routing", describe(1), rows, ratios, {})))
 
 
