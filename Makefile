@@ -29,7 +29,7 @@ PYTEST := $(BIN)/pytest --numprocesses $(PROCESSES) --dist loadgroup --no-loadsc
 HAS_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -c GPU)
 CONSTRAINTS := $(if $(filter-out 0,$(HAS_GPU)),,--constraint constraints.txt)
 
-.PHONY: help install install-dev system-deps serve test test-slow lint types loadtest bench-cancel bench-kills bench-restart residency soak bench-hostile security-mutants faults simulate simulate-mutants simulate-cancels bench-model bench-peers bench-engine bench-batches bench-quotas bench-cache bench-queue bench-admission bench-fairness bench-wire bench-front bench-serve bench-start gpu-lease sanitize clean
+.PHONY: help install install-dev system-deps serve test test-slow lint types loadtest bench-cancel bench-kills bench-restart residency soak bench-hostile security-mutants faults simulate simulate-mutants simulate-cancels bench-model bench-peers bench-engine bench-batches bench-quotas bench-cache bench-queue bench-routing bench-admission bench-fairness bench-wire bench-front bench-serve bench-start gpu-lease sanitize clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 16
@@ -215,6 +215,9 @@ bench-fairness: install-dev  ## measure fairness: a quiet tenant during a flood,
 
 bench-queue: install-dev  ## measure the fair queue with up to 100,000 waiting requests, compared with a sorted list
 	$(BIN)/python -m loadtest.bench.queue $(ARGS)
+
+bench-routing: install-dev  ## measure the cost of routing a request in fleets of 2 to 200 workers (ARGS="--requests 100")
+	$(BIN)/python -m loadtest.bench.routing $(ARGS)
 
 bench-admission: install-dev  ## measure the cost of admission by step, and how fast a real server refuses
 	$(BIN)/python -m loadtest.bench.admission $(ARGS)

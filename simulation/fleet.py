@@ -128,8 +128,11 @@ class Front(NamedTuple):
     events: RequestEvents | None = None
 
 
-class _Calm(Conditions):
+class CalmConditions(Conditions):
     """Conditions of a network without losses, in virtual time."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed, CALM)
 
     def make_alarm(self) -> ClockAlarm:
         return ClockAlarm()
@@ -150,7 +153,7 @@ async def running_fleet(
     """
     network, host, epochs = MemoryNetwork(seed), Host(1), count(1, LIVES)
     if isinstance(trio.lowlevel.current_clock(), VirtualClock):
-        network.conditions = _Calm(seed, CALM)
+        network.conditions = CalmConditions(seed)
     link = LinkConfig(kv_ring_bytes=1024 * KIB)
     names = {
         Role.PREFILL: [f"prefill-{n}" for n in range(shape.prefills)],
@@ -162,8 +165,8 @@ async def running_fleet(
 
     server = replace(
         shape.server,
-        prefill_addresses=tuple(map(_address, names[Role.PREFILL])),
-        decode_addresses=tuple(map(_address, names[Role.DECODE])),
+        prefill_addresses=tuple(map(address_of, names[Role.PREFILL])),
+        decode_addresses=tuple(map(address_of, names[Role.DECODE])),
         link=link,
     )
     text, observer, events = front or Front(NumberText())
@@ -179,14 +182,8 @@ async def running_fleet(
     async with trio.open_nursery() as nursery:
         for role in names:
             for name in names[role]:
-                config = _worker_config(role, name, shape.max_num_seqs, link)
-                pace = paced(shape.cost, config.engine)
-                engine = ScriptedEngine(shape.num_blocks, config.engine.block_size, pace, says=None)
-                device = ModelledDevice(shape.cost)
                 await nursery.start(
-                    worker_of(
-                        role, config, engine, device, network, host=host, draw_epoch=draw_epoch
-                    )
+                    modelled_worker(role, name, shape, link, network, host, draw_epoch)
                 )
         await nursery.start(fleet.run)
         with trio.fail_after(READY_S):
@@ -195,16 +192,30 @@ async def running_fleet(
         nursery.cancel_scope.cancel()
 
 
-def _worker_config(role: Role, name: str, max_num_seqs: int, link: LinkConfig) -> WorkerConfig:
-    return WorkerConfig(
+def modelled_worker(
+    role: Role,
+    name: str,
+    shape: FleetShape,
+    link: LinkConfig,
+    network: Network,
+    host: Host,
+    draw_epoch: Callable[[], int],
+) -> partial[Any]:
+    """Return a worker with a device of modelled time; see `worker_of`."""
+    config = WorkerConfig(
         name=name,
         model_dir="",
-        control_address=_address(name),
-        kv_address=f"{_address(name)}/kv" if role is Role.DECODE else None,
-        engine=EngineConfig(block_size=BLOCK_SIZE, max_num_seqs=max_num_seqs),
+        control_address=address_of(name),
+        kv_address=f"{address_of(name)}/kv" if role is Role.DECODE else None,
+        engine=EngineConfig(block_size=BLOCK_SIZE, max_num_seqs=shape.max_num_seqs),
         link=link,
     )
+    pace = paced(shape.cost, config.engine)
+    engine = ScriptedEngine(shape.num_blocks, BLOCK_SIZE, pace, says=None)
+    device = ModelledDevice(shape.cost)
+    return worker_of(role, config, engine, device, network, host=host, draw_epoch=draw_epoch)
 
 
-def _address(name: str) -> str:
+def address_of(name: str) -> str:
+    """Return the address of a worker."""
     return f"memory:{name}"

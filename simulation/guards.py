@@ -28,6 +28,7 @@ from server.scheduling.poison import PoisonDetector
 from server.scheduling.recovery import ZoneBreakers
 from server.scheduling.request import Step
 from server.scheduling.requests import Requests
+from server.scheduling.roster import Roster
 from server.scheduling.workers import Worker
 from transport.frames import EndReason, Peer
 from transport.gate import Credential
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from engine.prefix_cache import Leased
     from server.scheduling.frames import Change
     from server.scheduling.request import Attempt, Request
+    from server.scheduling.roster import WorkerPool
+    from server.scheduling.routing import Need
     from transport.frames import Grant, KvChunk, KvTarget, TokenRow, Welcome
     from transport.memory_pipe import Pipe
     from triolet.ids import AttemptKey
@@ -356,6 +359,21 @@ def zone_shares() -> list[Exchange]:
     return [Exchange(Worker, "has_share_left", property(lambda one: one.breaker.is_admitting))]
 
 
+def roster_changes() -> list[Exchange]:
+    """The list of workers that a request may use is not made again when one joins or tells its
+    zone."""
+    return [Exchange(Roster, "changed", lambda _: None)]
+
+
+def restricted_candidates() -> list[Exchange]:
+    """Workers are drawn whether or not their breaker or zone allows them another attempt."""
+
+    def draw(self: Roster, pool: WorkerPool, need: Need) -> list[Worker]:
+        return [one for role in pool.of_role for one in self._some(role, [], pool, need)]
+
+    return [Exchange(Roster, "candidates", draw)]
+
+
 GUARDS: Final[dict[str, Callable[[], list[Exchange]]]] = {
     "lease expiry": lease_expiry,
     "digest": digest,
@@ -381,6 +399,8 @@ GUARDS: Final[dict[str, Callable[[], list[Exchange]]]] = {
     "half of a pool": half_of_a_pool,
     "zone breakers": zone_breakers,
     "zone shares": zone_shares,
+    "roster changes": roster_changes,
+    "restricted candidates": restricted_candidates,
 }
 
 

@@ -57,6 +57,8 @@ MUTANTS: Final = (
     Mutant(("half of a pool",), 60),
     Mutant(("zone breakers",), 200),
     Mutant(("zone shares",), 200),
+    Mutant(("roster changes",), 60),
+    Mutant(("restricted candidates",), 200),
     Mutant(("epochs", "tombstones"), 100),
     Mutant(("epochs", "greetings", "broken links"), 200),
     Mutant(("epochs", "self-fence"), 250),

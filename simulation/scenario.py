@@ -139,6 +139,7 @@ class _Scenario:
             has_guesses=self._seed % GUESSING_ONE_IN == GUESSING_ONE_IN - 2,
             local_prefill=_local_prefill(self._seed),
             zones=zones,
+            candidates=_candidates(self._seed),
         )
         world = World(self._seed, sizes, self._trace, report.tally)
         checker = Checker(world, plan.latest_s)
@@ -377,6 +378,11 @@ def _with_claims(wishes: list[Wish], seed: int) -> list[Wish]:
 def _zones(seed: int) -> tuple[str, str]:
     """Return the zones of the workers: two, or in every third seed none. Drawn separately."""
     return random.Random(f"zones {seed}").choice((("", ""), ("a", "b"), ("b", "a")))
+
+
+def _candidates(seed: int) -> int:
+    """Return one worker of each role, or both in every second seed. Drawn separately."""
+    return random.Random(f"candidates {seed}").choice((1, 2))
 
 
 def _with_zone_loss(plan: FaultPlan, zones: tuple[str, str], seed: int) -> FaultPlan:

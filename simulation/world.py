@@ -51,6 +51,7 @@ class Sizes(NamedTuple):
       local_prefill: which workers compute prompts.
       zones: zones of the first and the second worker of each role; empty without zones.
       sweep_s: interval at which deadlines are checked.
+      candidates: workers of each role that a request compares at first.
     """
 
     num_servers: int
@@ -61,6 +62,7 @@ class Sizes(NamedTuple):
     local_prefill: LocalPrefill = LocalPrefill.AUTO
     zones: tuple[str, str] = ("", "")
     sweep_s: float = SWEEP_S
+    candidates: int = 2
 
 
 class World:
@@ -151,7 +153,7 @@ class World:
             token_window=8,
             stall_timeout_s=4 * SECONDS,
             worker_wait_s=10 * SECONDS,
-            routing=RoutingConfig(self._sizes.local_prefill),
+            routing=RoutingConfig(self._sizes.local_prefill, candidates=self._sizes.candidates),
             recovery=RecoveryConfig(zone_return_s=RETURN_S),
             zone=self._sizes.zones[0],
         )

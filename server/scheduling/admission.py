@@ -16,10 +16,9 @@ from .presence import Presence
 from .queue import UNKNOWN_TOKENS, QueuePlace, effective_place, effective_scheduling
 from .routing import needed_roles
 from .wait_estimate import FleetCapacity
-from .workers import eligible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable
 
     from triolet.config import ServerConfig
     from triolet.service_class import Placement, Scheduling
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from .queue import FairQueue
     from .recovery import Recovery
     from .request import Request, RequestTable
+    from .roster import AdmissionLimits, Roster, WorkerPool
     from .status import OverloadObserver
     from .wait_estimate import Forecast
     from .workers import Worker
@@ -91,7 +91,7 @@ class Admission:
 
     Args:
       config: bounds, and which mechanisms are enabled.
-      workers: the fleet's workers, shared with `Requests`.
+      roster: the fleet's workers, shared with `Requests`.
       queues: the queues of completions and of embedding inputs.
       table: live requests; counts refusals.
       recovery: the record of past faults.
@@ -107,7 +107,7 @@ class Admission:
     def __init__(
         self,
         config: ServerConfig,
-        workers: Sequence[Worker],
+        roster: Roster,
         queues: tuple[FairQueue[Request], FairQueue[Request]],
         table: RequestTable,
         recovery: Recovery,
@@ -119,7 +119,7 @@ class Admission:
         self.refusal: Callable[[], RequestError] = draining
         self.presence = Presence()
         self._config = config
-        self._workers = workers
+        self._roster = roster
         self._queue, self._inputs = queues
         self._table = table
         self._recovery = recovery
@@ -192,7 +192,7 @@ class Admission:
             self.overload.idle_s += elapsed_s
         is_waiting = is_able and any(one.is_waiting for one in self._queue.classes)
         self.overload.prediction.advance(now, is_waiting=is_waiting)
-        self.overload.sweep(_capacity(self._workers), self._tokens_waiting, now)
+        self.overload.sweep(_capacity(self._roster.workers), self._tokens_waiting, now)
 
     def _check(self, requests: tuple[GenerationRequest, ...], now: float) -> None:
         """Raise for a request that must not start, whatever it asks for."""
@@ -208,12 +208,11 @@ class Admission:
     def _check_texts(self, requests: tuple[GenerationRequest, ...], now: float) -> None:
         """Raise for a completion that cannot run, or for which the queue has no room."""
         placement = requests[0].scheduling.placement
-        workers = eligible(self._workers, placement)
-        limits = limits_of(workers, self._table.text.max_model_len)
+        pool = self._roster.pool(placement)
         roles, most = needed_roles(self._config.routing), self._config.max_queued_requests
         for request in requests:
-            refuse_unfit(request, limits)
-            self._check_workers(workers, roles, placement, request.deadline_s, now)
+            refuse_unfit(request, pool.limits)
+            self._check_workers(pool, roles, placement, request.deadline_s, now)
             # The queue takes memory, however quickly it drains.
             if num_queued := num_crowding(self._queue, request.scheduling, len(requests), most):
                 raise crowded_out(f"{num_queued} requests wait already", FULL_RETRY_S)
@@ -221,8 +220,8 @@ class Admission:
     def _check_inputs(self, requests: tuple[GenerationRequest, ...], now: float) -> None:
         """Raise for an input that is too long, or for which the queue has no room."""
         placement = requests[0].scheduling.placement
-        workers = eligible(self._workers, placement)
-        most_tokens = limits_of(workers, self._table.text.max_model_len).max_model_len
+        pool = self._roster.pool(placement)
+        most_tokens = pool.limits.max_model_len
         for at, request in enumerate(requests):
             if len(request.prompt_ids) > most_tokens:
                 raise invalid_request(
@@ -232,7 +231,7 @@ class Admission:
                     "context_length_exceeded",
                 )
         within_s = min((request.deadline_s for request in requests), default=0.0)
-        self._check_workers(workers, (Role.PREFILL,), placement, within_s, now)
+        self._check_workers(pool, (Role.PREFILL,), placement, within_s, now)
         most = self._config.embedding.max_waiting_inputs
         for scheduling in {request.scheduling for request in requests}:
             if num_waiting := num_crowding(self._inputs, scheduling, len(requests), most):
@@ -240,7 +239,7 @@ class Admission:
 
     def _check_workers(
         self,
-        workers: Collection[Worker],
+        pool: WorkerPool,
         roles: Collection[Role],
         placement: Placement,
         within_s: float,
@@ -248,10 +247,10 @@ class Admission:
     ) -> None:
         if self.presence.is_idle:
             self.presence.note_use()
-        is_away = missing_role(workers, roles, 0.0, now) is not None
+        is_away = missing_role(pool, roles, 0.0, now) is not None
         if is_away and self.presence.require(within_s, now):
             return
-        role = missing_role(workers, roles, self._config.worker_wait_s, now)
+        role = missing_role(pool, roles, self._config.worker_wait_s, now)
         if role is not None:
             raise outcome.no_worker_left(role, placement).error
 
@@ -283,10 +282,11 @@ class Admission:
 
     def _scaled(self, tokens: float, placement: Placement) -> float:
         """Return how many tokens all workers compute while those of a placement compute these."""
-        workers = eligible(self._workers, placement) if tokens else self._workers
-        if len(workers) == len(self._workers):
+        everyone = self._roster.workers
+        workers = self._roster.pool(placement).workers if tokens else everyone
+        if len(workers) == len(everyone):
             return tokens
-        own, whole = _capacity(workers).tokens_per_s, _capacity(self._workers).tokens_per_s
+        own, whole = _capacity(workers).tokens_per_s, _capacity(everyone).tokens_per_s
         return tokens * whole / own if own else tokens
 
 
@@ -323,20 +323,6 @@ def num_crowding(queue: FairQueue[Any], scheduling: Scheduling, count: int, most
     return num_before if num_own + count > most * part else 0
 
 
-class AdmissionLimits(NamedTuple):
-    """The largest request that workers can hold.
-
-    Attributes:
-      max_model_len: positions; the minimum over workers.
-      pool_tokens: tokens in the largest decode pool; None if no decode worker has ever connected.
-      prefill_pool_tokens: tokens in the largest prefill pool; None likewise.
-    """
-
-    max_model_len: int
-    pool_tokens: int | None = None
-    prefill_pool_tokens: int | None = None
-
-
 def _unread(ask: AdmissionAsk, now: float) -> tuple[QueuePlace, Demand]:
     """Return the minimal demand of a request that is not tokenized yet."""
     place = QueuePlace(ask.scheduling, 0, now + ask.deadline_s, 0, LEAST_TOKENS, UNKNOWN_TOKENS)
@@ -345,27 +331,14 @@ def _unread(ask: AdmissionAsk, now: float) -> tuple[QueuePlace, Demand]:
     return place, demand
 
 
-def limits_of(workers: Iterable[Worker], max_model_len: int) -> AdmissionLimits:
-    """Return the limits that workers last announced, including workers that have gone."""
-    pools: dict[Role, int] = {}
-    for worker in workers:
-        capacity = worker.capacity
-        if capacity is not None:
-            max_model_len = min(max_model_len, capacity.max_model_len)
-            pool = capacity.num_blocks * capacity.block_size
-            pools[worker.role] = max(pool, pools.get(worker.role, 0))
-    return AdmissionLimits(max_model_len, pools.get(Role.DECODE), pools.get(Role.PREFILL))
-
-
-def missing_role(
-    workers: Iterable[Worker], roles: Iterable[Role], wait_s: float, now: float
-) -> Role | None:
+def missing_role(pool: WorkerPool, roles: Iterable[Role], wait_s: float, now: float) -> Role | None:
     """Return a role that no worker has filled for `wait_s`, the time that a restart takes."""
-    workers = tuple(workers)
     for role in roles:
-        since = [w.missing_since for w in workers if w.role is role]
-        gone = [at for at in since if at is not None]
-        if len(gone) == len(since) and (not gone or now - max(gone) >= wait_s):
+        members = pool.of_role[role]
+        if any(worker.missing_since is None for worker in members):
+            continue
+        gone = [at for worker in members if (at := worker.missing_since) is not None]
+        if not gone or now - max(gone) >= wait_s:
             return role
     return None
 

@@ -40,16 +40,16 @@ from .queue import FairQueue
 from .recovery import Recovery
 from .request import Attempt, Phase, Step
 from .routing import Pair, Route, blocks_needed, counted_tokens, needed_roles, tokens_to_compute
-from .workers import eligible
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from transport.frames import TokenRow
     from triolet.config import ServerConfig
 
     from .frames import Change, FrameOutbox
     from .request import Request, RequestTable
+    from .roster import Roster
     from .status import Observer
     from .workers import Worker
 
@@ -128,7 +128,7 @@ class Attempts:
 
     Args:
       config: bounds and deadlines.
-      workers: the fleet's workers, shared with `Requests`.
+      roster: the fleet's workers, shared with `Requests`.
       table: live requests.
       outbox: receives outgoing frames.
       eos_token_ids: the model's end tokens, sent to workers with each attempt.
@@ -145,7 +145,7 @@ class Attempts:
     def __init__(
         self,
         config: ServerConfig,
-        workers: Sequence[Worker],
+        roster: Roster,
         table: RequestTable,
         outbox: FrameOutbox,
         eos_token_ids: tuple[int, ...],
@@ -155,20 +155,20 @@ class Attempts:
     ) -> None:
         self.queue: FairQueue[Request] = FairQueue(config.queue)
         self.inputs: FairQueue[Request] = FairQueue(config.queue)
-        self.recovery = Recovery(config, workers, observer, now)
+        self.recovery = Recovery(config, roster.workers, observer, now)
         self.admission = Admission(
-            config, workers, (self.queue, self.inputs), table, self.recovery, observer.overload, now
+            config, roster, (self.queue, self.inputs), table, self.recovery, observer.overload, now
         )
         self._overload = self.admission.overload
         self._config = config
-        self._workers = workers
+        self._roster = roster
         self._table = table
         self._outbox = outbox
         self._eos_token_ids = eos_token_ids
         self._observer = observer
         self._kv_secret = kv_secret
         self._next_request, self._next_input = (
-            PickNext(config, workers, queue, self.recovery, self._overload)
+            PickNext(config, roster, queue, self.recovery, self._overload)
             for queue in (self.queue, self.inputs)
         )
 
@@ -344,7 +344,8 @@ class Attempts:
 
     def note_pools(self) -> None:
         """Update the total capacity of decode workers, on which tenants' shares are based."""
-        pools = [w.capacity for w in self._workers if w.role is Role.DECODE and w.is_connected]
+        decodes = [one for one in self._roster.workers if one.role is Role.DECODE]
+        pools = [worker.capacity for worker in decodes if worker.is_connected]
         kv_tokens = sum(pool.num_blocks * pool.block_size for pool in pools if pool is not None)
         rows = sum(pool.max_num_seqs for pool in pools if pool is not None)
         self.queue.note_pools(kv_tokens, rows)
@@ -357,7 +358,7 @@ class Attempts:
         for queue, roles in needed:
             gone = {
                 placement: missing_role(
-                    eligible(self._workers, placement), roles, self._config.worker_wait_s, now
+                    self._roster.pool(placement), roles, self._config.worker_wait_s, now
                 )
                 for placement in queue.placements
             }
@@ -368,7 +369,7 @@ class Attempts:
 
     def begin_anew(self, cause: str, now: float) -> None:
         """Give up every lease after a failure of this server, and retry all attempts."""
-        for worker in self._workers:
+        for worker in self._roster.workers:
             if worker.is_connected:
                 worker.lost(now, is_its_fault=False)
                 num_requests = sum(request.needs(worker) for request in self._table)

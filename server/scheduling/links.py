@@ -7,6 +7,7 @@ No task here belongs to a client's request, so no client can delay or cancel one
 from __future__ import annotations
 
 import math
+import random
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
@@ -31,6 +32,7 @@ from .audit import Auditor
 from .delivery import Delivery, EmbeddingRun, Intake, RequestOutput
 from .presence import ASLEEP
 from .requests import FAREWELL, Requests
+from .roster import Roster
 from .routing import is_ready
 from .status import FleetStatus, Observer, present, queued_by_class, worker_status
 from .workers import Worker
@@ -256,15 +258,19 @@ class Links:
             takes_unversioned=takes_unversioned,
         )
         addresses = {Role.PREFILL: config.prefill_addresses, Role.DECODE: config.decode_addresses}
-        self._workers = [
+        workers = [
             Worker(role, address, config.link, config.recovery, now)
             for role, of_role in addresses.items()
             for address in of_role
         ]
+        # The epoch is random, so each server draws other workers.
+        rng = random.Random(self._me.epoch)
+        self._roster = Roster(workers, text.max_model_len, config.routing.candidates, rng)
+        self._workers = self._roster.workers
         self._observer = observer or Observer()
         self.events = events or RequestEvents()
         self._requests = Requests(
-            config, self._workers, text, self._observer, now, self.events, kv_secret
+            config, self._roster, text, self._observer, now, self.events, kv_secret
         )
         self.admission = self._requests.admission
         self.hold_s = self._requests.background.hold_s
@@ -369,7 +375,7 @@ class Links:
                 # A store outside may name an address that files or sockets reject.
                 log.error("member_refused", role=role.value, address=address, reason=str(error))
                 continue
-            self._workers.append(worker)
+            self._roster.add(worker)
             log.info("member_joined", role=role.value, address=address)
         self.flush()
 
@@ -482,7 +488,7 @@ class Links:
                     live = tuple(AttemptRow(*key) for key in worker.live_keys)
                     self._send(worker, ServerHeartbeat(self._me.epoch, live))
             for worker in [one for one in self._workers if one.is_leaving and not one.shares]:
-                self._workers.remove(worker)
+                self._roster.remove(worker)
                 self._requests.forget(worker, trio.current_time())
                 self._auditor.forget(worker)
                 self._links.end(worker)

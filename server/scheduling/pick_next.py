@@ -7,17 +7,15 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from triolet.config import BACKGROUND_HOLD_S
+from triolet.ids import Role
 from triolet.service_class import Band, ServiceClass
 
 from .outcome import Failure, Outcome
 from .output import is_background
 from .request import Phase
-from .routing import Pair, Route, Why, choose_route, has_room, is_model_gone
-from .workers import eligible
+from .routing import Pair, Route, Why, choose_route, has_room, is_across, is_model_gone
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from triolet.config import ServerConfig
     from triolet.service_class import Placement
 
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
     from .queue import FairQueue
     from .recovery import Recovery
     from .request import Attempt, Request
+    from .roster import Roster, WorkerPool
     from .routing import Need
     from .workers import Worker
 
@@ -79,7 +78,7 @@ class PickNext:
 
     Args:
       config: which workers may compute prompts.
-      workers: the fleet's workers, shared with `Requests`.
+      roster: the fleet's workers, shared with `Requests`.
       queue: the waiting requests.
       recovery: the record of faults.
       overload: returns the share of each worker that is withheld from a class.
@@ -88,14 +87,14 @@ class PickNext:
     def __init__(
         self,
         config: ServerConfig,
-        workers: Sequence[Worker],
+        roster: Roster,
         queue: FairQueue[Request],
         recovery: Recovery,
         overload: Overload,
     ) -> None:
         self._routing = config.routing
         self._zone = config.zone
-        self._workers = workers
+        self._roster = roster
         self._queue = queue
         self._recovery = recovery
         self._overload = overload
@@ -128,7 +127,7 @@ class PickNext:
                     request = queue.first(blocked, is_aged_too=False)
                 elif len(queue.placements) > len(blocked) + 1:
                     blocked.add(placement)
-                    self._claimed.update(eligible(self._workers, placement, is_overflow=False))
+                    self._claimed.update(self._roster.pool(placement, is_overflow=False).workers)
                     request = queue.first(blocked)
                 else:
                     return None
@@ -145,7 +144,7 @@ class PickNext:
         route = fork_route(request, now) or self._route(need, now)
         if route is not None:
             return self._recovery.objection_to(request.spec, now) or route
-        if is_model_gone(eligible(self._workers, need.placement), need, self._routing):
+        if is_model_gone(self._roster.pool(need.placement).workers, need, self._routing):
             return Outcome.NO_WORKER.failure(
                 "the model was replaced while this request ran; send it again"
             )
@@ -170,11 +169,24 @@ class PickNext:
     def _route(self, need: Need, now: float) -> Route | None:
         paths, routing = self._recovery.paths, self._routing
         for is_overflow in (False, True):
-            workers = eligible(self._workers, need.placement, is_overflow=is_overflow)
-            route = choose_route(workers, need, paths, routing, self._handover_s, now)
+            pool = self._roster.pool(need.placement, is_overflow=is_overflow)
+            for workers in (self._roster.candidates(pool, need), pool.workers):
+                route = choose_route(workers, need, paths, routing, self._handover_s, now)
+                if workers is pool.workers or self._is_typical(route, pool, now):
+                    break
             if route is not None or not need.placement.has_overflow:
                 return route
         return None
+
+    def _is_typical(self, route: Route | None, pool: WorkerPool, now: float) -> bool:
+        """Return whether a route over some workers of a pool is good enough. If not, all are
+        compared: others may have room, a prefill worker, or KV paths within a zone."""
+        if route is None:
+            return False
+        decode, prefill = route.pair
+        is_far = is_across(prefill, decode) and (Role.PREFILL, decode.site.zone) in pool.of_zone
+        is_makeshift = route.why[1] in (Why.SHORT, Why.NO_PREFILL) and pool.of_role[Role.PREFILL]
+        return not (is_far or is_makeshift or self._recovery.paths.is_broken(prefill, decode, now))
 
 
 _BEFORE_FIRST_TOKEN: Final = (Phase.QUEUED, Phase.RESERVING, Phase.PREFILLING)

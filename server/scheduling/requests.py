@@ -22,7 +22,7 @@ from triolet.errors import draining
 from triolet.ids import new_secret
 
 from . import outcome
-from .admission import AdmissionAsk, limits_of
+from .admission import AdmissionAsk
 from .attempt import Attempts, SweepTimes, due_at
 from .frames import Again, FrameFault, FrameOutbox
 from .outcome import Outcome
@@ -31,7 +31,7 @@ from .request import Phase, RequestTable
 from .routing import is_ready
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence, Set
+    from collections.abc import Callable, Iterable, Set
 
     from transport.frames import AnyFrame, Welcome
     from triolet.config import ServerConfig
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from ..contract.request_events import RequestEvents
     from .output import RelayText
     from .request import Request
+    from .roster import Roster
     from .status import Observer
     from .workers import Worker
 
@@ -63,7 +64,7 @@ class Requests:
 
     Args:
       config: bounds and deadlines.
-      workers: members, and former members that still have attempts.
+      roster: members, and former members that still have attempts.
       text: the model's tokenizer.
       observer: receives events.
       events: publishes request events.
@@ -82,7 +83,7 @@ class Requests:
     def __init__(
         self,
         config: ServerConfig,
-        workers: Sequence[Worker],
+        roster: Roster,
         text: RelayText,
         observer: Observer,
         now: float,
@@ -91,12 +92,12 @@ class Requests:
     ) -> None:
         self.outbox = FrameOutbox()
         self._config = config
-        self._workers = workers
+        self._roster = roster
         self._observer = observer
         self.table = RequestTable(config, text, events)
         self._attempts = Attempts(
             config,
-            self._workers,
+            roster,
             self.table,
             self.outbox,
             text.eos_token_ids,
@@ -130,7 +131,7 @@ class Requests:
     @property
     def max_model_len(self) -> int:
         """Maximum tokens of prompt and completion together."""
-        return limits_of(self._workers, self.table.text.max_model_len).max_model_len
+        return self._roster.pool(None).limits.max_model_len
 
     @property
     def is_draining(self) -> bool:
@@ -156,7 +157,7 @@ class Requests:
         self._observer.server_paused(pause_s)
         for request in self.table:
             request.discount(pause_s)
-        for worker in self._workers:
+        for worker in self._roster.workers:
             worker.discount(pause_s)
         if is_fenced:
             self._attempts.begin_anew(OWN_PAUSE, now)
@@ -239,6 +240,7 @@ class Requests:
             self.lost(worker, "restarted", now)
         away_s = worker.monitor.silence_s(now) if worker.is_missed else None
         worker.welcomed(welcome, now)
+        self._roster.changed()
         self._attempts.note_pools()
         self._observer.worker_joined(str(worker), away_s)
 
@@ -311,12 +313,12 @@ class Requests:
     def sweep(self, now: float) -> None:
         """Apply deadlines and timeouts."""
         # A queue in front of absent workers says nothing about their speed.
-        is_able = is_ready(self._workers, self._config.routing, now)
+        is_able = is_ready(self._roster.workers, self._config.routing, now)
         self.admission.sweep(now, is_able=is_able)
         for queue in self.queues:
             queue.pause(self.admission.paused)
         self.recovery.sweep(now)
-        for worker in self._workers:
+        for worker in self._roster.workers:
             if worker.monitor.check(now) is PeerState.DEAD:
                 self.lost(worker, worker.monitor.reason.value, now)
             self.sweep_times.note(worker.monitor.due_at)

@@ -33,7 +33,7 @@ from triolet.service_class import ANYWHERE, DEFAULT_BAND
 from .workers import ejected
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Set
+    from collections.abc import Collection, Set
 
     from triolet.config import RoutingConfig
     from triolet.ids import AttemptKey
@@ -251,7 +251,7 @@ class Route(NamedTuple):
 
 
 def choose_route(
-    workers: Iterable[Worker],
+    workers: Collection[Worker],
     need: Need,
     paths: BrokenPaths,
     config: RoutingConfig,
@@ -267,7 +267,6 @@ def choose_route(
       config: which roles may compute prompts.
       handover_s: recent time from prefill's first token until decode had the KV.
     """
-    workers = tuple(workers)
     if need.input_share:
         return _input_route(workers, need)
     need = need._replace(
@@ -279,16 +278,17 @@ def choose_route(
         return _over_prefill(workers, need, paths, Why.OFF, now)
     if config.local_prefill is LocalPrefill.ALWAYS:
         return _local(choose_decode(workers, need, now), need, Why.ALWAYS)
-    grace_s = config.suspect_grace_s if need.is_suspect else config.prefill_grace_s
-    if is_prefill_away(workers, grace_s, now):
-        return _local(choose_decode(workers, need, now), need, Why.NO_PREFILL)
-    if need.is_suspect:
-        return _over_prefill(workers, need, paths, Why.SUSPECT, now)
-    route = _over_prefill(workers, need, paths, Why.LONG, now)
-    if route is not None:
+    why = Why.SUSPECT if need.is_suspect else Why.LONG
+    route = _over_prefill(workers, need, paths, why, now)
+    if route is not None and not need.is_suspect:
         decode, prefill = route.pair
         local_tokens = _most_local_tokens(decode, prefill, need, config, handover_s)
         return route._replace(local_tokens=local_tokens)
+    grace_s = config.suspect_grace_s if need.is_suspect else config.prefill_grace_s
+    if route is None and is_prefill_away(workers, grace_s, now):
+        return _local(choose_decode(workers, need, now), need, Why.NO_PREFILL)
+    if need.is_suspect:
+        return route
     decode_worker = choose_decode(workers, need, now)
     busy = [w for w in workers if w.role is Role.PREFILL and w.is_usable]
     if decode_worker is None or not busy:
@@ -301,15 +301,14 @@ def choose_route(
     return _local(decode_worker, need, Why.SHORT)
 
 
-def _input_route(workers: tuple[Worker, ...], need: Need) -> Route | None:
+def _input_route(workers: Collection[Worker], need: Need) -> Route | None:
     """Return the prefill worker that computes an input; None if it must wait.
 
     Inputs use a share of the credit beside prompts, so no prompt waits for them. An input larger
     than that share runs alone. An input that failed once shares no worker with another such input:
     one that makes steps fail would otherwise use up the attempts of its whole batch.
     """
-    usable = [worker for worker in workers if worker.is_usable]
-    admitted = [w for w in _admitted(usable, Role.PREFILL, need) if w.beat is not None]
+    admitted = [w for w in _admitted(workers, Role.PREFILL, need) if w.beat is not None]
 
     def rank(worker: Worker) -> tuple[bool, int, str]:
         return worker.address in need.shunned, _input_tokens(worker), worker.address
@@ -330,49 +329,39 @@ def _input_tokens(worker: Worker) -> int:
     return sum(share.input_tokens for share in worker.shares.values())
 
 
-def is_prefill_away(workers: Iterable[Worker], grace_s: float, now: float) -> bool:
+def is_prefill_away(workers: Collection[Worker], grace_s: float, now: float) -> bool:
     """Return whether no prefill worker that matches a decode worker is, or was until just now,
     connected."""
-    workers = tuple(workers)
     models = {w.fingerprint for w in workers if w.role is Role.DECODE and w.is_usable}
-    for worker in workers:
-        if worker.role is not Role.PREFILL:
-            continue
-        if worker.is_connected and not worker.is_draining and worker.fingerprint in models:
-            return False
-        if worker.missing_since is not None and now - worker.missing_since < grace_s:
-            return False
-    return True
+    prefills = [w for w in workers if w.role is Role.PREFILL]
+    since = [w.missing_since for w in prefills if w.missing_since is not None]
+    matching = [w for w in prefills if w.fingerprint in models]
+    is_here = any(w.is_connected and not w.is_draining for w in matching)
+    return not is_here and (not since or now - max(since) >= grace_s)
 
 
-def is_ready(workers: Iterable[Worker], config: RoutingConfig, now: float) -> bool:
+def is_ready(workers: Collection[Worker], config: RoutingConfig, now: float) -> bool:
     """Return whether some workers can take a request now, on any route."""
-    workers = tuple(workers)
     models = {
         role: {w.fingerprint for w in workers if w.role is role and w.is_usable}
         for role in (Role.PREFILL, Role.DECODE)
     }
     if models[Role.PREFILL] & models[Role.DECODE]:
         return True
-    match config.local_prefill:
-        case LocalPrefill.OFF:
-            is_local = False
-        case LocalPrefill.AUTO:
-            is_local = is_prefill_away(workers, config.prefill_grace_s, now)
-        case LocalPrefill.ALWAYS:
-            is_local = True
-    return is_local and bool(models[Role.DECODE])
+    if config.local_prefill is LocalPrefill.OFF or not models[Role.DECODE]:
+        return False
+    is_always = config.local_prefill is LocalPrefill.ALWAYS
+    return is_always or is_prefill_away(workers, config.prefill_grace_s, now)
 
 
-def choose_decode(workers: Iterable[Worker], need: Need, now: float) -> Worker | None:
+def choose_decode(workers: Collection[Worker], need: Need, now: float) -> Worker | None:
     """Return the decode worker for a request with local prefill, or None."""
-    usable = [w for w in workers if w.is_usable]
-    decodes = [w for w in _admitted(usable, Role.DECODE, need) if has_room(w, need, now)]
+    decodes = [w for w in _admitted(workers, Role.DECODE, need) if has_room(w, need, now)]
     return next(iter(_ranked(decodes, need)), None)
 
 
 def _over_prefill(
-    workers: Iterable[Worker], need: Need, paths: BrokenPaths, why: Why, now: float
+    workers: Collection[Worker], need: Need, paths: BrokenPaths, why: Why, now: float
 ) -> Route | None:
     pair = choose_pair(workers, need, paths, now)
     return None if pair is None else Route(pair, 0, (Why.SHORT, why))
@@ -422,13 +411,12 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
 
 
 def choose_pair(
-    workers: Iterable[Worker], need: Need, paths: BrokenPaths, now: float
+    workers: Collection[Worker], need: Need, paths: BrokenPaths, now: float
 ) -> Pair | None:
     """Return the workers for a request; None if it must wait. If the best pair is of two zones,
     another decode worker as good may have a prefill worker in its own."""
-    usable = [w for w in workers if w.is_usable]
-    prefills = [w for w in _admitted(usable, Role.PREFILL, need) if _has_token_credit(w, need)]
-    decodes = [w for w in _admitted(usable, Role.DECODE, need) if has_room(w, need, now)]
+    prefills = [w for w in _admitted(workers, Role.PREFILL, need) if _has_token_credit(w, need)]
+    decodes = [w for w in _admitted(workers, Role.DECODE, need) if has_room(w, need, now)]
     last_choice = across = None
     for decode in _ranked(decodes, need):
 
@@ -485,18 +473,16 @@ def _ranked(decodes: list[Worker], need: Need) -> list[Worker]:
     fewest = min((streams_on(worker) for worker in decodes), default=0)
 
     def rank(worker: Worker) -> tuple[bool, bool, int, int, bool, int, str]:
-        is_shunned = worker.address in need.shunned
-        crowd = TOKENS_PER_STREAM * (streams_on(worker) - fewest)
-        gain = worker.prefixes.held_tokens(need.chain, worker.capacity) - crowd
-        gain = gain if gain >= MIN_GAIN_TOKENS else 0
-        spare = _spare_blocks(worker)
+        streams = streams_on(worker)
+        held_tokens = worker.prefixes.held_tokens(need.chain, worker.capacity)
+        gain = held_tokens - TOKENS_PER_STREAM * (streams - fewest)
         return (
-            is_shunned,
+            worker.address in need.shunned,
             _is_tight(worker, need),
-            -gain,
-            streams_on(worker),
+            -gain if gain >= MIN_GAIN_TOKENS else 0,
+            streams,
             need.home_zone not in ("", worker.site.zone),
-            -spare,
+            -_spare_blocks(worker),
             worker.address,
         )
 
@@ -510,17 +496,17 @@ def streams_on(worker: Worker) -> int:
 
 def _is_tight(worker: Worker, need: Need) -> bool:
     """Return whether a request would leave too little room for sequences to grow."""
-    assert worker.capacity is not None, "only welcomed workers are asked"
-    left = _spare_blocks(worker) - blocks_needed(worker, need)
-    return left < TIGHT_SHARE * worker.capacity.num_blocks
+    capacity = worker.capacity
+    assert capacity is not None, "only welcomed workers are asked"
+    left = _spare_blocks(worker) - blocks_for(need.kv_tokens, capacity.block_size)
+    return left < TIGHT_SHARE * capacity.num_blocks
 
 
-def is_model_gone(workers: Iterable[Worker], need: Need, config: RoutingConfig) -> bool:
+def is_model_gone(workers: Collection[Worker], need: Need, config: RoutingConfig) -> bool:
     """Return whether a request can never continue: a role that it needs has workers, but all with
     another model than the one it started with."""
     if not need.fingerprint:
         return False
-    workers = tuple(workers)
     for role in needed_roles(config):
         present = [w.fingerprint for w in workers if w.role is role and w.is_connected]
         if present and need.fingerprint not in present:
@@ -535,9 +521,9 @@ def needed_roles(config: RoutingConfig) -> tuple[Role, ...]:
     return (Role.DECODE,)
 
 
-def _admitted(usable: list[Worker], role: Role, need: Need) -> list[Worker]:
-    """Return the workers of a role that may get this request, whether or not they have room."""
-    pool = [w for w in usable if w.role is role]
+def _admitted(workers: Collection[Worker], role: Role, need: Need) -> list[Worker]:
+    """Return the usable workers of a role that may get this request, with or without room."""
+    pool = [w for w in workers if w.role is role and w.is_usable]
     left_out = ejected(pool)
     return [
         w

@@ -14,14 +14,14 @@ from bisect import bisect_left
 from collections import Counter, deque
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from transport.frames import Load
 from transport.liveness import PeerMonitor, PeerState
 from triolet.adapter_keys import without_mark
 from triolet.errors import LocalProtocolError
 from triolet.ids import Role
-from triolet.service_class import ANYWHERE, DEFAULT_BAND
+from triolet.service_class import DEFAULT_BAND
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from transport.frames import Capacity, Welcome, WorkerHeartbeat
     from triolet.config import LinkConfig, RecoveryConfig
     from triolet.ids import AttemptKey, PeerId
-    from triolet.service_class import Band, Placement
+    from triolet.service_class import Band
 
 
 class PrefixChain:
@@ -61,11 +61,24 @@ class PrefixChain:
         return tuple(names)
 
 
-class PrefixIndex:
-    """The prefix blocks that a worker was given recently, since it started."""
+PrefixHolders: TypeAlias = "dict[int, tuple[Worker, ...]]"
+"""The workers of one role that probably hold a prefix block, by its name."""
 
-    def __init__(self) -> None:
+
+class PrefixIndex:
+    """The prefix blocks that a worker was given recently, since it started.
+
+    Args:
+      owner: the worker.
+
+    Attributes:
+      holders: updated with what it holds; shared by the workers of one role.
+    """
+
+    def __init__(self, owner: Worker) -> None:
         self._recent: dict[int, None] = {}  # least recently used first
+        self._owner = owner
+        self.holders: PrefixHolders = {}
 
     def __len__(self) -> int:
         return len(self._recent)
@@ -79,10 +92,12 @@ class PrefixIndex:
         """Record that the worker has these blocks; drop the oldest beyond its pool of
         `num_blocks`."""
         for name in reversed(names):
+            if name not in self._recent:
+                self.holders[name] = (*self.holders.get(name, ()), self._owner)
             self._recent.pop(name, None)
             self._recent[name] = None
         while len(self._recent) > num_blocks:
-            del self._recent[next(iter(self._recent))]
+            self._drop(next(iter(self._recent)))
 
     def held_tokens(self, chain: PrefixChain | None, capacity: Capacity | None) -> int:
         """Return how many leading tokens of a prompt a worker of this capacity probably holds."""
@@ -96,8 +111,15 @@ class PrefixIndex:
             self.note(chain.names(capacity.block_size), capacity.num_blocks)
 
     def clear(self) -> None:
-        """Forget all blocks, because the worker restarted."""
-        self._recent.clear()
+        """Forget all blocks, because the worker restarted or left."""
+        for name in tuple(self._recent):
+            self._drop(name)
+
+    def _drop(self, name: int) -> None:
+        del self._recent[name]
+        others = tuple(one for one in self.holders.pop(name) if one is not self._owner)
+        if others:
+            self.holders[name] = others
 
 
 MAX_OUTCOMES: Final = 20
@@ -185,7 +207,7 @@ class Breaker:
     @property
     def is_whole(self) -> bool:
         """Whether the worker may get all of its usual work."""
-        return self.is_admitting and self.share >= 1.0
+        return self.share >= 1.0 and (self.state is BreakerState.CLOSED or self.is_admitting)
 
     @property
     def failed_at(self) -> tuple[bool, float]:
@@ -364,7 +386,7 @@ class Worker:
         self.available_blocks = 0
         self.foreign_streams = self.foreign_tokens = 0
         self.shares: dict[AttemptKey, Share] = {}
-        self.prefixes = PrefixIndex()
+        self.prefixes = PrefixIndex(self)
         self.missing_since: float | None = now
         self.is_missed = False
         self.trouble = ""
@@ -396,9 +418,10 @@ class Worker:
     @property
     def is_usable(self) -> bool:
         """Whether it may get new work."""
-        is_announced = self.beat is not None and not self.is_draining
-        is_alive = self.monitor.state is PeerState.ALIVE and not self.monitor.is_stuck
-        return is_alive and is_announced
+        beat, monitor = self.beat, self.monitor
+        if beat is None or beat.is_draining or self.is_leaving:
+            return False
+        return monitor.state is PeerState.ALIVE and not monitor.is_stuck
 
     @property
     def has_share_left(self) -> bool:
@@ -514,26 +537,6 @@ class Worker:
         self.missing_since = now
         self.is_missed = True
         self.shares.clear()
-
-
-def eligible(
-    workers: Iterable[Worker], placement: Placement, *, is_overflow: bool = True
-) -> list[Worker]:
-    """Return the workers that a request may use, whether or not they are connected. Those that were
-    not greeted yet may turn out to be.
-
-    Args:
-      workers: all workers.
-      placement: of the request's tenant.
-      is_overflow: include the shared pool for a tenant with overflow.
-    """
-    if placement is ANYWHERE:
-        return [worker for worker in workers if not worker.site.pool]
-    return [
-        worker
-        for worker in workers
-        if worker.welcome is None or placement.admits(*worker.site, is_overflow=is_overflow)
-    ]
 
 
 class BrokenPaths:

@@ -134,6 +134,11 @@ class RoutingConfig:
     the KV of 2,000 tokens of a model with 8 billion parameters has 256 MiB, which a flow of 5
     Gbit/s between zones carries in 0.4 s; its transfer is also charged by the byte."""
 
+    candidates: Count = 4
+    """Workers of each role that a request compares: random ones, and as many that hold most of its
+    prompt. All if there are no more. Two bound the longest queue to a few requests above the
+    average in a fleet of any size; four still do if half of them are full or away."""
+
 
 @dataclass(frozen=True, slots=True)
 class QueueConfig:

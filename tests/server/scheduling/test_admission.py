@@ -58,7 +58,7 @@ class Scene:
         self.line.note_pools(10**6, rows)
         self.admission = Admission(
             ServerConfig("", "tiny", (), ()),
-            world.workers,
+            world.roster,
             (self.line, self.line),  # type: ignore[arg-type]
             world.requests.table,
             world.requests.recovery,

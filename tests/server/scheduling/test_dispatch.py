@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from server.scheduling.admission import FULL_RETRY_S, AdmissionLimits, num_crowding, refuse_unfit
+from server.scheduling.admission import FULL_RETRY_S, num_crowding, refuse_unfit
 from server.scheduling.queue import FairQueue
+from server.scheduling.roster import AdmissionLimits
 from server.scheduling.routing import Need, choose_pair, streams_on
 from server.scheduling.workers import BrokenPaths
 from transport.frames import Reserve

@@ -13,14 +13,18 @@ from server.scheduling.routing import (
     choose_pair,
     counted_tokens,
 )
-from server.scheduling.workers import BrokenPaths, PrefixChain, PrefixIndex
+from server.scheduling.workers import BrokenPaths, PrefixChain, PrefixIndex, Worker
 from triolet.config import RecoveryConfig
-from triolet.ids import AttemptKey
+from triolet.ids import AttemptKey, Role
 
-from .fakes import BLOCK_SIZE, FakeDecode, FakePrefill
+from .fakes import BLOCK_SIZE, LINK, FakeDecode, FakePrefill
 from .world import World
 
 MANY = 10_000
+
+
+def new_index() -> PrefixIndex:
+    return Worker(Role.DECODE, "mem://d", LINK, RecoveryConfig(), 0.0).prefixes
 
 
 def chain_of(num_tokens: int, first: int = 0, salt: bytes = b"") -> PrefixChain:
@@ -38,7 +42,7 @@ def test_names_tell_prefixes_apart_by_every_token_and_the_salt() -> None:
 
 
 def test_an_index_knows_beginnings_and_forgets_ends_first() -> None:
-    index = PrefixIndex()
+    index = new_index()
     names = chain_of(40).names(8)
     assert index.num_held(names) == 0
     index.note(names, 100)
@@ -53,7 +57,7 @@ def test_an_index_knows_beginnings_and_forgets_ends_first() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 60)), max_size=30))
 def test_what_is_held_is_always_a_beginning(prompts: list[tuple[int, int]]) -> None:
-    index = PrefixIndex()
+    index = new_index()
     for first, num_tokens in prompts:
         names = chain_of(num_tokens, first=100 * first).names(4)
         index.note(names, 9)

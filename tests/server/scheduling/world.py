@@ -3,6 +3,7 @@ test delivers it, in any order."""
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from server.contract.generation import Delta, Failed, Finished
 from server.contract.request_events import RequestEnded, RequestEvents
 from server.metrics.access_log import write_access_line
 from server.scheduling.requests import Requests
+from server.scheduling.roster import Roster
 from server.scheduling.status import Observer
 from server.scheduling.workers import Worker
 from simulation.charges import RecordingCharges
@@ -99,6 +101,9 @@ class World:
             self.of[worker] = fake
         self.workers = tuple(self.of)
         self.config = server_config(**config)
+        self.roster = Roster(
+            self.workers, TEXT.max_model_len, self.config.routing.candidates, random.Random(1)
+        )
         self.observer = Observer()
         self.wrongly_charged: list[str] = []
         self.charges = RecordingCharges(self.wrongly_charged.append)
@@ -106,7 +111,7 @@ class World:
         self.charges.subscribe_to(self.events)
         self.events.subscribe(RequestEnded, write_access_line)
         self.requests = Requests(
-            self.config, self.workers, TEXT, self.observer, self.now, self.events
+            self.config, self.roster, TEXT, self.observer, self.now, self.events
         )
         self.up: dict[Worker, deque[AnyFrame]] = {w: deque() for w in self.workers}
         self.down: dict[Worker, deque[AnyFrame]] = {w: deque() for w in self.workers}
