@@ -330,7 +330,10 @@ async def _run_batches(
 ) -> None:
     """Run batches until this process begins to leave. A successor continues them."""
     config, on_line = services.config, services.metrics.http.batch_line
-    runner = BatchRunner(storage, config.batches, app, config.host, fleets.hold_s, on_line)
+    wait_charged = services.quotas.store.wait_saved
+    runner = BatchRunner(
+        storage, config.batches, app, config.host, fleets.hold_s, on_line, wait_charged
+    )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runner.run)
         await services.state.leaving.wait()

@@ -26,7 +26,7 @@ from triolet.tenants.plans import Tenant, TenantRole
 from ..tenants.tenancy import current_tenant, enter_tenant
 from ..text.turns import current_line, enter_line
 from .errors import echo, http_error
-from .limits import enter_batch, enter_request
+from .limits import enter_batch_line, enter_request
 from .proxying import claim_answer, is_proxied, owner_elsewhere
 from .request_scope import RequestEntry, scope_of
 from .resuming import has_answer
@@ -236,7 +236,7 @@ async def check_request(services: Services, routes: RouteTable) -> Response | No
     owner = scope.owner
     if owner is not None:
         # Internal batch request: clients cannot reach this branch.
-        enter_batch()
+        enter_batch_line(scope.once_id)
         enter_tenant(services.tenancy.tenant_named(owner))
         enter_line(f"batches of {owner}")
     elif preflight is None and (

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from .services import Services
 
 
-_IS_BATCH: Final[ContextVar[bool]] = ContextVar("is_batch", default=False)
+_LINE_ID: Final[ContextVar[str]] = ContextVar("line_id", default="")
+"""The id of the batch line that the running task serves; empty for a client's request."""
 
 _CLASS_OF: Final = {"priority": ServiceClass.CRITICAL, "flex": ServiceClass.SHEDDABLE}
 _SHOWN: Final = {
@@ -37,9 +38,9 @@ _SHOWN: Final = {
 }
 
 
-def enter_batch() -> None:
-    """Mark the running task as serving a batch line, which sets its class."""
-    _IS_BATCH.set(True)
+def enter_batch_line(line_id: str) -> None:
+    """Mark the running task as serving a batch line, which sets its class and is charged once."""
+    _LINE_ID.set(line_id)
 
 
 def renew_tenant(tenancy: Tenancy) -> Tenant:
@@ -66,7 +67,7 @@ def current_scheduling(service_tier: str | None = None, num_servers: int = 1) ->
     """
     tenant = current_tenant()
     plan = tenant.plan
-    if _IS_BATCH.get():
+    if _LINE_ID.get():
         service_class = ServiceClass.BATCH
     else:
         service_class = _CLASS_OF.get(service_tier or "auto", plan.classes[0])
@@ -191,7 +192,7 @@ async def reserve_for(asked: Sequence[AskedTokens], services: Services) -> Reser
     Raises:
       RequestError: 429 or 400; 401 or 403 if the tenant may send no more requests.
     """
-    reservation = await services.quotas.reserve(current_tenant(), asked)
+    reservation = await services.quotas.reserve(current_tenant(), asked, _LINE_ID.get())
     try:
         renew_tenant(services.tenancy)  # it may have been disabled in the meantime
     except RequestError:
