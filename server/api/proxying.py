@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from ..peers.peers import PeerAnswer
+    from .resume import Name
     from .services import Services
 
 log = structlog.get_logger(__name__)
@@ -122,7 +123,7 @@ async def claim_answer(services: Services) -> None:
     if services.kept.keeps(name) or (is_resuming and services.kept.find(name) is not None):
         return
     digest = blake2b(name.scope + name.text.encode(), digest_size=16).hexdigest()
-    claim = hosts.directory.claim(digest, partial(services.kept.keeps, name))
+    claim = hosts.directory.claim(digest, partial(_is_joined, services, name))
     current_scope().hold(claim)
     await claim.ask(is_resuming=is_resuming)
     place, url = claim.owner
@@ -134,11 +135,21 @@ async def claim_answer(services: Services) -> None:
             code="answer_lost",
             param=LAST_EVENT_ID,
         )
-    is_moving = place is AnswerPlace.ELSEWHERE and is_from_host(services)  # never proxied twice
+    # Requests to this host's URL do not reach its predecessor. None is proxied twice.
+    is_own = url == services.config.hosts.advertised_url
+    is_moving = place is AnswerPlace.ELSEWHERE and (is_own or is_from_host(services))
     if is_moving or place is AnswerPlace.UNKNOWN:
-        message = "which server holds the answer of this idempotency key is not known just now"
+        message = "the server that answers this idempotency key cannot be reached just now"
         raise overloaded(message, retry_after_s=services.config.hosts.lease_s)
     current_scope().entry.owner_url = url
+
+
+def _is_joined(services: Services, name: Name) -> bool:
+    """Return whether a retry on any host joins an answer or has to wait for it. With a successor,
+    retries do not reach this server: it keeps only what it still computes."""
+    answer = services.kept.find(name)
+    is_open = answer is not None and answer.ended_at is None
+    return is_open if services.state.has_successor else services.kept.keeps(name)
 
 
 async def _proxy(

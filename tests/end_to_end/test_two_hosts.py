@@ -96,7 +96,6 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
                 fleet = FleetProcess(
                     folder / f"{name}.log",
                     *options,
-                    *("--set", f"server.hosts.name={name}"),
                     key=key_of(OPERATOR),
                     command=paced.COMMAND,
                     host=f"127.0.0.{number}",

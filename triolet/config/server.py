@@ -578,7 +578,7 @@ class ServerConfig:
             self.drain_timeout_s,
             f">= 0 and <= {DAY_S:.0f}, a day: the timer that ends the process takes no infinity",
         )
-        if self.hosts.name and not self.tenants.quotas.is_shared:
+        if self.hosts.advertised_url and not self.tenants.quotas.is_shared:
             raise SettingError("hosts needs a Redis for all hosts: give --limits redis://HOST")
         sample_s, most = self.sample_s, f"> 0 and <= recent_s ({self.recent_s})"
         require(sample_s <= self.recent_s, "sample_s", sample_s, most)
