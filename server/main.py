@@ -330,9 +330,14 @@ async def _run_batches(
 ) -> None:
     """Run batches until this process begins to leave. A successor continues them."""
     config, on_line = services.config, services.metrics.http.batch_line
-    wait_charged = services.quotas.store.wait_saved
     runner = BatchRunner(
-        storage, config.batches, app, config.host, fleets.hold_s, on_line, wait_charged
+        storage,
+        config.batches,
+        app,
+        config.host,
+        fleets.hold_s,
+        on_line,
+        services.quotas.store.wait_saved,
     )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runner.run)

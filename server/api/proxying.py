@@ -24,6 +24,7 @@ from ..peers.answer_place import AnswerPlace
 from ..peers.host_secret import SECRET_HEADER
 from .body import LAST_EVENT_ID, current_key, current_scope, deadline_s, read_body, shown_request_id
 from .errors import http_error
+from .gateway_hints import FAIRNESS_ID, OBJECTIVE
 from .resuming import name_of
 from .stream import StreamBody
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from ..peers.peers import PeerAnswer
-    from .resume import Name
     from .services import Services
 
 log = structlog.get_logger(__name__)
@@ -50,6 +50,8 @@ _TAKEN: Final = (
     "x-api-key",
     "x-request-timeout-ms",
     "x-stainless-read-timeout",
+    FAIRNESS_ID,
+    OBJECTIVE,
     SECRET_HEADER,
 )
 """Request headers to forward. Origin is checked where the request arrived. The secret of another
@@ -123,7 +125,12 @@ async def claim_answer(services: Services) -> None:
     if services.kept.keeps(name) or (is_resuming and services.kept.find(name) is not None):
         return
     digest = blake2b(name.scope + name.text.encode(), digest_size=16).hexdigest()
-    claim = hosts.directory.claim(digest, partial(_is_joined, services, name))
+
+    def is_kept() -> bool:
+        # With a successor, retries do not reach this server: only what still runs has to be kept.
+        return services.kept.keeps(name, only_running=services.state.has_successor)
+
+    claim = hosts.directory.claim(digest, is_kept)
     current_scope().hold(claim)
     await claim.ask(is_resuming=is_resuming)
     place, url = claim.owner
@@ -136,20 +143,11 @@ async def claim_answer(services: Services) -> None:
             param=LAST_EVENT_ID,
         )
     # Requests to this host's URL do not reach its predecessor. None is proxied twice.
-    is_own = url == services.config.hosts.advertised_url
-    is_moving = place is AnswerPlace.ELSEWHERE and (is_own or is_from_host(services))
-    if is_moving or place is AnswerPlace.UNKNOWN:
+    own_url = services.config.hosts.advertised_url
+    if place is AnswerPlace.UNKNOWN or (url and (url == own_url or is_from_host(services))):
         message = "the server that answers this idempotency key cannot be reached just now"
         raise overloaded(message, retry_after_s=services.config.hosts.lease_s)
     current_scope().entry.owner_url = url
-
-
-def _is_joined(services: Services, name: Name) -> bool:
-    """Return whether a retry on any host joins an answer or has to wait for it. With a successor,
-    retries do not reach this server: it keeps only what it still computes."""
-    answer = services.kept.find(name)
-    is_open = answer is not None and answer.ended_at is None
-    return is_open if services.state.has_successor else services.kept.keeps(name)
 
 
 async def _proxy(

@@ -366,10 +366,14 @@ class KeptAnswers:
             )
         return answer
 
-    def keeps(self, name: Name) -> bool:
-        """Return whether a retry joins an answer."""
+    def keeps(self, name: Name, *, only_running: bool = False) -> bool:
+        """Return whether a retry joins an answer, or one that still runs."""
         answer = self.find(name)
-        return answer is not None and answer.failure is None
+        return (
+            answer is not None
+            and answer.failure is None
+            and (answer.ended_at is None or not only_running)
+        )
 
     def forget_model(self, model: str) -> None:
         """Stop giving the answers of a removed model and its adapters, or of one adapter, to new

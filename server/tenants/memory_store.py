@@ -217,8 +217,11 @@ class SpendFile:
             return before, self._sums(months)
 
     def _sums(self, months: Iterable[str]) -> dict[Key, Spend]:
-        select, execute = "SELECT * FROM spend WHERE month = ?", self._connection.execute
-        rows = [row for month in months for row in execute(select, (month,))]
+        rows = [
+            row
+            for of in months
+            for row in self._connection.execute("SELECT * FROM spend WHERE month = ?", (of,))
+        ]
         return {(month, tenant): Spend(nanos, tokens) for month, tenant, nanos, tokens in rows}
 
     def close(self) -> None:
