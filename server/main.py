@@ -40,7 +40,7 @@ from .jobs.storage import Storage
 from .membership.members import member_source
 from .metrics.metrics import Metrics
 from .model_changes import ModelChanges, read_models
-from .peers.peers import ALONE, Peers
+from .peers.peers import Peers
 from .scheduling.control_link import ControlLink
 from .tenants.opening import opened_quotas
 from .tenants.tenancy import Tenancy, TenantFile
@@ -176,12 +176,12 @@ def _show(
 
 def _other_hosts(config: ServerConfig) -> OtherHosts | None:
     """Return the servers on other hosts, if keys are shared with them."""
-    if not config.hosts.name:
+    if not config.hosts.advertised_url:
         return None
     # Imported late: the library of Redis costs memory and a quarter of a second.
     from .peers.other_hosts import OtherHosts
 
-    return OtherHosts(config, config.peers.name if config.peers else ALONE)
+    return OtherHosts(config)
 
 
 async def _start_all(nursery: trio.Nursery, services: Services, processes: TextProcesses) -> None:
@@ -261,7 +261,7 @@ def _storage(config: ServerConfig) -> Iterator[Storage | None]:
         yield None
         return
     # Servers of other hosts may use the directory, too.
-    journal = Journal.ROLLBACK if config.hosts.name else Journal.WRITE_AHEAD
+    journal = Journal.ROLLBACK if config.hosts.advertised_url else Journal.WRITE_AHEAD
     storage = Storage(config.batches.directory, config.batches, secrets.token_hex(8), journal)
     try:
         yield storage
@@ -330,7 +330,15 @@ async def _run_batches(
 ) -> None:
     """Run batches until this process begins to leave. A successor continues them."""
     config, on_line = services.config, services.metrics.http.batch_line
-    runner = BatchRunner(storage, config.batches, app, config.host, fleets.hold_s, on_line)
+    runner = BatchRunner(
+        storage,
+        config.batches,
+        app,
+        config.host,
+        fleets.hold_s,
+        on_line,
+        services.quotas.store.wait_saved,
+    )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runner.run)
         await services.state.leaving.wait()

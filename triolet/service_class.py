@@ -30,6 +30,10 @@ class ServiceClass(IntEnum):
     refused."""
 
 
+CLASS_OF_NAME: Final = {one.name.lower(): one for one in ServiceClass}
+"""Service classes by their names in settings."""
+
+
 def class_of(rank: int) -> ServiceClass:
     """Return the class in a worker's rank (`Scheduling.rank`)."""
     nearest = round(rank / CLASS_STEP) + ServiceClass.DEFAULT
@@ -118,6 +122,7 @@ class Scheduling:
 
     Attributes:
       tenant: its name; empty where there are no tenants.
+      flow: whom a trusted gateway serves with the request; empty without a gateway.
       weight: the tenant's share among those waiting in the same class; above 0.
       service_class: its priority.
       max_running: most sequences of the tenant on workers at once; None for no limit.
@@ -133,6 +138,13 @@ class Scheduling:
     kv_share: float = 1.0
     cache_share: float = 1.0
     placement: Placement = ANYWHERE
+    flow: str = ""
+
+    @property
+    def claimant(self) -> str:
+        """Who has a share of the queue, of rows and of caches: the tenant, or without tenants the
+        flow."""
+        return self.tenant or self.flow
 
     def priority(self, own: int) -> int:
         """Combine class and own priority into one number: lower is earlier, and the class decides
@@ -140,14 +152,14 @@ class Scheduling:
         return _floor(self.service_class) + own
 
     def rank(self, own: int, *, is_over_share: bool = False) -> int:
-        """Return the rank for workers. With tenants it has only the class and the share: workers
-        compare requests of all tenants, and a client's own priority applies only among its own.
+        """Return the rank for workers. With claimants it has only the class and the share: workers
+        compare requests of all of them, and a client's own priority applies only among its own.
 
         Args:
           own: the client's priority, -100 to 100.
           is_over_share: its tenant uses more than its share.
         """
-        return self.priority(0 if self.tenant else own) + SHARE_STEP * is_over_share
+        return self.priority(0 if self.claimant else own) + SHARE_STEP * is_over_share
 
 
 def _floor(service_class: ServiceClass) -> int:

@@ -26,7 +26,8 @@ from triolet.tenants.plans import Tenant, TenantRole
 from ..tenants.tenancy import current_tenant, enter_tenant
 from ..text.turns import current_line, enter_line
 from .errors import echo, http_error
-from .limits import enter_batch, enter_request
+from .gateway_hints import FAIRNESS_ID, OBJECTIVE
+from .limits import enter_batch_line, enter_request
 from .proxying import claim_answer, is_proxied, owner_elsewhere
 from .request_scope import RequestEntry, scope_of
 from .resuming import has_answer
@@ -228,6 +229,8 @@ async def check_request(services: Services, routes: RouteTable) -> Response | No
     asked: Request = request._get_current_object()  # type: ignore[attr-defined]
     headers = asked.headers
     check_host(headers.get("host"), services.config.host)
+    if OBJECTIVE in headers or FAIRNESS_ID in headers:
+        services.objectives.enter(headers)
     route = routes.find(asked.endpoint)
     permission = Permission.USER if route is None else route.permission
     origins = origins_here(services, routes.nearest(asked.endpoint, asked.path))
@@ -236,7 +239,7 @@ async def check_request(services: Services, routes: RouteTable) -> Response | No
     owner = scope.owner
     if owner is not None:
         # Internal batch request: clients cannot reach this branch.
-        enter_batch()
+        enter_batch_line(scope.once_id)
         enter_tenant(services.tenancy.tenant_named(owner))
         enter_line(f"batches of {owner}")
     elif preflight is None and (
@@ -280,6 +283,7 @@ async def check_websocket(services: Services, routes: RouteTable) -> None:
       RequestError: 401 or 403.
     """
     check_host(websocket.headers.get("host"), services.config.host)
+    services.objectives.enter(websocket.headers)
     connection = scope_of(websocket.scope).connection
     check_key(services, connection, websocket.headers, websocket.requested_subprotocols)
     origins = origins_here(services, routes.nearest(None, websocket.path))

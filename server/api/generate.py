@@ -28,7 +28,7 @@ from .body import (
     shown_request_id,
 )
 from .limits import check_output, current_scheduling, renew_tenant, reserved
-from .resuming import resumable_stream, resumable_whole
+from .resuming import has_answer, resumable_stream, resumable_whole
 from .sampling import cache_ask, check_token_ids, of_choice, sampling_params
 from .stream import EventStreamBody
 
@@ -251,8 +251,8 @@ def check_fields(fields: GenerationFields, services: Services) -> ServedModel:
 
 
 def check_is_open(services: Services) -> None:
-    """Raise RequestError (503) while the process shuts down."""
-    if services.state.is_draining:
+    """Raise RequestError (503) while the process shuts down, unless an answer may be joined."""
+    if services.state.is_draining and not (has_request_context() and has_answer(services)):
         raise draining()
 
 

@@ -12,6 +12,7 @@ from triolet.service_class import Scheduling, ServiceClass
 from ..tenants.accounts import MINUTE_S, Account, limits_of
 from ..tenants.quotas import AskedTokens, Quotas, Reservation
 from ..tenants.tenancy import Tenancy, current_tenant, enter_tenant
+from .gateway_hints import current_hints
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from .services import Services
 
 
-_IS_BATCH: Final[ContextVar[bool]] = ContextVar("is_batch", default=False)
+_LINE_ID: Final[ContextVar[str]] = ContextVar("line_id", default="")
+"""The id of the batch line that the running task serves; empty for a client's request."""
 
 _CLASS_OF: Final = {"priority": ServiceClass.CRITICAL, "flex": ServiceClass.SHEDDABLE}
 _SHOWN: Final = {
@@ -37,9 +39,9 @@ _SHOWN: Final = {
 }
 
 
-def enter_batch() -> None:
-    """Mark the running task as serving a batch line, which sets its class."""
-    _IS_BATCH.set(True)
+def enter_batch_line(line_id: str) -> None:
+    """Mark the running task as serving a batch line, which sets its class and is charged once."""
+    _LINE_ID.set(line_id)
 
 
 def renew_tenant(tenancy: Tenancy) -> Tenant:
@@ -64,10 +66,12 @@ def current_scheduling(service_tier: str | None = None, num_servers: int = 1) ->
     Raises:
       RequestError: 403, its tenant's plan does not include the class.
     """
-    tenant = current_tenant()
+    tenant, (objectives_class, flow) = current_tenant(), current_hints.get()
     plan = tenant.plan
-    if _IS_BATCH.get():
+    if _LINE_ID.get():
         service_class = ServiceClass.BATCH
+    elif objectives_class is not None:
+        service_class = objectives_class
     else:
         service_class = _CLASS_OF.get(service_tier or "auto", plan.classes[0])
     if service_class not in plan.classes:
@@ -81,6 +85,7 @@ def current_scheduling(service_tier: str | None = None, num_servers: int = 1) ->
         kv_share=plan.kv_share / num_servers,
         cache_share=plan.cache_share,
         placement=tenant.placement,
+        flow=flow,
     )
 
 
@@ -129,13 +134,13 @@ def outside_plan(service_class: ServiceClass) -> RequestError:
     """Return the error for a class that a tenant's plan does not include."""
     plan = current_tenant().plan
     allowed = ", ".join(one.name.lower() for one in plan.classes)
-    is_batch = service_class is ServiceClass.BATCH
+    is_of_tier = not _LINE_ID.get() and current_hints.get()[0] is None
     return RequestError(
         f"the class {service_class.name.lower()} is not in the plan {plan.name}, "
         f"which has {allowed}",
         status=403,
         code="permission_denied",
-        param=None if is_batch else "service_tier",
+        param="service_tier" if is_of_tier else None,
     )
 
 
@@ -191,7 +196,7 @@ async def reserve_for(asked: Sequence[AskedTokens], services: Services) -> Reser
     Raises:
       RequestError: 429 or 400; 401 or 403 if the tenant may send no more requests.
     """
-    reservation = await services.quotas.reserve(current_tenant(), asked)
+    reservation = await services.quotas.reserve(current_tenant(), asked, _LINE_ID.get())
     try:
         renew_tenant(services.tenancy)  # it may have been disabled in the meantime
     except RequestError:

@@ -24,6 +24,7 @@ from ..peers.answer_place import AnswerPlace
 from ..peers.host_secret import SECRET_HEADER
 from .body import LAST_EVENT_ID, current_key, current_scope, deadline_s, read_body, shown_request_id
 from .errors import http_error
+from .gateway_hints import FAIRNESS_ID, OBJECTIVE
 from .resuming import name_of
 from .stream import StreamBody
 
@@ -49,6 +50,8 @@ _TAKEN: Final = (
     "x-api-key",
     "x-request-timeout-ms",
     "x-stainless-read-timeout",
+    FAIRNESS_ID,
+    OBJECTIVE,
     SECRET_HEADER,
 )
 """Request headers to forward. Origin is checked where the request arrived. The secret of another
@@ -122,7 +125,12 @@ async def claim_answer(services: Services) -> None:
     if services.kept.keeps(name) or (is_resuming and services.kept.find(name) is not None):
         return
     digest = blake2b(name.scope + name.text.encode(), digest_size=16).hexdigest()
-    claim = hosts.directory.claim(digest, partial(services.kept.keeps, name))
+
+    def is_kept() -> bool:
+        # With a successor, retries do not reach this server: only what still runs has to be kept.
+        return services.kept.keeps(name, only_running=services.state.has_successor)
+
+    claim = hosts.directory.claim(digest, is_kept)
     current_scope().hold(claim)
     await claim.ask(is_resuming=is_resuming)
     place, url = claim.owner
@@ -134,9 +142,10 @@ async def claim_answer(services: Services) -> None:
             code="answer_lost",
             param=LAST_EVENT_ID,
         )
-    is_moving = place is AnswerPlace.ELSEWHERE and is_from_host(services)  # never proxied twice
-    if is_moving or place is AnswerPlace.UNKNOWN:
-        message = "which server holds the answer of this idempotency key is not known just now"
+    # Requests to this host's URL do not reach its predecessor. None is proxied twice.
+    own_url = services.config.hosts.advertised_url
+    if place is AnswerPlace.UNKNOWN or (url and (url == own_url or is_from_host(services))):
+        message = "the server that answers this idempotency key cannot be reached just now"
         raise overloaded(message, retry_after_s=services.config.hosts.lease_s)
     current_scope().entry.owner_url = url
 

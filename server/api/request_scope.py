@@ -212,6 +212,7 @@ class RequestScope:
       headers: see `RequestEntry`.
       owner: the tenant of an internal request, which has no key; None for a client's.
       within_s: the time limit of an internal request; None for a client's.
+      once_id: see `Settlement`; empty for a client's request.
 
     Attributes:
       request_id: 16 random bytes.
@@ -219,6 +220,7 @@ class RequestScope:
       connection: see Args.
       owner: see Args.
       within_s: see Args.
+      once_id: see Args.
       entry: its admission state.
       key: identifies its content to recognize retries; 0 until known.
       headers: headers to add to its response.
@@ -235,12 +237,14 @@ class RequestScope:
         *,
         owner: str | None = None,
         within_s: float | None = None,
+        once_id: str = "",
     ) -> None:
         self.request_id = new_request_id()
         self.began_at = trio.current_time()
         self.connection = connection
         self.owner = owner
         self.within_s = within_s
+        self.once_id = once_id
         self.entry = RequestEntry(headers)
         self.key = 0
         self.headers: dict[str, str] = {}

@@ -353,9 +353,8 @@ class KeptAnswers:
         Raises:
           RequestError: 409, the key was used for another request.
         """
-        self._forget_old(trio.current_time())
         answer = self._answers.get(name)
-        if answer is None or answer.is_outdated:
+        if answer is None or answer.is_outdated or self._is_old(answer, trio.current_time()):
             return None
         if fingerprint not in (None, answer.fingerprint):
             self._count("conflict")
@@ -367,10 +366,14 @@ class KeptAnswers:
             )
         return answer
 
-    def keeps(self, name: Name) -> bool:
-        """Return whether a retry joins an answer."""
+    def keeps(self, name: Name, *, only_running: bool = False) -> bool:
+        """Return whether a retry joins an answer, or one that still runs."""
         answer = self.find(name)
-        return answer is not None and answer.failure is None
+        return (
+            answer is not None
+            and answer.failure is None
+            and (answer.ended_at is None or not only_running)
+        )
 
     def forget_model(self, model: str) -> None:
         """Stop giving the answers of a removed model and its adapters, or of one adapter, to new
@@ -453,12 +456,12 @@ class KeptAnswers:
         for sweep in self._sweeps:
             sweep(now)
 
+    def _is_old(self, answer: ResumableAnswer, now: float) -> bool:
+        return answer.ended_at is not None and answer.ended_at <= now - self._config.ttl_s
+
     def _forget_old(self, now: float) -> None:
-        oldest = now - self._config.ttl_s
         self._answers = {
-            name: answer
-            for name, answer in self._answers.items()
-            if answer.ended_at is None or answer.ended_at > oldest
+            name: answer for name, answer in self._answers.items() if not self._is_old(answer, now)
         }
 
     def _make_room(self) -> None:

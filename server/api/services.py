@@ -13,6 +13,7 @@ from ..tenants.opening import quotas_in_memory
 from ..tenants.tenancy import Tenancy
 from ..text.process import Do, at_once
 from .door import BodyRoom, RefusalLog, RefusalPace
+from .gateway_hints import Objectives
 from .request_scope import ServerState
 from .resume import KeptAnswers
 from .served_models import ModelTable
@@ -66,6 +67,8 @@ class Services:
     """Logs refusals up to a rate."""
     store: ResponseStore | None = field(init=False, default=None)
     """The response cache of all models; None if it is off."""
+    objectives: Objectives = field(init=False)
+    """Reads what a gateway says of requests."""
     responses: ResponseStore = field(init=False)
     """Stored responses; always empty if they are off."""
     lives: Iterator[int] = field(init=False, default_factory=count)
@@ -76,6 +79,7 @@ class Services:
         object.__setattr__(self, "bodies", BodyRoom(door))
         object.__setattr__(self, "refusals", RefusalPace(door))
         object.__setattr__(self, "refusal_log", RefusalLog(door))
+        object.__setattr__(self, "objectives", Objectives(self.config.objectives))
         object.__setattr__(self, "recent", RecentFigures(self.metrics, self.config))
         object.__setattr__(self, "responses", ResponseStore(self.config.responses))
         self.metrics.http.kept["response_store"] = self.responses

@@ -61,7 +61,7 @@ class OutputStream:
         delivery: StreamDelivery | None = None,
     ) -> None:
         self.generations = tuple(generations)
-        self.tenant = self.generations[0].request.scheduling.tenant
+        self.tenant = self.generations[0].request.scheduling.claimant
         self.delivered_at = 0.0
         self._stages: list[list[OutputStage]] = []
         self._delivery = delivery or StreamDelivery()

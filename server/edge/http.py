@@ -26,6 +26,7 @@ from triolet.errors import RequestError
 
 from ..api.door import RefusalLog
 from ..api.errors import http_error, too_large
+from ..api.gateway_hints import FAIRNESS_ID, OBJECTIVE
 from ..api.request_scope import SCOPE_KEY, ClientChannel, RequestScope, scope_of
 from .client_address import PROXY_SIGNATURE, TrustedProxies
 from .connection_table import ConnectionTable, refusal
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from .connection_table import ConnectionPlace
 
 
+_OF_GATEWAY: Final = frozenset({FAIRNESS_ID.encode(), OBJECTIVE.encode()})
 PROBES: Final = (b"GET /health/live ", b"GET /ping ")
 """Probes of an orchestrator, which kills a process that answers too late."""
 
@@ -501,6 +503,8 @@ class PatchedH11Protocol(ClientChannel, H11Protocol):
 
     async def _create_stream(self, request: h11.Request) -> None:
         names = dict(request.headers)
+        secret = self._host_secret
+        is_trusted = self._speaks_for_others or (secret and secret.is_in(request.headers))
         upgrades = b"upgrade" in [
             token.strip() for token in names.get(b"connection", b"").lower().split(b",")
         ]
@@ -516,7 +520,7 @@ class PatchedH11Protocol(ClientChannel, H11Protocol):
             self.context,
             self.task_group,
             self.ssl,
-            self._client_of(request),
+            self._client_of(request) if is_trusted else self.client,
             self.server,
             self.stream_send,
             STREAM_ID,
@@ -530,7 +534,7 @@ class PatchedH11Protocol(ClientChannel, H11Protocol):
         await self.stream.handle(
             Request(
                 stream_id=STREAM_ID,
-                headers=list(request.headers),
+                headers=[one for one in request.headers if is_trusted or one[0] not in _OF_GATEWAY],
                 http_version=request.http_version.decode(),
                 method=request.method.decode("ascii"),
                 raw_path=request.target,
@@ -540,10 +544,8 @@ class PatchedH11Protocol(ClientChannel, H11Protocol):
         self.keep_alive_requests += 1
 
     def _client_of(self, request: h11.Request) -> tuple[str, int] | None:
-        """Return a request's client, which a trusted proxy or another host may name."""
-        secret = self._host_secret
-        is_trusted = self._speaks_for_others or (secret and secret.is_in(request.headers))
-        host = self._proxies.client_of(request.headers) if is_trusted else None
+        """Return the client of a request of a trusted proxy, or of another host."""
+        host = self._proxies.client_of(request.headers)
         return self.client if host is None else (host, UNKNOWN_PORT)
 
     async def _maybe_recycle(self) -> None:

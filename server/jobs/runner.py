@@ -72,7 +72,8 @@ class InnerRequest:
       host: host name that the application accepts.
       path: path of the endpoint.
       body: JSON.
-      request_id: id for the log and the response.
+      request_id: id for the log and the response; however often a request with this id is sent, by
+        any server, its tenant is charged once.
       owner: the request's tenant; empty without tenants.
       within_s: its deadline.
     """
@@ -89,7 +90,9 @@ class InnerRequest:
             "x-request-id": request_id,
         }
         encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
-        self._request = RequestScope(ClientConnection(), encoded, owner=owner, within_s=within_s)
+        self._request = RequestScope(
+            ClientConnection(), encoded, owner=owner, within_s=within_s, once_id=request_id
+        )
         self._scope: dict[str, Any] = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -165,6 +168,7 @@ class BatchRunner:
       host: host name that the application accepts.
       hold_s: returns how long [s] a line is held back for interactive requests.
       on_line: called with the outcome of each line.
+      wait_charged: waits until the charge of an answer survives this process.
     """
 
     def __init__(
@@ -175,6 +179,7 @@ class BatchRunner:
         host: str,
         hold_s: Callable[[], float],
         on_line: Callable[[str], None],
+        wait_charged: Callable[[], Awaitable[None]],
     ) -> None:
         self._storage = storage
         self._config = config
@@ -182,6 +187,7 @@ class BatchRunner:
         self._host = host
         self._hold_s = hold_s
         self._on_line = on_line
+        self._wait_charged = wait_charged
         self._running: dict[tuple[str, int], trio.CancelScope] = {}
         self._num_running: Counter[str] = Counter()  # by owner
         self._lease_until = 0.0
@@ -282,6 +288,8 @@ class BatchRunner:
                 if answer.status == LIMIT_MET or answer.is_crowded_out:
                     self._rest(line, answer)
                     return
+                # A line that is stored is not computed again, which would charge it.
+                await self._wait_charged()
                 await self._keep(line, answer)
         finally:
             del self._running[line.batch_id, line.number]

@@ -3,10 +3,9 @@ Redis.
 
 All keys start with PREFIX, which contains one hash tag in braces:
 
-- `answer:DIGEST`: owner and its lease, `ID LEASE`. An id is random per process, so that a restarted
-  server never takes its predecessor's answers for its own;
-- `server:HOST/SERVER`, a lease: `ID URL`, of the process that has this name now. A new process
-  replaces its predecessor's lease, which is then dead at once;
+- `answer:DIGEST`: the id of its owner. An id is random per process: a server never takes its
+  predecessor's answers for its own, and both may run at the same time;
+- `server:ID`, a lease: the URL of the process's host, or ENDED;
 - `beat`: exists while any server renews its lease; `settling`: exists for a while after Redis was
   away, when leases have expired although their servers live.
 
@@ -20,6 +19,7 @@ import secrets
 from collections import Counter
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -45,29 +45,30 @@ MAX_RELEASED: Final = 1000
 """Entries that are removed together, which takes Redis a millisecond. Beyond this they expire."""
 
 _HEAD: Final = """
-local P, lease, id = ARGV[1], ARGV[1] .. 'server:' .. ARGV[2], ARGV[3]
+local P, id, ENDED = ARGV[1], ARGV[2], '-'
+local lease = P .. 'server:' .. id
 
-local function pair(key)
+local function word(key)
   local value = redis.pcall('GET', key)
   if type(value) ~= 'string' then return nil end
-  return string.match(value, '^(%S+) (%S+)$')
+  return string.match(value, '^%S+$')
 end
 """
 CLAIM: Final = (
     _HEAD
     + """
-local entry, ttl_s, is_resuming = P .. 'answer:' .. ARGV[4], ARGV[5], ARGV[6] == '1'
-if pair(lease) ~= id then return {'alone', ''} end
-local owner, owners_lease = pair(entry)
+local entry, ttl_s, is_resuming = P .. 'answer:' .. ARGV[3], ARGV[4], ARGV[5] == '1'
+if not word(lease) then return {'alone', ''} end
+local owner = word(entry)
 if owner and owner ~= id then
-  local holder, url = pair(owners_lease)
-  if holder == owner then return {'elsewhere', url} end
-  if not holder and redis.call('EXISTS', P .. 'settling') == 1 then return {'unknown', ''} end
+  local url = word(P .. 'server:' .. owner)
+  if url and url ~= ENDED then return {'elsewhere', url} end
+  if not url and redis.call('EXISTS', P .. 'settling') == 1 then return {'unknown', ''} end
   if is_resuming then return {'lost', ''} end
 elseif not owner and is_resuming then
   return {'alone', ''}
 end
-redis.call('SET', entry, id .. ' ' .. lease, 'EX', ttl_s)
+redis.call('SET', entry, id, 'EX', ttl_s)
 return {'here', ''}
 """
 )
@@ -77,46 +78,37 @@ the request resumes."""
 RENEW: Final = (
     _HEAD
     + """
-local url, lease_ms, is_new = ARGV[4], ARGV[5], ARGV[6] == '1'
+local url, lease_ms = ARGV[3], ARGV[4]
 local beat, settling = P .. 'beat', P .. 'settling'
 if redis.call('EXISTS', beat) == 0 then redis.call('SET', settling, '', 'PX', lease_ms) end
 redis.call('SET', beat, '', 'PX', lease_ms)
-local holder, holders_url = pair(lease)
-if holder and holder ~= '-' and holder ~= id and not is_new then return holders_url end
-redis.call('SET', lease, id .. ' ' .. url, 'PX', lease_ms)
-return ''
+redis.call('SET', lease, url, 'PX', lease_ms)
 """
 )
-"""Renew this server's lease; return the URL of the server that has taken the name, or an empty
-text. Arguments: this host's URL, length of the lease [ms], whether this is the first time."""
+"""Renew this server's lease. Arguments: this host's URL, length of the lease [ms]."""
 RELEASE: Final = (
     _HEAD
     + """
-for i = 4, #ARGV do
+for i = 3, #ARGV do
   local entry = P .. 'answer:' .. ARGV[i]
-  if pair(entry) == id then redis.call('DEL', entry) end
+  if word(entry) == id then redis.call('DEL', entry) end
 end
 """
 )
 """Remove the entries of keys that are this server's. Arguments: the keys' digests."""
-LEAVE: Final = (
-    _HEAD
-    + """
-if pair(lease) == id then redis.call('SET', lease, '- -', 'PX', ARGV[4]) end
-"""
-)
-"""Give this server's name to no process, which a lease that has expired does not say. Argument:
-length of the lease [ms]."""
+LEAVE: Final = _HEAD + "redis.call('SET', lease, ENDED, 'PX', ARGV[3])"
+"""Record that this process has ended, which a lease that has expired does not say. Argument: length
+of the lease [ms]."""
 
 
 class AnswerClaim:
     """A request's interest in the answer of a key. The request holds it until it ends; when the
-    last one of a key has ended without an answer, the key is free again.
+    last one of a key has ended, the key is free as soon as no retry joins its answer.
 
     Args:
       directory: the directory.
       digest: digest of the key and its client.
-      is_kept: whether this server keeps an answer of the key.
+      is_kept: whether a retry of the key joins an answer of this server.
 
     Attributes:
       has_begun: False; nothing is computed for it.
@@ -155,16 +147,14 @@ class AnswerDirectory:
     """The directory, as one server uses it.
 
     Args:
-      config: Redis, names, and times.
-      server: name of this server on its host.
+      config: Redis, this host's URL, and times.
 
     Raises:
       ConfigError: the file of Redis's URL cannot be read.
     """
 
-    def __init__(self, config: ServerConfig, server: str) -> None:
+    def __init__(self, config: ServerConfig) -> None:
         self._config = config.hosts
-        self._name = f"{config.hosts.name}/{server}"
         # No answer is kept for longer than it may run and be kept.
         self._ttl_s = int(config.default_deadline_s + config.resume.ttl_s) + 1
         self._lease_ms = str(int(config.hosts.lease_s * 1000))
@@ -173,30 +163,37 @@ class AnswerDirectory:
             with_calls,
             url=resolved_url(quotas.limits, "--limits"),
             scripts=(CLAIM, RENEW, RELEASE, LEAVE),
-            first=(PREFIX, self._name, secrets.token_hex(8)),
+            first=(PREFIX, secrets.token_hex(8)),
             connect_timeout_s=quotas.connect_timeout_s,
             call_timeout_s=config.hosts.timeout_s,
         )
         self._calls: RedisCalls | None = None
         self._trouble = ""
-        self._is_new = True
         self._requests: Counter[str] = Counter()  # by digest
         self._released: set[str] = set()
+        self._max_kept = config.resume.max_kept
+        self._kept: dict[str, Callable[[], bool]] = {}  # keys without requests: is it free?
         self._has_released = trio.Event()
 
     def claim(self, digest: str, is_kept: Callable[[], bool]) -> AnswerClaim:
         """Count a request with a key, until its claim is cancelled. See `AnswerClaim`."""
         self._requests[digest] += 1
         self._released.discard(digest)
+        self._kept.pop(digest, None)
         return AnswerClaim(self, digest, is_kept)
 
     def leave(self, digest: str, is_free: Callable[[], bool]) -> None:
-        """Count the end of a request; free its key if it was the last one and left no answer."""
+        """Count the end of a request; after the last one, free its key as soon as `is_free`."""
         self._requests[digest] -= 1
         if self._requests[digest]:
             return
         del self._requests[digest]
-        if self._calls is not None and len(self._released) < MAX_RELEASED and is_free():
+        if self._calls is None:
+            return
+        if not is_free():
+            if len(self._kept) < self._max_kept:
+                self._kept[digest] = is_free
+        elif len(self._released) < MAX_RELEASED:
             self._released.add(digest)
             self._has_released.set()
 
@@ -241,9 +238,11 @@ class AnswerDirectory:
         """Renew the lease and free keys until Redis fails; end the lease when cancelled."""
         try:
             while True:
-                with trio.move_on_after(self._config.renew_s):
+                with trio.move_on_after(self._config.renew_s) as pause:
                     await self._has_released.wait()
                 self._has_released = trio.Event()
+                if pause.cancelled_caught:
+                    self._release_kept()
                 if digests := tuple(self._released):
                     self._released.clear()
                     await calls.call(RELEASE, *digests)
@@ -253,17 +252,21 @@ class AnswerDirectory:
                 await calls.call(LEAVE, self._lease_ms)
             raise
 
+    def _release_kept(self) -> None:
+        """Free keys whose answers are no longer kept."""
+        free = (digest for digest, is_free in self._kept.items() if is_free())
+        for digest in tuple(islice(free, MAX_RELEASED)):
+            del self._kept[digest]
+            self._released.add(digest)
+
     async def _renew(self, calls: RedisCalls) -> None:
-        arguments = (self._config.advertised_url, self._lease_ms, int(self._is_new))
-        other = await calls.call(RENEW, *arguments)
-        self._is_new = False
-        is_twice = other not in ("", self._config.advertised_url)
-        self._note(f"{other} has the same server.hosts.name" if is_twice else "")
+        await calls.call(RENEW, self._config.advertised_url, self._lease_ms)
+        self._note("")
 
     def _note(self, trouble: str) -> None:
         """Log once that keys are not shared, and once that they are again."""
         if trouble and not self._trouble:
-            log.warning("keys_are_local", server=self._name, reason=trouble)
+            log.warning("keys_are_local", reason=trouble)
         elif self._trouble and not trouble:
-            log.warning("keys_are_shared", server=self._name)
+            log.warning("keys_are_shared")
         self._trouble = trouble

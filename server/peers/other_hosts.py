@@ -29,8 +29,7 @@ class OtherHosts:
     """The servers on other hosts.
 
     Args:
-      config: this host's names, and bounds.
-      server: name of this server on its host.
+      config: this host's URL, and bounds.
 
     Attributes:
       secret: the secret of all hosts.
@@ -41,10 +40,10 @@ class OtherHosts:
       ConfigError: a file cannot be used.
     """
 
-    def __init__(self, config: ServerConfig, server: str) -> None:
+    def __init__(self, config: ServerConfig) -> None:
         self._config = config.hosts
         self.secret = read_host_secret(config.hosts.secret_file)
-        self.directory = AnswerDirectory(config, server)
+        self.directory = AnswerDirectory(config)
         self.answers = PeerAnswers()
         try:
             self._tls = ssl.create_default_context(cafile=config.hosts.ca_file)

@@ -301,7 +301,7 @@ def is_under_share(queue: FairQueue[Any], places: Iterable[QueuePlace]) -> bool:
     places = [effective_place(queue.config, place) for place in places]
     scheduling = places[0].scheduling
     one = queue.classes[scheduling.service_class]
-    has_others = len(one) > (one.find(scheduling.tenant) is not None)
+    has_others = len(one) > (one.find(scheduling.claimant) is not None)
     cost = sum(queue.cost_of(place) for place in places)
     return has_others and one.head_start_of(scheduling, cost) > 0.0
 
@@ -318,8 +318,8 @@ def num_crowding(queue: FairQueue[Any], scheduling: Scheduling, count: int, most
         num_before = sum(len(q) for q in waiting if q.placement.meets(scheduling.placement))
     if num_before + count <= most:
         return 0
-    num_own = sum(len(one.find(scheduling.tenant) or ()) for one in classes)
-    part = queue.usages.part(scheduling.tenant, scheduling.weight)
+    num_own = sum(len(one.find(scheduling.claimant) or ()) for one in classes)
+    part = queue.usages.part(scheduling.claimant, scheduling.weight)
     return num_before if num_own + count > most * part else 0
 
 

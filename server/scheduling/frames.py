@@ -113,9 +113,9 @@ def embed_frame(request: Request, attempt: Attempt, now: float) -> Embed:
 def tenant_digest(scheduling: Scheduling) -> bytes:
     """Return the id by which workers know a tenant; empty for none. Tenants whose digests collide
     would share one cache share."""
-    if not scheduling.tenant:
+    if not scheduling.claimant:
         return b""
-    return blake2b(scheduling.tenant.encode(), digest_size=TENANT_BYTES).digest()
+    return blake2b(scheduling.claimant.encode(), digest_size=TENANT_BYTES).digest()
 
 
 class Outgoing(NamedTuple):

@@ -251,12 +251,12 @@ class ClassQueue(Generic[T]):
 
     def queue_of(self, scheduling: Scheduling, usage: TenantUsage) -> TenantQueue[T]:
         """Return the queue for a tenant's new request."""
-        queue = self._tenants.get(scheduling.tenant)
+        queue = self._tenants.get(scheduling.claimant)
         if queue is None:
             queue = TenantQueue(
-                scheduling.tenant, self, usage, self.virtual_time, float(self._head_start)
+                scheduling.claimant, self, usage, self.virtual_time, float(self._head_start)
             )
-            self._tenants[scheduling.tenant] = queue
+            self._tenants[scheduling.claimant] = queue
         queue.usage = usage
         if queue.idle is not None:
             del self._idle[bisect_left(self._idle, queue.idle)]
@@ -340,7 +340,7 @@ class ClassQueue(Generic[T]):
     def head_start_of(self, scheduling: Scheduling, cost: float) -> float:
         """Return the head start of a new request's turn: the full one if its tenant's credit covers
         everything that would wait, else 0."""
-        queue = self._tenants.get(scheduling.tenant)
+        queue = self._tenants.get(scheduling.claimant)
         credit, waiting = float(self._head_start), 0
         if queue is not None:
             credit, waiting = queue.credit_at(self.virtual_time, self._head_start), queue.cost
@@ -356,7 +356,7 @@ class ClassQueue(Generic[T]):
         its own cost: of the tenants with equal virtual time, half are first.
         """
         scheduling = place.scheduling
-        mine = self._tenants.get(scheduling.tenant)
+        mine = self._tenants.get(scheduling.claimant)
         before, virtual_tokens = 0, cost / (2 * scheduling.weight)
         if mine is not None:
             virtual_tokens += max(mine.charged - self.virtual_time, 0.0)
@@ -422,7 +422,7 @@ class FairQueue(Generic[T]):
         tokens = self.classes[scheduling.service_class].tokens_ahead(place, self.cost_of(place))
         for higher in self.classes[: scheduling.service_class]:
             if not higher.is_paused:
-                mine = higher.find(scheduling.tenant)
+                mine = higher.find(scheduling.claimant)
                 # Another tenant's requests that wait for its own limit delay no one else.
                 is_held = mine is not None and mine.is_held
                 tokens += higher.ready_tokens(scheduling.placement)
@@ -431,7 +431,7 @@ class FairQueue(Generic[T]):
 
     def cost_of(self, place: QueuePlace) -> float:
         """Return the tokens that a new request would be charged."""
-        completion_tokens = self.usages.completion_tokens(place.scheduling.tenant)
+        completion_tokens = self.usages.completion_tokens(place.scheduling.claimant)
         return place.prompt_tokens + min(place.max_tokens, completion_tokens)
 
     def is_held(self, item: T) -> bool:
@@ -449,7 +449,7 @@ class FairQueue(Generic[T]):
         assert item not in self._entries, "a request is in the queue once"
         place = effective_place(self.config, place)
         scheduling = place.scheduling
-        usage = self.usages.of(scheduling.tenant, scheduling.weight)
+        usage = self.usages.of(scheduling.claimant, scheduling.weight)
         usage.num_requests += 1
         self.placements[scheduling.placement] += 1
         one = self.classes[scheduling.service_class]

@@ -480,7 +480,7 @@ class RequestTable:
     def tenant_of(self, row: TokenRow) -> str:
         """Return a token's tenant; empty if its request is not live."""
         request = self._requests.get(row.request_id)
-        return "" if request is None else request.spec.scheduling.tenant
+        return "" if request is None else request.spec.scheduling.claimant
 
     def origin_of(self, row: TokenRow) -> bytes:
         """Return the request_id of the first choice of a token's answer."""

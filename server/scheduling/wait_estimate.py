@@ -428,7 +428,7 @@ class Returns:
         if standing - now > EARLY_S:
             return standing - now  # too early; it keeps its place
         self.came(key, now)
-        end, weight = self._schedules.get(scheduling.tenant, (now, 0.0))
+        end, weight = self._schedules.get(scheduling.claimant, (now, 0.0))
         is_behind = scheduling.service_class is not ServiceClass.CRITICAL
         weights = self._weight + scheduling.weight - weight
         step_s = (
@@ -440,13 +440,13 @@ class Returns:
         spread = config.retry_jitter_most - config.retry_jitter_least
         jitter = config.retry_jitter_least + spread * draw
         wait_s = max(jitter * min(done_s, last_s), LEAST_S)
-        if key and done_s <= last_s and self._has_room_for(scheduling.tenant):
-            self._due[key] = now + wait_s, scheduling.tenant
-            self._num_of[scheduling.tenant] += 1
+        if key and done_s <= last_s and self._has_room_for(scheduling.claimant):
+            self._due[key] = now + wait_s, scheduling.claimant
+            self._num_of[scheduling.claimant] += 1
             self._soonest = min(self._soonest, now + wait_s)
             if is_behind:
                 self._weight = weights
-                self._schedules[scheduling.tenant] = now + begin_s + step_s, scheduling.weight
+                self._schedules[scheduling.claimant] = now + begin_s + step_s, scheduling.weight
         return wait_s
 
     def came(self, key: int, now: float) -> None:

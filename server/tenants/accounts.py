@@ -105,12 +105,14 @@ class QuotaAsk:
       tenant: the request's tenant.
       tokens: expected prompt and completion tokens.
       cost: expected cost [nanos].
+      once_id: see `Settlement`.
     """
 
     id: str
     tenant: str
     tokens: int
     cost: int = 0
+    once_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,9 @@ class Settlement:
       tokens: tokens used.
       cost: cost of these tokens [nanos].
       is_begun: a worker was asked to compute it; otherwise it does not count as a request.
+      once_id: names work that may be computed several times, perhaps on several servers. The month
+        is charged for its largest computation only; limits per minute count each. Empty for other
+        work. The server chooses it: a client that could would compute for nothing.
     """
 
     id: str
@@ -132,6 +137,7 @@ class Settlement:
     tokens: int
     cost: int
     is_begun: bool = True
+    once_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ each adds its own spending and reads the sum of all.
 from __future__ import annotations
 
 import math
+import operator
 import sqlite3
 import time
 from pathlib import Path
@@ -25,7 +26,7 @@ from ..text.threads import in_thread
 from .accounts import Ledger, month_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from triolet.config import QuotaConfig
     from triolet.tenants.plans import Plan
@@ -112,16 +113,36 @@ class SpendWatch:
 
 BUSY_S: Final = 5 * SECONDS
 """Lock timeout; other servers' transactions take milliseconds."""
-SCHEMA: Final = """
+SCHEMA: Final = (
+    """
 CREATE TABLE IF NOT EXISTS spend (
   month TEXT NOT NULL, tenant TEXT NOT NULL, nanos INTEGER NOT NULL, tokens INTEGER NOT NULL,
   PRIMARY KEY (month, tenant)
 ) STRICT, WITHOUT ROWID
-"""
-ADD: Final = """
-INSERT INTO spend VALUES (?, ?, ?, ?)
+""",
+    """
+CREATE TABLE IF NOT EXISTS charged_once (
+  id TEXT NOT NULL PRIMARY KEY, nanos INTEGER NOT NULL, tokens INTEGER NOT NULL,
+  at REAL NOT NULL
+) STRICT, WITHOUT ROWID
+""",
+    "CREATE INDEX IF NOT EXISTS charged_once_at ON charged_once (at)",
+)
+ADD: Final = (
+    """
+INSERT INTO spend
+SELECT :month, :tenant,
+  max(0, :nanos - coalesce(sum(nanos), 0)), max(0, :tokens - coalesce(sum(tokens), 0))
+FROM charged_once WHERE id = :once_id
 ON CONFLICT DO UPDATE SET nanos = nanos + excluded.nanos, tokens = tokens + excluded.tokens
-"""
+""",
+    """
+INSERT INTO charged_once SELECT :once_id, :nanos, :tokens, :at WHERE :once_id != ''
+ON CONFLICT DO UPDATE SET nanos = max(nanos, excluded.nanos),
+  tokens = max(tokens, excluded.tokens), at = excluded.at
+""",
+)
+"""Add what exceeds earlier charges of the same work, and remember its charge."""
 
 
 class Spend(NamedTuple):
@@ -133,6 +154,8 @@ class Spend(NamedTuple):
 
 Key: TypeAlias = tuple[str, str]
 """Month and tenant."""
+SpendParts: TypeAlias = dict[str, Spend]
+"""Spending by the id of work that is charged once; that of all other work under the empty id."""
 
 
 class SpendFile:
@@ -140,12 +163,14 @@ class SpendFile:
 
     Args:
       path: the file's path; created if missing.
+      charged_once_s: see `QuotaConfig`.
 
     Raises:
       ConfigError: it cannot be used.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, charged_once_s: float) -> None:
+        self._charged_once_s = charged_once_s
         try:
             # The operator's folder, of any mode: it often holds the tenants file and more.
             make_private_folder(Path(path).parent)
@@ -154,31 +179,50 @@ class SpendFile:
                 path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
             )
             self._connection.execute("PRAGMA synchronous = FULL")
-            self._connection.execute(SCHEMA)
+            for statement in SCHEMA:
+                self._connection.execute(statement)
         except (OSError, sqlite3.Error) as error:
             raise ConfigError(
                 f"{path} cannot store tenants' spending: {error}; set another "
                 "server.tenants.quotas.spend_file"
             ) from error
 
-    def add(self, spend: Mapping[Key, Spend], month: str) -> dict[Key, Spend]:
+    def add(
+        self, spend: Mapping[Key, SpendParts], now: float
+    ) -> tuple[dict[Key, Spend], dict[Key, Spend]]:
         """Add spending in one transaction.
 
+        Args:
+          spend: the spending.
+          now: Unix time.
+
         Returns:
-          Sums over all servers, for `month` and the months in `spend`.
+          Sums over all servers, for the present month and the months in `spend`: before this call,
+          and after it.
 
         Raises:
           sqlite3.Error: nothing was written.
         """
         connection = self._connection
+        months = {month_of(now), *(month for month, _ in spend)}
         with transaction(connection):
-            connection.executemany(ADD, [(*key, *more) for key, more in spend.items()])
-            rows = [
-                row
-                for of in {month, *(of for of, _ in spend)}
-                for row in connection.execute("SELECT * FROM spend WHERE month = ?", (of,))
-            ]
-        return {(of, tenant): Spend(nanos, tokens) for of, tenant, nanos, tokens in rows}
+            before = self._sums(months)
+            for (month, tenant), parts in spend.items():
+                for once_id, more in parts.items():
+                    names = {"month": month, "tenant": tenant, "once_id": once_id, "at": now}
+                    for statement in ADD:
+                        connection.execute(statement, names | more._asdict())
+            forgotten = (now - self._charged_once_s,)
+            connection.execute("DELETE FROM charged_once WHERE at <= ?", forgotten)
+            return before, self._sums(months)
+
+    def _sums(self, months: Iterable[str]) -> dict[Key, Spend]:
+        rows = [
+            row
+            for of in months
+            for row in self._connection.execute("SELECT * FROM spend WHERE month = ?", (of,))
+        ]
+        return {(month, tenant): Spend(nanos, tokens) for month, tenant, nanos, tokens in rows}
 
     def close(self) -> None:
         """Close the file. No call may be in progress."""
@@ -220,7 +264,7 @@ class MemoryStore:
         self._clock = clock
         self._calendar = calendar
         self._ledger = Ledger()
-        self._unsaved: dict[Key, Spend] = {}
+        self._unsaved: dict[Key, SpendParts] = {}
         self._totals: dict[Key, Spend] = {}
         self._writer = trio.CapacityLimiter(1)
 
@@ -246,7 +290,13 @@ class MemoryStore:
         if self._file is None:
             self._observer.spent(tenant, before, before + settlement.cost)
         elif settlement.tokens or settlement.cost:
-            self._add_unsaved((month, tenant), Spend(settlement.cost, settlement.tokens))
+            more = Spend(settlement.cost, settlement.tokens)
+            self._add_unsaved((month, tenant), more, settlement.once_id)
+
+    async def wait_saved(self) -> None:
+        """Save what was settled before, so that it is charged even if this process dies now."""
+        if self._file is not None:
+            await self._flush(self._file)
 
     def last_seen(self, tenant: str, limits: TenantLimits, within_s: float = math.inf) -> Account:
         """Return an account."""
@@ -281,32 +331,34 @@ class MemoryStore:
     def _month(self) -> str:
         return month_of(self._calendar())
 
-    def _add_unsaved(self, key: Key, more: Spend) -> None:
-        nanos, tokens = self._unsaved.get(key, Spend(0, 0))
-        self._unsaved[key] = Spend(nanos + more.nanos, tokens + more.tokens)
+    def _add_unsaved(self, key: Key, more: Spend, once_id: str = "") -> None:
+        parts = self._unsaved.setdefault(key, {})
+        merged = map(max if once_id else operator.add, parts.get(once_id, Spend(0, 0)), more)
+        parts[once_id] = Spend(*merged)
 
     async def _flush(self, file: SpendFile) -> None:
         """Write unsaved spending to the file, and read the sums of all servers."""
         added, self._unsaved = self._unsaved, {}
         try:
-            totals = await in_thread(lambda: file.add(added, self._month), self._writer)
+            before, totals = await in_thread(
+                lambda: file.add(added, self._calendar()), self._writer
+            )
         except BaseException as error:
-            for key, more in added.items():
-                self._add_unsaved(key, more)
+            for key, parts in added.items():
+                for more in parts.values():
+                    # Without its id: while the file fails, memory does not grow with each line.
+                    self._add_unsaved(key, more)
             if not isinstance(error, sqlite3.Error | OverflowError):
                 raise
             log.error("spend_not_written", reason=str(error))
             return
         present = self._month
-        for (month, tenant), total in totals.items():
-            if month == present and total != self._totals.get((month, tenant)):
-                more = self._unsaved.get((month, tenant), Spend(0, 0))
+        for key, total in totals.items():
+            month, tenant = key
+            if month == present and (key in added or total != self._totals.get(key)):
+                sums = map(sum, zip(total, *self._unsaved.get(key, {}).values(), strict=True))
                 entry = self._ledger.entry(tenant, month)
-                entry.spent, entry.used_tokens = (
-                    total.nanos + more.nanos,
-                    total.tokens + more.tokens,
-                )
+                entry.spent, entry.used_tokens = sums
         self._totals = totals
-        for (month, tenant), more in added.items():
-            after = totals[month, tenant].nanos
-            self._observer.spent(tenant, after - more.nanos, after)
+        for key in added:
+            self._observer.spent(key[1], before.get(key, Spend(0, 0)).nanos, totals[key].nanos)

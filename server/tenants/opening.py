@@ -39,7 +39,9 @@ def opened_quotas(
     if config.is_shared:
         yield Quotas(_redis_store(config, watch), watch, metrics, prices)
         return
-    file = None if config.spend_file is None else SpendFile(config.spend_file)
+    file = (
+        None if config.spend_file is None else SpendFile(config.spend_file, config.charged_once_s)
+    )
     try:
         yield Quotas(MemoryStore(config, watch, file), watch, metrics, prices)
     finally:

@@ -278,12 +278,15 @@ class Quotas:
 
         return Ticket(close)
 
-    async def reserve(self, tenant: Tenant, asked: Sequence[AskedTokens]) -> Reservation:
+    async def reserve(
+        self, tenant: Tenant, asked: Sequence[AskedTokens], once_id: str = ""
+    ) -> Reservation:
         """Reserve the expected use of a request.
 
         Args:
             tenant: the request's tenant.
             asked: its sequences, all of one model; empty if nothing is computed.
+            once_id: see `Settlement`.
 
           Returns:
             A context manager for the submission of the request.
@@ -302,6 +305,7 @@ class Quotas:
             tenant.name,
             prompt_tokens + completion_tokens,
             cost_of(prices, prompt_tokens, 0, completion_tokens),
+            once_id,
         )
         self._watch.note(tenant.name, tenant.plan)
         if limits.tokens is not None and prompt_tokens > limits.tokens:
@@ -428,7 +432,9 @@ class Quotas:
         # Use the current plan's limits: it may have changed since the reservation.
         present = self._limits[ask.tenant]
         tokens, cost, is_begun = reservation.tokens, reservation.cost, reservation.is_counted
-        self.store.settle(Settlement(ask.id, ask.tenant, present, tokens, cost, is_begun))
+        self.store.settle(
+            Settlement(ask.id, ask.tenant, present, tokens, cost, is_begun, ask.once_id)
+        )
 
 
 def _met(account: Account, limits: TenantLimits, num_entered: int) -> tuple[Limit, float] | None:

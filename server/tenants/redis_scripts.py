@@ -8,6 +8,7 @@ keys start with the first argument, which contains one hash tag in braces:
   cost;
 - `held:SERVER`, a hash: a server's reservations, by id;
 - `spend:MONTH`, a hash: nanos and tokens per tenant;
+- `once:ID`, a hash: nanos and tokens charged for work that is charged once;
 - `servers`, sorted by the end of each server's lease; `s:SERVER`, a hash: its last batch of
   settlements and the answer; `beat`: time of the latest lease renewal by any server.
 """
@@ -137,7 +138,7 @@ return {
 SETTLE: Final = (
     _HEAD
     + """
-local number, settlements = tonumber(ARGV[3]), cjson.decode(ARGV[4])
+local number, settlements, once_s = tonumber(ARGV[3]), cjson.decode(ARGV[4]), ARGV[5]
 local batch_key = P .. 's:' .. server
 local done = redis.call('HMGET', batch_key, 'number', 'result')
 if tonumber(done[1] or '0') >= number then return done[2] end
@@ -152,6 +153,14 @@ local function spend(tenant, cost, tokens)
   spent[tenant] = {before, string.format('%.0f', after)}
 end
 
+local function charge_once(id, field, amount)
+  local key = P .. 'once:' .. id
+  local charged = tonumber(redis.call('HGET', key, field) or '0')
+  redis.call('HSET', key, field, string.format('%.0f', math.max(charged, amount)))
+  redis.call('EXPIRE', key, once_s)
+  return math.max(0, amount - charged)
+end
+
 for _, s in ipairs(settlements) do
   local a, held = read(s.tenant), redis.call('HGET', held_key, s.id)
   if held then
@@ -160,6 +169,9 @@ for _, s in ipairs(settlements) do
   end
   charge(a, s.requests, s.tokens, s.request_limit, s.token_limit)
   write(a)
+  if s.once_id ~= '' then
+    s.cost, s.tokens = charge_once(s.once_id, 'n', s.cost), charge_once(s.once_id, 't', s.tokens)
+  end
   spend(s.tenant, s.cost, s.tokens)
 end
 local result = cjson.encode(spent)
@@ -169,7 +181,8 @@ return result
 """
 )
 """Replace reservations, if any, by the use. A batch that is sent again changes nothing and gets the
-same answer."""
+same answer. Arguments: the batch's number, its settlements, how long charges of work that is
+charged once are kept [s]."""
 
 BEAT: Final = (
     _HEAD

@@ -71,16 +71,23 @@ class Batch(NamedTuple):
 
 class Unsent:
     """Settlements that Redis has not acknowledged. Bounded: while Redis is away, only requests that
-    were reserved there are added."""
+    were reserved there are added.
+
+    Attributes:
+      num_added: settlements ever added.
+      num_sent: the first of these, which Redis has acknowledged.
+    """
 
     def __init__(self) -> None:
         self._settlements: deque[Settlement] = deque()
         self._batch: Batch | None = None
         self._number = 0
+        self.num_added = self.num_sent = 0
 
     def add(self, settlement: Settlement) -> None:
         """Add a settlement at the end."""
         self._settlements.append(settlement)
+        self.num_added += 1
 
     def give_back(self, ask_id: str, tenant: str) -> None:
         """Add the release of a reservation that Redis may hold."""
@@ -98,6 +105,7 @@ class Unsent:
     def answered(self) -> None:
         """Drop the acknowledged batch."""
         self._batch = None
+        self.num_sent = self.num_added - len(self._settlements)
 
 
 def _document(settlement: Settlement) -> dict[str, str | float]:
@@ -108,6 +116,7 @@ def _document(settlement: Settlement) -> dict[str, str | float]:
         "requests": int(settlement.is_begun),
         "tokens": settlement.tokens,
         "cost": settlement.cost,
+        "once_id": settlement.once_id,
         "request_limit": -1 if requests is None else requests,
         "token_limit": -1 if tokens is None else tokens,
     }
@@ -138,6 +147,7 @@ class RedisStore:
         self._unsent = Unsent()
         self._seen: dict[str, AccountEntry] = {}  # as last reported by Redis
         self._has_changes = trio.Event()
+        self._was_sent = trio.Event()
         self._broken = trio.Event()
 
     @property
@@ -177,6 +187,14 @@ class RedisStore:
         part = self._local_part(settlement.tenant, settlement.limits)
         self._local.settle(settlement, part, _month(), trio.current_time())
 
+    async def wait_saved(self) -> None:
+        """Wait until Redis has what was settled before, so that it is charged even if this process
+        dies now; at most until Redis counts as away."""
+        wanted = self._unsent.num_added
+        with trio.move_on_after(MAX_FAILURES * self._config.call_timeout_s):
+            while self.is_well and self._unsent.num_sent < wanted:
+                await self._was_sent.wait()
+
     def last_seen(
         self, tenant: str, limits: TenantLimits, within_s: float = math.inf
     ) -> Account | None:
@@ -206,7 +224,10 @@ class RedisStore:
 
         async def use(calls: RedisCalls) -> None:
             await self._beat(calls, is_asking=True)
-            self._is_back(calls)
+            self._calls, self._failures = calls, 0
+            log.info(
+                "limits_are_shared", store=shown_url(self._config.limits), servers=self.num_servers
+            )
             if is_first:
                 task_status.started()
             await self._keep(calls)
@@ -283,12 +304,16 @@ class RedisStore:
         while (batch := self._unsent.next_batch()) is not None:
             began_at = trio.current_time()
             try:
-                reply = await calls.call(SETTLE, batch.number, batch.settlements)
+                reply = await calls.call(
+                    SETTLE, batch.number, batch.settlements, int(self._config.charged_once_s)
+                )
             except StoreGone as gone:
                 self._failed(gone, began_at)
                 return False
             self._failures = 0
             self._unsent.answered()
+            self._was_sent.set()
+            self._was_sent = trio.Event()
             spent = msgspec.json.decode(reply, type=dict[str, tuple[str, str]])
             for tenant, (before, after) in spent.items():
                 self._observer.spent(tenant, int(before), int(after))
@@ -342,13 +367,6 @@ class RedisStore:
             store=shown_url(self._config.limits),
             reason=reason,
             part=f"1/{self.num_servers}",
-        )
-
-    def _is_back(self, calls: RedisCalls) -> None:
-        self._calls = calls
-        self._failures = 0
-        log.info(
-            "limits_are_shared", store=shown_url(self._config.limits), servers=self.num_servers
         )
 
     def _local_part(self, tenant: str, limits: TenantLimits) -> TenantLimits:

@@ -7,9 +7,12 @@ steps, few tokens suffice. Everything else is the product, including templates.
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from functools import partial
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 from ops.template import SERVER_MODULES
 from simulation.modelled import StepCost
@@ -20,6 +23,29 @@ COMMAND: Final = (sys.executable, "-m", "tests.end_to_end.paced", "triolet")
 """Command that runs `triolet`; the last word is for process lists."""
 STEP: Final = StepCost(50 * MILLISECONDS, 0.0, 0.0)
 """20 tokens/s per stream; the demo model computes for a tenth of this time."""
+
+
+HOLD: Final = "TRIOLET_TEST_HOLD"
+"""Environment variable with a path. While a file is there, a server that has computed and charged a
+line of a batch appends its pid and a newline to it instead of storing the line."""
+HOLD_POLL_S: Final = 0.01
+
+
+def hold_lines(path: Path) -> None:
+    """Hold lines as `HOLD` says."""
+    from server.jobs.batches import Batches
+
+    finish_line = Batches.finish_line
+
+    def held(*arguments: Any, **named: Any) -> bool:  # noqa: ANN401
+        if path.exists():
+            with path.open("a") as file:
+                file.write(f"{os.getpid()}\n")
+        while path.exists():
+            time.sleep(HOLD_POLL_S)
+        return finish_line(*arguments, **named)
+
+    setattr(Batches, "finish_line", held)  # noqa: B010
 
 
 def run() -> int:
@@ -37,6 +63,8 @@ def run() -> int:
 
         engine = partial(TimedEngine, cost=STEP)
         setattr(entry, "LocalEngine", engine)  # noqa: B010
+    if HOLD in os.environ:
+        hold_lines(Path(os.environ[HOLD]))
     return main(arguments)
 
 

@@ -23,6 +23,7 @@ from .tenants import MODEL, NAMED, OPERATOR, headers_of, key_of, usage_of, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 
@@ -44,9 +45,15 @@ STREAM: Final = BODY | {"stream": True, "stream_options": {"include_usage": True
 
 @dataclass(frozen=True)
 class Hosts:
-    """Two fleets on two addresses."""
+    """Two fleets on two addresses.
+
+    Attributes:
+      fleets: see above.
+      hold: the file that holds lines; see `paced.HOLD`.
+    """
 
     fleets: tuple[FleetProcess, FleetProcess]
+    hold: Path
 
     def tokens(self) -> int:
         """Return alice's tokens, once no request of hers is reserved."""
@@ -64,11 +71,13 @@ class Hosts:
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     folder = tmp_path_factory.mktemp("hosts")
+    hold = folder / "hold"
     tenants = write_tenants(folder / "tenants.toml", {ALICE: ""})
     secret = folder / "secret"
     secret.write_text("a secret of two hosts, thirty-two long")
     secret.chmod(0o600)
-    with running_redis(folder) as redis:
+    with running_redis(folder) as redis, pytest.MonkeyPatch.context() as patch:
+        patch.setenv(paced.HOLD, str(hold))
         (folder / "limits.url").write_text(redis.url)
         settings = {
             "server.hosts.secret_file": secret,
@@ -87,7 +96,6 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
                 fleet = FleetProcess(
                     folder / f"{name}.log",
                     *options,
-                    *("--set", f"server.hosts.name={name}"),
                     key=key_of(OPERATOR),
                     command=paced.COMMAND,
                     host=f"127.0.0.{number}",
@@ -96,7 +104,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
                 fleets.append(fleet)
             for fleet in fleets:
                 fleet.wait_ready()
-            yield Hosts((fleets[0], fleets[1]))
+            yield Hosts((fleets[0], fleets[1]), hold)
             for fleet in fleets:
                 fleet.wait_at_rest()
         finally:
@@ -227,22 +235,19 @@ def lines_of(fleet: FleetProcess) -> float:
 
 
 def kill_runner(hosts: Hosts) -> None:
-    """Kill the server that runs the batch, and wait until the other one has completed a line.
-
-    The server is killed when it has stored a line and has begun the next: one that dies between the
-    charge of a line and its storage charges it twice.
-    """
-    before = [lines_of(fleet) for fleet in hosts.fleets]
-    wait_until(
-        lambda: [lines_of(fleet) for fleet in hosts.fleets] != before, PATIENCE_S, "a line is done"
-    )
-    is_first = lines_of(hosts.fleets[0]) > before[0]
+    """Kill the server that runs the batch when it has charged a line but has not stored it, and
+    wait until the other one has completed a line."""
+    hosts.hold.touch()
+    wait_until(lambda: hosts.hold.read_text().endswith("\n"), PATIENCE_S, "a line is charged")
+    victim = int(hosts.hold.read_text())
+    is_first = victim in hosts.fleets[0].pids("server")
     runner, other = hosts.fleets if is_first else reversed(hosts.fleets)
-    [victim], count = runner.pids("server"), lines_of(other)
+    count = lines_of(other)
     # Without its supervisor it is not restarted, so that only the other one can continue.
     runner.process.send_signal(signal.SIGSTOP)
     try:
         os.kill(victim, signal.SIGKILL)
+        hosts.hold.unlink()
         wait_until(lambda: lines_of(other) > count, PATIENCE_S, "the other one continues")
     finally:
         runner.process.send_signal(signal.SIGCONT)

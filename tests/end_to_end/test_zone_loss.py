@@ -187,7 +187,6 @@ def test_a_lost_zone_costs_only_streams_of_its_own_server_and_nothing_twice(
                 "server.tenants.file": tenants,
                 "server.tenants.quotas.limits": f"@{folder / 'limits.url'}",
                 "server.tenants.quotas.lease_s": 2,
-                "server.hosts.name": zone,
                 "server.hosts.advertised_url": url,
                 "server.hosts.secret_file": secret_in(folder),
                 "server.stall_timeout_s": PATIENCE_S,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import socket
 from contextlib import ExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -70,8 +71,10 @@ async def pair(
     folder: Path,
     script: Callable[[FakeGeneration], object] = tell,
     tenancy: Tenancy | None = None,
+    **changes: object,
 ) -> AsyncIterator[Pair]:
     """Run two servers, each on its own port, so that a test chooses the server."""
+    own_config = replace(CONFIG, **changes)  # type: ignore[arg-type]
     paths = tuple((name, str(folder / name)) for name in NAMES)
     servers: list[Surface] = []
     async with trio.open_nursery() as nursery:
@@ -86,14 +89,14 @@ async def pair(
                     Metrics("demo", "none"),
                 )
                 services = fake_services(
-                    CONFIG,
+                    own_config,
                     fleet,
                     metrics,
                     grammars,
                     peers=Peers(config),
                     tenancy=tenancy or Tenancy(),
                 )
-                edge = Edge(build_app(services), CONFIG)
+                edge = Edge(build_app(services), own_config)
                 own, listening = open_own_socket(config), open_listening_socket(CONFIG)
                 door.detach()  # now owned by the edge
                 await nursery.start(edge.run, own, listening)

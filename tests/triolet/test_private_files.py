@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Iterator
 
-MONTH = "2026-01"
+MONTH, NOW = "2026-01", 1_767_312_000.0
+KEEP_S = 3600.0
 
 
 @contextmanager
@@ -62,7 +63,7 @@ def test_databases_and_what_lies_beside_them_are_private(mask: int, tmp_path: Pa
             use(jobs)
             assert (top / "jobs" / f"{FILE_NAME}-wal").exists()
             assert_private(top)
-        spent = SpendFile(str(top / "accounts" / "spend.sqlite3"))
+        spent = SpendFile(str(top / "accounts" / "spend.sqlite3"), KEEP_S)
         with closing(spent):
             use(spent._connection)
             assert (top / "accounts" / "spend.sqlite3-journal").exists()
@@ -95,14 +96,14 @@ def test_wide_files_of_an_earlier_release_are_tightened_with_their_content(tmp_p
     with umask(0o022):
         folder.mkdir()
         path = folder / "spend.sqlite3"
-        with closing(SpendFile(str(path))) as spent:
-            spent.add({(MONTH, "alice"): Spend(5, 1)}, MONTH)
+        with closing(SpendFile(str(path), KEEP_S)) as spent:
+            spent.add({(MONTH, "alice"): {"": Spend(5, 1)}}, NOW)
         path.chmod(0o644)
         journal = folder / "spend.sqlite3-journal"
         journal.touch()
         journal.chmod(0o664)
-        with closing(SpendFile(str(path))) as spent:
-            assert spent.add({}, MONTH) == {(MONTH, "alice"): Spend(5, 1)}
+        with closing(SpendFile(str(path), KEEP_S)) as spent:
+            assert spent.add({}, NOW)[1] == {(MONTH, "alice"): Spend(5, 1)}
         assert mode_of(path) == 0o600
         assert not journal.exists() or mode_of(journal) == 0o600
         assert mode_of(folder) == 0o755, "the operator's"
@@ -135,7 +136,7 @@ def test_a_wide_file_of_another_user_is_refused() -> None:
         os.seteuid(65534)
         try:
             with pytest.raises(ConfigError, match="mode 0666 and is another user's"):
-                SpendFile(str(path))
+                SpendFile(str(path), KEEP_S)
         finally:
             os.seteuid(0)
         assert path.stat().st_size == 0, "nothing was written there"

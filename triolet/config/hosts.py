@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final
 from urllib.parse import urlsplit
 
 from ..errors import SettingError
@@ -12,20 +11,16 @@ from ..loopback import is_loopback
 from ..units import MILLISECONDS, SECONDS
 from .limits import Positive, require
 
-_NAME: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,62})?")
-
 
 @dataclass(frozen=True, slots=True)
 class HostsConfig:
     """Servers on other hosts, which know through the Redis of `--limits` who holds the answer of an
     idempotency key."""
 
-    name: str = ""
-    """Name of this host, different from the others'. Empty by default: keys are then known to the
-    servers of one port only, and Redis is not asked."""
     advertised_url: str = ""
     """Where servers of other hosts reach the servers of this one: `https://HOST[:PORT]`, or http if
-    that is allowed. Not the load balancer's: it must lead to this host."""
+    that is allowed. Not the load balancer's: it must lead to this host. Empty by default: keys are
+    then known to the servers of one port only, and Redis is not asked."""
     secret_file: str = ""
     """File with a secret of at least 32 characters, the same on every host. A request that carries
     it may name its client's address and is not proxied again."""
@@ -44,17 +39,17 @@ class HostsConfig:
     a key wait for it; without an answer of Redis they are served as if this host were alone."""
 
     def __post_init__(self) -> None:
-        allowed = "1 to 63 letters, digits, -, _ and ."
-        require(_NAME.fullmatch(self.name) is not None, "name", self.name, allowed)
         require(
             self.renew_s < self.lease_s,
             "renew_s",
             self.renew_s,
             f"below {self.lease_s:g} s, after which a lease ends",
         )
-        if self.name and not self.secret_file:
-            raise SettingError("secret_file is needed with name: the same secret on every host")
-        if self.name and not self.may_reach(self.advertised_url):
+        if self.advertised_url and not self.secret_file:
+            raise SettingError(
+                "secret_file is needed with advertised_url: the same secret on every host"
+            )
+        if self.advertised_url and not self.may_reach(self.advertised_url):
             raise SettingError(
                 f"advertised_url is {self.advertised_url!r}; allowed: https://HOST[:PORT], or with "
                 "a loopback host or allow_http also http://HOST[:PORT]"

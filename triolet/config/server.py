@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping  # noqa: TC003 (get_type_hints reads the annotations)
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_network
 from typing import Annotated, Final, Literal
@@ -11,6 +12,7 @@ from msgspec import Meta
 
 from ..errors import SettingError
 from ..loopback import is_loopback
+from ..service_class import CLASS_OF_NAME
 from ..units import KIB, MIB, MILLISECONDS, SECONDS
 from .adapters import AdapterConfig  # noqa: TC001 (get_type_hints reads the annotations)
 from .auto import AutoConfig
@@ -36,8 +38,7 @@ from .usage import UsageConfig
 class PeerServersConfig:
     """One server among several that share a port.
 
-    The kernel gives each new connection to one of them. For answers that concern all of them, such
-    as metrics, that server asks the others.
+    The kernel gives each new connection to one of them, which asks the others for their metrics.
     """
 
     name: str
@@ -397,8 +398,11 @@ class ServerConfig:
     the address's own idle connections are closed. For peers in `trusted_proxies` only the total
     counts."""
     trusted_proxies: tuple[str, ...] = ()
-    """Networks (CIDR) of proxies that may state their client's address by PROXY protocol v2,
-    `Forwarded` or `X-Forwarded-For`. None by default: any client could claim any address."""
+    """Networks (CIDR) of proxies that may state a client's address (PROXY protocol v2, `Forwarded`,
+    `X-Forwarded-For`), objective and fairness id. None by default: any client could claim any."""
+    objectives: Mapping[str, str] = field(default_factory=dict)
+    """Service class of each objective that a trusted proxy may name in
+    `x-gateway-inference-objective`. Others leave a request in its usual class."""
     allow_origins: tuple[str, ...] = ()
     """Origins of pages that may use the API from a browser (CORS); `*` means all. None by default:
     without keys, any page that the user opens could send requests. The chat page does not need
@@ -580,12 +584,14 @@ class ServerConfig:
             self.drain_timeout_s,
             f">= 0 and <= {DAY_S:.0f}, a day: the timer that ends the process takes no infinity",
         )
-        if self.hosts.name and not self.tenants.quotas.is_shared:
+        if self.hosts.advertised_url and not self.tenants.quotas.is_shared:
             raise SettingError("hosts needs a Redis for all hosts: give --limits redis://HOST")
         sample_s, most = self.sample_s, f"> 0 and <= recent_s ({self.recent_s})"
         require(sample_s <= self.recent_s, "sample_s", sample_s, most)
         for network in self.trusted_proxies:
             _require_network(network)
+        classes = set(self.objectives.values())
+        require(classes <= CLASS_OF_NAME.keys(), "objectives", classes, ", ".join(CLASS_OF_NAME))
         for origin in self.allow_origins:
             _require_origin(origin)
         if not self.may_listen:

@@ -21,7 +21,7 @@ from msgspec import Meta
 from ..config import MAX_RUNGS
 from ..config.limits import LabelText
 from ..errors import ConfigError
-from ..service_class import ANYWHERE, Placement, ServiceClass
+from ..service_class import ANYWHERE, CLASS_OF_NAME, Placement, ServiceClass
 from .plans import Plan, Prices, Tenant, TenantKey, TenantRole, Tenants
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ MAX_PRICE: Final = 1_000_000_000
 """Per million tokens: spend is counted in billionths in 63 bits."""
 _SECRET: Final = re.compile(r"[0-9a-f]{64}")
 _TABLES: Final = ("cache_secret", "plans", "tenants", "prices")
-_CLASS_WORDS: Final = ", ".join(one.name.lower() for one in ServiceClass)
 
 
 def read_tenants(content: bytes, name: str) -> Tenants:
@@ -202,11 +201,10 @@ class _KeyTable(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def _classes(value: object) -> tuple[ServiceClass, ...]:
-    by_name = {one.name.lower(): one for one in ServiceClass}
     names = msgspec.convert(value, _Words)
-    if len(set(names)) != len(names) or not by_name.keys() >= set(names):
+    if len(set(names)) != len(names) or not CLASS_OF_NAME.keys() >= set(names):
         raise ValueError
-    return tuple(by_name[name] for name in names)
+    return tuple(CLASS_OF_NAME[name] for name in names)
 
 
 def _alerts(value: object) -> tuple[float, ...]:
@@ -260,7 +258,10 @@ _PLACES: Final[Mapping[str, Field]] = {
 }
 _PLAN_FIELDS: Final[Mapping[str, Field]] = {
     "weight": (_typed(_Positive), "a number above 0"),
-    "classes": (_classes, f"a list of different ones of {_CLASS_WORDS}, the usual one first"),
+    "classes": (
+        _classes,
+        f"a list of different ones of {', '.join(CLASS_OF_NAME)}, the usual one first",
+    ),
     "requests_per_minute": _RATE,
     "tokens_per_minute": _RATE,
     "max_concurrent": _COUNT,

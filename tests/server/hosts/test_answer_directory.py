@@ -17,6 +17,8 @@ from server.peers.answer_place import AnswerOwner, AnswerPlace
 from tests.server.support.surface import CONFIG, PATIENCE_S, until
 from triolet.config import HostsConfig, QuotaConfig, TenantsConfig
 
+from .conftest import lease_of
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
@@ -25,21 +27,18 @@ if TYPE_CHECKING:
 HERE: Final = AnswerOwner(AnswerPlace.HERE)
 ALONE: Final = AnswerOwner(AnswerPlace.ALONE)
 LOST: Final = AnswerOwner(AnswerPlace.LOST)
-LEASE_OF_A: Final = f"{PREFIX}server:a/server"
 
 
 def url_of(host: str) -> str:
     return f"https://{host}.example"
 
 
-def directory_of(redis: RedisServer, host: str, url: str = "", **times: float) -> AnswerDirectory:
+def directory_of(redis: RedisServer, host: str, **times: float) -> AnswerDirectory:
     """Return a directory with leases that outlast the test, renewed only where a test says so."""
     times = {"lease_s": 90.0, "renew_s": 60.0, "timeout_s": 30.0} | times
-    hosts = HostsConfig(
-        name=host, advertised_url=url or url_of(host), secret_file="unread", **times
-    )
+    hosts = HostsConfig(url_of(host), "unread", **times)
     tenants = TenantsConfig(quotas=QuotaConfig(limits=redis.url, connect_timeout_s=30))
-    return AnswerDirectory(replace(CONFIG, hosts=hosts, tenants=tenants), "server")
+    return AnswerDirectory(replace(CONFIG, hosts=hosts, tenants=tenants))
 
 
 @asynccontextmanager
@@ -70,7 +69,7 @@ async def owner(
 
 def let_expire(redis: RedisServer) -> None:
     """Let the lease of host a expire, while the other hosts renew theirs."""
-    redis.command("DEL", LEASE_OF_A, f"{PREFIX}settling")
+    redis.command("DEL", lease_of(redis, url_of("a")), f"{PREFIX}settling")
 
 
 def elsewhere(host: str) -> AnswerOwner:
@@ -117,16 +116,22 @@ async def test_a_server_that_ends_is_dead_at_once(redis: RedisServer) -> None:
         assert await owner(b, is_resuming=True) == LOST
 
 
-async def test_a_restarted_server_never_has_its_predecessors_answers(redis: RedisServer) -> None:
+async def test_a_successor_has_its_predecessors_keys_when_that_has_ended(
+    redis: RedisServer,
+) -> None:
     a, b, again = directory_of(redis, "a"), directory_of(redis, "b"), directory_of(redis, "a")
-    async with run(a, b):
-        assert await owner(a) == HERE
-        async with run(again):
+    async with run(b, again):
+        async with run(a):
+            for key in ("k", "kept"):
+                assert await owner(a, key) == HERE
             for one in (again, b):
-                assert await owner(one, is_resuming=True) == LOST
-            assert await owner(a) == ALONE
-            assert await owner(again) == HERE
-            assert await owner(b) == elsewhere("a")
+                assert await owner(one) == elsewhere("a")
+            assert await owner(a) == HERE
+        for one in (again, b):
+            assert await owner(one, is_resuming=True) == LOST
+        assert await owner(again) == HERE
+        assert await owner(b) == elsewhere("a")
+        assert await owner(b, "kept") == HERE
 
 
 async def test_nothing_to_resume_claims_nothing(redis: RedisServer) -> None:
@@ -158,6 +163,22 @@ async def test_a_key_is_free_again_after_its_last_request_if_no_answer_is_kept(
         while await owner(b) != HERE:
             await trio.lowlevel.checkpoint()
         assert await owner(b, "kept") == elsewhere("a")
+
+
+async def test_a_key_is_free_when_its_answer_is_no_longer_kept(redis: RedisServer) -> None:
+    a, b, is_kept = directory_of(redis, "a", renew_s=0.02), directory_of(redis, "b"), True
+    async with run(a, b):
+        claim = a.claim("k", lambda: is_kept)
+        await claim.ask(is_resuming=False)
+        again, other = await claimed(a, "again"), await claimed(a, "other")
+        for one in (claim, again, other):
+            one.cancel(CancelReason.CLIENT_GONE)
+        await claimed(a, "again")
+        is_kept = False
+        while await owner(b) != HERE:
+            await trio.lowlevel.checkpoint()
+        for digest in ("again", "other"):
+            assert await owner(b, digest) == elsewhere("a")
 
 
 async def test_a_key_that_is_claimed_again_at_once_stays(redis: RedisServer) -> None:
@@ -199,8 +220,9 @@ async def test_values_of_another_form_count_as_absent(redis: RedisServer) -> Non
             redis.command(*words)
             assert await owner(b) == HERE
         assert await owner(a) == elsewhere("b")
-        redis.command("DEL", LEASE_OF_A)
-        redis.command("RPUSH", LEASE_OF_A, "x")
+        lease = lease_of(redis, url_of("a"))
+        redis.command("DEL", lease)
+        redis.command("RPUSH", lease, "x")
         assert await owner(a) == ALONE
 
 
@@ -211,7 +233,7 @@ async def test_after_redis_was_away_a_silent_server_is_not_dead_for_a_while(
     async with run(a):
         assert await owner(a) == HERE
         freed = await claimed(a, "other", is_kept=False)
-        redis.command("DEL", LEASE_OF_A, f"{PREFIX}beat")
+        redis.command("DEL", lease_of(redis, url_of("a")), f"{PREFIX}beat")
         async with run(b):
             for is_resuming in (False, True):
                 assert (await owner(b, is_resuming=is_resuming)).place is AnswerPlace.UNKNOWN
@@ -236,7 +258,6 @@ async def test_without_redis_every_server_is_alone_and_says_so_once(redis: Redis
             await until(lambda: len(logs) == 2)
             assert await owner(a) == HERE
     assert [one["event"] for one in logs] == ["keys_are_local", "keys_are_shared"]
-    assert {one["server"] for one in logs} == {"a/server"}
 
 
 async def test_a_redis_that_is_away_at_the_start_holds_nothing_up(redis: RedisServer) -> None:
@@ -246,27 +267,3 @@ async def test_a_redis_that_is_away_at_the_start_holds_nothing_up(redis: RedisSe
             assert await owner(a) == ALONE
     finally:
         redis.start()
-
-
-async def test_two_hosts_with_one_name_are_named(redis: RedisServer) -> None:
-    first = directory_of(redis, "a", renew_s=0.01)
-    with structlog.testing.capture_logs() as logs:
-        async with run(first), run(directory_of(redis, "a", "https://other.example")):
-            await until(lambda: bool(logs))
-    assert logs[0]["event"] == "keys_are_local"
-    assert logs[0]["reason"] == "https://other.example has the same server.hosts.name"
-
-
-async def test_a_successor_that_fails_gives_the_name_back(redis: RedisServer) -> None:
-    old = directory_of(redis, "a", renew_s=0.05)
-
-    async def until_claims_are(wanted: AnswerOwner, name: str) -> None:
-        number = 0
-        while (await claimed(old, f"{name}{number}")).owner != wanted:
-            number += 1
-            await trio.sleep(0.02)
-
-    async with run(old):
-        async with run(directory_of(redis, "a")):
-            await until_claims_are(ALONE, "taken")
-        await until_claims_are(HERE, "given back")

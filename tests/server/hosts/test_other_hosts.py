@@ -29,8 +29,8 @@ def hosts_of(folder: Path, **more: object) -> OtherHosts:
     secret = folder / "secret"
     secret.write_text(SECRET)
     values = {"advertised_url": "https://a.example", "secret_file": str(secret), "timeout_s": 30}
-    hosts = HostsConfig("a", **values | more)  # type: ignore[arg-type]
-    return OtherHosts(replace(CONFIG, hosts=hosts, tenants=QUOTAS), "server")
+    hosts = HostsConfig(**values | more)  # type: ignore[arg-type]
+    return OtherHosts(replace(CONFIG, hosts=hosts, tenants=QUOTAS))
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_url_names_a_host_and_http_needs_permission(
 
 
 def test_plain_http_to_this_machine_is_for_hosts_that_are_reached_in_the_same_way() -> None:
-    config = HostsConfig("a", "http://127.0.0.1:8000", "secret")
+    config = HostsConfig("http://127.0.0.1:8000", "secret")
     assert config.may_reach("http://127.0.0.2:8000")
     assert not config.may_reach("http://a.example")
 
@@ -69,9 +69,8 @@ def test_plain_http_to_this_machine_is_for_hosts_that_are_reached_in_the_same_wa
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"name": "a b"}, "name is 'a b'"),
-        ({"name": "a", "secret_file": "s"}, "advertised_url is ''"),
-        ({"name": "a", "advertised_url": "https://a.example"}, "secret_file is needed"),
+        ({"advertised_url": "a", "secret_file": "s"}, "advertised_url is 'a'"),
+        ({"advertised_url": "https://a.example"}, "secret_file is needed"),
         ({"renew_s": 3.0, "lease_s": 3.0}, "renew_s is 3.0"),
     ],
 )
@@ -81,7 +80,7 @@ def test_settings_that_cannot_work_are_refused(values: dict[str, object], said: 
 
 
 def test_hosts_need_a_redis() -> None:
-    hosts = HostsConfig("a", "https://a.example", "secret")
+    hosts = HostsConfig("https://a.example", "secret")
     with pytest.raises(SettingError, match="give --limits redis://"):
         replace(CONFIG, hosts=hosts)
 

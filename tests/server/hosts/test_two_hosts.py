@@ -25,6 +25,8 @@ from tests.server.test_proxy_to_owner import ASK, CHAT, STREAM, tell
 from triolet.config import HostsConfig, QuotaConfig, TenantsConfig
 from triolet.tenants.plans import Plan
 
+from .conftest import lease_of
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
@@ -45,8 +47,21 @@ async def two_hosts(
     script: Callable[[FakeGeneration], object] = tell,
     tenancy: Tenancy | None = None,
     secrets: tuple[str, str] = (SECRET, SECRET),
+    *,
+    advertised_url: str = "",
+    renew_s: float = 60.0,
 ) -> AsyncIterator[tuple[Surface, Surface]]:
-    """Run two servers on two addresses, with leases that outlast the test."""
+    """Run two servers on two addresses, with leases that outlast the test.
+
+    Args:
+      folder: for secrets.
+      redis: the directory.
+      script: generates answers.
+      tenancy: the tenants.
+      secrets: of each server.
+      advertised_url: of both servers; by default each has its own.
+      renew_s: interval at which keys are freed whose answers are no longer kept.
+    """
     servers: list[Surface] = []
     async with trio.open_nursery() as nursery:
         for number, secret in enumerate(secrets, 1):
@@ -56,17 +71,16 @@ async def two_hosts(
             file = folder / f"secret-{number}"
             file.write_text(secret)
             hosts = HostsConfig(
-                name=f"host-{number}",
-                advertised_url=url,
+                advertised_url=advertised_url or url,
                 secret_file=str(file),
                 lease_s=90,
-                renew_s=60,
+                renew_s=renew_s,
                 timeout_s=30,
             )
             quotas = QuotaConfig(limits=redis.url, connect_timeout_s=30)
             config = replace(config, hosts=hosts, tenants=TenantsConfig(quotas=quotas))
             fleet, grammars, metrics = FakeFleet(script), FakeGrammars(), Metrics("demo", "none")
-            others = OtherHosts(config, "server")
+            others = OtherHosts(config)
             tenants = tenancy or Tenancy()
             services = fake_services(
                 config, fleet, metrics, grammars, hosts=others, tenancy=tenants
@@ -176,7 +190,7 @@ async def test_after_the_death_of_its_owner_an_answer_is_lost_or_computed_again(
 ) -> None:
     async with two_hosts(tmp_path, redis) as (first, second):
         _, _, before = await ask(first, STREAM)
-        redis.command("DEL", f"{PREFIX}server:host-1/server")
+        redis.command("DEL", lease_of(redis, first.url))
         status, headers, content = await ask(second, STREAM, last_event_id="3")
         error = json.loads(content)["error"]
         assert (status, error["code"], error["param"]) == (410, "answer_lost", "last-event-id")
@@ -192,7 +206,7 @@ async def test_the_error_has_the_form_of_the_api(tmp_path: Path, redis: RedisSer
     body = STREAM | {"max_tokens": 4, "model": "demo"}
     async with two_hosts(tmp_path, redis) as (first, second):
         await ask(first, body, "/v1/messages")
-        redis.command("DEL", f"{PREFIX}server:host-1/server")
+        redis.command("DEL", lease_of(redis, first.url))
         status, _, content = await ask(second, body, "/v1/messages", last_event_id="3")
     assert (status, json.loads(content)["type"]) == (410, "error")
 
@@ -240,6 +254,65 @@ async def test_a_request_is_never_proxied_twice(tmp_path: Path, redis: RedisServ
         assert (status, json.loads(content)["error"]["code"]) == (503, "overloaded")
 
 
+async def test_a_draining_server_gives_the_answers_that_it_has(
+    tmp_path: Path, redis: RedisServer
+) -> None:
+    async with two_hosts(tmp_path, redis, by_hand) as (first, second):
+        direct = await begin(first, STREAM)
+        generation = await first.fleet.nth(0)
+        generation.say("one ")
+        await direct.until(b"one ")
+        first.services.state.drain()
+        joined = await begin(second, STREAM)
+        await joined.until(b"one ")
+        generation.finish()
+        for client in (direct, joined):
+            async with client:
+                await client.until(b"[DONE]")
+        for server in (first, second):
+            status, headers, _ = await ask(server, STREAM)
+            assert (status, headers["idempotency-replayed"]) == (200, "true")
+        assert num_begun(first, second) == 1
+
+
+async def test_what_a_draining_server_refuses_another_host_may_begin(
+    tmp_path: Path, redis: RedisServer
+) -> None:
+    async with two_hosts(tmp_path, redis) as (first, second):
+        assert (await ask(first, ASK))[0] == 200
+        first.services.state.drain()
+        assert (await ask(first, ASK, idempotency_key="two"))[0] == 503
+        with trio.fail_after(PATIENCE_S):
+            while (await ask(second, ASK, idempotency_key="two"))[0] != 200:
+                await trio.lowlevel.checkpoint()
+        assert (num_begun(first), num_begun(second)) == (1, 1)
+
+
+async def test_what_a_predecessor_still_computes_is_not_computed_again(
+    tmp_path: Path, redis: RedisServer
+) -> None:
+    url = "http://127.0.0.1:9"  # a successor has the same, which leads to the successor only
+    async with two_hosts(tmp_path, redis, by_hand, advertised_url=url, renew_s=0.02) as both:
+        old, new = both
+        direct = await begin(old, STREAM)
+        generation = await old.fleet.nth(0)
+        old.services.state.hand_over()
+        for _ in range(3):
+            status, _, content = await ask(new, STREAM)
+            assert (status, json.loads(content)["error"]["code"]) == (503, "overloaded")
+        generation.say("one ")
+        generation.finish()
+        async with direct:
+            await direct.until(b"[DONE]")
+        retries = [await begin(new, STREAM)]
+        with trio.fail_after(PATIENCE_S):
+            while num_begun(new) == 0:
+                retries.append(await begin(new, STREAM))
+                await trio.sleep(0.02)
+        for client in retries:
+            await client.stream.aclose()
+
+
 async def test_another_secret_is_refused(tmp_path: Path, redis: RedisServer) -> None:
     async with two_hosts(tmp_path, redis, secrets=(SECRET, OTHER_SECRET)) as (first, second):
         assert (await ask(first, ASK))[0] == 200
@@ -272,11 +345,10 @@ async def test_a_server_gives_the_answer_that_it_has_whatever_redis_says(
 ) -> None:
     async with two_hosts(tmp_path, redis) as (first, second):
         _, _, before = await ask(first, ASK)
-        lease = f"{PREFIX}server:host-1/server"
-        value = redis.command("GET", lease).split(b"\r\n")[1].decode()
+        lease = lease_of(redis, first.url)
         redis.command("DEL", lease)
         _, _, after = await ask(second, ASK)
-        redis.command("SET", lease, value)  # it stood still, and continues
+        redis.command("SET", lease, first.url)  # it stood still, and continues
         assert before != after
         assert (await ask(first, ASK))[2] == before
         assert (await ask(second, ASK))[2] == after

@@ -29,7 +29,7 @@ from tests.server.support.tenants import tenant, tenants_of
 from triolet.config import BatchConfig
 from triolet.tenants.plans import Plan
 
-from .test_runner import content, ended, running, set_full
+from .test_runner import charged, content, ended, running, set_full
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -152,7 +152,9 @@ class World:
     async def running(self, config: BatchConfig = CONFIG) -> AsyncIterator[None]:
         """Run batches while the context is active."""
         app = build_app(self.server.services)
-        runner = BatchRunner(self.storage, config, app, "localhost", lambda: 0.0, self.note)
+        runner = BatchRunner(
+            self.storage, config, app, "localhost", lambda: 0.0, self.note, charged
+        )
         async with running(runner):
             yield
 
@@ -273,7 +275,7 @@ async def test_an_answer_is_held_until_its_batchs_window_ends(world: World) -> N
     await world.storage.run(world.storage.batches.take_lease, time_of_day())
     await world.storage.run(world.storage.batches.advance, int(time_of_day()))
     app = build_app(world.server.services)
-    runner = BatchRunner(world.storage, CONFIG, app, "localhost", lambda: 0.0, world.note)
+    runner = BatchRunner(world.storage, CONFIG, app, "localhost", lambda: 0.0, world.note, charged)
     line = WaitingLine("batch_1", 0, "c0", "/v1/completions", b"{}", OWNER, expires_at=0)
     answer = InnerAnswer(200, "id", json.dumps(LONG * 20).encode(), None, False)
     async with few_pages(world.storage):

@@ -12,19 +12,30 @@ from server.app import build_app
 from server.contract.generation import CancelReason
 from server.jobs.records import answer_line
 from server.jobs.runner import InnerRequest
+from server.tenants.accounts import limits_of
+from server.tenants.memory_store import QuotaObserver
+from server.tenants.opening import opened_quotas
+from server.tenants.tenancy import Tenancy
 from tests.server.support.fakes import FakeFleet, by_hand
 from tests.server.support.surface import PATIENCE_S, surface
+from tests.server.support.tenants import tenant, tenants_of
+from triolet.config import QuotaConfig
 from triolet.errors import crowded_out, overloaded
+from triolet.tenants.plans import Prices
+
+from .test_full_disk import OWNER, PLAN, ChargingFleet
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from triolet.errors import RequestError
 
 PATH: Final = "/v1/completions"
 BODY: Final = json.dumps({"prompt": "hi"}).encode()
 
 
-def request() -> InnerRequest:
-    return InnerRequest("127.0.0.1", PATH, BODY, "line", "", 3600.0)
+def request(name: str = "line", owner: str = "") -> InnerRequest:
+    return InnerRequest("127.0.0.1", PATH, BODY, name, owner, 3600.0)
 
 
 @pytest.mark.parametrize(
@@ -66,3 +77,18 @@ async def test_it_knows_whether_it_has_begun_and_ends_what_it_holds_when_it_is_t
                 assert line.has_begun
                 nursery.cancel_scope.cancel()
         assert generation.cancelled == [CancelReason.CLIENT_GONE]
+
+
+async def test_a_line_that_is_computed_again_is_charged_once(tmp_path: Path) -> None:
+    config = QuotaConfig(spend_file=str(tmp_path / "spend"))
+    tenancy = Tenancy(tenants_of(tenant(OWNER, "key", plan=PLAN)))
+    with opened_quotas(config, QuotaObserver(), lambda _: Prices()) as quotas:
+        fleet, used = ChargingFleet(quotas), list[int]()
+        async with surface(fleet, tenancy=tenancy, quotas=quotas) as server:
+            for name in ("one", "one", "other"):
+                await request(name, OWNER).ask(build_app(server.services))
+                await quotas.store.wait_saved()
+                account = await quotas.store.account(OWNER, limits_of(PLAN))
+                used.append(account.used_tokens)
+        assert fleet.used_tokens == 3 * used[0] > 0
+    assert used == [used[0], used[0], 2 * used[0]]

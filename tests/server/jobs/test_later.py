@@ -16,7 +16,7 @@ from server.jobs.runner import BatchRunner
 from server.jobs.storage import Storage
 from triolet.config import BatchConfig
 
-from .test_runner import CONFIG, NUM_LINES, begin, ended, running
+from .test_runner import CONFIG, NUM_LINES, begin, charged, ended, running
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -76,7 +76,7 @@ async def test_a_line_that_is_crowded_out_comes_again_until_it_is_taken(tmp_path
     storage, outcomes = Storage(str(tmp_path), CONFIG, "one"), list[str]()
     app = CrowdedApp(lambda _, before: before <= 2 * CONFIG.max_line_attempts)
     await begin(storage)
-    runner = BatchRunner(storage, CONFIG, app, "localhost", lambda: 0.0, outcomes.append)
+    runner = BatchRunner(storage, CONFIG, app, "localhost", lambda: 0.0, outcomes.append, charged)
     batch = await run_until_ended(runner, storage)
     assert batch.status is BatchState.COMPLETED
     assert (batch.request_counts.completed, batch.request_counts.failed) == (NUM_LINES, 0)
@@ -90,7 +90,7 @@ async def test_a_fault_is_not_waited_out_although_it_says_later(tmp_path: Path) 
     storage, outcomes = Storage(str(tmp_path), config, "one"), list[str]()
     app = CrowdedApp(lambda *_: True, is_crowded_out=False)
     await begin(storage)
-    runner = BatchRunner(storage, config, app, "localhost", lambda: 0.0, outcomes.append)
+    runner = BatchRunner(storage, config, app, "localhost", lambda: 0.0, outcomes.append, charged)
     batch = await run_until_ended(runner, storage)
     assert (batch.request_counts.completed, batch.request_counts.failed) == (0, NUM_LINES)
     assert outcomes == ["failed"] * NUM_LINES
@@ -104,7 +104,7 @@ async def test_lines_that_are_crowded_out_leave_their_places_to_others(tmp_path:
     app = CrowdedApp(lambda owner, _: owner == "busy", retry_after_ms=3_600_000)
     await begin(storage, "busy", "1")
     await begin(storage, "other", "2")
-    runner = BatchRunner(storage, CONFIG, app, "localhost", lambda: 0.0, outcomes.append)
+    runner = BatchRunner(storage, CONFIG, app, "localhost", lambda: 0.0, outcomes.append, charged)
     other = await run_until_ended(runner, storage, "batch_2")
     assert (other.request_counts.completed, other.request_counts.failed) == (NUM_LINES, 0)
     assert 0 < app.num_refused <= 2 * CONFIG.concurrency, "each at most once, and not all of them"
@@ -159,7 +159,7 @@ async def test_what_has_not_begun_is_taken_back_while_batches_are_paused(tmp_pat
         return math.inf if is_paused else 0.0
 
     await begin(storage)
-    runner = BatchRunner(storage, config, waiting_app, "localhost", hold_s, note)
+    runner = BatchRunner(storage, config, waiting_app, "localhost", hold_s, note, charged)
     async with running(runner):
         await is_taken_back.wait()
         assert [thing.is_cancelled for thing in things] == [False, True]

@@ -41,6 +41,11 @@ async def app(
     await send({"type": "http.response.body", "body": json.dumps({"text": LONG}).encode()})
 
 
+async def charged() -> None:
+    """Wait for nothing: these lines are not charged."""
+    await trio.lowlevel.checkpoint()
+
+
 def set_full(storage: Storage, *, is_full: bool) -> None:
     """Let the database have no more pages than now, or any number."""
     connection = storage._connection
@@ -126,7 +131,7 @@ async def test_lines_of_a_tenant_at_its_limit_wait_and_hold_up_nobody(tmp_path: 
     await begin(storage, "other", "2")
 
     async with running(
-        BatchRunner(storage, CONFIG, limited, "localhost", lambda: 0.0, outcomes.append)
+        BatchRunner(storage, CONFIG, limited, "localhost", lambda: 0.0, outcomes.append, charged)
     ):
         other = await ended(storage, "batch_2")
         while limited.num_refused <= 2 * CONFIG.max_line_attempts:  # noqa: ASYNC110
@@ -144,7 +149,7 @@ async def test_lines_have_their_turns_although_somebody_always_waits(tmp_path: P
     storage, outcomes = Storage(str(tmp_path), CONFIG, "one"), list[str]()
     await begin(storage)
     async with running(
-        BatchRunner(storage, CONFIG, app, "localhost", lambda: 0.05, outcomes.append)
+        BatchRunner(storage, CONFIG, app, "localhost", lambda: 0.05, outcomes.append, charged)
     ):
         while len(outcomes) < NUM_LINES:  # noqa: ASYNC110
             await trio.sleep(CONFIG.poll_s)
@@ -168,10 +173,36 @@ async def test_who_came_first_leaves_places_to_others(tmp_path: Path) -> None:
             are_two.set()
         await trio.sleep_forever()
 
-    runner = BatchRunner(storage, CONFIG, holding_app, "localhost", lambda: False, lambda _: None)
+    runner = BatchRunner(
+        storage, CONFIG, holding_app, "localhost", lambda: False, lambda _: None, charged
+    )
     async with running(runner):
         await are_two.wait()
     assert sorted(owners) == ["first", "second"]
+    storage.close()
+
+
+async def test_a_line_is_stored_when_its_charge_is(tmp_path: Path) -> None:
+    """A server that dies before is replaced by one that computes the line again."""
+    storage, is_waiting, is_charged = Storage(str(tmp_path), CONFIG, "one"), False, trio.Event()
+
+    async def wait_charged() -> None:
+        nonlocal is_waiting
+        is_waiting = True
+        await is_charged.wait()
+
+    await begin(storage)
+    runner = BatchRunner(
+        storage, CONFIG, app, "localhost", lambda: 0.0, lambda _: None, wait_charged
+    )
+    async with running(runner):
+        while not is_waiting:  # noqa: ASYNC110
+            await trio.sleep(CONFIG.poll_s)
+        await trio.testing.wait_all_tasks_blocked()
+        assert (await found(storage)).request_counts.completed == 0
+        is_charged.set()
+        batch = await ended(storage)
+    assert batch.request_counts.completed == NUM_LINES
     storage.close()
 
 
@@ -202,7 +233,7 @@ async def test_a_batch_that_is_paused_until_its_window_ends_has_what_was_done(
         storage._connection.execute("UPDATE batches SET expires_at = ?", (int(time_of_day()),))
 
     await begin(storage)
-    runner = BatchRunner(storage, config, pausing_app, "localhost", hold_s, lambda _: None)
+    runner = BatchRunner(storage, config, pausing_app, "localhost", hold_s, lambda _: None, charged)
     async with running(runner):
         await is_paused.wait()
         while (await found(storage)).request_counts.completed < num_asked:  # noqa: ASYNC110

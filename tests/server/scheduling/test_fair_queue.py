@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from itertools import count
+from itertools import count, repeat
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -167,6 +167,20 @@ def served(
 def drawn(rng: random.Random, most: int) -> Iterator[tuple[int, int]]:
     while True:
         yield rng.randint(1, most), rng.randint(1, 200)
+
+
+def test_without_tenants_flows_have_equal_shares_whatever_they_ask_for() -> None:
+    asks = {"": (10, 90), "heavy": (400, 100), "light": (20, 5)}
+    sizes = {Scheduling(flow=flow): repeat(ask) for flow, ask in asks.items()}
+    shares = served(FairQueue(QueueConfig()), sizes, 1500).values()
+    assert max(shares) < 1.2 * min(shares)
+
+
+def test_flows_of_a_tenant_take_nothing_from_another() -> None:
+    sizes = {Scheduling("a", flow=flow): repeat((50, 50)) for flow in "xyz"}
+    sizes[other := Scheduling("b")] = repeat((50, 50))
+    used = served(FairQueue(QueueConfig()), sizes, 600)
+    assert used[other] == pytest.approx(sum(used.values()) / 2, rel=0.1)
 
 
 @settings(deadline=None, max_examples=25)

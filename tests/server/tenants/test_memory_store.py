@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 LIMITS = TenantLimits(budget=1000)
 MAY_2031 = 1_936_000_000.0
+KEEP_S = 3600.0
 
 
 class Host:
@@ -34,13 +35,13 @@ class Host:
         self.files: list[SpendFile] = []
         self.observer = RecordingObserver()
 
-    def store(self, servers: int = 1) -> MemoryStore:
-        config = QuotaConfig(flush_s=0.001, servers=servers)
+    def store(self, servers: int = 1, flush_s: float = 0.001) -> MemoryStore:
+        config = QuotaConfig(flush_s=flush_s, servers=servers)
         file = self.file()
         return MemoryStore(config, self.observer, file, calendar=lambda: self.day)
 
     def file(self) -> SpendFile:
-        self.files.append(SpendFile(self.path))
+        self.files.append(SpendFile(self.path, KEEP_S))
         return self.files[-1]
 
     async def spend(self, store: MemoryStore, cost: int) -> None:
@@ -102,7 +103,7 @@ async def test_a_new_month_begins_with_nothing_spent_and_the_old_one_stays(host:
         host.day += 31 * 86400
         await host.spend(store, 5)
         nursery.cancel_scope.cancel()
-    totals = host.file().add({}, "2031-05")
+    _, totals = host.file().add({}, MAY_2031)
     assert totals == {("2031-05", "t"): Spend(1000, 2000)}
     assert store.last_seen("t", LIMITS).spent == 5
 
@@ -113,12 +114,14 @@ async def test_what_cannot_be_written_now_is_written_later(
     store = host.store()
     add, num_failures = SpendFile.add, 0
 
-    def fail_twice(self: SpendFile, spend: dict[tuple[str, str], Spend], month: str) -> object:
+    def fail_twice(
+        self: SpendFile, spend: dict[tuple[str, str], dict[str, Spend]], now: float
+    ) -> object:
         nonlocal num_failures
         if spend and num_failures < 2:
             num_failures += 1
             raise sqlite3.OperationalError("disk full")
-        return add(self, spend, month)
+        return add(self, spend, now)
 
     monkeypatch.setattr(SpendFile, "add", fail_twice)
     async with trio.open_nursery() as nursery:
@@ -128,6 +131,36 @@ async def test_what_cannot_be_written_now_is_written_later(
         nursery.cancel_scope.cancel()
     assert num_failures == 2
     assert host.observer.spends == [("t", 0, 100)]
+
+
+async def test_work_that_is_computed_again_is_charged_once(host: Host) -> None:
+    """Its first server ends before it has stored the result, or it ends before it is complete."""
+
+    async def compute(name: str, cost: int, once_id: str = "line") -> int:
+        store = host.store(flush_s=3600)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(store.run)
+            store.settle(Settlement(name, "t", LIMITS, 2 * cost, cost, once_id=once_id))
+            await store.wait_saved()
+            _, totals = host.file().add({}, host.day)
+            spent, tokens = totals["2031-05", "t"]
+            assert store.last_seen("t", LIMITS).spent == spent
+            assert tokens == 2 * spent
+            nursery.cancel_scope.cancel()
+        return spent
+
+    assert [await compute(f"{n}", cost) for n, cost in enumerate((30, 100, 100, 70))] == [
+        *(30, 100, 100, 100)
+    ]
+    assert await compute("5", 100, "other") == 200
+    assert host.observer.spends == [
+        *(("t", 0, 30), ("t", 30, 100), ("t", 100, 100), ("t", 100, 100), ("t", 100, 200))
+    ]
+    host.day += KEEP_S / 2
+    assert await compute("6", 100) == 200, "it is remembered from its last charge"
+    host.day += KEEP_S
+    assert await compute("7", 0, "") == 200
+    assert await compute("8", 1) == 201, "and not for ever"
 
 
 async def test_parts_of_several_servers_add_up_to_the_limit() -> None:
@@ -145,7 +178,7 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("this is no database, but long enough to be taken for one" * 99)
     for path in (tmp_path / "text", tmp_path / "text" / "below"):
         with pytest.raises(ConfigError, match=r"quotas\.spend_file"):
-            SpendFile(str(path))
+            SpendFile(str(path), KEEP_S)
 
 
 @pytest.mark.parametrize(

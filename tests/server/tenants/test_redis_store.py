@@ -276,13 +276,37 @@ async def with_redis(redis: RedisServer, use: Callable[[RedisCalls], Awaitable[A
 async def test_a_batch_that_is_sent_again_is_done_once_and_says_the_same(
     redis: RedisServer,
 ) -> None:
-    change = {"id": "1", "tenant": "t", "requests": 1, "tokens": 5, "cost": 7}
+    change = {"id": "1", "tenant": "t", "requests": 1, "tokens": 5, "cost": 7, "once_id": ""}
     changes = json.dumps([change | {"request_limit": -1, "token_limit": 100}])
 
     async def apply_twice(calls: RedisCalls) -> list[str]:
-        return [await calls.call(scripts.SETTLE, 1, changes) for _ in range(2)]
+        return [await calls.call(scripts.SETTLE, 1, changes, 60) for _ in range(2)]
 
     assert await with_redis(redis, apply_twice) == ['{"t":["0","7"]}'] * 2
+
+
+async def test_work_that_is_computed_again_is_charged_once(
+    redis: RedisServer, nursery: trio.Nursery
+) -> None:
+    a, b = RedisWorld(redis, "a"), RedisWorld(redis, "b", charged_once_s=60)
+    await started(nursery, a, b)
+    limits, costs = TenantLimits(), (30, 100, 100, 70)
+    for number, cost in enumerate(costs):
+        store = (a, b)[number % 2].store
+        store.settle(Settlement(f"{number}", "t", limits, 2 * cost, cost, once_id="line"))
+        await store.wait_saved()
+        [spend_key] = redis.command("KEYS", f"{scripts.PREFIX}spend:*").split()[2:]
+        assert f"{max(costs[: number + 1])}".encode() in redis.command(
+            "HGET", spend_key.decode(), "t:n"
+        ), "it is saved by then"
+    b.store.settle(Settlement("other", "t", limits, 200, 100, once_id="other"))
+    await b.store.wait_saved()
+    account = await a.store.account("t", limits)
+    assert (account.spent, account.used_tokens) == (200, 400)
+    assert max_spent(a, b) == 200
+    ttl = int(redis.command("TTL", f"{scripts.PREFIX}once:line").strip(b":\r\n"))
+    assert 0 < ttl <= 60
+    nursery.cancel_scope.cancel()
 
 
 async def test_months_in_redis_are_those_of_utc(redis: RedisServer) -> None:
