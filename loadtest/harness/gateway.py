@@ -19,6 +19,8 @@ ADMIN: Final = "/run/envoy/admin.sock"
 LISTENER: Final = "address: 0.0.0.0, port_value: 8080"
 SERVERS: Final = ("address: 10.0.1.5, port_value: 8000", "address: 10.0.2.5, port_value: 8000")
 """What of the configuration is replaced."""
+PATIENT: Final = {"      timeout: 1s\n": "      timeout: 30s\n"}
+"""For probes: a busy machine may keep a server from answering for longer."""
 
 
 def envoy_program() -> str | None:
@@ -72,7 +74,7 @@ def running_gateway(
         for old, address in zip(SERVERS, cycle(addresses), strict=False)
     }
     listener = {LISTENER: f"address: 127.0.0.1, port_value: {gateway.port}"}
-    own = {ADMIN: str(folder / "admin.sock")} | listener | to_servers
+    own = {ADMIN: str(folder / "admin.sock")} | listener | to_servers | PATIENT
     text = changed(CONFIGURATION.read_text(encoding="utf-8"), changes or {})
     config.write_text(changed(text, own), encoding="utf-8")
     with running(gateway):

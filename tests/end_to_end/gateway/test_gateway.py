@@ -158,7 +158,7 @@ def test_a_websocket_chats_and_when_it_closes_its_blocks_are_freed(hosts: Hosts,
 def test_comments_keep_a_silent_stream_open_while_a_silent_answer_is_cut(
     hosts: Hosts, tmp_path: Path
 ) -> None:
-    impatient = {"stream_idle_timeout: 660s": "stream_idle_timeout: 2s"}
+    impatient = {"stream_idle_timeout: 660s": "stream_idle_timeout: 4s"}
     [decode] = hosts.fleets[0].pids("decode")
     with (
         running_gateway(hosts.addresses[:1], tmp_path, impatient) as envoy,
@@ -202,7 +202,7 @@ def test_a_draining_server_ends_its_streams_and_no_request_fails(
             wait_restarted(drained, old)
         finally:
             is_over.set()
-        assert {usage_told(stream.result().text) for stream in streams} != {0}
+        assert all(usage_told(stream.result().text) for stream in streams)
         assert client.result() == {200}
     check_both_used(hosts, url)
 
@@ -242,7 +242,7 @@ def test_a_picker_sends_requests_to_the_less_loaded_server_and_streams_outlive_i
                 before[idle] += NUM_PICKED
                 for _ in range(NUM_PICKED):
                     assert post(envoy.url, TINY).status_code == 200
-                assert requests(hosts) == before
+                wait_until(lambda: requests(hosts) == before, PATIENCE_S, "only the idle one")  # noqa: B023
         with open_stream(envoy.url, STREAM) as lines:
             kill()
             assert END in [*lines]
