@@ -16,6 +16,7 @@ import socket
 import sys
 import time
 from collections import defaultdict
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -25,6 +26,7 @@ import trio
 
 from .campaign.misbehaving import CONNECT_DEADLINE_S, Cut, Pace, chat_request, cut_many
 from .harness.campaign import as_table, campaign_parser, run_campaign
+from .harness.gateway import running_gateway
 from .harness.metrics import KvBlocks, blocks_of
 from .harness.servers import FleetLog, running_server, seconds_of
 from .harness.statistics import milliseconds, percentile
@@ -181,8 +183,13 @@ def release_times(cuts: Iterable[Cut], lines: Iterable[str]) -> Mapping[str, lis
     return times
 
 
-def release_table(times: Mapping[str, Sequence[float]]) -> Table:
-    """Return the times as a table in milliseconds, with one row per phase and one for all."""
+def release_table(times: Mapping[str, Sequence[float]], url: str) -> Table:
+    """Return the times as a table in milliseconds, with one row per phase and one for all.
+
+    Args:
+      times: times by phase.
+      url: where the requests were sent.
+    """
     rows = []
     everything: list[float] = []
     for phase, seconds in sorted(times.items()):
@@ -194,7 +201,7 @@ def release_table(times: Mapping[str, Sequence[float]]) -> Table:
     if everything:
         rows.append(_release_row("all cancelled", everything))
     columns = ("phase", "requests", *(f"p{p}" if p < 100 else "max" for p in PERCENTILES))
-    return as_table("closed socket to freed KV blocks, ms", columns, rows)
+    return as_table(f"closed socket to freed KV blocks, {url}, ms", columns, rows)
 
 
 def _release_row(name: str, seconds: Sequence[float]) -> list[str]:
@@ -339,9 +346,11 @@ def settled_costs(log: FleetLog, before: Mapping[str, Cost] | None) -> Mapping[s
     return log.costs()
 
 
-def run(url: str, log: FleetLog, options: argparse.Namespace, console: Console) -> Outcome:
+def run(
+    urls: Sequence[str], log: FleetLog, options: argparse.Namespace, console: Console
+) -> Outcome:
     """Cut requests in stages, and check the idle fleet after each stage."""
-    outcome = Outcome()
+    url, outcome = urls[0], Outcome()
     pace = Pace(options.count, options.clients, options.seconds)
     before: Mapping[str, Cost] | None = None
     begin = 0
@@ -350,7 +359,7 @@ def run(url: str, log: FleetLog, options: argparse.Namespace, console: Console) 
         numbers, begin = range(begin, end), end
         began_at = time.monotonic()
         paced = pace if share else None
-        cuts = trio.run(cut_many, url, numbers, options.clients, options.seed, paced)
+        cuts = trio.run(cut_many, urls, numbers, options.clients, options.seed, paced)
         outcome.cuts += cuts
         elapsed_s = time.monotonic() - began_at
         outcome.blocks = wait_until_free(url)
@@ -375,14 +384,22 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--watched", type=int, default=50, help="further streams, watched in /metrics (50)"
     )
+    parser.add_argument(
+        "--through", choices=["envoy"], help="cut every second request through this gateway"
+    )
     return parser.parse_args(arguments)
 
 
 def campaign(options: argparse.Namespace, console: Console) -> list[str]:
     """Cut requests of a fleet, print the results and return what was wrong."""
     log = FleetLog(options.out / "server.log")
-    with running_server([*SERVE_OPTIONS, *options.serve], log.path) as url:
-        outcome = run(url, log, options, console)
+    with ExitStack() as stack:
+        urls = [stack.enter_context(running_server([*SERVE_OPTIONS, *options.serve], log.path))]
+        if options.through:
+            gateway = running_gateway([urlsplit(urls[0]).netloc], options.out)
+            urls.append(stack.enter_context(gateway).url)
+            console.print(f"through {options.through}: {urls[1]}")
+        outcome = run(urls, log, options, console)
     show(outcome, log, console)
     return outcome.wrongs
 
@@ -395,7 +412,9 @@ def main(arguments: Sequence[str]) -> int:
 def show(outcome: Outcome, log: FleetLog, console: Console) -> None:
     """Print the results of a run."""
     lines = log.path.read_text(encoding="utf-8", errors="replace").splitlines()
-    console.print(release_table(release_times(outcome.cuts, lines)))
+    for url in dict.fromkeys(cut.url for cut in outcome.cuts):
+        cuts = [cut for cut in outcome.cuts if cut.url == url]
+        console.print(release_table(release_times(cuts, lines), url))
     console.print(costs_table(outcome.stages))
     stray = outcome.stray
     if stray.under_way:

@@ -37,7 +37,7 @@ WITHOUT_MEANING = {
     "timeout",
 }
 # Packages and megabytes for a machine without a GPU, with the torch of constraints.txt.
-OF_TRIOLET, OF_DEVELOPMENT = (76, 250), (152, 590)
+OF_TRIOLET, OF_DEVELOPMENT = (76, 250), (156, 640)
 # Search every index for a wheel, like pip; by default uv stops at the first with the name.
 LIKE_PIP = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
 

@@ -18,7 +18,7 @@ import trio
 from ..harness.http import connect
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 
 def chat_request(name: str, host: str, body: bytes, *, close: bool = False) -> bytes:
@@ -76,11 +76,13 @@ class Cut:
       name: the client's request id.
       kind: sse, ws or plain.
       closed_at: time of the close, in seconds since the epoch.
+      url: where it was sent.
     """
 
     name: str
     kind: str
     closed_at: float
+    url: str = ""
 
 
 class Pace:
@@ -157,13 +159,17 @@ async def cut_one(url: str, name: str, rng: random.Random, max_wait_s: float = M
     finally:
         closed_at = time.time()
         stream.socket.close()
-    return Cut(name, kind, closed_at)
+    return Cut(name, kind, closed_at, url)
 
 
 async def cut_many(
-    url: str, numbers: Iterable[int], clients: int, seed: int, pace: Pace | None = None
+    urls: Sequence[str],
+    numbers: Iterable[int],
+    clients: int,
+    seed: int,
+    pace: Pace | None = None,
 ) -> list[Cut]:
-    """Cut one request per number, `clients` at a time."""
+    """Cut one request per number, `clients` at a time, at these URLs in turn."""
     cuts: list[Cut] = []
     waiting = iter(numbers)
 
@@ -171,6 +177,7 @@ async def cut_many(
         for number in waiting:
             wait_s = MAX_WAIT_S if pace is None else pace.next_wait_s(time.monotonic())
             rng = random.Random(f"{seed} {number}")
+            url = urls[number % len(urls)]
             cuts.append(await cut_one(url, f"cut-{number:06d}", rng, wait_s))
 
     async with trio.open_nursery() as nursery:

@@ -40,7 +40,7 @@ def test_requests_cut_at_random_moments_leave_every_block_free(
 ) -> None:
     count = COUNT_WHOLE if whole else COUNT
     fleet = start_fleet(*PATIENT, *cancels.SERVE_OPTIONS)
-    cuts = trio.run(cut_many, fleet.url, range(count), CLIENTS, 7)
+    cuts = trio.run(cut_many, [fleet.url], range(count), CLIENTS, 7)
     assert len(cuts) == count
     assert {cut.kind for cut in cuts} == {"sse", "ws", "plain"}
     blocks = cancels.wait_until_free(fleet.url)
@@ -71,7 +71,7 @@ def test_the_report_reads_logs_and_metrics() -> None:
     assert times["decoding"] == [pytest.approx(0.020)]
     assert times[FINISHED_FIRST] == [0.0]
     assert times["never begun"] == [0.0]
-    assert release_table(times).row_count == 4
+    assert release_table(times, "").row_count == 4
     metrics = (
         'triolet_kv_blocks{pool="decode",state="free",worker="d"} 7.0\n'
         'triolet_kv_blocks{pool="decode",state="leased",worker="d"} 1.0\n'

@@ -7,109 +7,44 @@ import json
 import os
 import signal
 from contextlib import suppress
-from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import httpx2
 import pytest
 
-from tests.server.tenants.redis_server import running_redis
-
-from . import paced
-from .conftest import PATIENT, WATCHED
-from .fleet_process import PATIENCE_S, FleetProcess, wait_until
-from .tenants import MODEL, NAMED, OPERATOR, headers_of, key_of, usage_of, write_tenants
+from .fleet_process import PATIENCE_S, wait_until
+from .tenants import headers_of
+from .two_hosts import (
+    ALICE,
+    BODY,
+    NUM_TOKENS,
+    PATH,
+    STREAM,
+    Hosts,
+    events_of,
+    running_hosts,
+    usage_told,
+    wait_restarted,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+    from .fleet_process import FleetProcess
 
 pytestmark = pytest.mark.slow
 
 KILLS, KILLS_WHOLE = 3, 20
-NUM_TOKENS, NUM_LINES, NUM_LINES_WHOLE = 24, 6, 200
-ALICE: Final = "alice"
-LEASE_S: Final = 2.0
-"""Of reservations; no server stands still for so long unless the machine does."""
-PATH: Final = "/v1/completions"
-BODY: Final[dict[str, Any]] = {
-    "model": MODEL,
-    "prompt": "Once upon a time",
-    "max_tokens": NUM_TOKENS,
-    "ignore_eos": True,
-    "temperature": 1,
-}
-STREAM: Final = BODY | {"stream": True, "stream_options": {"include_usage": True}}
-
-
-@dataclass(frozen=True)
-class Hosts:
-    """Two fleets on two addresses.
-
-    Attributes:
-      fleets: see above.
-      hold: the file that holds lines; see `paced.HOLD`.
-    """
-
-    fleets: tuple[FleetProcess, FleetProcess]
-    hold: Path
-
-    def tokens(self) -> int:
-        """Return alice's tokens, once no request of hers is reserved."""
-        usage: dict[str, Any] = {}
-
-        def is_settled() -> bool:
-            usage.update(usage_of(self.fleets[1], ALICE))
-            return bool(usage["in_flight"] == 0)
-
-        wait_until(is_settled, PATIENCE_S, "nothing is reserved")
-        tokens: int = usage["this_month"]["tokens"]
-        return tokens
+NUM_LINES, NUM_LINES_WHOLE = 6, 200
 
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     folder = tmp_path_factory.mktemp("hosts")
-    hold = folder / "hold"
-    tenants = write_tenants(folder / "tenants.toml", {ALICE: ""})
-    secret = folder / "secret"
-    secret.write_text("a secret of two hosts, thirty-two long")
-    secret.chmod(0o600)
-    with running_redis(folder) as redis, pytest.MonkeyPatch.context() as patch:
-        patch.setenv(paced.HOLD, str(hold))
-        (folder / "limits.url").write_text(redis.url)
-        settings = {
-            "server.hosts.secret_file": secret,
-            "server.hosts.timeout_s": 10,
-            "server.tenants.quotas.lease_s": LEASE_S,
-            "server.tenants.quotas.call_timeout_s": 10,
-            "server.batches.concurrency": 1,
-        }
-        options = [*WATCHED, *PATIENT, *NAMED, "--tenants", str(tenants)]
-        options += ["--limits", f"@{folder / 'limits.url'}", "--batch-dir", str(folder / "jobs")]
-        for name, value in settings.items():
-            options += ["--set", f"{name}={value}"]
-        fleets: list[FleetProcess] = []
-        try:
-            for number, name in enumerate("ab", 1):
-                fleet = FleetProcess(
-                    folder / f"{name}.log",
-                    *options,
-                    key=key_of(OPERATOR),
-                    command=paced.COMMAND,
-                    host=f"127.0.0.{number}",
-                    url_setting="server.hosts.advertised_url",
-                )
-                fleets.append(fleet)
-            for fleet in fleets:
-                fleet.wait_ready()
-            yield Hosts((fleets[0], fleets[1]), hold)
-            for fleet in fleets:
-                fleet.wait_at_rest()
-        finally:
-            for fleet in fleets:
-                fleet.stop()
+    batches = {"server.batches.directory": folder / "jobs", "server.batches.concurrency": 1}
+    with running_hosts(folder, batches) as running:
+        yield running
 
 
 def asked(
@@ -152,24 +87,6 @@ def read_some(fleet: FleetProcess, key: str, num_events: int, victim: int | None
                     with suppress(ProcessLookupError):
                         os.kill(victim, signal.SIGKILL)
     return last
-
-
-def wait_restarted(fleet: FleetProcess, victim: int) -> None:
-    """Wait until a fleet serves again after its server was killed."""
-    wait_until(lambda: fleet.pids("server") not in ([], [victim]), PATIENCE_S, "it is back")
-    fleet.wait_ready()
-
-
-def events_of(text: str) -> list[str]:
-    return [event for event in text.split("\n\n") if event and not event.startswith(":")]
-
-
-def usage_told(text: str) -> int:
-    """Return the tokens that a whole stream told."""
-    lines = [line.removeprefix("data: ") for line in text.splitlines() if '"usage"' in line]
-    [told] = [usage["total_tokens"] for line in lines if (usage := json.loads(line)["usage"])]
-    assert text.endswith("data: [DONE]\n\n")
-    return int(told)
 
 
 def test_a_request_is_answered_once_whichever_host_gets_it(hosts: Hosts) -> None:

@@ -81,6 +81,7 @@ SCENES: Final = {
 RUN_ELSEWHERE: Final = {
     "docs/API.md": "tests/end_to_end/test_api_document.py",
     "docs/CLIENTS.md": "tests/end_to_end/clients",
+    "docs/operations/gateway.md": "tests/end_to_end/gateway",
     "docs/operations/membership.md": "tests/end_to_end/test_membership.py",
 }
 NOT_RUN: Final = {

@@ -1,0 +1,1 @@
+"""Tests of servers behind Envoy with its configuration in ops/deploy."""
