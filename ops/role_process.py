@@ -11,7 +11,7 @@ from triolet.plain_text import one_line
 from triolet.private_files import keep_private
 from triolet.status import ProcessFailed, report
 
-from .exit_codes import EXIT_BAD_INPUT
+from .exit_codes import EXIT_BAD_INPUT, CommandFailed
 from .logs import configure_logs
 from .own_process import hold_on_to, show_name, spin_briefly
 
@@ -37,6 +37,7 @@ def run_role(
 
     Raises:
       ConfigError: a setting is invalid (standalone).
+      CommandFailed: the role cannot go on (standalone).
       typer.Exit: a setting is invalid (supervised); the error was reported to the supervisor.
     """
     keep_private()
@@ -48,7 +49,7 @@ def run_role(
     problem: BaseException | None = None
     try:
         run()
-    except* ConfigError as group:
+    except* (ConfigError, CommandFailed) as group:
         problem = group
         while isinstance(problem, BaseExceptionGroup):
             problem = problem.exceptions[0]

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
     from quart_trio import QuartTrio
 
+    from transport.link import Network
     from triolet.config import ServerConfig
     from triolet.tenants.plans import Prices, Tenants
 
@@ -136,7 +137,7 @@ async def serve(
                 task_status.started(base_url(listening[0]))
                 nursery.start_soon(_hand_over, services.state, edge, config.handover_s)
                 nursery.start_soon(_run_beside, services, app, storage, fleets, tenant_file)
-                nursery.start_soon(_follow, config, fleets, changes, metrics)
+                nursery.start_soon(_follow, config, network, fleets, changes, services)
                 await services.state.draining.wait()
                 await _drain(fleets, services, edge, config, on_drained)
                 nursery.cancel_scope.cancel()
@@ -310,18 +311,28 @@ async def _run_beside(
 
 
 async def _follow(
-    config: ServerConfig, fleets: Fleets, changes: ModelChanges, metrics: Metrics
+    config: ServerConfig,
+    network: Network,
+    fleets: Fleets,
+    changes: ModelChanges,
+    services: Services,
 ) -> None:
     """Follow the source of members and report the models to control, if these are configured."""
     async with trio.open_nursery() as nursery:
-        if config.control_socket is not None:
+        if config.control_addresses:
             changes.link = ControlLink(
-                config.control_socket, fleets.own_name, fleets.by_model, changes.refused
+                config,
+                network,
+                fleets.own_name,
+                fleets.by_model,
+                changes.refused,
+                lambda: services.models.routes,
+                changes.use_routes,
             )
             nursery.start_soon(changes.link.run)
         source = member_source(config, lambda: fleets.alive)
         if source is not None:
-            metrics.membership = source.health
+            services.metrics.membership = source.health
             nursery.start_soon(source.run, changes.use)
 
 

@@ -80,6 +80,7 @@ class ModelChanges:
         self._served: dict[str, _Life] = {}
         self._wanted: dict[str, ServedModelConfig] | None = None
         self._routes: Mapping[str, Route] = dict(services.models.routes)
+        self._ordered: dict[str, Route] = {}
         self._routes_refused: Mapping[str, Route] = {}
         self._members: Mapping[str, Sequence[tuple[Role, str]]] = {}
         self._refused_kinds: dict[str, ServedModelConfig] = {}
@@ -107,6 +108,12 @@ class ModelChanges:
         self._routes = file.routes
         self._change()
 
+    def use_routes(self, routes: Mapping[str, Route]) -> None:
+        """Use the routes of a control on another host. They go before those of the file."""
+        if not routes.items() <= self._ordered.items():
+            self._ordered.update(routes)
+            self._change()
+
     def _change(self) -> None:
         """Start the changes from the current to the wanted models. A model that is changing already
         is looked at again when that change ends."""
@@ -120,9 +127,9 @@ class ModelChanges:
                 if name in self._busy:
                     continue
                 if life is None and not was_refused:
-                    self._begin(name, partial(self._add, one))
+                    self._begin(name, partial(self._read, one, self._serve))
                 elif life is not None and has_other_version(life, one) and not was_refused:
-                    self._begin(name, partial(self._set_version, one))
+                    self._begin(name, partial(self._read, one, self._put))
                 elif life is not None and has_other_adapters(life, one):
                     self._set_adapters(life, one)
                 elif life is not None and life.kind == kind_of(one):
@@ -137,8 +144,8 @@ class ModelChanges:
                 self._fleets.by_model[name].set_members(members)
 
     def _usable_routes(self, *added: str) -> dict[str, Route]:
-        """Return the file's routes. A route that cannot be used keeps its previous value until its
-        versions exist or the file changes it.
+        """Return the ordered routes. A route that cannot be used keeps its previous value until its
+        versions exist or the order changes it. A version with no share may be missing.
 
         Args:
           added: versions that the server is about to add.
@@ -147,8 +154,9 @@ class ModelChanges:
         present = {one.version for one in self._services.models} | {*added}
         routes: dict[str, Route] = {}
         refused: dict[str, Route] = {}
-        for name, route in self._routes.items():
-            missing = sorted(route.shares.keys() - present)
+        for name, route in {**self._routes, **self._ordered}.items():
+            used = {route.stable, *(one for one, share in route.shares.items() if share)}
+            missing = sorted(used - present)
             known = before.get(name)
             if not missing and route.may_follow(known):
                 routes[name] = route
@@ -250,12 +258,8 @@ class ModelChanges:
             self.link.refresh()
         self._change()
 
-    async def _add(self, one: ServedModelConfig) -> None:
-        if await self._read(one, self._serve):
-            log.info("model_added", model=one.name, digest=one.digest)
-
-    async def _read(self, one: ServedModelConfig, use: Use) -> bool:
-        """Read a model's files and use them; return whether this succeeded."""
+    async def _read(self, one: ServedModelConfig, use: Use) -> None:
+        """Read a model's files and use them, or record why this failed."""
         # Workers are added later as members, so that one bad address is refused alone.
         alone = replace(one, prefill_addresses=(), decode_addresses=())
         [config] = replace(self._services.config, models=(alone,)).of_models
@@ -267,21 +271,16 @@ class ModelChanges:
         except UNREADABLE as error:
             log.error("model_refused", model=one.name, reason=str(error))
             self.refused[one.name], self._refused_kinds[one.name] = str(error), kind_of(one)
-            return False
+            return
         self._note_usable(one.name)
-        return True
 
     def _note_usable(self, name: str) -> None:
         self.refused.pop(name, None)
         self._refused_kinds.pop(name, None)
 
-    async def _set_version(self, one: ServedModelConfig) -> None:
+    async def _put(self, config: ServerConfig, files: ModelFiles, kind: ServedModelConfig) -> None:
         """Switch a model to another version that the same workers serve. Running requests
         continue."""
-        if await self._read(one, self._put):
-            log.info("version_changed", model=one.name, digest=one.digest)
-
-    async def _put(self, config: ServerConfig, files: ModelFiles, kind: ServedModelConfig) -> None:
         name = config.model_name
         life = self._served[name]
         assert life.kind is not None, "it has another version of what it was told to be"
@@ -291,6 +290,7 @@ class ModelChanges:
         self._services.models.put(self._services.with_store(model))
         kind = replace(kind, adapters=adapters, unnamed_adapters=unnamed)
         self._served[name] = _Life(kind, life.scope)
+        log.info("version_changed", model=name, digest=kind.digest)
 
     async def _serve(
         self, config: ServerConfig, files: ModelFiles, kind: ServedModelConfig
@@ -303,6 +303,7 @@ class ModelChanges:
         except ConfigError:
             self._forget(name)
             raise
+        log.info("model_added", model=name, digest=kind.digest)
 
     async def _remove(self, name: str) -> None:
         log.info("model_leaves", model=name)

@@ -16,6 +16,7 @@ from triolet.ids import AttemptKey
 from triolet.pooling import Pooling  # noqa: TC001 (msgspec reads the annotations)
 from triolet.sampling import SamplingParams  # noqa: TC001 (msgspec reads the annotations)
 
+from .control_protocol import MAX_MESSAGE_BYTES
 from .parts import MAX_ROWS as MAX_ROWS
 from .parts import MAX_SECONDS as MAX_SECONDS
 from .parts import MAX_TEXT as MAX_TEXT
@@ -340,6 +341,18 @@ class Embedded(AttemptFrame, frozen=True, array_like=True, tag=24):
     compute_s: Seconds
 
 
+class ServerReport(Frame, frozen=True, array_like=True, tag=25):
+    """Server -> control: what it serves, or a model that it needs (control_protocol.py)."""
+
+    body: Annotated[bytes, msgspec.Meta(max_length=MAX_MESSAGE_BYTES)]
+
+
+class ControlNews(Frame, frozen=True, array_like=True, tag=26):
+    """Control -> server: states of models, or routes (control_protocol.py)."""
+
+    body: Annotated[bytes, msgspec.Meta(max_length=MAX_MESSAGE_BYTES)]
+
+
 AnyFrame: TypeAlias = (
     Hello
     | Welcome
@@ -365,4 +378,6 @@ AnyFrame: TypeAlias = (
     | Audited
     | Embed
     | Embedded
+    | ServerReport
+    | ControlNews
 )

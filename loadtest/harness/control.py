@@ -9,7 +9,7 @@ import httpx2
 import trio
 
 from ops.running_fleets import find_fleet
-from triolet.control_protocol import ADMIN_SOCKET
+from transport.control_protocol import ADMIN_SOCKET
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

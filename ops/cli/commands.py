@@ -12,6 +12,7 @@ import sys
 from contextlib import closing
 from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
@@ -309,30 +310,28 @@ def decode(sources: SettingSources, model: ModelArgument = None) -> None:
     _run_worker(Role.DECODE, sources, model)
 
 
-@app.command(hidden=True)
+@app.command()
 @with_settings()
 def control(sources: SettingSources) -> None:
-    """Decide which models of a fleet stay in memory (started by the supervisor)."""
+    """Move model names between versions at servers on several hosts."""
     _run_control(sources)
 
 
 def _run_control(sources: SettingSources) -> None:
+    from ..control.process import main as run_control
+    from ..control.process import run_alone
     from ..role_process import run_role
 
     sources.refuse_for_role(Role.CONTROL)
     settings = sources.settings()
     own = settings.control
-    if not own.directory:
+    if not own.address:
         raise ConfigError(
-            "control.directory is missing; do not start this role by hand: "
-            "`triolet serve NAME=MODEL …` starts it"
+            "control.address is missing; give the address where servers reach this control, such "
+            "as --set control.address=tcp://10.0.0.9:7100 with control.curve_dir. `triolet serve "
+            "NAME=MODEL …` starts a control of its own"
         )
-
-    def run() -> None:
-        from ..control.process import main as run_control
-
-        run_control(own)
-
+    run = partial(run_control if own.directory else run_alone, own)
     run_role(Role.CONTROL.value, Role.CONTROL.value, settings.process, run)
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from transport.control_protocol import ADMIN_SOCKET
 from triolet.config import SEPARATOR
-from triolet.control_protocol import ADMIN_SOCKET
 from triolet.errors import ConfigError
 from triolet.home import expanded
 
@@ -43,7 +43,13 @@ HELP: Final = {
 }
 ELSEWHERE: Final = (
     "If you start servers and workers yourself, as in pods, their settings define the models: "
-    "change `server.models`, start the workers, and restart the servers one at a time"
+    "change `server.models`, start the workers, and restart the servers one at a time; `triolet "
+    "control` moves a name between their models"
+)
+NO_CONTROL: Final = (
+    "this fleet serves one model without a name and has no control process; start it as `triolet "
+    "serve NAME=MODEL` to load, switch, add and drop models and adapters. If its models have "
+    "names, it has just been started: try again in a minute"
 )
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Public name of the model.")]
 PortOption = Annotated[
@@ -74,7 +80,7 @@ def adapter_app() -> typer.Typer:
 
 def _command(action: str) -> Callable[..., None]:
     def command(name: NameArgument, port: PortOption = None) -> None:
-        run_order(fleet_to_change(port).directory / ADMIN_SOCKET, name, action)
+        run_order(_admin(port), name, action)
 
     return command
 
@@ -173,12 +179,15 @@ def _admin(port: int | None) -> Path:
     """Return the path of control's Unix socket.
 
     Raises:
-      CommandFailed: no fleet runs here.
+      CommandFailed: no fleet runs here, or it has no control.
     """
     try:
-        return fleet_to_change(port).directory / ADMIN_SOCKET
+        path = fleet_to_change(port).directory / ADMIN_SOCKET
     except CommandFailed as error:
         raise CommandFailed(f"{error}. {ELSEWHERE}") from error
+    if not path.exists():
+        raise CommandFailed(NO_CONTROL)
+    return path
 
 
 def run_order(path: Path, name: str, action: str) -> None:
@@ -249,10 +258,8 @@ def _ask(
         answer = client.request(method, path, json=body)
     except HTTPError as error:
         raise ControlAway(
-            f"control does not answer {method} {path}: {error}; only a fleet with named models "
-            "(`triolet serve NAME=MODEL …`) has a control process. If yours has one, it is "
-            "restarted after a failure and continues its operations: try again in a minute. The "
-            "fleet's log says why it ended"
+            f"control does not answer {method} {path}: {error}; it is restarted after a failure "
+            "and continues its operations: try again in a minute. The fleet's log says why it ended"
         ) from error
     body = answer.json()
     if answer.is_error:

@@ -15,7 +15,7 @@ import msgspec
 import trio
 import typer
 
-from triolet.control_protocol import ModelState
+from transport.control_protocol import ModelState
 from triolet.errors import said_by
 from triolet.units import KIB, show_size
 

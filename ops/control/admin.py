@@ -21,8 +21,8 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
 from store.reference import is_reference
+from transport.control_protocol import ModelState
 from triolet.config import SEPARATOR, FleetModelConfig, require_adapter_names
-from triolet.control_protocol import ModelState
 from triolet.errors import AuditLogError, ConfigError
 
 from ..audit.events import AuditOutcome, os_user

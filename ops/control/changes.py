@@ -50,6 +50,10 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 BY_RECONCILING: Final = "supervisor"
+NO_SUPERVISOR: Final = (
+    "this control runs without `triolet serve`: start and stop models and adapters on the hosts of "
+    "their workers; it only moves routes (`triolet model switch`)"
+)
 UNDER_WAY: Final = "{wanted} of {name} is running (operation {id}); try again after its end"
 
 
@@ -64,6 +68,7 @@ class Changes:
       forget: removes a model from the journal.
       wall: returns the seconds since the epoch.
       nursery: runs the operations.
+      fence: fence of a control without a supervisor; 0 with one.
 
     Attributes:
       under_way: running operation of each model, by name. A switch is listed under both versions.
@@ -80,10 +85,11 @@ class Changes:
         forget: Callable[[str], None],
         wall: Callable[[], float],
         nursery: trio.Nursery,
+        fence: int,
     ) -> None:
         self.under_way: dict[str, Operation] = {}
         self.steps = ModelSteps(config, controller, supervisor, settle, forget)
-        self.switches = Switches(controller, supervisor, self.steps)
+        self.switches = Switches(controller, supervisor, self.steps, fence)
         self._config = config
         self._controller = controller
         self._supervisor = supervisor
@@ -116,10 +122,12 @@ class Changes:
           Conflict: the model is being changed, its name is taken, or there are too many models.
           UnknownModel: no model has this name.
         """
+        if self.switches.fence and operation.wanted is not WantedState.SWITCH:
+            raise Conflict(NO_SUPERVISOR)
         for name in operation.names:
             self.require_free(name)
         name, known, switch = operation.model, self._controller.models, operation.switch
-        if operation.wanted is WantedState.ADD or switch is not None:
+        if operation.wanted is WantedState.ADD or (switch is not None and not self.switches.fence):
             if name in known:
                 raise Conflict(
                     f"a model {name} exists already; run `triolet model drop {name}` first, or "
@@ -180,12 +188,13 @@ class Changes:
             WantedState.UNLOAD_ADAPTER: self._adapters.unload,
         }[operation.wanted]
         try:
-            listed = await ask_models(self._supervisor)
-            if listed.run != operation.run:
-                raise OperationFailed(
-                    f"the fleet ended before the operation on {operation.subject} was done"
-                )
-            self.switches.routes = listed.routes
+            if not self.switches.fence:
+                listed = await ask_models(self._supervisor)
+                if listed.run != operation.run:
+                    raise OperationFailed(
+                        f"the fleet ended before the operation on {operation.subject} was done"
+                    )
+                self.switches.routes = listed.routes
             await work(operation)
         except (OperationFailed, CommandFailed, NoRoom) as error:
             operation.status, operation.progress = OperationStatus.FAILED, str(error)
@@ -194,7 +203,7 @@ class Changes:
             operation.status, operation.progress = OperationStatus.DONE, told
         self.steps.changed_at = trio.current_time()
         for name in operation.names:
-            del self.under_way[name]
+            self.under_way.pop(name, None)  # a switch to the version that serves has one twice
         self._controller.changed[operation.id] = operation
         self._settle()
 

@@ -16,8 +16,8 @@ import msgspec
 import structlog
 import trio
 
+from transport.control_protocol import Activity, Wake
 from triolet.config import SEPARATOR
-from triolet.control_protocol import Activity, Wake
 from triolet.errors import AuditLogError
 
 from ..audit.events import AuditOutcome
@@ -29,7 +29,7 @@ from ..supervisor.supervisor_socket import (
     ask_models,
 )
 from .auditing import audit, is_ordered
-from .changes import Changes
+from .changes import NO_SUPERVISOR, Changes
 from .memory import forget_pages, has_files, held_bytes
 from .model_states import RUNNING
 from .operations import Conflict, Operation, OperationStatus, WantedState
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
+    from transport.control_protocol import ModelNews, Said
     from triolet.config import ControlConfig
-    from triolet.control_protocol import ModelNews, Said
 
     from ..supervisor.supervisor_socket import ModelsAnswer
     from .controller import Controller, ControlStep
@@ -72,6 +72,7 @@ class Control:
       controller: makes the decisions.
       supervisor: socket of the supervisor, which starts and stops workers.
       nursery: runs the steps of operations.
+      fence: fence of a control without a supervisor; 0 with one.
 
     Attributes:
       config: config of control.
@@ -89,20 +90,23 @@ class Control:
         controller: Controller,
         supervisor: Path,
         nursery: trio.Nursery,
+        fence: int = 0,
     ) -> None:
         self.config = config
         self.controller = controller
         self.account = journal.account()
-        self.channel = ServerChannel(self._hear, self.news)
+        self.channel = ServerChannel(
+            config, self._hear, lambda: self.changes.switches.told(self.news)
+        )
         self._journal = journal
         self._supervisor = supervisor
         self._nursery = nursery
         self._written: tuple[object, ...] = ()
         self._accounted_at = 0.0
         self._troubles: dict[str, str] = {}
-        self.run_id = ""
+        self.run_id = "" if not fence else "alone"
         self.changes = Changes(
-            config, controller, supervisor, self._settle, self._forget, wall, nursery
+            config, controller, supervisor, self._settle, self._forget, wall, nursery, fence
         )
 
     def news(self) -> tuple[ModelNews, ...]:
@@ -121,6 +125,8 @@ class Control:
           NoRoom: it can never be loaded.
           Conflict: the model is being added or dropped.
         """
+        if self.changes.switches.fence:
+            raise Conflict(NO_SUPERVISOR)
         self.changes.require_free(name)
         now = trio.current_time()
         operation = self.controller.order(name, wanted, actor, now, wall(), operation_id)
@@ -179,6 +185,8 @@ class Control:
 
     async def look(self) -> None:
         """Fetch the workers from the supervisor, and check the files of models without workers."""
+        if self.changes.switches.fence:
+            return
         asked_at = trio.current_time()
         try:
             listed = await ask_models(self._supervisor)
@@ -222,6 +230,8 @@ class Control:
         now = trio.current_time()
         match said:
             case Activity():
+                if self.changes.switches.fence:
+                    self.changes.switches.hear(said)
                 self.controller.note_activity(said, now)
             case Wake(model):
                 # Requests may wake a version that is being replaced, but not a new one.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from triolet.control_protocol import Activity, ModelState
+from transport.control_protocol import Activity, ModelState
 from triolet.errors import LocalProtocolError
 from triolet.units import show_size
 

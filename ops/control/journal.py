@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from triolet.control_protocol import ModelState
+from transport.control_protocol import ModelState
 from triolet.errors import ConfigError
 from triolet.private_files import make_private_database, take_private_folder
 from triolet.sqlite import transaction

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import Final
 
-from triolet.control_protocol import ModelState as S
+from transport.control_protocol import ModelState as S
 from triolet.errors import LocalProtocolError
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from triolet.control_protocol import ModelState
+from transport.control_protocol import ModelState
 from triolet.units import SECONDS
 
 from ..exit_codes import CommandFailed
@@ -135,27 +135,45 @@ class ModelSteps:
         Raises:
           OperationFailed: a server refuses the model or does not report it in time.
         """
-        controller = self._controller
         self.tell(operation, f"{name}: servers load its tokenizer")
+        await self.wait_for_servers(partial(self._is_served, name, is_ready=is_ready))
+
+    def _is_served(self, name: str, *, is_ready: bool) -> bool:
+        """Return whether every server accepts requests for a model.
+
+        Raises:
+          OperationFailed: a server refuses it.
+        """
+        controller = self._controller
+        for server, refused in controller.refusals.items():
+            if name in refused:
+                raise OperationFailed(f"{server.partition('/')[0]}: {refused[name]}")
+        model, servers = controller.models.get(name), controller.heard_at.keys()
+        if model is None or not servers or trio.current_time() < self.met_at:
+            return False
+        # Compare versions: a drop does not wait for silent servers, so a server may still
+        # have an earlier model of this name.
+        version = model.config.digest or model.config.model_dir
+        has_it = {
+            server
+            for server, one in model.activity.items()
+            if one.version == version and (one.is_ready or not is_ready)
+        }
+        return servers <= has_it
+
+    async def wait_for_servers(self, is_done: Callable[[], bool]) -> None:
+        """Wait until servers have carried out a step.
+
+        Args:
+          is_done: returns whether they have.
+
+        Raises:
+          OperationFailed: they have not in time.
+        """
         with trio.move_on_after(self._config.servers_s):
-            while True:
-                for server, refused in controller.refusals.items():
-                    if name in refused:
-                        raise OperationFailed(f"{server.partition('/')[0]}: {refused[name]}")
-                config, said = controller.models[name].config, controller.models[name].activity
-                # Compare versions: a drop does not wait for silent servers, so a server may still
-                # have an earlier model of this name.
-                version = config.digest or config.model_dir
-                has_it = {
-                    server
-                    for server, one in said.items()
-                    if one.version == version and (one.is_ready or not is_ready)
-                }
-                servers = controller.heard_at.keys()
-                is_met = trio.current_time() >= self.met_at
-                if is_met and servers and servers <= has_it:
-                    return
+            while not is_done():  # noqa: ASYNC110 (reports of several servers)
                 await trio.sleep(self._config.tick_s)
+            return
         raise OperationFailed(_late("the servers", self._config.servers_s) + "; their log says why")
 
     async def wait_let_go(self, name: str) -> None:
@@ -212,11 +230,16 @@ class ModelSteps:
                     raise
             await trio.sleep(RETRY_S)
 
-    def add(self, config: ControlledModelConfig, size_bytes: int) -> None:
-        """Add a model that the supervisor has."""
+    def add(
+        self,
+        config: ControlledModelConfig,
+        size_bytes: int,
+        state: ModelState = ModelState.STAGED,
+    ) -> None:
+        """Add a model that the supervisor or a server has."""
         if config.name not in self._controller.models:
             now = trio.current_time()
-            model = Model(config, ModelState.STAGED, size_bytes, now, now, now)
+            model = Model(config, state, size_bytes, now, now, now)
             self._controller.models[config.name] = model
 
     def drop(self, name: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from triolet.control_protocol import ModelActivity, ModelState
+from transport.control_protocol import ModelActivity, ModelState
 
 if TYPE_CHECKING:
     from triolet.config import ControlledModelConfig

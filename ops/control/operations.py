@@ -77,11 +77,13 @@ class SwitchOrder(msgspec.Struct, frozen=True):
       public_name: model name that clients use.
       replaced: name of the current version.
       ref: directory, file or version of the new one.
+      revision: revision of the route when the order was given, if there is no supervisor.
     """
 
     public_name: str
     replaced: str
     ref: str
+    revision: int = 0
 
 
 class Operation(msgspec.Struct):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from triolet.control_protocol import ModelNews, ModelState
+from transport.control_protocol import ModelNews, ModelState
 from triolet.units import show_size
 
 from .model_states import RESTING, RUNNING

@@ -1,8 +1,12 @@
-"""Entry point of the control process: opens the journal and sockets, and runs until a signal."""
+"""Entry point of the control process: opens the journal and sockets, and runs until a signal.
+
+Without models in its settings it has no supervisor, and moves routes of servers on several hosts.
+"""
 
 from __future__ import annotations
 
 import signal
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,14 +14,17 @@ from typing import TYPE_CHECKING
 import structlog
 import trio
 
-from triolet.control_protocol import ADMIN_SOCKET, CONTROL_SOCKET
+from transport.address import TcpAddress, parse_address
+from transport.control_protocol import ADMIN_SOCKET
+from transport.zmq_network import ZmqNetwork
 from triolet.status import ControlReady, report
 
 from ..exit_codes import CommandFailed
-from ..running_fleets import SUPERVISOR_SOCKET
+from ..private_directory import parent_directory, private_directory
+from ..running_fleets import SUPERVISOR_SOCKET, Note, home, write_note
 from ..supervisor.supervisor_socket import ask_models
 from .admin import serve_admin
-from .control import SUPERVISOR, Control, new_id
+from .control import SUPERVISOR, Control, new_id, wall
 from .controller import Controller
 from .journal import opened_journal
 from .memory import budget_bytes, expected_bytes
@@ -51,11 +58,16 @@ async def run_control(
 
     Raises:
       ConfigError: the journal or a socket cannot be opened, or the budget is unknown.
+      CommandFailed: another control has taken over.
     """
     folder = Path(config.directory)
     supervisor = folder / SUPERVISOR_SOCKET
-    with opened_journal(Path(config.state_dir or folder)) as journal:
-        listed = await _first_listed(supervisor)
+    is_alone = not config.models
+    with (
+        opened_journal(Path(config.state_dir or folder)) as journal,
+        closing(ZmqNetwork(config.link, config.curve_dir)) as network,
+    ):
+        listed = None if is_alone else await _first_listed(supervisor)
         known = [] if listed is None else listed.models
         if listed is not None and listed.configs:  # models may have been added or dropped since
             config = replace(config, models=tuple(listed.configs))
@@ -67,12 +79,13 @@ async def run_control(
         guesses = {one.name: expected_bytes(one) for one in config.models}
         now = trio.current_time()
         controller = Controller(config, budget, guesses, past, new_id, now)
+        fence = int(1000 * wall()) if is_alone else 0
         async with trio.open_nursery() as nursery:
-            control = Control(config, journal, controller, supervisor, nursery)
+            control = Control(config, journal, controller, supervisor, nursery, fence)
             for operation in changes:
                 control.changes.begin(operation)
             await control.look()
-            await nursery.start(control.channel.run, folder / CONTROL_SOCKET)
+            await nursery.start(control.channel.run, network)
             control.changes.steps.note_listening()
             await nursery.start(serve_admin, control, folder / ADMIN_SOCKET, config.admin_port)
             log.info("control_started", budget_bytes=budget, models=list(controller.models))
@@ -90,6 +103,20 @@ def main(config: ControlConfig) -> None:
       ConfigError: see `run_control`.
     """
     trio.run(_run_until_signal, config)
+
+
+def run_alone(config: ControlConfig) -> None:
+    """Run the process without a supervisor. Commands on this host find it like a fleet.
+
+    Raises:
+      ConfigError: see `run_control`.
+      CommandFailed: see `run_control`.
+    """
+    place = parse_address(config.address)
+    port = place.port if isinstance(place, TcpAddress) else 0
+    with private_directory(parent_directory()) as folder:
+        write_note(folder, Note(port, home=home()))
+        main(replace(config, directory=str(folder)))
 
 
 async def _run_until_signal(config: ControlConfig) -> None:

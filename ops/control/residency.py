@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from triolet.control_protocol import ModelState
+from transport.control_protocol import ModelState
 
 from .model_states import HOLDING, RUNNING
 

@@ -1,11 +1,11 @@
-"""The Unix socket between control and the servers of a fleet, with JSON lines in both directions.
+"""The links between control and the servers of a fleet, on its host or on others.
 
-Servers report activity and wake requests; control publishes model states.
+Servers report activity and wake requests; control publishes model states or routes.
 """
 
 from __future__ import annotations
 
-from itertools import count
+from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -13,96 +13,126 @@ import structlog
 import trio
 from trio.lowlevel import ParkingLot
 
-from triolet.control_protocol import Activity, LineBuffer, Models, decode_said, encode_line
-
-from .sockets import bind_private
+from transport.control_protocol import MAX_FRAME_BYTES, Activity, decode_said, encoded
+from transport.frames import Capacity, ControlNews, Goodbye, Hello, ServerReport, Welcome
+from transport.handshake import answer_hello, goodbye
+from transport.link import PeerBusy, PeerGone
+from transport.zmq_curve import Repeats
+from triolet.ids import PeerId, Role, new_epoch, shown_identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
-    from triolet.control_protocol import ModelNews, Said
+    from transport.control_protocol import Models, Said
+    from transport.frames import AnyFrame
+    from transport.link import Listener, Network
+    from triolet.config import ControlConfig
 
 log = structlog.get_logger(__name__)
 
-READ_BYTES: Final = 64 * 1024
-SEND_TIMEOUT_S: Final = 5.0
-"""A server that reads nothing for this time is disconnected; it connects again."""
-AGAIN_S: Final = 1.0
-"""Interval of publishing predictions, which change as time passes."""
+NO_CAPACITY: Final = Capacity(0, 1, 0, 0, 0)
+"""Control computes nothing."""
 
 
 class ServerChannel:
-    """The connections of servers.
+    """The links of servers.
 
     Args:
+      config: address, name of the fleet, and bounds.
       hear: called with each message of a server.
-      news: returns the states of all models.
+      news: returns what servers should know.
     """
 
     def __init__(
-        self, hear: Callable[[Said], None], news: Callable[[], tuple[ModelNews, ...]]
+        self, config: ControlConfig, hear: Callable[[Said], None], news: Callable[[], Models]
     ) -> None:
+        self._config = config
         self._hear = hear
         self._news = news
+        self._me = PeerId(Role.CONTROL, "control", new_epoch())
+        self._servers: set[bytes] = set()
+        self._repeats = Repeats()
         self._changed = ParkingLot()
         self._num_changes = 0
-        self._numbers = count()
 
     def publish(self) -> None:
-        """Send the current states to every server."""
+        """Send the current news to every server."""
         self._num_changes += 1
         self._changed.unpark_all()
 
     async def run(
-        self, path: Path, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+        self, network: Network, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
         """Listen until cancelled.
 
         Raises:
-          ConfigError: the socket cannot be opened.
+          ConfigError: the address cannot be used, or it is a tcp address and there are no keys.
         """
-        listening = bind_private(path)
-        task_status.started()
-        listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
-        await trio.serve_listeners(self._serve, [listener])
+        config = self._config
+        hwm = config.link.max_peers
+        with closing(
+            network.listen(config.address, hwm=hwm, max_frame_bytes=MAX_FRAME_BYTES)
+        ) as listener:
+            task_status.started()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._tell, listener)
+                while True:
+                    for message in await listener.receive_many():
+                        self._take(listener, message.sender, message.frame)
 
-    async def _serve(self, stream: trio.SocketStream) -> None:
-        async with stream, trio.open_nursery() as nursery:
-            nursery.start_soon(self._tell, stream, nursery.cancel_scope)
+    def _take(self, listener: Listener, sender: bytes, frame: AnyFrame) -> None:
+        if isinstance(frame, Hello):
+            answer = self._answer(frame)
+        elif sender in self._servers and isinstance(frame, ServerReport):
             try:
-                await self._listen(stream)
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                log.debug("server_cut_off")
+                said = decode_said(frame.body)
             except msgspec.MsgspecError as error:
-                log.warning("server_not_understood", error=str(error))
-            nursery.cancel_scope.cancel()
-
-    async def _listen(self, stream: trio.SocketStream) -> None:
-        lines, number = LineBuffer(), next(self._numbers)
-        while data := await stream.receive_some(READ_BYTES):
-            for line in lines.feed(data):
-                said = decode_said(line)
+                answer = goodbye(f"{shown_identity(sender)} sent an invalid report: {error}")
+            else:
                 if isinstance(said, Activity):
-                    # During a handover, a server and its successor have the same name.
-                    said = msgspec.structs.replace(said, server=f"{said.server}/{number}")
+                    # Servers of several hosts, or a server and its successor, may have one name.
+                    name = f"{said.server}/{shown_identity(sender)}"
+                    said = msgspec.structs.replace(said, server=name)
                 self._hear(said)
+                return
+        else:
+            self._send(listener, sender, goodbye(f"{self._me} does not know you: send HELLO"))
+            return
+        if isinstance(answer, Goodbye):
+            self._servers.discard(sender)
+            if self._repeats.due(answer.reason) is not None:
+                log.warning("server_refused", reason=answer.reason)
+        else:
+            self._servers.add(sender)
+            self.publish()
+        self._send(listener, sender, answer)
 
-    async def _tell(self, stream: trio.SocketStream, connection: trio.CancelScope) -> None:
-        told: tuple[ModelNews, ...] | None = None
+    def _answer(self, hello: Hello) -> Welcome | Goodbye:
+        who, own = hello.peer.peer_id, self._config.fleet
+        if who.role is Role.SERVER and hello.fingerprint != own:
+            return goodbye(
+                f"{who} is of fleet {hello.fingerprint!r}, and {self._me} controls {own!r}: give "
+                "the server the address of its own control, or set server.control_fleet"
+            )
+        if len(self._servers) >= self._config.link.max_peers:
+            return goodbye(f"{self._me} has reached its limit of {len(self._servers)} servers")
+        return answer_hello(
+            hello, me=self._me, expected=(Role.SERVER,), fingerprint="", capacity=NO_CAPACITY
+        )
+
+    def _send(self, listener: Listener, sender: bytes, frame: AnyFrame) -> None:
+        try:
+            listener.send_nowait(sender, frame)
+        except (PeerGone, PeerBusy):
+            self._servers.discard(sender)  # it says HELLO when it reads again
+
+    async def _tell(self, listener: Listener) -> None:
+        """Send the news after each change, and at intervals: predictions change as time passes, and
+        servers must hear that control is alive."""
         while True:
-            num_changes, news = self._num_changes, self._news()
-            if news != told:
-                with trio.move_on_after(SEND_TIMEOUT_S) as sending:
-                    try:
-                        await stream.send_all(encode_line(Models(news)))
-                    except (trio.BrokenResourceError, trio.ClosedResourceError):
-                        connection.cancel()
-                        return
-                if sending.cancelled_caught:
-                    connection.cancel()
-                    return
-                told = news
-            if num_changes == self._num_changes:  # otherwise it changed during the send
-                with trio.move_on_after(AGAIN_S):
+            num_changes, frame = self._num_changes, ControlNews(encoded(self._news()))
+            for sender in tuple(self._servers):
+                self._send(listener, sender, frame)
+            if num_changes == self._num_changes:  # otherwise it changed meanwhile
+                with trio.move_on_after(self._config.link.heartbeat_interval_s):
                     await self._changed.park()

@@ -7,11 +7,14 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING
 
+import msgspec
 import trio
 
+from transport.control_protocol import Models, ModelState
+from triolet.config import ControlledModelConfig
 from triolet.config.routes import Route
 
-from ..exit_codes import CommandFailed
+from ..exit_codes import EXIT_BAD_INPUT, CommandFailed
 from ..supervisor.supervisor_socket import AddVersionRequest, RouteRequest, ask_models
 from .auditing import is_of_port
 from .memory import expected_bytes
@@ -19,10 +22,10 @@ from .model_states import HOLDING
 from .operations import NoRoom, OperationFailed, SwitchOrder, UnknownModel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from triolet.config import ControlledModelConfig
+    from transport.control_protocol import Activity, ModelNews
 
     from .controller import Controller
     from .model_steps import ModelSteps
@@ -32,17 +35,26 @@ if TYPE_CHECKING:
 class Switches:
     """The switches of one fleet's models.
 
+    Without a supervisor, servers on several hosts have both versions by their settings and follow
+    the routes of this control; then a switch only moves the route.
+
     Args:
       controller: the fleet's models.
       supervisor: socket of the supervisor.
       steps: steps of operations.
+      fence: fence of a control without a supervisor; 0 with one.
 
     Attributes:
-      routes: current routes by public name, as last reported by the supervisor.
+      fence: see Args.
+      routes: current routes by public name, as last reported by the supervisor or by servers.
     """
 
-    def __init__(self, controller: Controller, supervisor: Path, steps: ModelSteps) -> None:
+    def __init__(
+        self, controller: Controller, supervisor: Path, steps: ModelSteps, fence: int
+    ) -> None:
+        self.fence = fence
         self.routes: dict[str, Route] = {}
+        self._followed: dict[str, dict[str, Route]] = {}
         self._controller = controller
         self._supervisor = supervisor
         self._steps = steps
@@ -74,11 +86,64 @@ class Switches:
         if replaced not in known:
             raise UnknownModel(name, known)
         public = self.public_name_of(replaced)
+        if self.fence:
+            if ref not in known:
+                raise UnknownModel(ref, known)
+            route = self.routes.get(public, Route({replaced: 1.0}, replaced, 0))
+            return ref, SwitchOrder(public, route.stable, ref, route.revision)
         number = replaced.removeprefix(f"{public}-")
         first = int(number) + 1 if number != replaced and number.isdecimal() else 2
         taken = {*known, *under_way, *self.routes}
         new = next(one for n in count(first) if (one := f"{public}-{n}") not in taken)
         return new, SwitchOrder(public, replaced, ref)
+
+    def told(self, news: Callable[[], tuple[ModelNews, ...]]) -> Models:
+        """Return what servers should know: model states, or routes if there is no supervisor."""
+        return Models((), self.routes, self.fence) if self.fence else Models(news())
+
+    def hear(self, said: Activity) -> None:
+        """Record the models and routes of a server, if there is no supervisor.
+
+        Raises:
+          CommandFailed: the server has heard a control that started later.
+        """
+        if said.fence > self.fence:
+            raise CommandFailed(
+                f"{said.server} follows a control that was started later; this one ends. Run one "
+                "control for a fleet",
+                EXIT_BAD_INPUT,
+            )
+        for model in said.models:
+            self._steps.add(ControlledModelConfig(model.name, model.version), 0, ModelState.WARM)
+        self._followed[said.server] = said.routes
+        for name, route in said.routes.items():
+            own = self.routes.setdefault(name, route)
+            if route.revision > own.revision:
+                self.routes[name] = route
+            elif route.revision == own.revision and route != own:
+                # Two controls gave an order at once: servers only take a higher revision.
+                self.routes[name] = msgspec.structs.replace(own, revision=own.revision + 1)
+
+    def _are_following(self, public: str) -> bool:
+        followed = (self._followed[one].get(public) for one in self._controller.heard_at)
+        return all(route == self.routes[public] for route in followed)
+
+    def _move_servers(self, operation: Operation, order: SwitchOrder) -> None:
+        """Order servers to route all new requests to a version that they have.
+
+        Raises:
+          OperationFailed: the route was moved since the order was given.
+        """
+        route = self.routes.get(order.public_name, Route({order.replaced: 1.0}, order.replaced, 0))
+        if route.stable == operation.model:
+            return
+        if route.revision != order.revision:
+            raise OperationFailed(f"{order.public_name} was switched to {route.stable} meanwhile")
+        # The other versions stay behind the public name, so that it can go back.
+        shares = dict.fromkeys(route.shares, 0.0) | {operation.model: 1.0}
+        self.routes[order.public_name] = msgspec.structs.replace(
+            route, shares=shares, stable=operation.model, revision=route.revision + 1
+        )
 
     async def run(self, operation: Operation) -> None:
         """Switch a public name to the new version. On failure the old version keeps serving.
@@ -90,6 +155,12 @@ class Switches:
         """
         order = operation.switch
         assert order is not None, "a switch has its order"
+        if self.fence:
+            await self._steps.wait_served(operation, operation.model, is_ready=True)
+            self._move_servers(operation, order)
+            self._steps.tell(operation, f"{order.public_name}: servers route requests to it")
+            await self._steps.wait_for_servers(lambda: self._are_following(order.public_name))
+            return
         route = self.routes.get(order.public_name)
         # Otherwise the route was moved before control was restarted.
         if route is None or route.stable != operation.model:

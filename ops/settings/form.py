@@ -85,7 +85,7 @@ ELSEWHERE: Final = {
 """Fields of server and workers that are set once for all of them, with the place to set them."""
 SPREAD: Final[dict[str, tuple[Path, ...]]] = {
     "worker": (("prefill",), ("decode",)),
-    "link": (("server", "link"), ("prefill", "link"), ("decode", "link")),
+    "link": tuple((role, "link") for role in ("server", "prefill", "decode", "control")),
     "auto": (("server", "auto"),),
 }
 """Sections that set fields of several objects, or of an object elsewhere."""

@@ -63,6 +63,7 @@ _PATHS: Final = (
     ("prefill", "curve_dir"),
     ("decode", "curve_dir"),
     ("control", "state_dir"),
+    ("control", "curve_dir"),
 )
 """Fields that hold a path; made absolute, because processes may have other working directories."""
 
@@ -73,7 +74,7 @@ OF_LONE_ROLES: Final = frozenset(
     "prefill_addresses decode_addresses spare_addresses listen_fd peers curve_dir name "
     "control_address kv_address advertised_kv_address health_address lending supervisor_pid "
     "models model_digest compute_digest model_adapters unnamed_adapters model_store directory "
-    "control_socket members_file".split()
+    "control_addresses control_fleet address fleet members_file".split()
 )
 """Fields for a role that is started without `triolet serve`."""
 WORKERS_ADAPTERS: Final = ("engine", "adapters")

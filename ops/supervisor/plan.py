@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from transport.control_protocol import CONTROL_SOCKET
 from triolet.config import (
     MAX_WORKERS,
     ControlledModelConfig,
@@ -18,7 +19,6 @@ from triolet.config import (
     Pinning,
     ServedModelConfig,
 )
-from triolet.control_protocol import CONTROL_SOCKET
 from triolet.errors import ConfigError
 from triolet.ids import Role
 
@@ -369,8 +369,8 @@ def _of_servers(plan: FleetPlan, control: Mapping[str, str], directory: Path) ->
     """
     models = tuple(served_model(plan, place, control) for place in range(len(plan.models)))
     if plan.has_control:
-        path = str(directory / CONTROL_SOCKET)
-        return of_role(plan.settings, Role.SERVER, models=models, control_socket=path)
+        own = (_control_address(directory),)
+        return of_role(plan.settings, Role.SERVER, models=models, control_addresses=own)
     (only,) = models
     return of_role(
         _with_model(plan.settings, plan.models[0]),
@@ -381,12 +381,18 @@ def _of_servers(plan: FleetPlan, control: Mapping[str, str], directory: Path) ->
     )
 
 
+def _control_address(directory: Path) -> str:
+    """Return where control listens for servers."""
+    return f"ipc://{directory / CONTROL_SOCKET}"
+
+
 def _of_control(plan: FleetPlan, directory: Path) -> Settings:
     """Return the settings of control, with the models."""
     models = tuple(controlled(model) for model in plan.models)
     control = replace(
         plan.settings.control,
         directory=str(directory),
+        address=_control_address(directory),
         models=models,
         server_drain_s=plan.settings.server.drain_timeout_s,
     )

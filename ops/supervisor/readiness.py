@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 import httpx2
 
-from triolet.control_protocol import ModelState
+from transport.control_protocol import ModelState
 from triolet.errors import said_by
 
 from ..http_trust import verify_for

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from transport.control_protocol import ModelState
 from triolet.config import WakePolicy
-from triolet.control_protocol import ModelState
 from triolet.errors import invalid_request
 
 if TYPE_CHECKING:

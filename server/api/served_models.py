@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
+from transport.control_protocol import ModelState
 from triolet.adapter_keys import digest_bytes
 from triolet.config import ANY_MODEL, AUTO, SEPARATOR
-from triolet.control_protocol import ModelState
 from triolet.errors import ConfigError, RequestError
 
 from ..cache.front import NOT_SERVING, CachingFleet

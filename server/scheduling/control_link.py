@@ -1,8 +1,9 @@
-"""The server's link to the control process, which loads and unloads models: reports each model's
-activity and receives its state."""
+"""The server's links to control, which loads and unloads models or moves their routes: reports each
+model's activity, and receives states and routes."""
 
 from __future__ import annotations
 
+from contextlib import closing
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -10,35 +11,41 @@ import msgspec
 import structlog
 import trio
 
-from triolet.control_protocol import (
+from transport.control_protocol import (
+    MAX_FRAME_BYTES,
     Activity,
-    LineBuffer,
     ModelActivity,
+    Models,
     Wake,
     decode_told,
-    encode_line,
+    encoded,
 )
+from transport.frames import ControlNews, Goodbye, ServerReport, Welcome
+from transport.handshake import check_welcome, make_hello
+from transport.link import PeerBusy, PeerGone
+from triolet.config.routes import require_routes
+from triolet.errors import ConfigError
+from triolet.ids import PeerId, Role, new_epoch
 from triolet.units import SECONDS
 
 from .presence import ASLEEP
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
-    from triolet.control_protocol import ModelNews
+    from transport.link import Connection, LinkMessage, Network
+    from triolet.config import ServerConfig
+    from triolet.config.routes import Route
 
     from .links import Links
     from .presence import Presence
 
 log = structlog.get_logger(__name__)
 
-READ_BYTES: Final = 64 * 1024
 REPORT_S: Final = 1.0 * SECONDS
 """Interval between reports when nothing changes."""
-SEND_TIMEOUT_S: Final = 5.0 * SECONDS
-"""Deadline for sending one report; after it the link is closed and dialled again."""
-REDIAL_S: Final = 0.1 * SECONDS
-"""Delay before redialling, doubled up to `REPORT_S`. Control restarts within a second."""
+REDIAL_S: Final = 0.5 * SECONDS
+"""Delay before redialling. Control restarts within a second."""
 
 
 class _Model:
@@ -75,29 +82,44 @@ class _Model:
 
 
 class ControlLink:
-    """Keep one server's link to control.
+    """Keep one server's links to control, and to those that stand by.
 
     Args:
-      path: control's Unix socket.
+      config: addresses and bounds.
+      network: makes the links.
       name: this server's name in the fleet.
       fleets: each model's fleet by name; call `refresh` after a change.
       refused: why models could not be added here, by name.
+      routes: returns this server's routes.
+      use_routes: called with the routes that control orders.
+
+    Raises:
+      ConfigError: an address cannot be used, or needs keys.
     """
 
     def __init__(
         self,
-        path: str,
+        config: ServerConfig,
+        network: Network,
         name: str,
         fleets: Mapping[str, Links],
         refused: Mapping[str, str] = MappingProxyType({}),
+        routes: Callable[[], Mapping[str, Route]] = dict,
+        use_routes: Callable[[Mapping[str, Route]], object] = dict,
     ) -> None:
-        self._path = path
-        self._name = name
+        self._config = config
+        self._network = network
+        self._me = PeerId(Role.SERVER, name, new_epoch())
         self._fleets = fleets
         self._refused = refused
+        self._routes = routes
+        self._use_routes = use_routes
         self._models: dict[str, _Model] = {}
-        self._news: dict[str, ModelNews] = {}
+        self._told = Models(())
+        self._troubles: dict[str, str] = {}
         self._due = trio.Event()
+        for address in config.control_addresses:
+            self._dial(address).close()
         self.refresh()
 
     def refresh(self) -> None:
@@ -111,74 +133,93 @@ class ControlLink:
     def _known(self, name: str, fleet: Links) -> _Model:
         model = _Model(fleet)
         model.presence.changed = self._report_now
-        if name in self._news:
-            model.presence.note(self._news[name], trio.current_time())
+        for news in self._told.models:
+            if news.name == name:
+                model.presence.note(news, trio.current_time())
         return model
 
     def _report_now(self) -> None:
         self._due.set()
+        self._due = trio.Event()
 
     async def run(self) -> None:
-        """Keep the link until cancelled. While control is away, models keep their last state."""
-        delay_s, reason = REDIAL_S, ""
+        """Keep the links until cancelled. While control is away, models keep their last state and
+        routes."""
+        async with trio.open_nursery() as nursery:
+            for address in self._config.control_addresses:
+                nursery.start_soon(self._keep, address)
+
+    def _dial(self, address: str) -> Connection:
+        link = self._config.link
+        return self._network.connect(
+            address, self._me.identity(), hwm=link.control_hwm, max_frame_bytes=MAX_FRAME_BYTES
+        )
+
+    async def _keep(self, address: str) -> None:
+        """Keep one link, and log each new trouble once."""
         while True:
-            before = reason
             try:
-                async with await trio.open_unix_socket(self._path) as stream:
-                    log.info("control_found", path=self._path)
-                    delay_s, before = REDIAL_S, ""
-                    reason = await self._speak(stream)
-            except OSError as error:
-                reason = str(error)
-            if reason != before:
-                log.info("control_lost", path=self._path, reason=reason)
+                with closing(self._dial(address)) as connection:
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(self._report, connection)
+                        trouble = await self._hear(connection, address)
+                        nursery.cancel_scope.cancel()
+            except* (ConfigError, PeerBusy, PeerGone, msgspec.MsgspecError) as group:
+                trouble = str(group.exceptions[0])
+            if trouble != self._troubles.get(address):
+                log.info("control_lost", address=address, reason=trouble)
+            self._troubles[address] = trouble
             for model in self._models.values():
                 model.presence.note_lost(trio.current_time())
-            await trio.sleep(delay_s)
-            delay_s = min(2 * delay_s, REPORT_S)
+            await trio.sleep(REDIAL_S)
 
-    async def _speak(self, stream: trio.SocketStream) -> str:
-        """Send and receive until the link ends; return the reason."""
-        reason = "control reads no reports"
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._report, stream, nursery.cancel_scope)
-            try:
-                await self._hear(stream)
-                reason = "control closed the link"
-            except (trio.BrokenResourceError, msgspec.MsgspecError) as error:
-                reason = str(error)
-            nursery.cancel_scope.cancel()
-        return reason
+    async def _hear(self, connection: Connection, address: str) -> str:
+        """Use control's news until the link ends; return why it ended."""
+        while True:
+            messages: Sequence[LinkMessage] = ()
+            with trio.move_on_after(self._config.link.lease_ttl_s):
+                messages = await connection.receive_many()
+            if not messages:
+                return connection.trouble or "it does not answer"
+            for _, frame, _ in messages:
+                if isinstance(frame, Welcome):
+                    frame = check_welcome(frame, me=self._me, expected=Role.CONTROL) or frame
+                if isinstance(frame, Goodbye):
+                    return frame.reason
+                if isinstance(frame, Welcome):
+                    self._troubles.pop(address, None)
+                    log.info("control_found", address=address)
+                if isinstance(frame, ControlNews):
+                    self._use(decode_told(frame.body))
 
-    async def _hear(self, stream: trio.SocketStream) -> None:
-        lines = LineBuffer()
-        while data := await stream.receive_some(READ_BYTES):
-            now = trio.current_time()
-            for line in lines.feed(data):
-                self._news = {news.name: news for news in decode_told(line).models}
-                for name, news in self._news.items():
-                    if name in self._models:
-                        self._models[name].presence.note(news, now)
-            # A model may have gone to sleep just as a request arrived.
+    def _use(self, told: Models) -> None:
+        """Use control's news, unless a later control was heard.
+
+        Raises:
+          ConfigError: its routes cannot be used.
+        """
+        if told.fence < self._told.fence:
+            return
+        require_routes(told.routes, "control")
+        self._use_routes(told.routes)
+        before, self._told = self._told, told
+        for news in told.models:
+            if news.name in self._models:
+                self._models[news.name].presence.note(news, trio.current_time())
+        if told != before:  # a model may have gone to sleep just as a request arrived
             self._report_now()
 
-    async def _report(self, stream: trio.SocketStream, link: trio.CancelScope) -> None:
+    async def _report(self, connection: Connection) -> None:
+        await connection.send(make_hello(self._me, self._config.control_fleet))
         while True:
-            self._due = trio.Event()
-            now = trio.current_time()
+            due, now = self._due, trio.current_time()
             reports = [model.report(name, now) for name, model in self._models.items()]
             shown = tuple(activity for activity, _ in reports)
-            activity = Activity(self._name, shown, dict(self._refused))
-            wakes = [Wake(one.name) for one, is_missed in reports if is_missed]
-            lines = encode_line(activity) + b"".join(map(encode_line, wakes))
-            with trio.move_on_after(SEND_TIMEOUT_S) as sending:
-                try:
-                    await stream.send_all(lines)
-                except trio.BrokenResourceError:
-                    link.cancel()
-                    return
-            if sending.cancelled_caught:
-                link.cancel()
-                return
+            routes, fence = dict(self._routes()), self._told.fence
+            activity = Activity(self._me.name, shown, dict(self._refused), routes, fence)
+            wakes = (Wake(one.name) for one, is_missed in reports if is_missed)
+            bodies = [encoded(activity), *map(encoded, wakes)]
+            for body in bodies:
+                connection.send_nowait(ServerReport(body))
             with trio.move_on_after(REPORT_S):
-                await self._due.wait()
+                await due.wait()

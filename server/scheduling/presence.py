@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from triolet.control_protocol import ModelState
+from transport.control_protocol import ModelState
 from triolet.errors import RequestError, no_worker, overloaded
 from triolet.units import SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from triolet.control_protocol import ModelNews
+    from transport.control_protocol import ModelNews
 
 LOST_S: Final = 10.0 * SECONDS
 """How long requests wait for a control that is away. It restarts within a second."""

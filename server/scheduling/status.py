@@ -15,8 +15,8 @@ from .request import ValueCounts
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
+    from transport.control_protocol import ModelState
     from transport.frames import Capacity, Load
-    from triolet.control_protocol import ModelState
     from triolet.ids import Role
 
     from .queue import FairQueue

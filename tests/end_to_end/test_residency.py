@@ -14,7 +14,7 @@ import pytest
 
 from ops import running_fleets
 from tests.ops.control.fleets import admin
-from triolet.control_protocol import ADMIN_SOCKET
+from transport.control_protocol import ADMIN_SOCKET
 
 from .conftest import PATIENT, WATCHED
 from .fleet_process import PATIENCE_S, FleetProcess, running_fleet, wait_until

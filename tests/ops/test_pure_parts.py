@@ -228,10 +228,10 @@ def test_control_is_told_of_every_model_and_servers_are_told_where_it_is() -> No
             "code", "/models/code", num_workers=2, pool_bytes=100, pinned=True, keep_alive_s=9.0
         ),
     )
-    assert told(specs[0]).server.control_socket == "/run/x/control.sock"
+    assert told(specs[0]).server.control_addresses == ("ipc:///run/x/control.sock",)
     specs, _ = plan_processes(plan(), ("t",), Path("/run/x"), 1, range(8), [Door(7)])
     assert Role.CONTROL not in {spec.role for spec in specs}
-    assert told(specs[0]).server.control_socket is None
+    assert told(specs[0]).server.control_addresses == ()
 
 
 def test_sockets_of_models_with_long_names_have_short_paths() -> None:

@@ -83,6 +83,7 @@ RUN_ELSEWHERE: Final = {
     "docs/CLIENTS.md": "tests/end_to_end/clients",
     "docs/operations/gateway.md": "tests/end_to_end/gateway",
     "docs/operations/membership.md": "tests/end_to_end/test_membership.py",
+    "docs/operations/control.md": "tests/ops/control/test_several_hosts.py",
 }
 NOT_RUN: Final = {
     "installs, tests or measures for minutes": (

@@ -561,6 +561,9 @@ MUTANTS: Final = (
            "self._answers[index].scored = scored",
            "server/api/test_completions.py::"
            "test_alternatives_are_written_as_their_tokens_come"),
+    Mutant("A44", "server/scheduling/control_link.py",
+           "if told.fence < self._told.fence:\n", "if told.fence < 0:\n",
+           "ops/control/test_several_hosts.py::test_news_of_an_earlier_control_are_ignored"),
     Mutant("A42", "ops/control/admin.py",
            "_require_references((model.ref, *model.adapters.values()))",
            "_require_references(())",

@@ -33,8 +33,8 @@ from tests.server.scheduling.world import World
 from tests.server.support.fakes import FakeFleet
 from tests.server.support.request_lives import FACTS
 from tests.server.support.surface import surface
+from transport.control_protocol import ModelNews, Models, ModelState, decode_told, encoded
 from transport.frames import Load, WorkerHeartbeat
-from triolet.control_protocol import ModelNews, Models, ModelState, decode_told, encode_line
 from triolet.service_class import ServiceClass
 from triolet.tenants.plans import Plan
 from triolet.units import NANOS
@@ -237,7 +237,7 @@ def test_worker_seconds_of_versions_add_up_to_those_of_the_processes(metrics: Me
     presences = {name: Presence() for name in ("chat", "code", "asleep")}
     for name, presence in presences.items():
         news = ModelNews(name, "", ModelState.SERVING, 0.0, 1, account.by_model().get(name, {}))
-        presence.note(decode_told(encode_line(Models((news,)))).models[0], 0.0)
+        presence.note(decode_told(encoded(Models((news,)))).models[0], 0.0)
     metrics.versions.watch(lambda: {name: one.worker_seconds for name, one in presences.items()})
     shown = {
         line.rpartition(" ")[0]: float(line.rpartition(" ")[2])

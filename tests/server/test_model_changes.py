@@ -73,7 +73,7 @@ class Scene:
         self.metrics.watch(self.fleets.by_model["chat"].status, lambda: 0)
         self.changes = ModelChanges(self.services, self.fleets, nursery)
         self.changes.link = ControlLink(
-            "/nowhere", "server", self.fleets.by_model, self.changes.refused
+            config, self.network, "server", self.fleets.by_model, self.changes.refused
         )
 
     @property
@@ -154,7 +154,7 @@ async def test_the_first_model_may_go_and_the_last_one_stays() -> None:
 async def test_what_runs_ends_in_time_and_is_told_why(autojump_clock: MockClock) -> None:
     async with scene() as one:
         # First, because it reads files in a thread while virtual time advances.
-        await one.changes._add(CODE)
+        await one.changes._read(CODE, one.changes._serve)
         links = one.fleets.by_model["chat"]
         short = links.submit(make_request(1, max_tokens=20))
         endless = links.submit(make_request(2, max_tokens=1000, seed=2))

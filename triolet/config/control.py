@@ -15,6 +15,7 @@ from .limits import (  # noqa: TC001 (get_type_hints reads the annotations)
     Positive,
     Share,
 )
+from .link import LinkConfig
 
 MAX_PORT: Final = 65_535
 
@@ -92,6 +93,14 @@ class ControlConfig:
     server_drain_s: NotNegative = 30.0 * SECONDS
     """Time for the remaining requests of a removed model; `triolet serve` sets it to
     `server.drain_timeout_s`."""
+    address: str = ""
+    """Where servers connect. Set it for a control without `triolet serve`, such as
+    `tcp://10.0.0.9:7100`."""
+    curve_dir: str | None = None
+    """Key directory (`triolet keys make`); required for a tcp address."""
+    fleet: str = "triolet"
+    """Name of the fleet; servers with another `server.control_fleet` are refused."""
+    link: LinkConfig = field(default_factory=LinkConfig)
     directory: str = ""
     """The fleet's own folder with its sockets. `triolet serve` sets it."""
     models: tuple[ControlledModelConfig, ...] = ()

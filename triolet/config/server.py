@@ -317,9 +317,11 @@ class ServerConfig:
     compute_digest: str = ""
     """sha256:… of the part of the version that determines the computed bits; its workers have the
     same one. Empty for a directory outside the store."""
-    control_socket: str | None = None
-    """Socket of the fleet's control, which loads and unloads models; none if the workers of all
-    models always run."""
+    control_addresses: tuple[str, ...] = ()
+    """Where control listens, which loads and unloads models or moves their routes; several if some
+    stand by; none if the workers of all models always run."""
+    control_fleet: str = "triolet"
+    """As `control.fleet`."""
     model_adapters: tuple[AdapterConfig, ...] = ()
     """LoRA adapters of the model; set from `fleet.adapters`."""
     unnamed_adapters: tuple[AdapterConfig, ...] = ()

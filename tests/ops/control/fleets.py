@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -20,14 +20,29 @@ from ops.audit.recording import default_folder
 from ops.audit.verification import read_entries, take_snapshot
 from ops.running_fleets import SUPERVISOR_SOCKET
 from tests.forked import TRIOLET, Popen
-from triolet.config import ControlConfig, ControlledModelConfig
-from triolet.control_protocol import ADMIN_SOCKET
+from transport.control_protocol import (
+    ADMIN_SOCKET,
+    CONTROL_SOCKET,
+    MAX_FRAME_BYTES,
+    decode_told,
+    encoded,
+)
+from transport.frames import ControlNews, Goodbye, ServerReport, Welcome
+from transport.handshake import make_hello
+from transport.zmq_network import ZmqNetwork
+from triolet.config import ControlConfig, ControlledModelConfig, LinkConfig
+from triolet.ids import PeerId, Role, new_epoch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
+    from transport.control_protocol import Activity, ModelNews, Models, Wake
+    from transport.frames import AnyFrame
+    from transport.link import Connection
+
 PATIENCE_S = 60.0
 READ_BYTES = 65_536
+LINK = LinkConfig(local_reconnect_s=0.01)
 WORKERS = ("prefill", "decode")
 
 
@@ -251,7 +266,63 @@ def config_of(folder: Path, *models: str, **fields: float) -> ControlConfig:
         ControlledModelConfig(name, str(folder / "model"), version_of(name)) for name in models
     )
     defaults = {"memory_bytes": 1 << 40, "min_residency_s": 0.0, "tick_s": 0.01, "poll_s": 0.05}
-    return replace(ControlConfig(directory=str(folder), models=described), **(defaults | fields))  # type: ignore[arg-type]
+    own = ControlConfig(directory=str(folder), address=address_in(folder), models=described)
+    return replace(own, **(defaults | fields))  # type: ignore[arg-type]
+
+
+def address_in(folder: Path) -> str:
+    """Return where control listens."""
+    return f"ipc://{folder / CONTROL_SOCKET}"
+
+
+class ServerEnd:
+    """A server's link to control."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.frames: list[AnyFrame] = []
+
+    async def next_frame(self) -> AnyFrame:
+        while not self.frames:
+            self.frames += [one.frame for one in await self.connection.receive_many()]
+        return self.frames.pop(0)
+
+    async def greet(self, fleet: str = "triolet") -> AnyFrame:
+        """Send HELLO and return the answer."""
+        me = PeerId(Role.SERVER, "server", new_epoch())
+        await self.connection.send(make_hello(me, fleet))
+        return await self.next_frame()
+
+    async def say(self, message: Activity | Wake) -> None:
+        await self.connection.send(ServerReport(encoded(message)))
+
+    async def told(self) -> Models:
+        """Wait for the next news."""
+        while not isinstance(frame := await self.next_frame(), ControlNews):
+            assert not isinstance(frame, Goodbye), frame.reason
+        return decode_told(frame.body)
+
+    async def hear(self, state: str) -> ModelNews:
+        """Wait until the only model has a state."""
+        while True:
+            (news,) = (await self.told()).models
+            if news.state == state:
+                return news
+
+
+@asynccontextmanager
+async def server_end(address: str, *, greets: bool = True) -> AsyncIterator[ServerEnd]:
+    """Connect to control like a server."""
+    with (
+        closing(ZmqNetwork(LINK)) as network,
+        closing(
+            network.connect(address, b"server", hwm=100, max_frame_bytes=MAX_FRAME_BYTES)
+        ) as connection,
+    ):
+        end = ServerEnd(connection)
+        if greets:
+            assert isinstance(await end.greet(), Welcome)
+        yield end
 
 
 @asynccontextmanager
@@ -275,7 +346,8 @@ class ControlProcess:
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
         self._folder = folder
-        self._config = json.dumps({"control": config}).encode() + b"\n"
+        own = {name: value for name, value in config.items() if name != "link"}
+        self._config = json.dumps({"control": own, "link": config["link"]}).encode() + b"\n"
         self._process: Popen | None = None
 
     def start(self) -> None:

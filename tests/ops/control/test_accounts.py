@@ -20,8 +20,8 @@ from ops.control.memory import budget_bytes, expected_bytes, forget_pages, held_
 from ops.control.models import Model
 from ops.control.operations import Operation, OperationStatus, WantedState
 from ops.control.worker_seconds import OTHERS, VERSIONS_TOLD, SecondsAccount, Version
+from transport.control_protocol import MAX_MESSAGE_BYTES, ModelNews, Models, ModelState, encoded
 from triolet.config import ControlConfig, ControlledModelConfig
-from triolet.control_protocol import LineBuffer, ModelNews, Models, ModelState, encode_line
 from triolet.errors import ConfigError
 from triolet.units import KIB, MIB
 
@@ -127,7 +127,7 @@ def test_servers_are_told_of_the_last_versions_in_a_line_that_they_take() -> Non
         ModelNews(f"m{n}".ljust(200, "x"), "x" * 71, ModelState.SERVING, 0.0, 1, seconds[f"m{n}"])
         for n in range(models)
     ]
-    LineBuffer().feed(encode_line(Models(tuple(news)))[:-1])
+    assert len(encoded(Models(tuple(news)))) <= MAX_MESSAGE_BYTES
 
 
 def test_the_journal_gives_back_what_was_written(tmp_path: Path) -> None:

@@ -26,23 +26,27 @@ from ops.running_fleets import SUPERVISOR_SOCKET
 from tests.ops.control.fleets import (
     ControlProcess,
     FakeSupervisor,
+    ServerEnd,
+    address_in,
     ask_soon,
     config_of,
     ended,
     fleet_folder,
     recorded,
+    server_end,
     states,
     supervised,
     version_of,
 )
-from triolet.control_protocol import CONTROL_SOCKET, Activity, ModelActivity, encode_line
+from transport.control_protocol import Activity, ModelActivity
+from transport.frames import Goodbye
+from transport.link import PeerGone
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
 MODELS = "/admin/models"
-READ_BYTES = 65_536
 SAID_S = 0.02
 
 
@@ -77,21 +81,20 @@ class FakeServer:
         self.hides: set[str] = set()
         self.older: set[str] = set()
         self.unready: set[str] = set()
-        self._path = folder / CONTROL_SOCKET
+        self._address = address_in(folder)
         self._supervisor = supervisor
 
     async def run(self) -> None:
         """Report repeatedly, and reconnect if control is away."""
         while True:
             try:
-                stream = await trio.open_unix_socket(str(self._path))
-                async with stream, trio.open_nursery() as nursery:
-                    nursery.start_soon(self._hear, stream)
-                    await self._say(stream)
-            except* (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
+                async with server_end(self._address) as end, trio.open_nursery() as nursery:
+                    nursery.start_soon(self._hear, end, nursery.cancel_scope)
+                    await self._say(end)
+            except* PeerGone:
                 await trio.sleep(SAID_S)
 
-    async def _say(self, stream: trio.SocketStream) -> None:
+    async def _say(self, end: ServerEnd) -> None:
         while True:
             told = {*self._supervisor.added} - self._supervisor.withdrawn
             kept = {one for one in self.keeps if ":" not in one}
@@ -109,7 +112,7 @@ class FakeServer:
                 for name in names
             )
             refused = {name: why for name, why in self.refused.items() if name in told}
-            await stream.send_all(encode_line(Activity("server", models, refused)))
+            await end.say(Activity("server", models, refused))
             await trio.sleep(SAID_S)
 
     def _version(self, model: str) -> str:
@@ -126,9 +129,10 @@ class FakeServer:
             version_of(ref) for one, ref in loaded.items() if f"{model}:{one}" in named | self.keeps
         )
 
-    async def _hear(self, stream: trio.SocketStream) -> None:
-        while await stream.receive_some(READ_BYTES):
+    async def _hear(self, end: ServerEnd, link: trio.CancelScope) -> None:
+        while not isinstance(await end.next_frame(), Goodbye):
             pass
+        link.cancel()  # control was restarted
 
 
 class Scene:

@@ -15,8 +15,8 @@ from ops.control.operations import NoRoom, Operation, OperationStatus, UnknownMo
 from ops.control.residency import HOST
 from ops.supervisor.model_status import ModelStatus, RunningWorker
 from ops.supervisor.model_status import RunState as SupervisedState
+from transport.control_protocol import Activity, ModelActivity, ModelState
 from triolet.config import ControlConfig, ControlledModelConfig
-from triolet.control_protocol import Activity, ModelActivity, ModelState
 from triolet.ids import Role
 from triolet.status import GpuMemory
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import os
 import random
 import signal
 import stat
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,7 +16,6 @@ import trio
 
 from ops.audit.events import AuditOutcome
 from ops.audit.recording import default_folder
-from ops.control import server_channel
 from ops.control.auditing import audit
 from ops.control.operations import WantedState
 from ops.control.process import run_control
@@ -24,29 +23,32 @@ from ops.control.server_channel import ServerChannel
 from tests.ops.control.fleets import (
     ControlProcess,
     FakeSupervisor,
+    ServerEnd,
+    address_in,
     admin,
     ask_soon,
     config_of,
     ended,
     fleet_folder,
     recorded,
+    server_end,
     states,
     supervised,
     version_of,
 )
-from triolet.control_protocol import (
+from transport.control_protocol import (
     ADMIN_SOCKET,
-    CONTROL_SOCKET,
     Activity,
-    LineBuffer,
     ModelActivity,
     ModelNews,
+    Models,
     ModelState,
     Wake,
-    decode_told,
-    encode_line,
 )
-from triolet.errors import AuditLogError
+from transport.frames import Goodbye, ServerReport
+from transport.zmq_network import ZmqNetwork
+from triolet.config import LinkConfig
+from triolet.errors import AuditLogError, ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -165,46 +167,30 @@ async def test_llama_cpps_routes_mean_the_same() -> None:
 
 async def test_sockets_are_this_users_alone() -> None:
     async with controlled("chat") as (folder, _):
-        for name in (ADMIN_SOCKET, CONTROL_SOCKET):
-            assert stat.S_IMODE((folder / name).stat().st_mode) == 0o600
+        assert stat.S_IMODE((folder / ADMIN_SOCKET).stat().st_mode) == 0o600
+    with fleet_folder() as folder:
+        folder.chmod(0o755)
+        with pytest.raises(ConfigError, match="has mode 0755"):
+            await run_control(config_of(folder, "chat"))
 
 
-class ServerEnd:
-    """A server's connection to control."""
-
-    def __init__(self, stream: trio.SocketStream) -> None:
-        self._stream = stream
-        self._lines = LineBuffer()
-
-    async def say(self, message: Activity | Wake) -> None:
-        await self._stream.send_all(encode_line(message))
-
-    async def use(self, in_flight: int, *, is_ready: bool = True) -> None:
-        last_used = 0.0 if in_flight else None
-        await self.say(
-            Activity("server", (ModelActivity("chat", in_flight, 0, last_used, is_ready),))
-        )
-
-    async def hear(self, state: str) -> ModelNews:
-        """Wait until the only model has a state."""
-        while True:
-            for line in self._lines.feed(await self._stream.receive_some(65_536)):
-                (news,) = decode_told(line).models
-                if news.state == state:
-                    return news
+async def use(server: ServerEnd, in_flight: int, *, is_ready: bool = True) -> None:
+    """Report requests of the only model."""
+    last_used = 0.0 if in_flight else None
+    model = ModelActivity("chat", in_flight, 0, last_used, is_ready)
+    await server.say(Activity("server", (model,)))
 
 
 async def test_a_server_wakes_a_model_hears_of_it_and_keeps_it_while_it_is_busy() -> None:
     async with (
         controlled("chat", silence_s=0.2) as (folder, supervisor),
-        await trio.open_unix_socket(str(folder / CONTROL_SOCKET)) as stream,
+        server_end(address_in(folder)) as server,
     ):
-        server = ServerEnd(stream)
         assert (await server.hear("staged")).digest == version_of("chat")
         await server.say(Wake("chat"))
         assert (await server.hear("warm")).predicted_ready_s == 0.0
-        await server.use(1, is_ready=False)
-        await server.use(1)
+        await use(server, 1, is_ready=False)
+        await use(server, 1)
         await server.hear("serving")
         assert supervisor.requests == [("start_model", "chat")]
 
@@ -212,47 +198,42 @@ async def test_a_server_wakes_a_model_hears_of_it_and_keeps_it_while_it_is_busy(
 async def test_servers_are_told_the_worker_seconds_of_each_version() -> None:
     async with (
         controlled("chat") as (folder, supervisor),
-        await trio.open_unix_socket(str(folder / CONTROL_SOCKET)) as stream,
+        server_end(address_in(folder)) as server,
     ):
-        server = ServerEnd(stream)
         supervisor.worker_seconds["chat"] = 12.25
         while (told := (await server.hear("staged")).worker_seconds) != {version_of("chat"): 12.25}:
             assert told in ({version_of("chat"): 0.0}, {})
 
 
-async def test_what_changes_while_servers_are_told_is_told_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(server_channel, "AGAIN_S", math.inf)
+async def test_what_changes_while_servers_are_told_is_told_at_once() -> None:
     states = [ModelState.WARM, ModelState.LOADING]
 
-    def news() -> tuple[ModelNews, ...]:
+    def news() -> Models:
         """Return the state and simulate a change right after the read."""
         state = states[-1]
         if len(states) > 1:
             states.pop()
             channel.publish()
-        return (ModelNews("chat", "", state, 0.0, 0),)
+        return Models((ModelNews("chat", "", state, 0.0, 0),))
 
-    channel = ServerChannel(lambda said: None, news)
     with fleet_folder() as folder:
+        seldom = LinkConfig(heartbeat_interval_s=3600.0, peer_timeout_s=9e3, lease_ttl_s=1e4)
+        config = replace(config_of(folder, "chat"), link=seldom)
+        channel = ServerChannel(config, lambda said: None, news)
         async with trio.open_nursery() as nursery:
-            await nursery.start(channel.run, folder / CONTROL_SOCKET)
-            with trio.fail_after(PATIENCE_S):
-                async with await trio.open_unix_socket(str(folder / CONTROL_SOCKET)) as stream:
-                    await ServerEnd(stream).hear("warm")
-            nursery.cancel_scope.cancel()
+            with closing(ZmqNetwork(config.link)) as network, trio.fail_after(PATIENCE_S):
+                await nursery.start(channel.run, network)
+                async with server_end(config.address) as server:
+                    await server.hear("warm")
+                nursery.cancel_scope.cancel()
 
 
 async def test_what_runs_in_a_server_that_hands_over_counts_beside_its_successor() -> None:
     async with controlled("chat") as (folder, _):
-        path = str(folder / CONTROL_SOCKET)
-        async with (
-            await trio.open_unix_socket(path) as old,
-            await trio.open_unix_socket(path) as new,
-        ):
-            await ServerEnd(old).use(2)
-            await ServerEnd(new).use(1)
+        address = address_in(folder)
+        async with server_end(address) as old, server_end(address) as new:
+            await use(old, 2)
+            await use(new, 1)
             num_requests = 0
             with trio.fail_after(PATIENCE_S):
                 while num_requests != 3:
@@ -260,20 +241,17 @@ async def test_what_runs_in_a_server_that_hands_over_counts_beside_its_successor
                     num_requests = listed["models"][0]["requests"]
 
 
-@pytest.mark.parametrize("nonsense", [b'{"say":"rm"}\n', b'{"say":"\xff"}\n'])
+@pytest.mark.parametrize("nonsense", [b'{"say":"rm"}', b'{"say":"\xff"}'])
 async def test_a_server_that_speaks_nonsense_is_cut_off_and_others_are_not(
     nonsense: bytes,
 ) -> None:
     async with controlled("chat") as (folder, _):
-        path = str(folder / CONTROL_SOCKET)
-        async with (
-            await trio.open_unix_socket(path) as bad,
-            await trio.open_unix_socket(path) as good,
-        ):
-            await bad.send_all(nonsense)
-            while await bad.receive_some(65_536):
+        address = address_in(folder)
+        async with server_end(address) as bad, server_end(address) as good:
+            await bad.connection.send(ServerReport(nonsense))
+            while not isinstance(await bad.next_frame(), Goodbye):
                 pass
-            await ServerEnd(good).hear("staged")
+            await good.hear("staged")
 
 
 PATIENCE_S = 10.0

@@ -23,7 +23,7 @@ from ops.control.residency import (
     may_evict,
     score,
 )
-from triolet.control_protocol import ModelState
+from transport.control_protocol import ModelState
 from triolet.errors import LocalProtocolError
 
 MIN_S = 60.0

@@ -16,15 +16,17 @@ from ops.control import model_steps
 from ops.ports import bind_port
 from tests.ops.control.fleets import (
     ControlProcess,
+    address_in,
     ask_soon,
     config_of,
     fleet_folder,
+    server_end,
     states,
     supervised,
     version_of,
 )
 from tests.ops.control.test_changes import MODELS, Scene, killed_at, scene
-from triolet.control_protocol import CONTROL_SOCKET, Wake, encode_line
+from transport.control_protocol import Wake
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -191,9 +193,9 @@ async def test_nothing_else_changes_during_a_switch_but_requests_wake_the_old_ve
             assert status == 409
             assert f"switch of chat is running (operation {answer[1]['id']})" in str(refused)
         assert (await switch(one))[0] == 409
-        async with await trio.open_unix_socket(str(one.folder / CONTROL_SOCKET)) as stream:
+        async with server_end(address_in(one.folder)) as end:
             for name in ("chat", "chat-2"):
-                await stream.send_all(encode_line(Wake(name)))
+                await end.say(Wake(name))
             while ("start_model", "chat") not in one.supervisor.requests:
                 await trio.lowlevel.checkpoint()
         going_on.set()

@@ -32,6 +32,7 @@ from tests.server.support.fakes import ChargingFleet, FakeFleet, FakeText, by_ha
 from tests.server.support.surface import MODEL, request_bytes, surface
 from tests.server.support.tenants import tenant, tenants_of
 from tests.server.support.websocket import open_socket
+from transport.control_protocol import ModelState
 from triolet.config import (
     AutoConfig,
     ModelLimits,
@@ -42,7 +43,6 @@ from triolet.config import (
     WakePolicy,
 )
 from triolet.config.members import Members, written_members
-from triolet.control_protocol import ModelState
 from triolet.errors import ConfigError, RequestError, overloaded
 from triolet.tenants.plans import Plan, Prices
 from triolet.units import NANOS

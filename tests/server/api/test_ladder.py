@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.api.ladder import NEAREST, AskedModel, Choice, Reason, Rung, Size, choose
+from transport.control_protocol import ModelState
 from triolet.config import WakePolicy
-from triolet.control_protocol import ModelState
 from triolet.errors import RequestError
 
 SMALL, MIDDLE, LARGE = Rung("small", 100), Rung("middle", 200), Rung("large", 400)

@@ -21,8 +21,8 @@ from tests.server.support.request_lives import FACTS
 from tests.server.support.surface import CONFIG, MODEL, posted, surface
 from tests.server.support.tenants import tenant, tenants_of
 from tests.server.support.websocket import open_socket
+from transport.control_protocol import ModelState
 from triolet.config import ANY_MODEL, QuotaConfig, ResponseCacheConfig
-from triolet.control_protocol import ModelState
 from triolet.errors import ConfigError
 from triolet.tenants.plans import Plan, Prices
 from triolet.units import MIB, NANOS

@@ -15,11 +15,11 @@ import trio.testing
 from server.contract.generation import CancelReason, Delta, Failed, Finished
 from server.scheduling.links import Links
 from tests.server.tiny_text import tiny_text
+from transport.control_protocol import ModelNews, ModelState
 from transport.digest import KV_KEY_BYTES
 from transport.frames import EndReason, Prefill, RefuseReason, Reserve
 from transport.memory_network import MemoryConnection, MemoryNetwork
 from triolet.config import LinkConfig
-from triolet.control_protocol import ModelNews, ModelState
 from triolet.errors import RequestError
 from triolet.invariants import check_at_rest, check_invariants
 

@@ -3,7 +3,7 @@ Retry-After."""
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,19 +15,22 @@ from server.scheduling.control_link import ControlLink
 from server.scheduling.links import Links
 from server.scheduling.presence import LOST_S
 from tests.server.tiny_text import tiny_text
-from transport.memory_network import MemoryNetwork
-from triolet.control_protocol import (
+from transport.control_protocol import (
+    MAX_FRAME_BYTES,
     Activity,
-    LineBuffer,
     ModelNews,
     Models,
     ModelState,
     Said,
     Wake,
     decode_said,
-    encode_line,
+    encoded,
 )
+from transport.frames import Capacity, ControlNews, Hello, ServerReport
+from transport.handshake import answer_hello
+from transport.memory_network import MemoryNetwork
 from triolet.errors import RequestError
+from triolet.ids import PeerId, Role
 
 from .fake_processes import FakeProcess
 from .fakes import FakeDecode, FakePrefill, completion_ids, make_request, server_config
@@ -36,11 +39,14 @@ from .world import World
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
+
+    from transport.frames import AnyFrame
+    from transport.link import Listener
 
 S = ModelState
 PATIENCE_S = 60.0
 WAIT_S = 30.0
+CONTROL = "mem://control"
 
 
 def news(state: ModelState, predicted_ready_s: float | None = 1.0) -> ModelNews:
@@ -113,34 +119,37 @@ def test_a_prediction_runs_down() -> None:
 
 
 class FakeControl:
-    """Control's end of the link."""
+    """Control's end of the link.
 
-    def __init__(self, stream: trio.SocketStream) -> None:
-        self._stream = stream
-        self._lines = LineBuffer()
+    Args:
+      listener: where the server connects.
+      name: name of the server's connection.
+    """
+
+    def __init__(self, listener: Listener, name: bytes) -> None:
+        self._listener = listener
+        self._name = name
         self._said: list[Said] = []
         self.wakes = 0
 
-    async def tell(self, state: ModelState) -> None:
-        await self._stream.send_all(encode_line(Models((news(state),))))
+    def send(self, frame: AnyFrame) -> None:
+        self._listener.send_nowait(self._name, frame)
 
-    async def say_nonsense(self) -> None:
-        await self._stream.send_all(b"nonsense\n")
-
-    async def is_open(self) -> bool:
-        """Keep reading; return whether the server has kept the link open."""
-        try:
-            return bool(await self._stream.receive_some(65_536))
-        except trio.BrokenResourceError:
-            return False
+    def tell(self, state: ModelState) -> None:
+        self.send(ControlNews(encoded(Models((news(state),)))))
 
     async def hear(self) -> Said:
         while not self._said:
-            data = await self._stream.receive_some(65_536)
-            self._said += map(decode_said, self._lines.feed(data))
+            frames = [one.frame for one in await self._listener.receive_many()]
+            self._said += [decode_said(one.body) for one in frames if isinstance(one, ServerReport)]
         said = self._said.pop(0)
         self.wakes += isinstance(said, Wake)
         return said
+
+    async def hear_hello(self) -> None:
+        """Wait until the server begins again."""
+        while not any(isinstance(one.frame, Hello) for one in await self._listener.receive_many()):
+            pass
 
     async def hear_wake(self) -> None:
         while await self.hear() != Wake("tiny"):
@@ -158,13 +167,12 @@ class FakeControl:
 class Scene:
     """A server with a link to control; tests start its workers."""
 
-    def __init__(self, nursery: trio.Nursery, path: Path) -> None:
+    def __init__(self, nursery: trio.Nursery) -> None:
         self.nursery = nursery
-        self.path = path
         self.network = MemoryNetwork()
-        config = server_config(token_window=4, model_dir="/tiny")
+        config = server_config(token_window=4, model_dir="/tiny", control_addresses=(CONTROL,))
         self.fleet = Links(config, tiny_text(), self.network)
-        self.link = ControlLink(str(path), "server", {"tiny": self.fleet})
+        self.link = ControlLink(config, self.network, "server", {"tiny": self.fleet})
 
     async def start_workers(self) -> tuple[FakeDecode, FakePrefill]:
         decode, prefill = FakeDecode(), FakePrefill()
@@ -175,38 +183,43 @@ class Scene:
     @asynccontextmanager
     async def control(self) -> AsyncIterator[FakeControl]:
         """Run one process of control."""
-        listening = trio.socket.socket(trio.socket.AF_UNIX)
-        self.path.unlink(missing_ok=True)
-        await listening.bind(str(self.path))
-        listening.listen()
-        connection, _ = await listening.accept()
-        listening.close()
-        async with trio.SocketStream(connection) as stream:
-            yield FakeControl(stream)
+        with closing(
+            self.network.listen(CONTROL, hwm=100, max_frame_bytes=MAX_FRAME_BYTES)
+        ) as listener:
+            name, hello = b"", None
+            while not isinstance(hello, Hello):
+                (name, hello, _), *_ = await listener.receive_many(1)
+            me = PeerId(Role.CONTROL, "control", 1)
+            capacity = Capacity(0, 1, 0, 0, 0)
+            welcome = answer_hello(
+                hello, me=me, expected=(Role.SERVER,), fingerprint="", capacity=capacity
+            )
+            control = FakeControl(listener, name)
+            control.send(welcome)
+            yield control
 
 
 @asynccontextmanager
-async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
+async def scene() -> AsyncIterator[Scene]:
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
-            one = Scene(nursery, tmp_path / "control.sock")
+            one = Scene(nursery)
             await nursery.start(one.fleet.run)
             nursery.start_soon(one.link.run)
             yield one
             nursery.cancel_scope.cancel()
 
 
-async def test_a_request_wakes_its_model_and_is_answered(tmp_path: Path) -> None:
-    # Over a second: an OS socket ignores virtual time, in which links connect at once.
-    async with scene(tmp_path) as server, server.control() as control:
+async def test_a_request_wakes_its_model_and_is_answered() -> None:
+    async with scene() as server, server.control() as control:
         await control.hear_activity(in_flight=0, is_ready=False)
-        await control.tell(S.SLEEPING)
+        control.tell(S.SLEEPING)
         while (status := server.fleet.status()).told is not S.SLEEPING:
             await trio.lowlevel.checkpoint()
         assert (state_of(status), status.is_coming) == (S.SLEEPING, True)
         stream = server.fleet.submit(make_request(max_tokens=20))
         await control.hear_wake()
-        await control.tell(S.LOADING)
+        control.tell(S.LOADING)
         await server.start_workers()
         token_ids, end = await read_all(stream)
         assert (token_ids, type(end)) == (completion_ids(0, 20), Finished)
@@ -216,9 +229,8 @@ async def test_a_request_wakes_its_model_and_is_answered(tmp_path: Path) -> None
         assert state_of(server.fleet.status()) is S.SERVING
 
 
-async def test_what_still_runs_on_workers_that_end_does_not_wake_its_model(tmp_path: Path) -> None:
-    # Over a second, as in the test above.
-    async with scene(tmp_path) as server, server.control() as control:
+async def test_what_still_runs_on_workers_that_end_does_not_wake_its_model() -> None:
+    async with scene() as server, server.control() as control:
         workers = await server.start_workers()
         await control.hear_activity(in_flight=0, is_ready=True)
         stream = server.fleet.submit(make_request(max_tokens=150))
@@ -226,30 +238,29 @@ async def test_what_still_runs_on_workers_that_end_does_not_wake_its_model(tmp_p
         await control.hear_activity(in_flight=1, is_ready=True)
         for worker in workers:
             worker.is_draining = True
-        await control.tell(S.DRAINING)
+        control.tell(S.DRAINING)
         await control.hear_activity(in_flight=1, is_ready=False)
-        await control.tell(S.DRAINING)  # makes another report due
+        control.tell(S.DRAINING)  # makes another report due
         await control.hear_activity(in_flight=1, is_ready=False)
         assert not control.wakes
         server.fleet.submit(make_request(2))
         await control.hear_wake()
 
 
-async def test_a_control_that_comes_back_hears_what_waits(tmp_path: Path) -> None:
-    async with scene(tmp_path) as server:
+async def test_a_control_that_comes_back_hears_what_waits() -> None:
+    async with scene() as server:
         async with server.control() as control:
-            await control.tell(S.DRAINING)
+            control.tell(S.DRAINING)
             while server.fleet.status().told is None:
                 await trio.lowlevel.checkpoint()
             server.fleet.submit(make_request())
             await control.hear_wake()
         async with server.control() as control:
-            await control.tell(S.STAGED)
+            control.tell(S.STAGED)
             await control.hear_activity(in_flight=1, is_ready=False)
             await control.hear_wake()
         async with server.control() as control:
-            await control.say_nonsense()
-            while await control.is_open():
-                pass
+            control.send(ControlNews(b"nonsense"))
+            await control.hear_hello()
         async with server.control() as control:
             await control.hear_activity(in_flight=1, is_ready=False)

@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from server.text.tokenizer import Conversation, TextModel
     from server.text.tool_forms.reasoning import Reasoner
     from server.text.tool_forms.tool_calls import ToolForm
+    from transport.control_protocol import ModelState
     from triolet.config import ServerConfig
-    from triolet.control_protocol import ModelState
     from triolet.sampling import Grammar
     from triolet.service_class import Scheduling
 

@@ -1,7 +1,8 @@
-"""Messages between servers and `triolet control`: lines of JSON over a Unix socket.
+"""Messages between servers and `triolet control`: JSON in SERVER_REPORT and CONTROL_NEWS frames.
 
 A server reports the activity of its models every second, and at once when a request needs a model
-that is not loaded. Control sends the states of all models on connecting and after each change.
+that is not loaded. Control sends the states of all models, or the routes of a fleet on several
+hosts, twice a second and after each change.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 
-MAX_LINE_BYTES: Final = 1024 * 1024
-"""Bytes of one line: a thousand models with names of 200 bytes and six versions each."""
+from triolet.config.routes import Route  # noqa: TC001 (msgspec reads the annotations)
+from triolet.units import KIB
 
-
+MAX_MESSAGE_BYTES: Final = 1024 * KIB
+"""Bytes of one message: a thousand models with names of 200 bytes and six versions each."""
+MAX_FRAME_BYTES: Final = MAX_MESSAGE_BYTES + KIB
+"""Bytes of its frame."""
 CONTROL_SOCKET: Final = "control.sock"
 """In the fleet's own folder: the socket for servers."""
 ADMIN_SOCKET: Final = "admin.sock"
@@ -70,11 +74,15 @@ class Activity(msgspec.Struct, frozen=True, tag_field="say", tag="activity"):
       server: its name.
       models: all of them.
       refused: reasons by name of models that this server could not add.
+      routes: its routes by public name.
+      fence: highest fence of a control that it has heard.
     """
 
     server: str
     models: tuple[ModelActivity, ...]
     refused: dict[str, str] = {}
+    routes: dict[str, Route] = {}
+    fence: int = 0
 
 
 class Wake(msgspec.Struct, frozen=True, tag_field="say", tag="wake"):
@@ -105,9 +113,18 @@ class ModelNews(msgspec.Struct, frozen=True):
 
 
 class Models(msgspec.Struct, frozen=True, tag_field="tell", tag="models"):
-    """The states of all models."""
+    """The states of all models, and the routes of a fleet on several hosts.
+
+    Attributes:
+      models: the states.
+      routes: routes by public name.
+      fence: rises with each process; servers ignore a lower one than they have heard. 0 from the
+        control of `triolet serve`, which is always the only one.
+    """
 
     models: tuple[ModelNews, ...]
+    routes: dict[str, Route] = {}
+    fence: int = 0
 
 
 Said: TypeAlias = Activity | Wake
@@ -117,49 +134,31 @@ _SAID: Final[msgspec.json.Decoder[Said]] = msgspec.json.Decoder(Said)
 _TOLD: Final = msgspec.json.Decoder(Models)
 
 
-def _decoded(decoder: msgspec.json.Decoder[T], line: bytes) -> T:
+def _decoded(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     try:
-        return decoder.decode(line)
+        return decoder.decode(body)
     except UnicodeDecodeError as error:
         raise msgspec.DecodeError(str(error)) from error
 
 
-def encode_line(message: Said | Models) -> bytes:
-    """Return a message as one line."""
-    return msgspec.json.encode(message) + b"\n"
+def encoded(message: Said | Models) -> bytes:
+    """Return a message as JSON."""
+    return msgspec.json.encode(message)
 
 
-def decode_said(line: bytes) -> Said:
+def decode_said(body: bytes) -> Said:
     """Parse a message of a server.
 
     Raises:
       msgspec.MsgspecError: it is not a valid message.
     """
-    return _decoded(_SAID, line)
+    return _decoded(_SAID, body)
 
 
-def decode_told(line: bytes) -> Models:
+def decode_told(body: bytes) -> Models:
     """Parse a message of control.
 
     Raises:
       msgspec.MsgspecError: it is not a valid message.
     """
-    return _decoded(_TOLD, line)
-
-
-class LineBuffer:
-    """Splits a stream of bytes into lines."""
-
-    def __init__(self) -> None:
-        self._unfinished = b""
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Return the lines that are now complete.
-
-        Raises:
-          msgspec.DecodeError: a line exceeds MAX_LINE_BYTES.
-        """
-        *lines, self._unfinished = (self._unfinished + data).split(b"\n")
-        if len(self._unfinished) > MAX_LINE_BYTES:
-            raise msgspec.DecodeError(f"a line has more than {MAX_LINE_BYTES} bytes")
-        return lines
+    return _decoded(_TOLD, body)
