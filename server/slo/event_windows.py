@@ -56,13 +56,10 @@ class EventWindows:
     Args:
       spans_s: lengths of the windows.
       now: the current time.
-
-    Attributes:
-      began_at: time of the first count.
     """
 
     def __init__(self, spans_s: Iterable[float], now: float) -> None:
-        self.began_at = now
+        self._began_at = now
         self._good = self._total = 0
         self._rings = {span_s: _Ring(span_s / SLOTS) for span_s in spans_s}
         self._due_at = -math.inf
@@ -82,6 +79,6 @@ class EventWindows:
         return EventCounts(self._good - ring.good[oldest], self._total - ring.total[oldest])
 
     def _advance(self, now: float) -> None:
-        elapsed_s = now - self.began_at
+        elapsed_s = now - self._began_at
         due_s = [one.advance(elapsed_s, self._good, self._total) for one in self._rings.values()]
-        self._due_at = self.began_at + min(due_s)
+        self._due_at = self._began_at + min(due_s)

@@ -101,6 +101,7 @@ class SloMeter:
     Attributes:
       counters: the counts of each objective.
       clock: see Args.
+      began_at: time since which it counts.
       slow_gap_s: time between two tokens above which a gap of a stream is slow.
     """
 
@@ -112,7 +113,8 @@ class SloMeter:
     ) -> None:
         config = config or ObjectivesConfig()
         self.clock = clock
-        self.counters = [ObjectiveCounter(one, config, clock()) for one in objectives]
+        self.began_at = clock()
+        self.counters = [ObjectiveCounter(one, config, self.began_at) for one in objectives]
         of_gaps = (one for one in objectives if one.indicator is Indicator.INTER_TOKEN)
         self.slow_gap_s = max((one.threshold_s or math.inf for one in of_gaps), default=math.inf)
         self._top_tenants = TopTenants(config.shown_tenants, config.tracked_tenants)
