@@ -99,10 +99,10 @@ HOMES: dict[str, tuple[str, ...]] = {
     "coredis": ("transport/redis_calls.py",),
     "prometheus_client": ("server/metrics",),
     "locust": ("loadtest/",),
-    "yaml": ("triolet/slo/objectives.py",),
+    "yaml": ("triolet/slo/objectives.py", "ops/slo_rules.py"),
 }
 NEVER = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
-SAFE_YAML = {"yaml.safe_load_all"}
+SAFE_YAML = {"yaml.safe_load_all", "yaml.safe_dump"}
 IMPURE = {"trio", "zmq", "socket", "torch", "time", "threading", "anyio", "asyncio"}
 
 

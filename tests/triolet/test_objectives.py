@@ -98,6 +98,7 @@ def test_windows_scale_the_burn_rates_so_that_alerts_mean_the_same_share(
         (document(indicatorRef="queue-wait", objectives=[{**LATE, "value": 0}]), "> 0.0"),
         (window("3d"), "timeWindow is '3d', isRolling true; allowed: 7d to 90d, isRolling"),
         (window("91d"), "timeWindow is '91d'"),
+        (window("169h"), "timeWindow is '169h'"),
         (window("1M"), "timeWindow is '1M'"),
         (window("4w"), "timeWindow is '4w'"),
         (window("30d", is_rolling=False), "isRolling false; allowed"),

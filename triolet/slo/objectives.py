@@ -25,8 +25,8 @@ MAX_FILE_BYTES: Final = MIB
 """Hundreds of bytes for each objective are usual."""
 FREEZE: Final = "freeze rollouts at 0"
 """The budget policy by which no rollout may begin while the budget is spent."""
-MIN_WINDOW_S: Final = 7 * 86_400
-MAX_WINDOW_S: Final = 90 * 86_400
+WINDOWS_S: Final = range(7 * 86_400, 90 * 86_400 + 1, 86_400)
+"""Whole days: longer than the windows of alerts, and as short as counts in memory make sense."""
 CLASSES: Final = {one.name.lower(): one for one in ServiceClass}
 
 
@@ -186,13 +186,13 @@ def _objective(document: Any, number: int) -> ServiceObjective:  # noqa: ANN401 
         raise ConfigError(f"document {number}: {error}") from None
     spec, notes = read.spec, read.metadata.annotations
     [window], [goal] = spec.time_window, spec.objectives
-    window_s = parse_span(window.duration)
+    window_s = parse_span(window.duration) or 0
     classes = set(_words(notes.class_))
     wants_time = spec.indicator_ref in TIMES
     has_time = (goal.op is not None, goal.value is not None)
     if spec.indicator_ref not in set(Indicator):
         trouble = f"indicatorRef is {spec.indicator_ref!r}; allowed: {', '.join(Indicator)}"
-    elif window_s is None or not window.is_rolling or not MIN_WINDOW_S <= window_s <= MAX_WINDOW_S:
+    elif window_s not in WINDOWS_S or not window.is_rolling:
         trouble = (
             f"timeWindow is {window.duration!r}, isRolling {str(window.is_rolling).lower()}; "
             "allowed: 7d to 90d, isRolling true"
