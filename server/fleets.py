@@ -171,6 +171,7 @@ class Fleets:
             self._metrics.add(name, config.model_digest, lambda: self.by_model[name].status())
         events = RequestEvents(self._quotas.price)
         self._metrics.fleets[name].subscribe_to(events)
+        self._metrics.slos.subscribe_to(events)
         self._quotas.subscribe_to(events)
         events.subscribe(RequestEnded, write_access_line)
         if self._ledger is not None:

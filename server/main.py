@@ -24,6 +24,7 @@ import trio
 from transport.zmq_network import ZmqNetwork
 from triolet.errors import ConfigError
 from triolet.process import return_large_blocks
+from triolet.slo.objectives import read_objectives
 from triolet.sqlite import Journal
 from triolet.status import SUCCESSOR_SIGNAL, ServerReady, report
 from triolet.tenants.ladders import require_models, require_tenant_ladders
@@ -42,6 +43,7 @@ from .metrics.metrics import Metrics
 from .model_changes import ModelChanges, read_models
 from .peers.peers import Peers
 from .scheduling.control_link import ControlLink
+from .slo.meter import SloMeter
 from .tenants.opening import opened_quotas
 from .tenants.tenancy import Tenancy, TenantFile
 from .tenants.usage_ledger import opened_ledger
@@ -155,7 +157,8 @@ def _require_ladder(config: ServerConfig) -> None:
 def _metrics(config: ServerConfig) -> Metrics:
     digests = {one.model_name: one.model_digest for one in config.of_models}
     first, *others = digests
-    return Metrics(first, config.metrics_compat, *others, digests=digests)
+    slos = SloMeter(read_objectives(config.objectives), config.objectives, trio.current_time)
+    return Metrics(first, config.metrics_compat, *others, digests=digests, slos=slos)
 
 
 def _show(

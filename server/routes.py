@@ -52,6 +52,8 @@ from .api.operations.probes import (
     ready,
     version,
 )
+from .api.operations.slo import OWN_SLO, fleet_slo, own_slo
+from .api.operations.slo import PATH as SLO
 from .api.route import WS, Permission, Route, RouteTable
 from .api.route import DocumentedOperation as Entry
 from .api.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -509,6 +511,20 @@ ROWS: Final[tuple[Route, ...]] = (
         Entry(
             "Fleet", "Get workers, KV blocks, queue and latencies, for operators.", "FleetStatus"
         ),
+    ),
+    Route(
+        "GET",
+        SLO,
+        fleet_slo,
+        OPERATOR,
+        Entry("Fleet", "Get burn rates and error budgets, for operators.", "SloReport"),
+    ),
+    Route(
+        "GET",
+        OWN_SLO,
+        own_slo,
+        OPERATOR,
+        Entry("Fleet", "Get the counts of objectives from one server process.", "SloCounts"),
     ),
     Route(
         "GET",

@@ -104,6 +104,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
+slo_app = typer.Typer(help="Service level objectives.", no_args_is_help=True)
 keys_app = typer.Typer(help="Keys for TCP links between processes.", no_args_is_help=True)
 config_app = typer.Typer(help="Settings of every process.", no_args_is_help=True)
 app.add_typer(adapter_app(), name="adapter")
@@ -115,6 +116,7 @@ model_app.add_typer(probe_app)
 model_app.add_typer(registry_app)
 model_app.add_typer(signature_app)
 app.add_typer(model_app, name="model")
+app.add_typer(slo_app, name="slo")
 app.add_typer(tenant_app, name="tenant")
 
 
@@ -491,6 +493,15 @@ def usage(
     from .usage_command import run_usage
 
     run_usage(sources.settings().server.usage.directory, by, since, as_csv=as_csv)
+
+
+@slo_app.command("rules")
+@with_settings("slo")
+def slo_rules(sources: SettingSources) -> None:
+    """Write Prometheus rules for the objectives to stdout."""
+    from ..slo_rules import write_rules
+
+    write_rules(sources.settings().server.objectives)
 
 
 @config_app.command("show")

@@ -57,6 +57,7 @@ _PATHS: Final = (
     ("server", "tenants", "quotas", "spend_file"),
     ("server", "batches", "directory"),
     ("server", "usage", "directory"),
+    ("server", "objectives", "file"),
     ("server", "curve_dir"),
     ("server", "hosts", "secret_file"),
     ("server", "hosts", "ca_file"),

@@ -1,5 +1,5 @@
 """Checks and resolves the settings of `triolet serve` before anything starts: models, names, sizes,
-the tenants file and the ladder of `model: auto`."""
+the tenants file, the objectives and the ladder of `model: auto`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from store.model_dir.bounded import within_check_time
 from triolet.errors import ConfigError
 from triolet.ids import Role
+from triolet.slo.objectives import read_objectives
 from triolet.tenants.form import read_tenants
 from triolet.tenants.ladders import require_models, require_tenant_ladders
 
@@ -37,10 +38,11 @@ def prepare(settings: Settings, stored: Iterable[Settings], gpus: tuple[str, ...
       gpus: GPUs of this machine, as CUDA_VISIBLE_DEVICES names them.
 
     Raises:
-      ConfigError: the settings cannot work on this machine.
+      ConfigError: the settings cannot work on this machine, or the objectives are invalid.
       FetchFailed: a model could not be downloaded.
     """
     require_auto(settings)
+    read_objectives(settings.server.objectives)
     models = list(stored)
     # Count models that do not start yet too, so that memory suffices when they do.
     num_workers = sum(own.fleet.prefill + own.fleet.decode for own in models)

@@ -426,7 +426,7 @@ def own_requests(
         client_request_id=shown_request_id(),
     )
     current_scope().cache = requests[0].cache
-    return requests
+    return [replace(one, is_streamed=is_streamed) for one in requests]
 
 
 def head(kind: str, prefix: str, model: ServedModel) -> dict[str, Any]:

@@ -120,6 +120,7 @@ class GenerationRequest:
         none.
       form: format of the resulting embedding; None for a text request.
       adapter: digest of the LoRA adapter; empty for the base model.
+      is_streamed: whether its client gets the tokens as they come.
       markers: tokens that the reader of the text must see, with their text, even if special tokens
         are skipped; None for none.
       auto: how its model was chosen; None if the client named it.
@@ -144,6 +145,7 @@ class GenerationRequest:
     form: VectorForm | None = None
     auto: AutoChoice | None = None
     adapter: bytes = b""
+    is_streamed: bool = False
 
 
 def input_request(
@@ -212,6 +214,8 @@ class Usage:
       ttft_s: time from submission to the first token; None without one.
       reasoning_tokens: completion tokens before the answer, without markers; None if the model does
         not reason.
+      slow_gaps: times between two tokens that are longer than the objective, apart from those in
+        which the client had to read first.
     """
 
     prompt_tokens: int
@@ -220,6 +224,7 @@ class Usage:
     queue_s: float = 0.0
     ttft_s: float | None = None
     reasoning_tokens: int | None = None
+    slow_gaps: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Events in the life of a request, and `RequestEvents`, which passes them to subscribers.
 
-Events carry ids, labels, counts and times, never text. Metrics, the access log, tenant accounts and
-the usage ledger subscribe (server/fleets.py); nothing else counts requests.
+Events carry ids, labels, counts and times, never text. Metrics, service level objectives, the
+access log, tenant accounts and the usage ledger subscribe (server/fleets.py); nothing else counts
+requests.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class RequestFacts:
       service_class: the class in which it was scheduled.
       is_input: whether it produces an embedding.
       auto: how its model was chosen; None if the client named it.
+      is_streamed: whether its client gets the tokens as they come.
     """
 
     request_id: bytes
@@ -51,6 +53,7 @@ class RequestFacts:
     service_class: ServiceClass
     is_input: bool
     auto: AutoChoice | None
+    is_streamed: bool = False
 
     @classmethod
     def of(cls, spec: GenerationRequest, model: str = "", model_digest: str = "") -> RequestFacts:
@@ -66,6 +69,7 @@ class RequestFacts:
             spec.scheduling.service_class,
             spec.form is not None,
             spec.auto,
+            spec.is_streamed,
         )
 
 
@@ -76,6 +80,9 @@ class RequestRefused:
     code: str
     tenant: str
     service_class: ServiceClass
+    status: int
+    model: str
+    model_digest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +102,22 @@ class RequestAccepted:
 
 @dataclass(frozen=True, slots=True)
 class RequestDispatched:
-    """The request's first attempt starts, `queue_s` after submission."""
+    """The request's first attempt starts, `queue_s` after submission, in the `zone` of its decode
+    worker."""
 
     facts: RequestFacts
     queue_s: float
+    zone: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class FirstTokenArrived:
-    """The request's first token arrived, `ttft_s` after submission."""
+    """The request's first token arrived, `ttft_s` after submission, from the `zone` of its decode
+    worker."""
 
     facts: RequestFacts
     ttft_s: float
+    zone: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +140,8 @@ class RequestEnded:
       elapsed_s: time since submission.
       is_begun: whether a worker was asked to compute it.
       cost: the amount charged; None if nothing is charged.
+      status: HTTP status of the outcome, also of a stream whose headers said 200.
+      zone: zone of the decode worker of its last attempt; empty without one.
     """
 
     facts: RequestFacts
@@ -138,6 +151,8 @@ class RequestEnded:
     elapsed_s: float
     is_begun: bool = True
     cost: RequestCost | None = None
+    status: int = 200
+    zone: str = ""
 
     @property
     def counted(self) -> Usage:

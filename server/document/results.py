@@ -286,5 +286,30 @@ RESULTS: Final[dict[str, Schema]] = {
         recent={"type": "object"},
         workers=_list({"type": "object"}),
     ),
+    "SloReport": _object(
+        object=_one_of("slo_report"),
+        observed_s={"type": "number"},
+        servers=_COUNT,
+        is_frozen={"type": "boolean"},
+        reason=_TEXT,
+        objectives=_list(
+            _object(
+                name=_TEXT,
+                indicator=_TEXT,
+                target={"type": "number"},
+                freezes={"type": "boolean"},
+                budget=_object(
+                    minutes={"type": "number"},
+                    remaining_minutes={"type": "number"},
+                    is_spent={"type": "boolean"},
+                ),
+                burn_rates={"type": "object"},
+                events={"type": "object"},
+                alerts=_list(_one_of("page", "ticket")),
+                versions=_list({"type": "object"}),
+            )
+        ),
+    ),
+    "SloCounts": _object(observed_s={"type": "number"}, rows=_list({"type": "array"})),
     "Anything": {"type": "object"},
 }

@@ -20,11 +20,12 @@ from triolet.ids import Role
 from ..cache.store import ResponseStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from triolet.store_health import StoreHealth
 
     from ..scheduling.status import FleetStatus, WorkerStatus
+    from ..slo.meter import ObjectiveCounter
     from ..text.turns import Turns
 
 
@@ -215,6 +216,29 @@ def usage_families(dropped: int) -> Iterator[Metric]:
     """Yield metrics of the usage ledger; 0 if there is none."""
     text = "Records of ended requests that the usage ledger dropped"
     yield family(COUNTER, "usage_records_dropped", text, (), [((), dropped)])
+
+
+def slo_families(counters: Sequence[ObjectiveCounter]) -> list[Metric]:
+    """Return the events of all objectives, read in one go: a share of two counters would be wrong
+    if one was read later than the other."""
+    found = []
+    for which, text in ((1, "events"), (0, "good")):
+        help_of = "Events that an objective counts" if which else "Those of them that are good"
+        series = [
+            ((one.objective.name, *labels), float(counts[which]))
+            for one in counters
+            for labels, counts in one.series.items()
+        ]
+        tenants = [
+            ((one.objective.name, tenant), float(counts[which]))
+            for one in counters
+            for tenant, counts in one.tenants.items()
+        ]
+        labels = ("slo", "model", "version", "class", "zone")
+        found.append(family(COUNTER, f"slo_{text}", help_of, labels, series))
+        tenant_labels = ("slo", "tenant")
+        found.append(family(COUNTER, f"slo_tenant_{text}", help_of, tenant_labels, tenants))
+    return found
 
 
 def membership_families(health: StoreHealth | None) -> Iterator[Metric]:

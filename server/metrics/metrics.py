@@ -18,11 +18,13 @@ from prometheus_client import (
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
+from ..slo.meter import SloMeter
 from .collectors import (
     alias_families,
     by_model,
     fleet_families,
     membership_families,
+    slo_families,
     surface_families,
     usage_families,
 )
@@ -64,11 +66,13 @@ class Metrics:
       compat: `vllm` to add aliases under vLLM's names, `none` for own names only.
       others: names of further models.
       digests: digests of the models' versions, by name; models in no store have none.
+      slos: counts for the service level objectives; None without objectives.
 
     Attributes:
       auto: counts requests for `auto`.
       versions: tokens and worker-seconds of each model version.
       usage_dropped: returns the number of records that the usage ledger dropped.
+      slos: see Args.
       membership: whether the store of members answers; None without one.
       fleets: observer of each model's scheduler, by the model's name.
       fleet: observer of the first model's scheduler.
@@ -81,6 +85,7 @@ class Metrics:
         compat: str,
         *others: str,
         digests: Mapping[str, str] = MappingProxyType({}),
+        slos: SloMeter | None = None,
     ) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
         self._compat = compat
@@ -92,6 +97,8 @@ class Metrics:
         self.versions = VersionMetrics(self._registry)
         self.usage_dropped: Callable[[], int] = int
         self._registry.register(Reading(lambda: usage_families(self.usage_dropped())))
+        self.slos = slos or SloMeter()
+        self._registry.register(Reading(lambda: slo_families(self.slos.counters)))
         self.membership: StoreHealth | None = None
         self._registry.register(Reading(lambda: membership_families(self.membership)))
         self._registries: dict[str, CollectorRegistry] = {}
@@ -118,6 +125,7 @@ class Metrics:
         registry = self._registries[model] = CollectorRegistry(auto_describe=False)
         versions = {digest: self.versions.of(model, digest)}
         fleet = self.fleets[model] = FleetMetrics(registry, self.tenants, versions)
+        fleet.slow_gap_s = self.slos.slow_gap_s
         if status is not None:
             self._statuses[model] = status
         return fleet
@@ -133,6 +141,7 @@ class Metrics:
         self._statuses.pop(model, None)
         del self._registries[model]
         self.auto.forget(model)
+        self.slos.forget(model)
         for digest in fleet.version_tokens:
             self.versions.forget(model, digest)
 

@@ -392,10 +392,11 @@ class Attempts:
     def _begin(self, request: Request, route: Route, now: float, *, is_over_share: bool) -> None:
         pair, spec = route.pair, request.spec
         times = request.times
+        request.zone = pair.decode.site.zone
         if times.dispatched_at is None:
             times.dispatched_at = now
             queue_s = now - times.submitted_at
-            self._table.events.publish(RequestDispatched(request.facts, queue_s))
+            self._table.events.publish(RequestDispatched(request.facts, queue_s, request.zone))
         self._overload.dispatched(request.forecast, now)
         need = request.need
         key = AttemptKey(spec.request_id, request.num_attempts)
@@ -546,7 +547,13 @@ class Attempts:
                 times.first_token_at = now
                 self._overload.first_token(request.forecast, now)
                 ttft_s = now - times.submitted_at
-                self._table.events.publish(FirstTokenArrived(request.facts, ttft_s))
+                event = FirstTokenArrived(request.facts, ttft_s, request.zone)
+                self._table.events.publish(event)
             else:
-                self._observer.token_gaps.observe(now - times.last_token_at)
+                gap_s = now - times.last_token_at
+                self._observer.token_gaps.observe(gap_s)
+                if gap_s > self._observer.slow_gap_s:
+                    # With half a window unread the row was paused: the client is slow.
+                    num_unread = num_before - request.output.num_taken
+                    times.slow_gaps += num_unread <= request.window // 2
             times.last_token_at = now

@@ -165,12 +165,13 @@ class Attempt:
 
 @dataclass(slots=True)
 class Times:
-    """Times of a request's events, by the server's monotonic clock."""
+    """Times of a request's events, by the server's monotonic clock; `slow_gaps` as in Usage."""
 
     submitted_at: float
     dispatched_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float | None = None
+    slow_gaps: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -195,6 +196,7 @@ class Request:
       poison: whether it crashes workers.
       shunned: addresses of workers where it failed; others are preferred.
       fingerprint: model that made its first token.
+      zone: zone of the last attempt's decode worker.
       is_begun: a worker was told to compute its prompt.
       origin: another choice that it may share a prompt with, or None.
       cached_tokens: prompt tokens that were already cached; None until a worker reported it.
@@ -225,6 +227,7 @@ class Request:
     poison: PoisonDetector = field(default_factory=PoisonDetector)
     shunned: frozenset[str] = frozenset()
     fingerprint: str = ""
+    zone: str = ""
     is_begun: bool = False
     origin: Request | None = None
     cached_tokens: int | None = None
@@ -347,6 +350,7 @@ class Request:
             reasoning_tokens=None
             if reasoning is None
             else reasoning.num_reasoning(self.relay.token_ids),
+            slow_gaps=times.slow_gaps,
         )
 
 
@@ -490,7 +494,14 @@ class RequestTable:
     def reject(self, scheduling: Scheduling, error: RequestError) -> None:
         """Publish a refusal, and mark the error as counted."""
         error.is_of_queue = True
-        refused = RequestRefused(error.code, scheduling.tenant, scheduling.service_class)
+        refused = RequestRefused(
+            error.code,
+            scheduling.tenant,
+            scheduling.service_class,
+            error.status,
+            self._config.model_name,
+            self.model_digest,
+        )
         self.events.publish(refused)
 
     def accept(self, spec: GenerationRequest, now: float, *, turn: int = 0) -> Request:
@@ -557,6 +568,8 @@ class RequestTable:
                 now - request.times.submitted_at,
                 is_begun,
                 cost,
+                outcome.value.status,
+                request.zone,
             )
         )
         request.terminal = terminal

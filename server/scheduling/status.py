@@ -4,6 +4,7 @@ Observer calls are synchronous and must be quick: they run between two tokens.""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -191,11 +192,13 @@ class Observer:
 
     Attributes:
       token_gaps: times between two tokens of one sequence [s].
+      slow_gap_s: longest time between two tokens by the objectives (docs/SLO.md).
     """
 
     def __init__(self, overload: OverloadObserver | None = None) -> None:
         self.overload = overload or OverloadObserver()
         self.token_gaps = ValueCounts(())
+        self.slow_gap_s = math.inf
 
     def prompt_routed(self, role: str, why: str) -> None:
         """Called when a prompt's role is decided, with the reason."""

@@ -11,6 +11,7 @@ from .test_layout import ROOMS, ROOT, imports_of, sources
 
 IMPORT_NAMES = {
     "dnspython": "dns",
+    "pyyaml": "yaml",
     "pyzmq": "zmq",
     "prometheus-client": "prometheus_client",
     "quart-trio": "quart_trio",

@@ -20,10 +20,14 @@ from .test_layout import ROOT
 MONITORING = ROOT / "ops" / "monitoring"
 BOARD = json.loads((MONITORING / "grafana.json").read_text("utf-8"))
 PANELS: list[dict[str, Any]] = [panel for panel in BOARD["panels"] if panel["type"] != "row"]
-GROUPS = yaml.safe_load((MONITORING / "alerts.yml").read_text("utf-8"))["groups"]
+GROUPS, GENERATED = (
+    yaml.safe_load((MONITORING / name).read_text("utf-8"))["groups"]
+    for name in ("alerts.yml", "slo_rules.yml")
+)
 RULES: list[dict[str, Any]] = [rule for group in GROUPS for rule in group["rules"]]
-ALERTS = [rule for rule in RULES if "alert" in rule]
-RECORDS = {rule["record"] for rule in RULES if "record" in rule}
+OF_OBJECTIVES: list[dict[str, Any]] = [rule for group in GENERATED for rule in group["rules"]]
+ALERTS = [rule for rule in (*RULES, *OF_OBJECTIVES) if "alert" in rule]
+RECORDS = {rule["record"] for rule in OF_OBJECTIVES if "record" in rule}
 
 SAMPLE_OF_HISTOGRAM = re.compile(r"_(bucket|count|sum)$")
 UNITS = {"short", "reqps", "ops", "cpm", "s", "bytes", "Bps", "percentunit"}
@@ -63,13 +67,19 @@ def expressions() -> dict[str, str]:
         for panel in PANELS
         for target in panel["targets"]
     }
-    return found | {rule.get("alert") or rule["record"]: rule["expr"] for rule in RULES}
+    found |= {rule["alert"]: rule["expr"] for rule in RULES}
+    return found | {name_of(rule): rule["expr"] for rule in OF_OBJECTIVES}
+
+
+def name_of(rule: dict[str, Any]) -> str:
+    """Return the name of a rule of an objective; its labels tell it apart from those of others."""
+    return f"{rule.get('alert') or rule['record']} {rule['labels']['sloth_slo']}"
 
 
 @pytest.mark.parametrize("where", expressions())
 def test_expressions_are_promql_and_of_metrics_that_exist(where: str) -> None:
     names, over_time = selectors(expressions()[where])
-    assert names, "selects no metric"
+    assert names or expressions()[where].startswith("vector("), "selects no metric"
     assert {family(name) for name in names} <= exposed_metrics() | OF_THE_CLIENT | RECORDS
     by_themselves = Counter(names) - Counter(over_time)
     assert not [name for name in by_themselves if name.endswith("_total")], "counters"
@@ -103,8 +113,9 @@ def test_panels_are_told_apart_and_cover_nothing() -> None:
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: str(rule["alert"]))
 def test_an_alert_says_what_is_wrong_and_where_to_read_on(rule: dict[str, Any]) -> None:
-    assert rule["labels"]["severity"] in {"page", "ticket"}
-    assert re.fullmatch(r"\d+[sm]", rule["for"])
+    assert rule["labels"]["severity"] in {"page", "ticket", "deployment"}
+    # A pair of windows waits by itself.
+    assert "sloth_slo" in rule["labels"] or re.fullmatch(r"\d+[sm]", rule["for"])
     notes = rule["annotations"]
     assert set(notes) == {"summary", "description", "runbook"}
     assert notes["summary"]
@@ -115,7 +126,7 @@ def test_an_alert_says_what_is_wrong_and_where_to_read_on(rule: dict[str, Any]) 
 
 
 def test_every_rule_has_a_name_of_its_own() -> None:
-    names = [rule.get("alert") or rule["record"] for rule in RULES]
+    names = [rule["alert"] for rule in RULES] + [name_of(rule) for rule in OF_OBJECTIVES]
     assert len(set(names)) == len(names)
 
 

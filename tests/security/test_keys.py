@@ -222,7 +222,10 @@ async def test_what_concerns_everybody_needs_an_operators_key() -> None:
     for_operators = paths_with(Permission.OPERATOR)
     assert for_operators == {
         f"{path}{own}"
-        for path in ("/metrics", "/load", "/fleet/audit", "/fleet/status", "/fleet/usage")
+        for path in (
+            *("/metrics", "/load", "/admin/slo"),
+            *("/fleet/audit", "/fleet/status", "/fleet/usage"),
+        )
         for own in ("", "/own")
     }
     async with surface(tenancy=RING) as server:

@@ -59,7 +59,7 @@ def ended_with(usage: Usage, facts: RequestFacts = FACTS) -> RequestEnded:
 
 
 def refused_with(code: str) -> RequestRefused:
-    return RequestRefused(code, "", ServiceClass.DEFAULT)
+    return RequestRefused(code, "", ServiceClass.DEFAULT, 503, "demo", "")
 
 
 def lines(metrics: Metrics) -> set[str]:
@@ -163,7 +163,8 @@ def test_tenants_are_counted_by_class_and_outcome_and_nobody_where_there_are_non
     usage = Usage(prompt_tokens=100, completion_tokens=2, cached_tokens=64)
     metrics.fleet.ended(ended_with(usage, alice))
     metrics.fleet.ended(ended_with(Usage(10, 0)))
-    metrics.fleet.refused(RequestRefused("overloaded", alice.tenant, alice.service_class))
+    refused = replace(refused_with("overloaded"), tenant=alice.tenant)
+    metrics.fleet.refused(replace(refused, service_class=alice.service_class))
     metrics.tenants.watch(lambda: TenancyReport(2, 3, 1, "no TOML"))
     of_tenants = {line for line in lines(metrics) if line.startswith("triolet_tenant")}
     labels = 'class="critical"'

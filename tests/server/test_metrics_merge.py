@@ -17,7 +17,7 @@ def exposition(requests: int) -> str:
     metrics.watch(FakeFleet().status, lambda: requests, lambda: {"direct": 1})
     for _ in range(requests):
         metrics.fleet.first_token(FirstTokenArrived(FACTS, 0.01))
-        metrics.fleet.refused(RequestRefused('a"b} c', "", ServiceClass.DEFAULT))
+        metrics.fleet.refused(RequestRefused('a"b} c', "", ServiceClass.DEFAULT, 503, "demo", ""))
     return metrics.exposition().decode()
 
 

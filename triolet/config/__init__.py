@@ -18,6 +18,7 @@ from .hosts import HostsConfig
 from .limits import require
 from .link import MAX_LENDERS, LinkConfig, MemorySharing, WireConfig
 from .models import MAX_MODELS, FleetModelConfig, ServedModelConfig
+from .objectives import ObjectivesConfig
 from .parsers import ReasoningParser, ToolParser
 from .redis_url import AT, has_password, resolved_url, shown_url
 from .responses import OF_CONNECTION, StoredResponsesConfig
@@ -133,6 +134,7 @@ __all__ = [
     "MaskConfig",
     "MemorySharing",
     "ModelLimits",
+    "ObjectivesConfig",
     "OverloadConfig",
     "PeerServersConfig",
     "Pinning",

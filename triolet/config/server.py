@@ -21,6 +21,7 @@ from .limits import Count, CountOrZero, LabelText, NotNegative, Positive, requir
 from .link import LinkConfig
 from .membership import MembershipConfig
 from .models import ServedModelConfig  # noqa: TC001 (get_type_hints reads the annotations)
+from .objectives import ObjectivesConfig
 from .parsers import ReasoningParser, ToolParser
 from .responses import StoredResponsesConfig
 from .scheduling import (
@@ -363,6 +364,7 @@ class ServerConfig:
     embedding: EmbeddingLimits = field(default_factory=EmbeddingLimits)
     batches: BatchConfig = field(default_factory=BatchConfig)
     usage: UsageConfig = field(default_factory=UsageConfig)
+    objectives: ObjectivesConfig = field(default_factory=ObjectivesConfig)
     grammar: GrammarConfig = field(default_factory=GrammarConfig)
     template: TemplateConfig = field(default_factory=TemplateConfig)
     zone: LabelText = ""

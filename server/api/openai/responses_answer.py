@@ -281,7 +281,7 @@ class ResponseAnswer:
             within_s=longest_s(plan.model.config),
             client_request_id=self._client_request_id,
         )
-        request = replace(request, request_id=self._request_id)
+        request = replace(request, request_id=self._request_id, is_streamed=True)
         head = response_head(self.id, self._create, request, plan.model.name)
         events = ResponseEvents(
             head, self._create, message_frame, plan.tool_form, plan.thinking, self.stream_id

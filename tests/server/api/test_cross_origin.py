@@ -31,7 +31,15 @@ PREFLIGHT = {
     "Access-Control-Request-Method": "POST",
     "Access-Control-Request-Headers": ASKED,
 }
-ADMIN = ("/metrics", "/metrics/own", "/load", "/fleet/status", "/fleet/audit", "/fleet/usage")
+ADMIN = (
+    "/metrics",
+    "/metrics/own",
+    "/load",
+    "/fleet/status",
+    "/fleet/audit",
+    "/fleet/usage",
+    "/admin/slo",
+)
 
 
 def exposed(answer: Answer) -> set[str]:

@@ -42,7 +42,7 @@ async def test_it_tells_workers_blocks_and_what_was_counted() -> None:
 async def test_refusals_are_told_by_code_whatever_their_class() -> None:
     async with surface() as server:
         for service_class in (ServiceClass.DEFAULT, ServiceClass.BATCH):
-            refused = RequestRefused("overloaded", "", service_class)
+            refused = RequestRefused("overloaded", "", service_class, 503, "demo", "")
             server.services.metrics.fleet.refused(refused)
         server.services.metrics.fleet.refused(replace(refused, code="no_worker"))
         status = (await server.request("GET", "/fleet/status")).json

@@ -1,0 +1,1 @@
+"""Service level objectives: counts, burn rates and error budgets of this server."""

@@ -1,0 +1,194 @@
+"""Counts good and total events of each service level objective, from request events
+(docs/SLO.md says what counts where)."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from triolet.config import ObjectivesConfig
+from triolet.service_class import ServiceClass
+from triolet.slo.burn_alerts import DEPLOYMENT, SPANS_S
+from triolet.slo.objectives import Indicator
+
+from ..contract.request_events import (
+    FirstTokenArrived,
+    RequestDispatched,
+    RequestEnded,
+    RequestRefused,
+)
+from .event_windows import EventWindows
+from .top_tenants import OTHERS, TopTenants
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from triolet.slo.objectives import ServiceObjective
+
+    from ..contract.request_events import RequestEvents, RequestFacts
+
+ModelVersion: TypeAlias = tuple[str, str]
+"""Name of a model and digest of its version, which is empty for a model in no store."""
+VERSION_SPANS_S: Final = (SPANS_S[DEPLOYMENT.long], SPANS_S[DEPLOYMENT.short])
+
+
+class ObjectiveCounter:
+    """The events of one objective.
+
+    Args:
+      objective: the objective.
+      config: bounds.
+      now: the current time.
+
+    Attributes:
+      objective: see Args.
+      windows: all of its events.
+      versions: the latest events of each version, the oldest version first.
+      series: good and total events by model, digest, class and zone.
+      tenants: good and total events by tenant.
+    """
+
+    def __init__(self, objective: ServiceObjective, config: ObjectivesConfig, now: float) -> None:
+        self.objective = objective
+        self.windows = EventWindows((*SPANS_S.values(), objective.window_s), now)
+        self.versions: dict[ModelVersion, EventWindows] = {}
+        self.series: defaultdict[tuple[str, ...], list[int]] = defaultdict(_no_events)
+        self.tenants: defaultdict[str, list[int]] = defaultdict(_no_events)
+        self._most_versions = config.kept_versions
+
+    def add(
+        self, of: RequestFacts | RequestRefused, zone: str, tenant: str, now: float, *, good: bool
+    ) -> None:
+        """Count an event.
+
+        Args:
+          of: the request.
+          zone: zone of the worker that has it; empty if there is none.
+          tenant: the name under which its tenant counts; empty for none.
+          now: the current time.
+          good: whether the event is good.
+        """
+        version = (of.model, of.model_digest)
+        if version not in self.versions:
+            if len(self.versions) >= self._most_versions:
+                self.forget(next(iter(self.versions)))
+            self.versions[version] = EventWindows(VERSION_SPANS_S, now)
+        for windows in (self.windows, self.versions[version]):
+            windows.add(now, is_good=good)
+        counts = [self.series[(*version, of.service_class.name.lower(), zone)]]
+        if tenant:
+            counts.append(self.tenants[tenant])
+        for good_and_total in counts:
+            good_and_total[0] += good
+            good_and_total[1] += 1
+
+    def forget(self, version: ModelVersion) -> None:
+        """Drop the counts of a version."""
+        del self.versions[version]
+        for labels in [one for one in self.series if one[:2] == version]:
+            del self.series[labels]
+
+
+class SloMeter:
+    """Counts the events of all objectives.
+
+    Args:
+      objectives: the objectives.
+      config: bounds.
+      clock: returns the time [s].
+
+    Attributes:
+      counters: the counts of each objective.
+      clock: see Args.
+      began_at: time since which it counts.
+      slow_gap_s: time between two tokens above which a gap of a stream is slow.
+    """
+
+    def __init__(
+        self,
+        objectives: Sequence[ServiceObjective] = (),
+        config: ObjectivesConfig | None = None,
+        clock: Callable[[], float] = float,
+    ) -> None:
+        config = config or ObjectivesConfig()
+        self.clock = clock
+        self.began_at = clock()
+        self.counters = [ObjectiveCounter(one, config, self.began_at) for one in objectives]
+        of_gaps = (one for one in objectives if one.indicator is Indicator.INTER_TOKEN)
+        self.slow_gap_s = max((one.threshold_s or math.inf for one in of_gaps), default=math.inf)
+        self._top_tenants = TopTenants(config.shown_tenants, config.tracked_tenants)
+
+    def subscribe_to(self, events: RequestEvents) -> None:
+        """Count these events from now on."""
+        events.subscribe(RequestRefused, self.refused)
+        events.subscribe(RequestDispatched, self.dispatched)
+        events.subscribe(FirstTokenArrived, self.first_token)
+        events.subscribe(RequestEnded, self.ended)
+
+    def refused(self, event: RequestRefused) -> None:
+        """Count a refusal that is not the client's fault. Refused batch lines return until they are
+        accepted, so they do not count."""
+        if event.status >= 500 and event.service_class is not ServiceClass.BATCH:
+            self._count(Indicator.AVAILABILITY, event, "", is_bad=True)
+
+    def dispatched(self, event: RequestDispatched) -> None:
+        """Count a wait in the queue."""
+        self._count(Indicator.QUEUE_WAIT, event.facts, event.zone, event.queue_s)
+
+    def first_token(self, event: FirstTokenArrived) -> None:
+        """Count a time to first token."""
+        self._count(Indicator.FIRST_TOKEN, event.facts, event.zone, event.ttft_s)
+
+    def ended(self, event: RequestEnded) -> None:
+        """Count a request, and whether its stream was whole and even."""
+        facts, zone, is_failed = event.facts, event.zone, event.status >= 500
+        if is_failed or event.status < 400:
+            self._count(Indicator.AVAILABILITY, facts, zone, is_bad=is_failed)
+        num_gaps = event.usage.completion_tokens - 1
+        if facts.is_streamed:
+            self._count(Indicator.STREAM_COMPLETION, facts, zone, is_bad=is_failed)
+        if facts.is_streamed and num_gaps > 0:
+            # The 99th percentile: of 100 gaps one may be slow, of fewer none.
+            is_uneven = event.usage.slow_gaps > num_gaps // 100
+            self._count(Indicator.INTER_TOKEN, facts, zone, is_bad=is_uneven)
+        tokens = event.counted.prompt_tokens + event.usage.completion_tokens
+        if facts.tenant and self._top_tenants.add(facts.tenant, tokens):
+            for counter in self.counters:
+                for name in counter.tenants.keys() - self._top_tenants.names - {OTHERS}:
+                    del counter.tenants[name]
+
+    def forget(self, model: str) -> None:
+        """Drop the counts of a removed model."""
+        for counter in self.counters:
+            for version in [one for one in counter.versions if one[0] == model]:
+                counter.forget(version)
+
+    def _count(
+        self,
+        indicator: Indicator,
+        of: RequestFacts | RequestRefused,
+        zone: str,
+        elapsed_s: float | None = None,
+        *,
+        is_bad: bool = False,
+    ) -> None:
+        """Count an event for each objective of an indicator.
+
+        Args:
+          indicator: the indicator.
+          of: the request.
+          zone: see `ObjectiveCounter.add`.
+          elapsed_s: a time that is good up to the objective's threshold.
+          is_bad: whether the event is bad in any case.
+        """
+        tenant = of.tenant and self._top_tenants.name_of(of.tenant)
+        for counter in self.counters:
+            objective = counter.objective
+            if objective.indicator is indicator and objective.covers(of.model, of.service_class):
+                is_late = elapsed_s is not None and elapsed_s > (objective.threshold_s or math.inf)
+                counter.add(of, zone, tenant, self.clock(), good=not (is_bad or is_late))
+
+
+def _no_events() -> list[int]:
+    return [0, 0]

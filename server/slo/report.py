@@ -1,0 +1,119 @@
+"""Burn rates, error budgets and whether rollouts are frozen, from the counts of all servers on one
+port. Pure: counts in, JSON out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from triolet.slo.burn_alerts import DEPLOYMENT, PAIRS, SPANS_S
+
+from .event_windows import EventCounts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from triolet.slo.burn_alerts import BurnAlert
+    from triolet.slo.objectives import ServiceObjective
+
+    from .meter import ObjectiveCounter
+
+BUDGET: Final = "budget"
+"""The window of an objective's error budget, beside those of SPANS_S."""
+CountRow: TypeAlias = tuple[str, str, str, str, int, int]
+"""Objective, model, digest, window, good and total events; without a model for all versions."""
+WindowCounts: TypeAlias = "Mapping[str, EventCounts]"
+
+
+def rows_of(counters: Iterable[ObjectiveCounter], now: float) -> list[CountRow]:
+    """Return the counts of this server."""
+    rows: list[CountRow] = []
+    for counter in counters:
+        name = counter.objective.name
+        for window, span_s in (*SPANS_S.items(), (BUDGET, counter.objective.window_s)):
+            rows.append((name, "", "", window, *counter.windows.over(span_s, now)))
+        for (model, digest), windows in counter.versions.items():
+            for window in (DEPLOYMENT.long, DEPLOYMENT.short):
+                rows.append((name, model, digest, window, *windows.over(SPANS_S[window], now)))
+    return rows
+
+
+def slo_report(
+    objectives: Iterable[ServiceObjective], rows: Iterable[Sequence[Any]], observed_s: float
+) -> dict[str, Any]:
+    """Return the state of all objectives.
+
+    Args:
+      objectives: the objectives.
+      rows: the rows of all servers.
+      observed_s: for how long the first of them has counted.
+    """
+    counts: dict[tuple[str, str, str], dict[str, EventCounts]] = {}
+    for name, model, digest, window, good, total in rows:
+        of_version = counts.setdefault((name, model, digest), {})
+        before = of_version.get(window, EventCounts())
+        of_version[window] = EventCounts(before.good + good, before.total + total)
+    shown = [_shown(one, counts, observed_s) for one in objectives]
+    spent = [one["name"] for one in shown if one["freezes"] and one["budget"]["is_spent"]]
+    reason = f"the error budget of {' and '.join(spent)} is spent" if spent else ""
+    return {
+        "object": "slo_report",
+        "observed_s": observed_s,
+        "is_frozen": bool(spent),
+        "reason": reason,
+        "objectives": shown,
+    }
+
+
+def _shown(
+    objective: ServiceObjective,
+    counts: Mapping[tuple[str, str, str], WindowCounts],
+    observed_s: float,
+) -> dict[str, Any]:
+    whole = counts.get((objective.name, "", ""), {})
+    minutes = objective.window_s / 60 * objective.budget
+    # What was not observed counts as good: a server that has just started has a whole budget.
+    spent_share = whole.get(BUDGET, EventCounts()).bad_share or 0.0
+    remaining = minutes - spent_share * min(observed_s, objective.window_s) / 60
+    return {
+        "name": objective.name,
+        "description": objective.description,
+        "indicator": objective.indicator,
+        "target": objective.target,
+        "threshold_s": objective.threshold_s,
+        "window_s": objective.window_s,
+        "freezes": objective.freezes,
+        "budget": {
+            "minutes": round(minutes, 3),
+            "remaining_minutes": round(remaining, 3),
+            "is_spent": remaining <= 0,
+        },
+        "events": {window: found._asdict() for window, found in whole.items()},
+        "burn_rates": {window: burn_rate(objective, found) for window, found in whole.items()},
+        "alerts": sorted({pair.severity for pair in PAIRS if fires(pair, objective, whole)}),
+        "versions": [
+            {
+                "model": model,
+                "version": digest,
+                "events": {window: found._asdict() for window, found in of_version.items()},
+                "burn_rates": {
+                    window: burn_rate(objective, found) for window, found in of_version.items()
+                },
+                "is_burning": fires(DEPLOYMENT, objective, of_version),
+            }
+            for (name, model, digest), of_version in counts.items()
+            if name == objective.name and model
+        ],
+    }
+
+
+def burn_rate(objective: ServiceObjective, found: EventCounts) -> float | None:
+    """Return how many times too fast the budget is spent; None without events."""
+    return None if found.bad_share is None else found.bad_share / objective.budget
+
+
+def fires(pair: BurnAlert, objective: ServiceObjective, whole: WindowCounts) -> bool:
+    """Return whether both windows of a pair burn too fast."""
+    both = [whole.get(window, EventCounts()) for window in (pair.long, pair.short)]
+    limit = pair.rate_for(objective.window_s)
+    is_burning = all((burn_rate(objective, found) or 0.0) > limit for found in both)
+    return is_burning and both[0].bad >= pair.min_bad

@@ -1,0 +1,1 @@
+"""Tests of server/slo: counts, burn rates and budgets of the objectives."""
