@@ -259,9 +259,11 @@ wheel: install-dev  ## build sdist and wheel into dist/, install the wheel into 
 BUILDAH := buildah build --format docker
 IMAGES ?= $(if $(DEBIAN),$(BUILDAH),$(if $(shell command -v podman),podman build --format docker,$(if $(shell command -v docker),docker build,$(BUILDAH))))
 
-container:  ## build the image triolet:latest (docs/install.md; DEBIAN=bookworm pulls no image, ARGS="--build-arg RUNTIME=…")
+DEVICE ?= cpu
+
+container:  ## build the image triolet:latest (docs/install.md; DEVICE=cuda: triolet:cuda; DEBIAN=bookworm pulls no image)
 	$(if $(DEBIAN),ops/deploy/debian_bases.sh $(DEBIAN))
-	$(IMAGES) --file Containerfile --tag triolet:latest \
+	$(IMAGES) --file Containerfile --build-arg DEVICE=$(DEVICE) --tag triolet:$(if $(filter cuda,$(DEVICE)),cuda,latest) \
 	  $(if $(DEBIAN),--build-arg BUILDER=localhost/triolet-builder --build-arg RUNTIME=localhost/triolet-runtime) $(ARGS) .
 
 clean:  ## remove files of builds and tests, but not the environment

@@ -4,6 +4,7 @@ command line and configuration."""
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import kubernetes_validate
@@ -18,7 +19,6 @@ from .rendering import POD_IP, WHOLE, Manifest, Workload, manifests, named, work
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 
@@ -81,6 +81,8 @@ def check_server(one: Workload, config: ServerConfig) -> None:
     assert (config.host, config.port) == ("0.0.0.0", one.port("http"))
     assert not config.allow_remote_clients, "keys admit clients"
     assert config.tenants.file == "/run/triolet/tenants/tenants.toml"
+    spend_file = config.tenants.quotas.spend_file
+    assert Path(spend_file or "/").is_relative_to("/data"), "a Secret cannot hold it"
     assert "/run/triolet/tenants" in one.mounted()
     assert config.drain_timeout_s >= config.default_deadline_s, "every stream may end"
     probe = one.container["readinessProbe"]
