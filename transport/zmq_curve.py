@@ -54,6 +54,7 @@ MAX_NEW: Final = 16
 """Bound sockets with monitors that the thread has not taken over yet; a process has two in all."""
 MAX_TROUBLES: Final = 256
 """Troubles to remember; beyond this, the oldest is forgotten and may be logged again."""
+ROOT: Final = 0
 _Z85_KEY_BYTES: Final = 40
 _Z85_CHARACTERS: Final = frozenset(z85.Z85CHARS)
 _ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
@@ -105,8 +106,11 @@ class KeyDirectory:
         """
         secret_path = path / "key.secret"
         secret, public = _read_key(secret_path), _read_key(path / "key.public")
-        mode = stat.S_IMODE(secret_path.stat().st_mode)
-        if mode & 0o077:
+        status = secret_path.stat()
+        mode = stat.S_IMODE(status.st_mode)
+        # Kubernetes lets a pod read its Secrets this way: files of root, for the pod's group.
+        is_lent = status.st_uid == ROOT != os.geteuid()
+        if mode & (0o037 if is_lent else 0o077):
             raise ConfigError(
                 f"{secret_path} has mode {mode:04o}, so others may read it; allowed: 0600 "
                 f"(chmod 600 {secret_path}, and make new keys if the host is shared)"

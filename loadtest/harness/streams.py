@@ -197,7 +197,7 @@ class Clients:
         make: type[Stream] = Stream,
     ) -> None:
         self.opened = 0
-        self._address = ("127.0.0.1", urlsplit(url).port)
+        self._address = (urlsplit(url).hostname, urlsplit(url).port)
         self._clock = clock
         self._make = make
         self._selector = selectors.DefaultSelector()

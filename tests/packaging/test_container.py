@@ -129,9 +129,43 @@ def test_nothing_runs_as_root_and_what_is_written_is_a_volume() -> None:
 
 def test_packages_are_those_that_figures_were_measured_with() -> None:
     (install,) = (text for text in all_of("RUN") if " install " in text)
-    assert "--constraint constraints.txt ." in install
+    assert '--constraint constraints.txt ".$extra"' in install
     hosts = re.findall(r"://([\w.-]+)", CONTAINERFILE)
     assert set(hosts) == {"127.0.0.1"}
+
+
+@pytest.mark.parametrize(
+    ("device", "cuda", "refusal"),
+    [
+        ("cpu", None, ""),
+        ("cuda", "13.0", ""),
+        ("cpu", "13.0", "torch is a CUDA build: name an index with cpu builds"),
+        ("cuda", None, "torch is a CPU build: name an index with cuda builds"),
+        ("gpu", None, "DEVICE is cpu or cuda"),
+    ],
+)
+def test_the_build_of_torch_is_the_one_for_the_device(
+    device: str, cuda: str | None, refusal: str, tmp_path: Path
+) -> None:
+    (tmp_path / "torch.py").write_text(f"class version: cuda = {cuda!r}\n")
+    (tmp_path / "pip").write_text('#!/bin/sh\necho "$@" >asked\n')
+    (tmp_path / "pip").chmod(0o700)
+    (install,) = (text for text in all_of("RUN") if " install " in text)
+    script = install.partition("/etc/pip.conf")[2].replace("/opt/triolet/bin/pip", "./pip")
+    done = subprocess.run(
+        ["sh", "-c", script.replace("/opt/triolet/bin/python", sys.executable)],
+        cwd=tmp_path,
+        env={"DEVICE": device, "PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_S,
+    )
+    assert refusal in done.stdout + done.stderr
+    assert (done.returncode == 0) is (not refusal)
+    if device != "gpu":
+        asked = (tmp_path / "asked").read_text().split()[-1]
+        assert asked == (".[gpu]" if device == "cuda" else ".")
 
 
 def test_the_compose_file_gives_the_build_the_secret_that_it_reads() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from contextlib import closing
@@ -365,6 +366,23 @@ def test_a_key_directory_that_cannot_be_used_says_why(tmp_path: Path) -> None:
         KeyDirectory.load(tmp_path / "keys")
     with pytest.raises(ConfigError, match="cannot write keys"):
         make_keys(secret)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has files of root")
+def test_a_key_of_root_may_be_read_by_its_group_as_kubernetes_mounts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_keys(tmp_path)
+    secret = tmp_path / "key.secret"
+    secret.chmod(0o440)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        KeyDirectory.load(tmp_path)
+    monkeypatch.setattr(os, "geteuid", lambda: 10001)
+    assert KeyDirectory.load(tmp_path).public
+    for mode in (0o444, 0o460):
+        secret.chmod(mode)
+        with pytest.raises(ConfigError, match="chmod 600"):
+            KeyDirectory.load(tmp_path)
 
 
 def test_a_broken_key_file_lets_nobody_in_and_keeps_nobody_out(tmp_path: Path) -> None:

@@ -21,6 +21,9 @@ MAX_UDP_BYTES: Final = 512
 class DnsServer:
     """A server of a few names.
 
+    Args:
+      port: its port on 127.0.0.1; 0 takes any free one.
+
     Attributes:
       records: texts by name and type, such as `{("p.test", "A"): ["127.0.0.2"]}`.
       rcode: for every answer, instead of its records.
@@ -28,13 +31,13 @@ class DnsServer:
       num_asked: questions received.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         self.records: dict[tuple[str, str], list[str]] = {}
         self.rcode: Rcode = NOERROR
         self.is_silent = False
         self.num_asked = 0
         self._late: list[tuple[bytes, object]] = []
-        self._port = 0
+        self._port = port
         self._udp: trio.socket.SocketType | None = None
 
     @property
