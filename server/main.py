@@ -319,6 +319,13 @@ async def _follow(
                 config.control_socket, fleets.own_name, fleets.by_model, changes.refused
             )
             nursery.start_soon(changes.link.run)
+        if config.desired_redis.url:
+            # Imported late: the library of Redis costs memory and a quarter of a second.
+            from .membership.desired import DesiredWorkers
+
+            desired = DesiredWorkers(config)
+            metrics.desired = lambda: desired.numbers
+            nursery.start_soon(desired.run)
         source = member_source(config, lambda: fleets.alive)
         if source is not None:
             metrics.membership = source.health
