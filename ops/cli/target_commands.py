@@ -95,6 +95,7 @@ def opened_ray(on: str, settings: Settings) -> AbstractAsyncContextManager[RayTa
         raise ConfigError(
             f"--on is {on!r}, but this command is for Ray; allowed: ray, ray://HOST:PORT"
         )
+    settings = _of_fleet(settings)
     from ..targets.desired import DesiredStore
 
     try:
@@ -103,7 +104,6 @@ def opened_ray(on: str, settings: Settings) -> AbstractAsyncContextManager[RayTa
         if error.name != Where.RAY:
             raise
         raise ConfigError("--on ray needs Ray; `pip install 'triolet[ray]'` installs it") from None
-    settings = _of_fleet(settings)
     return connected(on, settings, DesiredStore(settings.server.desired_redis))
 
 
@@ -160,8 +160,9 @@ def shown(places: Mapping[Place, Observed]) -> list[str]:
     """Return the lines of `fleet status`."""
     lines = []
     for place, observed in places.items():
-        desired = "none asked for" if observed.desired is None else f"of {observed.desired}"
-        lines.append(f"{place}: {observed.alive} {desired}")
+        wanted = observed.desired
+        of = ", and no number was asked for" if wanted is None else f" of {wanted}"
+        lines.append(f"{place}: {observed.alive}{of}")
         hindrances = observed.hindrances
         lines += [f"  {line}" for line in (*observed.urls, *hindrances[:MAX_HINDRANCES])]
         if len(hindrances) > MAX_HINDRANCES:

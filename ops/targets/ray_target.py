@@ -86,7 +86,9 @@ def _failures(what: str) -> Iterator[None]:
     """Turn the failures of a call into one line."""
     try:
         yield
-    except (RayError, OSError, ValueError, RuntimeError, trio.TooSlowError) as error:
+    except trio.TooSlowError:
+        raise CommandFailed(f"{what}: no answer in time") from None
+    except (RayError, OSError, ValueError, RuntimeError) as error:
         raise CommandFailed(f"{what}: {one_line(said_by(error))[:MAX_LINE]}") from error
 
 
