@@ -148,7 +148,19 @@ clients: $(CLIENTS)/.installed  ## run unpatched third-party clients against rea
 	$(CLIENTS)/bin/pytest $(CLIENT_TESTS) --ignore $(CLIENT_TESTS)/test_instructor.py $(ARGS)
 	PYTHONPATH=$(CLIENTS)/instructor $(CLIENTS)/bin/pytest $(CLIENT_TESTS)/test_instructor.py $(ARGS)
 
-proofs: clients faults  ## long checks that need extra packages or time: clients, the fault matrix, full proofs
+# Ray's dependencies stay out of the environment of the other tests.
+RAY := build/ray
+
+$(RAY)/.installed: pyproject.toml constraints.txt Makefile
+	$(PYTHON) -m venv $(RAY)
+	$(RAY)/bin/pip --disable-pip-version-check install --quiet $(CONSTRAINTS) --editable '.[dev,ray]'
+	@touch $@
+
+.PHONY: ray-test
+ray-test: $(RAY)/.installed  ## run fleets on a Ray cluster: lost nodes and zones, other numbers of workers, a killed head (docs/operations/ray.md)
+	$(RAY)/bin/pytest -s tests/end_to_end/ray $(ARGS)
+
+proofs: clients faults ray-test  ## long checks that need extra packages or time: clients, the fault matrix, Ray, full proofs
 	$(BIN)/pytest -m 'proof or hypothesis' --whole --hypothesis-profile=proofs --timeout=1800 --durations=40 $(ARGS)
 
 screenshot: install-dev system-deps  ## take pictures of the web pages, into docs/images/

@@ -333,6 +333,13 @@ async def _follow(
                 changes.use_routes,
             )
             nursery.start_soon(changes.link.run)
+        if config.desired_redis.url:
+            # Imported late: the library of Redis costs memory and a quarter of a second.
+            from .membership.desired import DesiredWorkers
+
+            desired = DesiredWorkers(config)
+            metrics.desired = lambda: desired.numbers
+            nursery.start_soon(desired.run)
         source = member_source(config, lambda: fleets.alive)
         if source is not None:
             services.metrics.membership = source.health

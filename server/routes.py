@@ -50,6 +50,7 @@ from .api.operations.probes import (
     own_load,
     own_metrics,
     ready,
+    scale,
     version,
 )
 from .api.operations.slo import OWN_SLO, fleet_slo, own_slo
@@ -468,6 +469,13 @@ ROWS: Final[tuple[Route, ...]] = (
         "GET", "/version", version, USER, Entry("Process", "Get the Triolet version.", "Version")
     ),
     Route("GET", "/load", load, OPERATOR, Entry("Fleet", "Get the current load.", "Load")),
+    Route(
+        "GET",
+        "/admin/scale",
+        scale,
+        OPERATOR,
+        Entry("Fleet", "Get desired and present numbers of workers, for autoscalers.", "Scale"),
+    ),
     Route(
         "GET",
         OWN_AUDIT,

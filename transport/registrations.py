@@ -1,12 +1,16 @@
 """How workers register in Redis: what a registration says, where it is kept, and the calls.
 
 All registrations of a fleet are one sorted set, `{triolet}:FLEET:members`. An element is the JSON
-text of a registration, and its score the time at which it ends, by Redis's clock.
+text of a registration, and its score the time at which it ends, by Redis's clock. The hash
+`{triolet}:FLEET:desired` beside it has the desired number of processes of each place.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -14,9 +18,9 @@ import msgspec
 import trio
 
 from triolet.config import resolved_url
-from triolet.config.members import Member
+from triolet.config.members import MAX_MEMBERS, Member
 from triolet.errors import ConfigError
-from triolet.ids import Role
+from triolet.ids import Place, Role
 from triolet.store_health import StoreHealth
 from triolet.units import KIB
 
@@ -24,11 +28,19 @@ from .address import require_dialable
 from .redis_calls import RedisCalls, StoreGone, with_calls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from typing import Any
 
     from triolet.config.membership import RedisMembersConfig
 
+MEMBERS, DESIRED = "members", "desired"
+"""Ends of the keys."""
+COUNTED: Final = frozenset({Role.SERVER, Role.PREFILL, Role.DECODE})
+"""Roles with a desired number."""
+LABEL_OR_NONE: Final = re.compile(r"[A-Za-z0-9._-]{0,63}")
+"""Names of models and zones, which become labels of metrics."""
+MAX_DESIRED: Final = 1024
+"""Places with a desired number: each is a series of the servers' metrics."""
 MAX_BYTES: Final = 2 * KIB
 """Of one registration: an address, a model's name and five labels."""
 
@@ -61,6 +73,15 @@ return found
 )
 """Return the live registrations, the newest first; '' for one that is too long or not ASCII.
 Arguments: key, most, bytes of one."""
+SET_DESIRED: Final = "redis.call('HSET', ARGV[1], ARGV[2], ARGV[3])"
+"""Set a desired number. Arguments: key, place, number."""
+FORGET_DESIRED: Final = "redis.call('DEL', ARGV[1])"
+"""Remove all desired numbers. Argument: key."""
+LIST_DESIRED: Final = """
+if redis.call('HLEN', ARGV[1]) > tonumber(ARGV[2]) then return {} end
+return redis.call('HGETALL', ARGV[1])
+"""
+"""Return places and desired numbers in turn; nothing beyond the limit. Arguments: key, most."""
 
 
 class Registration(Member, frozen=True, forbid_unknown_fields=False):
@@ -79,6 +100,7 @@ class RegistrationCalls:
     Args:
       config: the Redis and the fleet.
       setting: name of the setting of its URL, for errors.
+      kind: MEMBERS or DESIRED.
 
     Raises:
       ConfigError: the file of the URL cannot be read.
@@ -87,15 +109,29 @@ class RegistrationCalls:
       health: whether Redis answers.
     """
 
-    def __init__(self, config: RedisMembersConfig, setting: str) -> None:
-        self.health = StoreHealth(f"redis, fleet {config.fleet}", trio.current_time())
+    def __init__(self, config: RedisMembersConfig, setting: str, kind: str = MEMBERS) -> None:
+        self.health = StoreHealth(f"redis, {kind} of fleet {config.fleet}", trio.current_time())
         self._use_redis = partial(
             with_calls,
             url=resolved_url(config.url, setting),
-            first=(f"{{triolet}}:{config.fleet}:members",),
+            first=(f"{{triolet}}:{config.fleet}:{kind}",),
             connect_timeout_s=config.timeout_s,
             call_timeout_s=config.timeout_s,
         )
+
+    async def once(self, script: str, *arguments: str | float) -> Any:  # noqa: ANN401 (Redis')
+        """Call a script once and return its answer.
+
+        Raises:
+          StoreGone: the script may or may not have run.
+        """
+        answers = []
+
+        async def call(calls: RedisCalls) -> None:
+            answers.append(await calls.call(script, *arguments))
+
+        await self._use_redis(call, scripts=(script,))
+        return answers[0]
 
     async def repeat(
         self,
@@ -158,3 +194,32 @@ def read_registration(text: str, models: Collection[str]) -> Member:
     if found.model not in models:
         raise ConfigError(f"the model of {found.address} is {found.model!r}, which is not here")
     return Member(found.role, found.address, found.model)
+
+
+def registered_places(texts: Iterable[str]) -> Counter[Place]:
+    """Return how many of these registrations there are of each place."""
+    found: Counter[Place] = Counter()
+    for text in texts:
+        with suppress(msgspec.DecodeError, RecursionError):
+            one = msgspec.json.decode(text, type=Registration)
+            found[Place(one.model, one.role, one.labels.get("zone", ""))] += 1
+    return found
+
+
+def written_place(place: Place) -> str:
+    """Return the field of a place in the hash of desired numbers."""
+    return json.dumps(place)
+
+
+def read_desired(answer: Sequence[str]) -> dict[Place, int]:
+    """Return the desired numbers in an answer of LIST_DESIRED. What is no place or number is left
+    out."""
+    found = {}
+    for field, count in zip(answer[::2], answer[1::2], strict=True):
+        with suppress(msgspec.DecodeError, ValueError):
+            place = msgspec.json.decode(field, type=Place)
+            if place.role in COUNTED and all(
+                map(LABEL_OR_NONE.fullmatch, (place.model, place.zone))
+            ):
+                found[place] = min(max(0, int(count)), MAX_MEMBERS)
+    return found

@@ -1,4 +1,5 @@
-"""Ids of requests, attempts and processes: random and never reused."""
+"""Ids of requests, attempts and processes: random and never reused; roles, and places of
+processes."""
 
 from __future__ import annotations
 
@@ -22,6 +23,26 @@ class Role(StrEnum):
     """Decides which models of a fleet are loaded; has no links to workers."""
     OPERATOR = "operator"
     """A command of a person or a supervisor: asks workers to drain, and sends no requests."""
+
+
+class Place(NamedTuple):
+    """Processes of which there is a desired number.
+
+    Attributes:
+      model: name of the model; empty for the first or only one.
+      role: their role.
+      zone: their zone; empty where there are no zones.
+    """
+
+    model: str
+    role: Role
+    zone: str = ""
+
+    def __str__(self) -> str:
+        """Return it as `triolet scale` takes it."""
+        model = f"{self.model}." if self.model else ""
+        zone = f" --zone {self.zone}" if self.zone else ""
+        return f"{model}{self.role.value}{zone}"
 
 
 class AttemptKey(NamedTuple):

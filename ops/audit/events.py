@@ -57,6 +57,8 @@ class Action(StrEnum):
     TENANT_DISABLE = "tenant.disable"
     TENANT_ENABLE = "tenant.enable"
     KEYS_MAKE = "keys.make"
+    FLEET_UP = "fleet.up"
+    FLEET_DOWN = "fleet.down"
     FLEET_RESTART = "fleet.restart"
     FLEET_SCALE = "fleet.scale"
     WORKER_DRAIN = "worker.drain"

@@ -47,6 +47,7 @@ from .options import (
 from .probe_command import probe_app
 from .registry_commands import registry_app
 from .signature_commands import signature_app
+from .target_commands import OnOption, Where, ZoneOption, fleet_app, run_scale
 from .tenant_commands import tenant_app
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ config_app = typer.Typer(help="Settings of every process.", no_args_is_help=True
 app.add_typer(adapter_app(), name="adapter")
 app.add_typer(audit_app, name="audit")
 app.add_typer(config_app, name="config")
+app.add_typer(fleet_app, name="fleet")
 app.add_typer(keys_app, name="keys")
 add_orders(model_app)
 model_app.add_typer(probe_app)
@@ -421,18 +423,22 @@ def restart(
 
 
 @app.command()
+@with_settings()
 def scale(
+    sources: SettingSources,
     targets: Annotated[
         list[str],
         typer.Argument(help="[MODEL.]ROLE=NUMBER, such as decode=2", metavar="TARGET..."),
     ],
+    on: OnOption = Where.LOCAL,
+    zone: ZoneOption = "",
     port: FleetPortOption = None,
     audit: AuditOption = None,
 ) -> None:
-    """Change the number of workers of a running `triolet serve`."""
-    from .fleet_commands import run_scale
-
-    run_scale(targets, port, audit)
+    """Change the number of workers of a running fleet."""
+    if on == Where.LOCAL and sources.words:
+        raise ConfigError(f"{sources.words[0]} has no effect on a local fleet; leave it out")
+    run_scale(targets, on, zone, sources.settings(), port, audit)
 
 
 @app.command()
@@ -490,7 +496,7 @@ def usage(
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
 ) -> None:
     """Sum up the usage ledger: requests, tokens and prices."""
-    from .usage_command import run_usage
+    from .usage_commands import run_usage
 
     run_usage(sources.settings().server.usage.directory, by, since, as_csv=as_csv)
 

@@ -1,14 +1,13 @@
-"""`triolet drain`, `restart` and `scale`: commands to a running fleet.
+"""`triolet drain` and `restart`: commands to a running fleet.
 
-`drain` speaks the worker protocol; `restart` and `scale` ask the supervisor through its socket.
+`drain` speaks the worker protocol; `restart` asks the supervisor through its socket.
 """
 
 from __future__ import annotations
 
-import re
 import time
 from contextlib import closing
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import trio
 import typer
@@ -27,7 +26,7 @@ from ..chosen_fleet import fleet_to_change
 from ..exit_codes import CommandFailed
 from ..supervisor.plan import SERVER_NAME
 from ..supervisor.rolling import ORDER
-from ..supervisor.supervisor_socket import RestartRequest, ScaleRequest, ask
+from ..supervisor.supervisor_socket import RestartRequest, ask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -217,40 +216,6 @@ def run_restart(
     subject = f"port {fleet.note.port}: {', '.join(sorted(set(roles))) or 'all roles'}{of_models}"
     with recorded(Action.FLEET_RESTART, subject, folder=audit):
         trio.run(_show, fleet.supervisor_socket, request, f"every process{of_models} is replaced")
-
-
-SCALE: Final = re.compile(r"(?:(?P<model>[^=]+)\.)?(?P<role>prefill|decode)=(?P<count>\d{1,4})")
-
-
-def run_scale(targets: Sequence[str], port: int | None, audit: Path | None) -> None:
-    """Change the number of workers of models, and print each step.
-
-    Args:
-      targets: `decode=3`, or `chat.decode=3` for one of several models.
-      port: port of the local fleet, if several run.
-      audit: directory of the audit log; None for this user's.
-
-    Raises:
-      ConfigError: a target is invalid, or several fleets run and no port is given. Nothing was
-        changed.
-      CommandFailed: no fleet runs, or a target was not reached.
-      AuditLogError: the command could not be recorded and was not started.
-    """
-    requests = [_scale_request(target) for target in targets]
-    fleet = fleet_to_change(port)
-    subject = f"port {fleet.note.port}: {', '.join(targets)}"
-    with recorded(Action.FLEET_SCALE, subject, folder=audit):
-        for target, request in zip(targets, requests, strict=True):
-            trio.run(_show, fleet.supervisor_socket, request, target)
-
-
-def _scale_request(target: str) -> ScaleRequest:
-    found = SCALE.fullmatch(target)
-    if found is None:
-        raise ConfigError(
-            f"{target!r} is not a target; allowed: [MODEL.]ROLE=NUMBER, such as decode=2"
-        )
-    return ScaleRequest(found["model"] or "", Role(found["role"]), int(found["count"]))
 
 
 async def _show(path: Path, request: Request, done: str) -> None:

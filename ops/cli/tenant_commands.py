@@ -106,7 +106,7 @@ def usage(
     as_json: JsonOption = False,
 ) -> None:
     """Show the usage of all tenants, or of one: depends on the key in TRIOLET_API_KEY."""
-    from .tenant_usage import show_usage
+    from .usage_commands import show_usage
 
     show_usage(url, as_json=as_json)
 

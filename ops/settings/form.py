@@ -33,6 +33,7 @@ from triolet.config import (
     FleetModelConfig,
     LinkConfig,
     ProcessConfig,
+    RayConfig,
     ServerConfig,
     StoreConfig,
     SupervisorConfig,
@@ -62,6 +63,7 @@ SECTIONS: Final[dict[str, type[Any]]] = {
     "control": ControlConfig,
     "store": StoreConfig,
     "auto": AutoConfig,
+    "ray": RayConfig,
 }
 """Config types of the sections. `worker` sets both kinds of worker, `link` every process."""
 MODELS: Final = "models"
@@ -114,6 +116,7 @@ class Settings:
     supervisor: SupervisorConfig = field(default_factory=SupervisorConfig)
     control: ControlConfig = field(default_factory=ControlConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
     models: Mapping[str, FleetModelConfig] = field(default_factory=dict)
     """Named models; empty for a single unnamed model, which is `fleet.model`."""
 

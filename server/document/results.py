@@ -274,6 +274,7 @@ RESULTS: Final[dict[str, Schema]] = {
     "Health": _object(status=_one_of("live", "ready"), model=_TEXT, version=_TEXT),
     "Version": _object(version=_TEXT, model=_TEXT),
     "Load": _object(server_load=_COUNT, queued=_COUNT, running=_COUNT),
+    "Scale": _object(workers=_list({"type": "object"})),
     "FleetAudit": _object(violations=_list({"type": "object"})),
     "FleetStatus": _object(
         queued=_COUNT,

@@ -22,6 +22,7 @@ from ..cache.store import ResponseStore
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from triolet.ids import Place
     from triolet.store_health import StoreHealth
 
     from ..scheduling.status import FleetStatus, WorkerStatus
@@ -246,6 +247,24 @@ def membership_families(health: StoreHealth | None) -> Iterator[Metric]:
     text = "Time since DNS or Redis last named workers"
     ages = [] if health is None else [((), trio.current_time() - health.answered_at)]
     yield family(GAUGE, "membership_age_seconds", text, (), ages)
+
+
+def scale_families(places: Mapping[Place, tuple[int | None, int | None]]) -> Iterator[Metric]:
+    """Yield desired and present numbers of processes.
+
+    Args:
+      places: desired and present numbers by place; None if unknown.
+    """
+    for at, (name, text) in enumerate(
+        (
+            ("desired_workers", "Processes that `triolet scale` asked for"),
+            ("observed_workers", "Workers that are alive"),
+        )
+    ):
+        known = (
+            (place, number) for place, each in places.items() if (number := each[at]) is not None
+        )
+        yield family(GAUGE, name, text, ("model", "role", "zone"), known)
 
 
 def fleet_families(status: FleetStatus) -> Iterator[Metric]:

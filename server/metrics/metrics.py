@@ -6,6 +6,7 @@ Every label has a bounded set of values: nothing that a client sends becomes a l
 
 from __future__ import annotations
 
+from collections import Counter as Tally
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -18,12 +19,15 @@ from prometheus_client import (
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
+from triolet.ids import Place, Role
+
 from ..slo.meter import SloMeter
 from .collectors import (
     alias_families,
     by_model,
     fleet_families,
     membership_families,
+    scale_families,
     slo_families,
     surface_families,
     usage_families,
@@ -74,6 +78,7 @@ class Metrics:
       usage_dropped: returns the number of records that the usage ledger dropped.
       slos: see Args.
       membership: whether the store of members answers; None without one.
+      desired: returns the desired numbers of workers.
       fleets: observer of each model's scheduler, by the model's name.
       fleet: observer of the first model's scheduler.
       scrape: like `exposition`, but lets other tasks run while it writes.
@@ -101,6 +106,8 @@ class Metrics:
         self._registry.register(Reading(lambda: slo_families(self.slos.counters)))
         self.membership: StoreHealth | None = None
         self._registry.register(Reading(lambda: membership_families(self.membership)))
+        self.desired: Callable[[], Mapping[Place, int]] = dict
+        self._registry.register(Reading(lambda: scale_families(self.places())))
         self._registries: dict[str, CollectorRegistry] = {}
         self._statuses: dict[str, Status] = {}
         self._past: dict[str, dict[str, float]] = {}
@@ -174,6 +181,26 @@ class Metrics:
         for fleet in self.fleets.values():
             _add_figures(found, fleet)
         return found
+
+    def places(self) -> dict[Place, tuple[int | None, int | None]]:
+        """Return how many processes are desired and alive at each place of this server's models;
+        None if unknown. Servers do not see one another."""
+        first = next(iter(self.fleets))
+        desired = {
+            place._replace(model=place.model or first): count
+            for place, count in self.desired().items()
+            if place.model in ("", *self.fleets)
+        }
+        alive = Tally(
+            Place(model, worker.role, worker.labels.get("zone", ""))
+            for model, status in self._statuses.items()
+            for worker in status().workers
+            if worker.state == "alive"
+        )
+        return {
+            one: (desired.get(one), None if one.role is Role.SERVER else alive[one])
+            for one in sorted({*desired, *alive})
+        }
 
     def tokens_of(self, model: str) -> dict[str, float]:
         """Return a model's prompt and completion tokens, by counter name."""

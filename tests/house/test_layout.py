@@ -96,6 +96,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "gguf": ("engine/gguf_weights.py",),
     "cryptography": ("ops/audit/heads.py", "store/signatures.py"),
     "dns": ("server/membership/dns_source.py",),
+    "ray": ("ops/targets/ray_",),
     "coredis": ("transport/redis_calls.py",),
     "prometheus_client": ("server/metrics",),
     "locust": ("loadtest/",),
@@ -302,7 +303,7 @@ OPS_FLOORS: Floors = (
     ("ops", "ops/settings", "ops/audit"),
     ("ops/models",),
     ("ops/supervisor",),
-    ("ops/control",),
+    ("ops/control", "ops/targets"),
     ("ops/cli",),
 )
 

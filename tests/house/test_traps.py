@@ -57,7 +57,7 @@ CLOCK_WORDS = {name.partition(".")[2] for name in WALL_CLOCKS}
 MAY_TELL_THE_TIME = {
     "ops/control/control.py": "`created_at` of an operation",
     "ops/cli/audit_commands.py": "which entries are shown",
-    "ops/cli/usage_command.py": "which records are summed",
+    "ops/cli/usage_commands.py": "which records are summed",
     "ops/cli/tenant_commands.py": "when a key that is replaced ends",
     "ops/supervisor/terminal_view.py": "shown beside each line",
     "server/api/access.py": "whether a key has ended",

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from ops.cli.fleet_commands import run_scale
+from ops.cli.target_commands import Where, run_scale
+from ops.settings.form import Settings
 from ops.running_fleets import NOTE, Note
 from ops.supervisor.plan import Door, FleetPlan, plan_processes
 from ops.supervisor.scaling import MEMBERS, Scaling
@@ -150,7 +151,7 @@ def test_commands_are_told_which_models_requests_may_name(tmp_path: Path) -> Non
     assert note.models == only.now.model_names
 
 
-@pytest.mark.parametrize("target", ["decode", "decode=", "server=2", "=2", "decode=-1", "a.b=1"])
+@pytest.mark.parametrize("target", ["decode", "decode=", "control=2", "=2", "decode=-1", "a.b=1"])
 def test_a_target_that_says_something_else_is_refused(target: str) -> None:
     with pytest.raises(ConfigError, match="is not a target; allowed:"):
-        run_scale([target], None, None)
+        run_scale([target], Where.LOCAL, "", Settings(), None, None)

@@ -14,7 +14,7 @@ import pytest
 from ops.audit.events import Action
 from ops.cli import main, tenant_edit
 from ops.cli.tenant_edit import Change, edited, rotate_keys
-from ops.cli.tenant_usage import words_for_missing
+from ops.cli.usage_commands import words_for_missing
 from triolet.errors import ConfigError
 from triolet.tenants.api_keys import KEY_PREFIX, digest_of
 from triolet.tenants.form import MAX_KEYS, read_tenants

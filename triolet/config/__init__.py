@@ -20,6 +20,7 @@ from .link import MAX_LENDERS, LinkConfig, MemorySharing, WireConfig
 from .models import MAX_MODELS, FleetModelConfig, ServedModelConfig
 from .objectives import ObjectivesConfig
 from .parsers import ReasoningParser, ToolParser
+from .ray import RayConfig
 from .redis_url import AT, has_password, resolved_url, shown_url
 from .responses import OF_CONNECTION, StoredResponsesConfig
 from .scheduling import (
@@ -141,6 +142,7 @@ __all__ = [
     "ProcessConfig",
     "QueueConfig",
     "QuotaConfig",
+    "RayConfig",
     "ReasoningParser",
     "RecoveryConfig",
     "ResponseCacheConfig",

@@ -86,6 +86,16 @@ class MembershipConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ScaleConfig:
+    """Where a server reads the desired numbers of workers that `triolet scale` sets."""
+
+    redis: RedisMembersConfig = field(default_factory=RedisMembersConfig)
+    """The Redis, if it is not that of `membership.redis`."""
+    poll_s: Positive = 2.0 * SECONDS
+    """Interval at which they are read: autoscalers ask every 15 to 30 s."""
+
+
+@dataclass(frozen=True, slots=True)
 class RegistrationConfig:
     """How a worker registers itself, so that servers find it."""
 

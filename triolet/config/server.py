@@ -19,7 +19,7 @@ from .auto import AutoConfig
 from .hosts import HostsConfig
 from .limits import Count, CountOrZero, LabelText, NotNegative, Positive, require
 from .link import LinkConfig
-from .membership import MembershipConfig
+from .membership import MembershipConfig, RedisMembersConfig, ScaleConfig
 from .models import ServedModelConfig  # noqa: TC001 (get_type_hints reads the annotations)
 from .objectives import ObjectivesConfig
 from .parsers import ReasoningParser, ToolParser
@@ -523,6 +523,7 @@ class ServerConfig:
     """Interval at which this file is checked: a new worker takes longer to start."""
     membership: MembershipConfig = field(default_factory=MembershipConfig)
     """Other sources of the workers. The addresses above count until the source has answered."""
+    scale: ScaleConfig = field(default_factory=ScaleConfig)
     exit_grace_s: float = 5.0 * SECONDS
     """The process exits within this time after the drain, whatever a socket does."""
 
@@ -564,6 +565,11 @@ class ServerConfig:
             "membership.redis": self.membership.redis.url,
         }
         return tuple(name for name, is_given in given.items() if is_given)
+
+    @property
+    def desired_redis(self) -> RedisMembersConfig:
+        """The Redis with the desired numbers of workers; without a URL there are none."""
+        return self.scale.redis if self.scale.redis.url else self.membership.redis
 
     @property
     def may_listen(self) -> bool:

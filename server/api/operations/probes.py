@@ -7,7 +7,7 @@ from importlib.metadata import version as installed_version
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-from quart import Response
+from quart import Response, request
 
 from triolet.config import LocalPrefill
 from triolet.errors import draining, no_worker
@@ -15,6 +15,7 @@ from triolet.ids import Role
 
 from ...metrics.exposition import in_turns, merging
 from ...scheduling.presence import ASLEEP
+from ..errors import http_error
 from ..generate import json_response
 from ..served_models import state_of
 
@@ -31,6 +32,7 @@ ANOTHER_MODEL: Final = "another_model"
 OWN_METRICS: Final = "/metrics/own"
 OWN_LOAD: Final = "/load/own"
 """The path that servers on one port query on one another."""
+SCALED: Final = ("model", "role", "zone")
 PROMETHEUS_TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -136,6 +138,26 @@ def _is_paired(worker: WorkerStatus, workers: Sequence[WorkerStatus]) -> bool:
         for other in workers
         if other.capacity is not None and other.state != "dead"
     )
+
+
+def scale(services: Services) -> Response:
+    """Return desired and present numbers of processes: those of all places, or of the model, role
+    and zone that the query names.
+
+    Raises:
+      RequestError: no number is set for them; an autoscaler must not take that for 0.
+    """
+    asked = {name: request.args[name] for name in SCALED if name in request.args}
+    rows = [
+        place._asdict() | {"desired": desired, "observed": alive}
+        for place, (desired, alive) in services.metrics.places().items()
+    ]
+    rows = [row for row in rows if all(row[name] == text for name, text in asked.items())]
+    desired = [row["desired"] for row in rows if row["desired"] is not None]
+    if asked and not desired:
+        raise http_error(404, "no number is set for this model, role and zone; use `triolet scale`")
+    total = sum(desired) if desired else None
+    return json_response({"desired": total, "workers": rows})
 
 
 async def own_metrics(services: Services) -> Response:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from ops.cli.tenant_usage import show_usage
+from ops.cli.usage_commands import show_usage
 from ops.exit_codes import CommandFailed
 from server.contract.generation import Usage
 from server.tenants.opening import quotas_in_memory

@@ -1,0 +1,107 @@
+"""Names of a fleet's actors on Ray, and what the states of actors and nodes mean. No I/O."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from triolet.ids import Place, Role
+
+from .target import Observed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+ZONE: Final = "zone"
+"""Label of Ray's nodes that names their zone."""
+SEPARATOR: Final = "/"
+"""In names of actors: it is in no name of a model, role or zone."""
+MAX_LINE: Final = 200
+"""Longest hindrance."""
+
+
+class WorkerState(NamedTuple):
+    """What an actor knows about its process.
+
+    Attributes:
+      is_ready: whether the process serves.
+      pid: its process id; None while there is none.
+      zone: zone of its node.
+      url: address for clients, of a server that is ready.
+      trouble: why it is not ready; empty if unknown.
+      is_stuck: whether it was given up, until the next try.
+    """
+
+    is_ready: bool = False
+    pid: int | None = None
+    zone: str = ""
+    url: str = ""
+    trouble: str = ""
+    is_stuck: bool = False
+
+
+def actor_name(place: Place, number: int) -> str:
+    """Return the name of a process's actor."""
+    return SEPARATOR.join((*place, str(number)))
+
+
+def place_of(name: str) -> tuple[Place, int]:
+    """Return the place and number in an actor's name."""
+    model, role, zone, number = name.split(SEPARATOR)
+    return Place(model, Role(role), zone), int(number)
+
+
+def name_of(place: Place, number: int) -> str:
+    """Return the name of a process in the fleet."""
+    model = f"{place.model}." if place.model else ""
+    return "-".join(filter(None, (f"{model}{place.role.value}", place.zone, str(number))))
+
+
+def lacking(nodes: Iterable[Mapping[str, Any]], zone: str, needs: Mapping[str, float]) -> str:
+    """Return what no node has; empty if one could take a process.
+
+    Args:
+      nodes: the cluster's nodes, as Ray lists them.
+      zone: zone of the process; empty for any.
+      needs: what it reserves.
+    """
+    alive = [node for node in nodes if node["Alive"]]
+    inside = [node for node in alive if zone in ("", node["Labels"].get(ZONE))]
+    if not inside:
+        known = sorted({node["Labels"].get(ZONE, "none") for node in alive})
+        return f"no node has the label {ZONE}={zone} (zones: {', '.join(known)})"
+    for name, amount in needs.items():
+        most = max(node["Resources"].get(name, 0.0) for node in inside)
+        if most < amount:
+            where = f" of zone {zone}" if zone else ""
+            return f"no node{where} has {amount:g} {name} (at most {most:g})"
+    return ""
+
+
+def observed(
+    desired: int | None, place: Place, states: Mapping[int, WorkerState | str]
+) -> Observed:
+    """Return what is known of a place.
+
+    Args:
+      desired: desired number of its processes.
+      place: the place.
+      states: states of its processes, or why they are unknown.
+    """
+    known = [one for one in states.values() if isinstance(one, WorkerState)]
+    hindrances = (trouble_of(place, *each) for each in sorted(states.items()))
+    return Observed(
+        desired,
+        sum(one.is_ready for one in known),
+        tuple(filter(None, hindrances)),
+        tuple(one.url for one in known if one.url),
+    )
+
+
+def trouble_of(place: Place, number: int, state: WorkerState | str) -> str:
+    """Return in a line why a process does not serve, or not in its zone; empty if it does."""
+    trouble = state
+    if isinstance(state, WorkerState):
+        trouble = "" if state.is_ready else state.trouble or "it starts"
+        if state.is_ready and state.zone != place.zone:
+            trouble = f"it runs in zone {state.zone or 'none'}"
+    return f"{name_of(place, number)}: {trouble}"[:MAX_LINE] if trouble else ""

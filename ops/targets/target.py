@@ -1,0 +1,52 @@
+"""Where the processes of a fleet run: the interface of a target, and the choice of one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from triolet.ids import Place
+
+
+class Observed(NamedTuple):
+    """What a target sees of one place.
+
+    Attributes:
+      desired: desired number of processes; None if it was never set.
+      alive: number of processes that serve.
+      hindrances: why others do not, one line each.
+      urls: addresses for clients, of servers.
+    """
+
+    desired: int | None
+    alive: int
+    hindrances: tuple[str, ...] = ()
+    urls: tuple[str, ...] = ()
+
+
+class Target(Protocol):
+    """Where the processes of a fleet run. Every call ends by a deadline."""
+
+    async def scale(self, place: Place, count: int, tell: Callable[[str], object]) -> None:
+        """Set the number of processes of a place, and bring it about. Idempotent.
+
+        Args:
+          place: the processes.
+          count: their number.
+          tell: called with a description of each step.
+
+        Raises:
+          ConfigError: the place does not exist here; nothing was changed.
+          CommandFailed: the number was not reached; the message says what lacks.
+        """
+        ...
+
+    async def observe(self) -> dict[Place, Observed]:
+        """Return what is desired and what there is.
+
+        Raises:
+          CommandFailed: the target does not answer.
+        """
+        ...

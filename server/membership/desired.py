@@ -1,0 +1,48 @@
+"""Follows the desired numbers of workers, which `triolet scale` writes to Redis for autoscalers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from transport.registrations import (
+    DESIRED,
+    LIST_DESIRED,
+    MAX_DESIRED,
+    RegistrationCalls,
+    read_desired,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from triolet.config import ServerConfig
+    from triolet.ids import Place
+
+
+class DesiredWorkers:
+    """The desired numbers of one fleet. While Redis is away, the last ones stay.
+
+    Args:
+      config: the server's settings.
+
+    Raises:
+      ConfigError: the file of the URL cannot be read.
+
+    Attributes:
+      numbers: the numbers by place.
+    """
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.numbers: dict[Place, int] = {}
+        self._calls = RegistrationCalls(
+            config.desired_redis, "server.membership.redis.url", DESIRED
+        )
+        self._poll_s = config.scale.poll_s
+
+    async def run(self) -> None:
+        """Read the numbers at an interval."""
+        await self._calls.repeat(self._poll_s, LIST_DESIRED, MAX_DESIRED, took=self._take)
+
+    def _take(self, answer: Sequence[str]) -> str:
+        self.numbers = read_desired(answer)
+        return ""

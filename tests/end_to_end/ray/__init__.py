@@ -1,0 +1,1 @@
+"""Tests of fleets on Ray. They run in an environment with Ray (`make ray-test`)."""
