@@ -153,8 +153,11 @@ def mean_bounds(number: int, total: float, squares: float) -> tuple[float, float
       number: number of values.
       total: their sum.
       squares: the sum of their squares.
+
+    >>> [round(bound, 3) for bound in mean_bounds(100, 5.0, 4.25)]  # mean 0.05, deviation 0.2
+    [-0.025, 0.125]
     """
-    if number < 2:
+    if number == 0:
         return None
     weight = number + COST_PRIOR
     shrink = (COST_ALPHA**2 * COST_PRIOR / weight) ** (1 / number)

@@ -67,8 +67,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "loadtest/harness": frozenset({"triolet", "transport", "ops"}),
     # So does loadtest, in virtual time and as processes with a simulated device.
     "loadtest/overload": frozenset(ROOMS) - {"loadtest", "tools"},
-    # Runs the production judge of rollouts.
-    "loadtest/rollouts": frozenset({"triolet", "ops"}),
+    # Runs the production judge of rollouts, also in simulated fleets.
+    "loadtest/rollouts": frozenset({"triolet", "server", "simulation", "ops"}),
 }
 ENTRY_POINTS = {
     # The command `triolet`, after checking that `ops` is Triolet's own.

@@ -60,8 +60,10 @@ def test_requests_are_counted_by_version_and_signal() -> None:
 
 
 def test_a_request_does_not_count_if_its_version_was_chosen_before_the_step() -> None:
-    new = next(users(plan(), "new"))
-    assert fed([request(new, "old", STEP_S - 0.1)]).tallies == {}
+    old, new = next(users(plan(), "old")), next(users(plan(), "new"))
+    evidence = fed([request(user, "old", STEP_S - 0.1, is_bad=True) for user in (old, new)])
+    assert evidence.tallies == {}
+    assert evidence.window == {}
 
 
 def test_a_request_does_not_count_if_its_version_is_not_the_assigned_one() -> None:

@@ -32,6 +32,7 @@ def test_too_few_users_get_a_larger_first_step() -> None:
     [
         (2_000, 2_400, STEPS),  # 200,000 requests an hour, 2,000 of them at 1 %
         (2_000, 200, (0.02, 0.1, 0.5, 1.0)),  # 16,660 requests an hour are too few for 1 %
+        (5_000, 60, (0.02, 0.1, 0.5, 1.0)),  # 4,590 users are enough for 1 %, 12,500 requests not
         (100, 240, (0.3, 0.5, 1.0)),  # 20 % of 99.995 users are not 20
         (50, 2_400, (0.4, 0.5, 1.0)),
         (39, 2_400, ()),  # more than half would be needed

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import doctest
 import math
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 
+from ops.rollouts import inference
 from ops.rollouts.evidence import CostSums, RolloutEvidence, StepLook, WorkerIncident
 from ops.rollouts.judge import INCIDENTS, RolloutVerdict, cost_bounds, judge
 from ops.rollouts.plan import Objective
 
+from .mutants import MUTANTS
 from .rollout_cases import COSTS, STEP_S, begun, plan, request, users
 
 if TYPE_CHECKING:
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
     from ops.rollouts.evidence import FinishedRequest
     from ops.rollouts.plan import RolloutPlan
 
+ROOT = Path(__file__).parents[3]
 ERRORS = {"errors": Objective(0.99)}
 
 
@@ -268,6 +273,16 @@ def test_costs_decide(
     assert (verdict.action, verdict.reason) == (action, reason)
 
 
+def test_a_cost_that_may_be_acceptable_does_not_roll_back() -> None:
+    chosen = plan(objectives=ERRORS, costs=COSTS)
+    evidence = begun(chosen)
+    evidence.cost = costing(1.2, batches=20)
+    bounds = cost_bounds(evidence)
+    assert bounds is not None
+    assert 1.05 < bounds[0] < 1.1 < 1.25 < bounds[1]
+    assert look(chosen, *enough(chosen), evidence=evidence, after_s=60.0)[0].action == "advance"
+
+
 def test_an_unknown_cost_holds_only_before_the_last_step() -> None:
     chosen = plan(objectives=ERRORS, costs=COSTS)
     assert look(chosen, *enough(chosen), after_s=60.0)[0].action == "advance"
@@ -375,6 +390,22 @@ def test_a_clear_test_rolls_back() -> None:
     assert verdict.look.p_values["errors"] <= 0.004 / 2
 
 
+def test_the_worst_objective_decides() -> None:
+    chosen = plan(
+        shares=(0.5, 1.0), objectives={"errors": Objective(0.9), "safety": Objective(0.9)}
+    )
+    bad = [one.user for one in requests(chosen, ("new",), 0, 17)]
+    all_of_new = requests(chosen, ("new",), 60, each=6)
+    new = [
+        one._replace(missed=frozenset({"safety"})) if one.user in bad else one for one in all_of_new
+    ]
+    verdict, _ = look(chosen, new, requests(chosen, ("old",), 60, each=6), after_s=60.0)
+    assert (verdict.action, verdict.reason, verdict.signal) in {
+        ("rollback", "step", "safety"),
+        ("rollback", "fast", "safety"),
+    }
+
+
 def test_two_tests_of_a_step_draw_different_assignments() -> None:
     seeds = {judged_at_the_end(4, looks)[0].look.seed for looks in (0, 1)}  # type: ignore[union-attr]
     assert len(seeds) == 2
@@ -383,3 +414,17 @@ def test_two_tests_of_a_step_draw_different_assignments() -> None:
 def test_a_verdict_can_be_written_down() -> None:
     verdict, _ = judged_at_the_end(17)
     assert msgspec.json.decode(msgspec.json.encode(verdict), type=RolloutVerdict) == verdict
+
+
+# The tests themselves
+
+
+def test_examples_of_the_statistics_are_right() -> None:
+    assert doctest.testmod(inference) == (0, 3)
+
+
+def test_each_mutant_changes_one_place() -> None:
+    for mutant in MUTANTS:
+        text = (ROOT / mutant.file).read_text(encoding="utf-8")
+        assert text.count(mutant.guard) == 1, mutant
+        assert mutant.instead != mutant.guard

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ops.rollouts.plan import RolloutPlan
+from ops.rollouts.plan import Objective, RolloutPlan
 from triolet.config.routes import NUM_BUCKETS, user_hash
 from triolet.errors import SettingError
 
@@ -76,6 +76,23 @@ def test_the_budget_is_divided_by_steps_signals_and_looks() -> None:
     assert chosen.step_level == pytest.approx(0.004 / (2 * 2 * 2))
     assert chosen.doubt_level == pytest.approx(0.05 / 2)
     assert plan(shares=(1.0,)).fast_threshold == pytest.approx(3 / 0.004)
+
+
+@pytest.mark.parametrize(
+    ("good_share", "good", "bad", "is_burning"),
+    [
+        (0.99, 35, 6, True),  # 14.6 % of requests; 14.4 times the budget are 14.4 %
+        (0.99, 36, 6, False),
+        (0.99, 0, 5, True),
+        (0.99, 0, 4, False),
+        (0.9, 6, 6, True),  # 14.4 times the budget are more than all
+        (0.9, 7, 6, False),
+    ],
+)
+def test_an_objective_that_is_missed_by_far_burns(
+    good_share: float, good: int, bad: int, is_burning: bool
+) -> None:
+    assert Objective(good_share).is_burning(good, bad) == is_burning
 
 
 def test_an_operator_may_accept_a_higher_cost() -> None:
