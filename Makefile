@@ -259,12 +259,18 @@ bench-cache: install-dev  ## measure the prefix cache's hit rate on real convers
 gpu-lease:  ## pack, list or run the stages for a GPU machine without a network (docs/gpu.md; ARGS="run --out DIR --part 1")
 	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m tools.gpu_lease.lease $(or $(ARGS),list)
 
-.PHONY: overload overload-real
+.PHONY: overload overload-real simulate-rollouts rollout-mutants
 overload: install-dev  ## simulate half to ten times the load, with and without each mechanism; curves (ARGS=-h)
 	$(BIN)/python -m loadtest.overload --images docs/images $(ARGS)
 
 overload-real: install-dev  ## the same over HTTP, with real processes and simulated devices (ARGS="--kinds curve")
 	$(BIN)/python -m loadtest.overload --real $(ARGS)
+
+simulate-rollouts: install-dev  ## judge a thousand rollouts of equal versions, and of worse ones, in virtual time (ARGS="--only errors")
+	$(BIN)/python -m loadtest.rollouts $(ARGS)
+
+rollout-mutants: install-dev  ## change one decision of the judge of rollouts at a time; a test must fail (ARGS=judge)
+	$(BIN)/python -m tests.ops.rollouts.mutants $(ARGS)
 
 .PHONY: wheel container
 wheel: install-dev  ## build sdist and wheel into dist/, install the wheel into a new environment, serve with it

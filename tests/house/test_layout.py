@@ -67,6 +67,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "loadtest/harness": frozenset({"triolet", "transport", "ops"}),
     # So does loadtest, in virtual time and as processes with a simulated device.
     "loadtest/overload": frozenset(ROOMS) - {"loadtest", "tools"},
+    # Runs the production judge of rollouts, also in simulated fleets.
+    "loadtest/rollouts": frozenset({"triolet", "server", "simulation", "ops"}),
 }
 ENTRY_POINTS = {
     # The command `triolet`, after checking that `ops` is Triolet's own.
@@ -300,7 +302,7 @@ SERVER_FLOORS: Floors = (
     ("server",),
 )
 OPS_FLOORS: Floors = (
-    ("ops", "ops/settings", "ops/audit"),
+    ("ops", "ops/settings", "ops/audit", "ops/rollouts"),
     ("ops/models",),
     ("ops/supervisor",),
     ("ops/control", "ops/targets"),
@@ -460,6 +462,7 @@ SANS_IO_FOLDERS: dict[str, tuple[str, ...]] = {
     "triolet/slo": (),
     "server/scheduling": ("control_link.py", "delivery.py", "links.py"),
     "server/membership": ("dns_source.py", "members.py", "redis_source.py"),
+    "ops/rollouts": (),
 }
 SANS_IO = (
     "engine/batch.py",

@@ -17,6 +17,21 @@ from .models import MAX_MODELS
 
 POINT_BYTES: Final = 8
 """Bytes of the hash that maps a request to [0, 1): precise to far less than one request."""
+NUM_BUCKETS: Final = 10_000
+"""Buckets of users. A rollout assigns whole buckets to versions and counts evidence by bucket, so
+this bounds its memory; 1 % is 100 buckets. A user's bucket is `user_hash(…) % NUM_BUCKETS`, and the
+key of its requests is the bucket's number."""
+
+
+def user_hash(tenant: str, user: str) -> int:
+    """Return a number of 64 bits for a user, the same in every process and rollout.
+
+    Args:
+      tenant: name of the tenant; empty where there are none.
+      user: what the tenant calls the user; empty for the tenant as a whole.
+    """
+    digest = blake2b(msgspec.json.encode((tenant, user)), digest_size=POINT_BYTES).digest()
+    return int.from_bytes(digest)
 
 
 class Route(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -1,0 +1,1 @@
+"""Simulated rollouts: generated traffic, assigned and judged by production code."""

@@ -1,0 +1,182 @@
+"""The rollouts of the campaign, how they should end, and the comparison with how they ended."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ops.rollouts.plan import GUARD_BUDGET
+from simulation.modelled import COST
+
+from .fleet import FleetCase
+from .traffic import Scenario
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .campaign import RolloutEnd
+
+
+class Expectation(NamedTuple):
+    """How the rollouts of a scenario should end.
+
+    Attributes:
+      scenario: the scenario.
+      runs: number of rollouts; their seeds begin with 0.
+      ends: ends that are right.
+      at_least: share of rollouts that end so.
+      median_s: longest median time of these; 0 for any.
+      median_requests: most canary requests in the median; 0 for any.
+    """
+
+    scenario: Scenario | FleetCase
+    runs: int
+    ends: tuple[str, ...]
+    at_least: float
+    median_s: float = 0.0
+    median_requests: int = 0
+
+
+class Summary(NamedTuple):
+    """The rollouts of one scenario.
+
+    Attributes:
+      expected: what they should be.
+      results: what they were.
+    """
+
+    expected: Expectation
+    results: tuple[RolloutEnd, ...]
+
+    @property
+    def right(self) -> list[RolloutEnd]:
+        """The rollouts that ended as they should."""
+        return [one for one in self.results if one.action in self.expected.ends]
+
+    @property
+    def median_s(self) -> float:
+        """The median time of these."""
+        return statistics.median([one.seconds for one in self.right] or [0.0])
+
+    @property
+    def median_requests(self) -> float:
+        """The median of their canary requests."""
+        return statistics.median([one.canary_requests for one in self.right] or [0])
+
+    @property
+    def failures(self) -> list[str]:
+        """What is not as it should be."""
+        expected, name = self.expected, self.expected.scenario.name
+        found = [f"{name}: {rule}" for one in self.results for rule in one.violations]
+        if len(self.right) < expected.at_least * len(self.results):
+            found.append(f"{name}: {len(self.right)} of {len(self.results)} ended as they should")
+        if expected.median_s and self.median_s > expected.median_s:
+            found.append(f"{name}: a median of {self.median_s:g} s; at most {expected.median_s:g}")
+        if expected.median_requests and self.median_requests > expected.median_requests:
+            found.append(f"{name}: a median of {self.median_requests:g} canary requests")
+        return found
+
+    @property
+    def actions(self) -> Counter[str]:
+        """Number of rollouts by end."""
+        return Counter(one.action for one in self.results)
+
+    @property
+    def reasons(self) -> Counter[str]:
+        """Number of rollouts that were not promoted, by reason."""
+        return Counter(one.reason for one in self.results if one.action != "promoted")
+
+
+MAX_FALSE: Final = 0.01
+"""Share of rollouts of equal versions that may be rolled back."""
+MIN_PROMOTED: Final = 0.85
+"""Share of them that should be promoted; the others are paused for a person."""
+ZIPF: Final = Scenario("", 2_000, is_skewed=True)
+LONG: Final = ZIPF._replace(has_bursts=True, bake_s=300.0)
+EQUAL: Final = tuple(
+    Expectation(scenario, runs, ("promoted",), 0.0)
+    for scenario, runs in (
+        (Scenario("equal: 400 equal users"), 150),
+        (ZIPF._replace(name="equal: 2,000 Zipf users"), 150),
+        (ZIPF._replace(name="equal: bursts of failures", has_bursts=True), 150),
+        (ZIPF._replace(name="equal: ramps, shifting mix", is_shifting=True), 150),
+        (ZIPF._replace(name="equal: largest user times out", has_timeouts=True), 150),
+        (
+            ZIPF._replace(
+                name="equal: all of these", has_bursts=True, is_shifting=True, has_timeouts=True
+            ),
+            150,
+        ),
+        (Scenario("equal: a worker crashes three times", broken_s=60.0), 60),
+        (
+            Scenario("equal: begins with 1 %", 5_000, rate=60.0, shares=(0.01, 0.1, 0.5, 1.0)),
+            40,
+        ),
+    )
+)
+"""A thousand rollouts of equal versions."""
+FOUND: Final = ("rollback",)
+WORSE: Final = (
+    Expectation(Scenario("errors 1 to 90 %", errors=0.9), 100, FOUND, 1.0, 9, 40),
+    Expectation(Scenario("errors 1 to 20 %", errors=0.2), 100, FOUND, 0.96, 30, 104),
+    Expectation(LONG._replace(name="errors 1 to 20 %, Zipf", errors=0.2), 50, FOUND, 0.96, 70, 340),
+    Expectation(Scenario("errors 1 to 5 %", errors=0.05), 100, ("rollback", "pause"), 0.9),
+    Expectation(
+        LONG._replace(name="errors 1 to 5 %, Zipf", errors=0.05), 30, ("rollback", "pause"), 1.0
+    ),
+    Expectation(
+        Scenario("errors 1 to 50 % with the last step", errors=0.5, errors_from=3), 50, FOUND, 0.9
+    ),
+    Expectation(Scenario("first token 50 % later", slower=1.5), 100, FOUND, 0.96),
+    Expectation(Scenario("costs 2 times as much", dearer=2.0), 50, FOUND, 1.0),
+    Expectation(Scenario("costs 1.2 times as much", dearer=1.2), 30, (*FOUND, "pause"), 1.0),
+    Expectation(Scenario("workers crash every 10 s", crashes=60.0), 50, FOUND, 0.96),
+    Expectation(Scenario("golden prompt differs", golden_step=2), 20, FOUND, 0.9),
+    Expectation(Scenario("outage of both versions", outage_step=2), 50, ("step back",), 0.9),
+    Expectation(
+        Scenario("both bad before", errors=0.3, stable_errors=0.3, max_step_s=300.0),
+        20,
+        ("pause",),
+        1.0,
+    ),
+    Expectation(Scenario("too few users", 30, rate=0.5, max_step_s=300.0), 50, ("pause",), 1.0),
+)
+"""Versions that should not be promoted, and the least share that ends so."""
+
+FLEETS: Final = (
+    Expectation(FleetCase("fleet: equal"), 20, ("promoted", "pause"), 1.0),
+    Expectation(FleetCase("fleet: misses deadlines", deadline_s=0.06), 20, FOUND, 1.0),
+    Expectation(
+        FleetCase("fleet: prompts 5 times as slow", COST._replace(token_s=0.005)), 20, FOUND, 1.0
+    ),
+    Expectation(
+        FleetCase("fleet: steps 3 times as dear", COST._replace(step_s=0.03)), 20, FOUND, 1.0
+    ),
+)
+"""Rollouts in simulated fleets."""
+UNSEEN: Final = (
+    Expectation(LONG._replace(name="unseen: errors 1 to 2 %", errors=0.02), 30, FOUND, 0.0),
+    Expectation(Scenario("unseen: first token 10 % later", slower=1.1), 50, FOUND, 0.0),
+    Expectation(Scenario("unseen: crashes 10 times as often", crashes=10.0), 50, FOUND, 0.0),
+    Expectation(Scenario("unseen: a broken machine", broken_s=600.0), 100, ("promoted",), 0.0),
+)
+"""What the judge finds rarely, and a broken machine, for which it blames a version."""
+
+
+def judged(summaries: Sequence[Summary]) -> list[str]:
+    """Return what is not as it should be, of single scenarios and of equal versions together."""
+    failures = [failure for one in summaries for failure in one.failures]
+    ends = [end for one in summaries if one.expected in EQUAL for end in one.results]
+    if not ends:
+        return failures
+    rolled_back = [end for end in ends if end.action in {"rollback", "step back"}]
+    by_guard = [end for end in rolled_back if end.reason.startswith("guard")]
+    promoted = sum(end.action == "promoted" for end in ends)
+    if len(rolled_back) > MAX_FALSE * len(ends):
+        failures.append(f"equal versions: {len(rolled_back)} of {len(ends)} rolled back")
+    if len(by_guard) > GUARD_BUDGET * len(ends):
+        failures.append(f"equal versions: the guard rolled back {len(by_guard)} of {len(ends)}")
+    if promoted < MIN_PROMOTED * len(ends):
+        failures.append(f"equal versions: {promoted} of {len(ends)} promoted")
+    return failures
