@@ -338,7 +338,7 @@ async def _follow(
             from .membership.desired import DesiredWorkers
 
             desired = DesiredWorkers(config)
-            metrics.desired = lambda: desired.numbers
+            services.metrics.desired = lambda: desired.numbers
             nursery.start_soon(desired.run)
         source = member_source(config, lambda: fleets.alive)
         if source is not None:

@@ -108,7 +108,7 @@ def shown_request_id() -> str:
 
 
 def longest_s(config: ServerConfig) -> float:
-    """Return the longest deadline of a request to a model: that of the model or the tenant's plan."""
+    """Return the longest deadline of a request to a model: the model's or the plan's."""
     of_plan = current_tenant().plan.deadline_s
     return config.default_deadline_s if of_plan is None else min(of_plan, config.default_deadline_s)
 
