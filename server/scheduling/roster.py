@@ -175,11 +175,11 @@ class Roster:
 
     def _holders_of(self, role: Role, pool: WorkerPool, need: Need) -> Sequence[Worker]:
         """Return workers that hold the longest beginnings of a prompt, up to half of the
-        candidates; of those that hold equally much, random ones."""
+        candidates, rounded up; of those that hold equally much, random ones."""
         if need.chain is None or need.prompt_tokens < MIN_GAIN_TOKENS:
             return ()
         names, holders = need.chain.names(pool.block_size), self._holders[role]
-        most = self._candidates // 2
+        most = (self._candidates + 1) // 2
         found: dict[Worker, None] = {}
         while len(found) < most:
             # The last block with further holders: a worker that holds it holds those before it.
