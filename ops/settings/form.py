@@ -76,6 +76,7 @@ _WHOLE_BLOCKS: Final = "KV is sent in whole blocks after each step; remove the s
 GONE: Final[dict[Path, str]] = {
     ("link", "wire", "layer_groups"): _WHOLE_BLOCKS,
     ("link", "wire", "layer_group_min_tokens"): _WHOLE_BLOCKS,
+    ("server", "hosts", "name"): "each process has a lease of its own; remove the setting",
     ("worker", "engine", "kv_wire"): "KV is sent in the computing dtype; remove the setting",
 }
 """Removed fields, and what replaces them."""

@@ -37,10 +37,7 @@ from .usage import UsageConfig
 
 @dataclass(frozen=True, slots=True)
 class PeerServersConfig:
-    """One server among several that share a port.
-
-    The kernel gives each new connection to one of them, which asks the others for their metrics.
-    """
+    """One server among several that share a port; each asks the others for their metrics."""
 
     name: str
     """Its own name, unique among them."""
