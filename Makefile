@@ -184,7 +184,7 @@ simulate-mutants: install-dev  ## remove guards, alone and together; the simulat
 simulate-cancels: install-dev  ## simulate COUNT=100000 clients that disconnect at random, in virtual time
 	$(BIN)/python -m simulation.cancels --count $(COUNT)
 
-bench-cancel: install-dev  ## close 1,000 connections at random moments; account for blocks, time, tokens, memory, files
+bench-cancel: install-dev  ## close 1,000 connections at random moments; account for blocks, time, tokens, memory, files (ARGS="--through envoy")
 	$(BIN)/python -m loadtest.cancels $(ARGS)
 
 bench-hostile: install-dev  ## run hostile clients, then hostile tenants within their limits; measure the effect on others (ARGS="--only enum")

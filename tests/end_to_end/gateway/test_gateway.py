@@ -17,6 +17,7 @@ import httpx2
 import pytest
 from websockets.sync.client import connect
 
+from loadtest.campaign.misbehaving import stall
 from loadtest.harness.gateway import envoy_program, running_gateway
 from tests.end_to_end.fleet_process import PATIENCE_S, wait_until
 from tests.end_to_end.tenants import MODEL, headers_of
@@ -52,6 +53,8 @@ LONG: Final = STREAM | {"max_tokens": 600}
 """Half a minute: nothing waits for its end."""
 WHOLE: Final = STREAM | {"max_tokens": 340}
 """Longer than the 15 s that Envoy gives an answer by default."""
+SILENT_TOKENS: Final = 900
+"""Of two kilobytes: more than all buffers on the way, but not than those of sockets by default."""
 TINY: Final = BODY | {"max_tokens": 2}
 SOME_EVENTS: Final = 4
 NUM_STREAMS: Final = 4
@@ -153,6 +156,20 @@ def test_a_websocket_chats_and_when_it_closes_its_blocks_are_freed(hosts: Hosts,
         while kinds[-1] != "response.output_text.delta":
             kinds.append(json.loads(socket.recv(PATIENCE_S))["type"])
     check_cancelled(hosts, gone)
+
+
+async def test_a_client_that_stops_reading_loses_its_stream(
+    fleet: FleetProcess, tmp_path: Path
+) -> None:
+    stalled_before = fleet.metric("triolet_requests_total", outcome="stalled")
+    with running_gateway([fleet.url.removeprefix("http://")], tmp_path) as envoy:
+        silent = await stall(envoy.url, 0, SILENT_TOKENS)
+        async with silent.stream:
+            wait_until(
+                lambda: fleet.metric("triolet_requests_total", outcome="stalled") > stalled_before,
+                PATIENCE_S,
+                "its stream has been ended",
+            )
 
 
 def test_comments_keep_a_silent_stream_open_while_a_silent_answer_is_cut(

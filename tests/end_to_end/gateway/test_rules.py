@@ -54,6 +54,12 @@ PRIVATE: Final = (
     *("/fleet/status", "//fleet/status", "/v1/../fleet/audit", "/%66leet/status", "/fleet"),
     *("/fleet/status?x=1", "/fleet%2fstatus", "/v1/%2e%2e/metrics", "/metrics", "/admin/scale"),
 )
+REMOVED: Final = (
+    "x-triolet-host-secret",
+    "x-gateway-inference-fairness-id",
+    "x-gateway-inference-objective",
+)
+"""Headers that only parts of the fleet may set."""
 SHORT_S: Final = 0.05
 """How long Envoy waits for a picker that hangs."""
 
@@ -212,12 +218,12 @@ def test_private_paths_are_refused_however_they_are_written(site: FakeSite) -> N
 
 def test_clients_can_claim_no_address_and_no_place_in_the_fleet(site: FakeSite) -> None:
     claims = {"forwarded": "for=8.8.8.8", "x-forwarded-for": "8.8.8.8"}
-    site.post(**claims, **{"x-triolet-host-secret": "guessed", "x-request-id": "mine"})
+    site.post(**claims, **dict.fromkeys(REMOVED, "guessed"), **{"x-request-id": "mine"})
     [(headers, _)] = [request for server in site.servers for request in server.requests]
     claimed, _, seen = headers["x-forwarded-for"].partition(",")
     assert (claimed, seen.count(",")) == ("8.8.8.8", 0)
     assert seen
-    assert not {"forwarded", "x-triolet-host-secret"} & set(headers)
+    assert not {"forwarded", *REMOVED} & set(headers)
     assert headers["x-request-id"] == "mine"
     assert headers["host"] == site.client.base_url.netloc.decode()
 
