@@ -408,12 +408,13 @@ async def test_of_two_controls_the_later_one_counts_also_after_a_pause_of_the_ot
             return role
 
         async with servers(addresses, keys) as followers:
+            for one in followers:
+                one.models["chat-v3"].is_ready = False
             first = start(0)
             folder = await first.wait_ready()
             await until_known(folder)
             assert (await switch(folder, "chat-v2"))["status"] == "done"
-            for one in followers:
-                one.models["chat-v3"].is_ready = False
+            await until(partial(are_at, followers, "chat-v2"))
             body = {"ref": "chat-v3"}
             path = "/admin/models/chat/switch"
             status, waiting = await ask_soon(folder, "POST", path, json=body)
