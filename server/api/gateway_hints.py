@@ -54,5 +54,7 @@ class Objectives:
         current_hints.set((service_class, flow if _FLOW.fullmatch(flow) else ""))
         if objective and service_class is None and len(self._logged) < MAX_LOGGED:
             if (shown := echo(objective)) not in self._logged:
-                log.warning("objective_unknown", objective=shown, setting="server.objectives")
+                log.warning(
+                    "objective_unknown", objective=shown, setting="server.gateway_objectives"
+                )
             self._logged.add(shown)

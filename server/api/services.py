@@ -79,7 +79,7 @@ class Services:
         object.__setattr__(self, "bodies", BodyRoom(door))
         object.__setattr__(self, "refusals", RefusalPace(door))
         object.__setattr__(self, "refusal_log", RefusalLog(door))
-        object.__setattr__(self, "objectives", Objectives(self.config.objectives))
+        object.__setattr__(self, "objectives", Objectives(self.config.gateway_objectives))
         object.__setattr__(self, "recent", RecentFigures(self.metrics, self.config))
         object.__setattr__(self, "responses", ResponseStore(self.config.responses))
         self.metrics.http.kept["response_store"] = self.responses

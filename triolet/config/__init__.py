@@ -22,7 +22,7 @@ from .objectives import ObjectivesConfig
 from .parsers import ReasoningParser, ToolParser
 from .ray import RayConfig
 from .redis_url import AT, has_password, resolved_url, shown_url
-from .responses import OF_CONNECTION, StoredResponsesConfig
+from .responses import OF_CONNECTION, ResponseCacheConfig, StoredResponsesConfig
 from .scheduling import (
     MEMORY,
     AdmissionConfig,
@@ -47,7 +47,6 @@ from .server import (
     DoorConfig,
     GrammarConfig,
     PeerServersConfig,
-    ResponseCacheConfig,
     ResumeConfig,
     ServerConfig,
     TemplateConfig,

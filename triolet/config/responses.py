@@ -1,4 +1,4 @@
-"""Bounds of stored responses, each with its reason."""
+"""Bounds of stored responses and of the response cache, each with its reason."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from ..units import MIB, SECONDS
-from .limits import NotNegative  # noqa: TC001 (get_type_hints reads the annotations)
+from ..units import KIB, MIB, SECONDS
+from .limits import CountOrZero, NotNegative  # noqa: TC001 (get_type_hints reads the annotations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +31,22 @@ class StoredResponsesConfig:
 
 OF_CONNECTION: Final = StoredResponsesConfig(ttl_s=math.inf, max_bytes=2 * MIB)
 """Bounds for responses that one WebSocket keeps while it is open: twice the largest message."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseCacheConfig:
+    """Bounds of the response cache."""
+
+    max_bytes: CountOrZero = 0
+    """Total size of a server's answers. Shares of tenants work as in prefix caches. 0 turns it off:
+    answers stay in memory after their clients have gone only if the operator wants it."""
+    ttl_s: NotNegative = 300 * SECONDS
+    """An answer stays valid forever; this is how long a client's text may be found in memory."""
+    max_answer_bytes: int = 256 * KIB
+    """Longer answers are not kept: about 7,000 tokens that arrive one by one, or 400 with 20
+    alternatives each. Nor are answers that take more than an eighth of the cache."""
+
+    @property
+    def most_answer_bytes(self) -> int:
+        """Bytes of the largest answer that is kept."""
+        return min(self.max_answer_bytes, self.max_bytes // 8)

@@ -23,7 +23,7 @@ from .membership import MembershipConfig, RedisMembersConfig, ScaleConfig
 from .models import ServedModelConfig  # noqa: TC001 (get_type_hints reads the annotations)
 from .objectives import ObjectivesConfig
 from .parsers import ReasoningParser, ToolParser
-from .responses import StoredResponsesConfig
+from .responses import ResponseCacheConfig, StoredResponsesConfig
 from .scheduling import (
     EmbeddingLimits,
     OverloadConfig,
@@ -241,25 +241,6 @@ class ResumeConfig:
     """Interval at which these times are checked."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseCacheConfig:
-    """Bounds of the response cache."""
-
-    max_bytes: CountOrZero = 0
-    """Total size of a server's answers. Shares of tenants work as in prefix caches. 0 turns it off:
-    answers stay in memory after their clients have gone only if the operator wants it."""
-    ttl_s: NotNegative = 300 * SECONDS
-    """An answer stays valid forever; this is how long a client's text may be found in memory."""
-    max_answer_bytes: int = 256 * KIB
-    """Longer answers are not kept: about 7,000 tokens that arrive one by one, or 400 with 20
-    alternatives each. Nor are answers that take more than an eighth of the cache."""
-
-    @property
-    def most_answer_bytes(self) -> int:
-        """Bytes of the largest answer that is kept."""
-        return min(self.max_answer_bytes, self.max_bytes // 8)
-
-
 DAY_S = 86_400.0 * SECONDS
 
 
@@ -401,7 +382,7 @@ class ServerConfig:
     trusted_proxies: tuple[str, ...] = ()
     """Networks (CIDR) of proxies that may state a client's address (PROXY protocol v2, `Forwarded`,
     `X-Forwarded-For`), objective and fairness id. None by default: any client could claim any."""
-    objectives: Mapping[str, str] = field(default_factory=dict)
+    gateway_objectives: Mapping[str, str] = field(default_factory=dict)
     """Service class of each objective that a trusted proxy may name in
     `x-gateway-inference-objective`. Others leave a request in its usual class."""
     allow_origins: tuple[str, ...] = ()
@@ -597,8 +578,9 @@ class ServerConfig:
         require(sample_s <= self.recent_s, "sample_s", sample_s, most)
         for network in self.trusted_proxies:
             _require_network(network)
-        classes = set(self.objectives.values())
-        require(classes <= CLASS_OF_NAME.keys(), "objectives", classes, ", ".join(CLASS_OF_NAME))
+        classes = set(self.gateway_objectives.values())
+        of_gateway = "gateway_objectives"
+        require(classes <= CLASS_OF_NAME.keys(), of_gateway, classes, ", ".join(CLASS_OF_NAME))
         for origin in self.allow_origins:
             _require_origin(origin)
         if not self.may_listen:

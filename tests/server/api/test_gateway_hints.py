@@ -38,7 +38,7 @@ async def said(server: Surface, headers: dict[str, str], **fields: object) -> tu
 
 
 async def test_a_trusted_proxy_chooses_the_class_and_the_flow() -> None:
-    async with surface(trusted_proxies=PROXIES, objectives=OBJECTIVES) as server:
+    async with surface(trusted_proxies=PROXIES, gateway_objectives=OBJECTIVES) as server:
         assert await said(server, SAID) == ("critical", "team-a")
         assert await said(server, SAID, service_tier="flex") == ("critical", "team-a")
         assert await said(server, {OBJECTIVE: "nightly"}) == ("sheddable", "")
@@ -48,7 +48,7 @@ async def test_a_trusted_proxy_chooses_the_class_and_the_flow() -> None:
 
 @pytest.mark.parametrize("trusted", [(), ("10.0.0.0/8",)])
 async def test_from_anyone_else_they_are_removed(trusted: tuple[str, ...]) -> None:
-    async with surface(trusted_proxies=trusted, objectives=OBJECTIVES) as server:
+    async with surface(trusted_proxies=trusted, gateway_objectives=OBJECTIVES) as server:
         with capture_logs() as logs:
             assert await said(server, SAID) == ("default", "")
             assert await said(server, {OBJECTIVE: "other"}) == ("default", "")
@@ -63,7 +63,7 @@ async def test_a_malformed_fairness_id_is_ignored(flow: str) -> None:
 
 
 async def test_an_unknown_objective_has_the_usual_class_and_is_logged_once() -> None:
-    async with surface(trusted_proxies=PROXIES, objectives=OBJECTIVES) as server:
+    async with surface(trusted_proxies=PROXIES, gateway_objectives=OBJECTIVES) as server:
         with capture_logs() as logs:
             for objective in ("Premium", "Premium", "x" * 5000):
                 assert await said(server, {OBJECTIVE: objective}) == ("default", "")
@@ -78,7 +78,9 @@ async def test_an_unknown_objective_has_the_usual_class_and_is_logged_once() -> 
 async def test_a_class_outside_of_the_plan_is_refused() -> None:
     plan = Plan("p", classes=(ServiceClass.DEFAULT,))
     tenancy = Tenancy(tenants_of(tenant("alice", "key", plan=plan)))
-    async with surface(tenancy=tenancy, trusted_proxies=PROXIES, objectives=OBJECTIVES) as server:
+    async with surface(
+        tenancy=tenancy, trusted_proxies=PROXIES, gateway_objectives=OBJECTIVES
+    ) as server:
         headers = {"authorization": "Bearer key"}
         answer = await server.post(CHAT, ASK, headers=SAID | headers)
         assert (answer.status, answer.error["param"]) == (403, None)
@@ -89,7 +91,7 @@ async def test_a_class_outside_of_the_plan_is_refused() -> None:
 
 async def test_they_apply_to_each_answer_of_a_websocket() -> None:
     async with (
-        surface(trusted_proxies=PROXIES, objectives=OBJECTIVES) as server,
+        surface(trusted_proxies=PROXIES, gateway_objectives=OBJECTIVES) as server,
         await open_socket(server, SAID) as client,
     ):
         for _ in range(2):
@@ -100,7 +102,7 @@ async def test_they_apply_to_each_answer_of_a_websocket() -> None:
 
 
 async def test_they_go_on_to_the_server_that_owns_the_key(tmp_path: Path) -> None:
-    async with pair(tmp_path, trusted_proxies=PROXIES, objectives=OBJECTIVES) as both:
+    async with pair(tmp_path, trusted_proxies=PROXIES, gateway_objectives=OBJECTIVES) as both:
         key, owner, other = both.by_key(0)
         headers = SAID | {"idempotency-key": key}
         assert (await other.post(CHAT, ASK, headers=headers)).status == 200
@@ -109,5 +111,5 @@ async def test_they_go_on_to_the_server_that_owns_the_key(tmp_path: Path) -> Non
 
 
 def test_a_class_that_does_not_exist_is_named() -> None:
-    with pytest.raises(SettingError, match=r"objectives is .*urgent.*; allowed: critical, default"):
-        replace(CONFIG, objectives={"premium": "urgent"})
+    with pytest.raises(SettingError, match=r"gateway_objectives is .*urgent.*; allowed: critical, default"):
+        replace(CONFIG, gateway_objectives={"premium": "urgent"})
