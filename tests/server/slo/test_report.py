@@ -22,7 +22,7 @@ from tests.server.support.surface import surface
 from tests.server.test_peers import two_servers
 from triolet.config import ObjectivesConfig
 from triolet.service_class import ServiceClass
-from triolet.slo.burn_alerts import DEPLOYMENT, PAIRS, BurnAlert
+from triolet.slo.burn_alerts import DEPLOYMENT, PAIRS, SPANS_S, BurnAlert
 from triolet.slo.objectives import read_objectives
 from triolet.units import parse_span
 
@@ -92,6 +92,23 @@ def test_the_documents_table_of_alerts_is_the_one_that_is_used() -> None:
         for one in (*PAIRS, DEPLOYMENT)
     ]
     assert table("alert | burn rate") == wanted
+
+
+@pytest.mark.parametrize(
+    ("target", "deployment", "page", "ticket"), table("target | deployment | page")
+)
+def test_the_documents_delays_are_those_of_the_pairs(
+    target: str, deployment: str, page: str, ticket: str
+) -> None:
+    told = {"deployment": deployment, "page": page, "ticket": ticket}
+    for severity, delay in told.items():
+        # In an outage all events are bad: a window is above a share after that share of its length.
+        delays_s = [
+            pair.rate * objective(target).budget * max(SPANS_S[pair.long], SPANS_S[pair.short])
+            for pair in (*PAIRS, DEPLOYMENT)
+            if pair.severity == severity
+        ]
+        assert float(delay.removesuffix(" s")) == pytest.approx(min(delays_s))
 
 
 @pytest.mark.parametrize("pair", [*PAIRS, DEPLOYMENT], ids=lambda one: f"{one.severity} {one.long}")
