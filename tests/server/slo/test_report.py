@@ -1,4 +1,4 @@
-"""Tests of burn rates and budgets: the examples of docs/SLO.md, computed by the server's code; and
+"""Tests of burn rates and budgets: the examples of the documents, computed by the server's code; and
 GET /admin/slo, which sums up all servers on the port."""
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ if TYPE_CHECKING:
 
 OBJECTIVES = read_objectives(ObjectivesConfig())
 AVAILABILITY = OBJECTIVES[0]
-TEXT = (ROOT / "docs" / "SLO.md").read_text("utf-8")
+PAGES = ("SLO.md", "operations/slo_rules.md")
+TEXT = "\n\n".join((ROOT / "docs" / page).read_text("utf-8") for page in PAGES)
 
 
 def table(heading: str) -> list[list[str]]:
-    """Return the rows of the document's table with this heading."""
+    """Return the rows of the documents' table with this heading."""
     _, _, rest = TEXT.partition(f"| {heading}")
     rows = re.findall(r"^\|(.+)\|$", rest.partition("\n\n")[0], re.MULTILINE)[1:]
     assert rows
