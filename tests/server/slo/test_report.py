@@ -1,5 +1,5 @@
-"""Tests of burn rates and budgets: the examples of the documents, computed by the server's code; and
-GET /admin/slo, which sums up all servers on the port."""
+"""Tests of burn rates and budgets: the examples of the documents, computed by the server's code;
+and GET /admin/slo, which sums up all servers on the port."""
 
 from __future__ import annotations
 
