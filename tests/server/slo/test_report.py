@@ -26,6 +26,8 @@ from triolet.slo.burn_alerts import DEPLOYMENT, PAIRS, SPANS_S, BurnAlert
 from triolet.slo.objectives import read_objectives
 from triolet.units import parse_span
 
+from .ledger import FAILED, OF_CLIENTS, SERVED
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -85,6 +87,15 @@ def test_examples_of_budgets(
     assert report["reason"] == report["is_frozen"] * "the error budget of availability is spent"
     lenient = replace(objective(target, window), freezes=False)
     assert not slo_report([lenient], [row], 1e9)["is_frozen"]
+
+
+def test_the_documents_table_of_outcomes_is_the_one_that_is_used() -> None:
+    told = {kind: set(re.findall(r"`(\w+)`", names)) for names, kind in table("outcome in")}
+    assert told == {
+        "good": SERVED,
+        "bad": FAILED,
+        "not counted": OF_CLIENTS | {"quarantined"},
+    }
 
 
 def test_the_documents_table_of_alerts_is_the_one_that_is_used() -> None:
