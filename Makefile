@@ -56,7 +56,7 @@ install: $(VENV)/.installed  ## create .venv and install Triolet into it
 install-dev: $(VENV)/.installed-dev
 
 # Non-Python programs that tests use. Tests are skipped with a reason if they are missing.
-SYSTEM_PACKAGES := chromium-headless-shell redis-server zsh prometheus docker-registry skopeo
+SYSTEM_PACKAGES := chromium-headless-shell redis-server zsh prometheus prometheus-alertmanager docker-registry skopeo
 MISSING_PACKAGES = $(strip $(foreach name,$(SYSTEM_PACKAGES),$(if $(shell command -v $(name)),,$(name))))
 
 system-deps:

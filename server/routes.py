@@ -29,12 +29,16 @@ from .api.openai.stored_responses import delete_response, list_input_items, show
 from .api.operations.fleet_status import (
     FLEET_USAGE,
     OWN_AUDIT,
+    OWN_SLO,
     OWN_STATUS,
     OWN_USAGE,
+    SLO,
     fleet_audit,
+    fleet_slo,
     fleet_status,
     fleet_usage,
     own_audit,
+    own_slo,
     own_status,
     own_usage,
     server_usage,
@@ -53,8 +57,6 @@ from .api.operations.probes import (
     scale,
     version,
 )
-from .api.operations.slo import OWN_SLO, fleet_slo, own_slo
-from .api.operations.slo import PATH as SLO
 from .api.route import WS, Permission, Route, RouteTable
 from .api.route import DocumentedOperation as Entry
 from .api.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest

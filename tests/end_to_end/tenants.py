@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from loadtest.campaign.answers import key_headers
+from tests.server.slo.ledger import availability_by
 from triolet.tenants.api_keys import digest_of
 from triolet.usage_database import usage_by
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 OPERATOR: Final = "root"
 MODEL: Final = "served"
+SERVER_CODES: Final = frozenset({"overloaded", "no_worker", "draining", "quarantined"})
+"""Codes of refusals with a status of 500 or more."""
 NAMED: Final = ("--model-name", MODEL)
 """Options of a fleet, so that the file's prices apply to its model."""
 
@@ -142,3 +145,50 @@ def check_usage(fleet: FleetProcess, folder: Path) -> None:
     for kind, column in (("prompt_tokens", 2), ("completion_tokens", 4)):
         assert sum(line[kind] for line in lines()) == sum(row[column] for row in written)
     assert fleet.metric("triolet_usage_records_dropped_total") == 0
+    check_objectives(fleet, folder)
+
+
+def check_objectives(fleet: FleetProcess, folder: Path) -> None:
+    """Check that the counts of the shipped objectives equal a ledger's and the histograms'.
+
+    Args:
+      fleet: an idle fleet with one model; its server must not have been restarted.
+      folder: directory of the ledger, with all requests of the fleet.
+    """
+
+    def counted(family: str, slo: str, *labels: str) -> dict[tuple[str, ...], list[int]]:
+        found: dict[tuple[str, ...], list[int]] = {}
+        for position, which in enumerate(("good", "events")):
+            for sample in fleet.samples(f"triolet_slo_{family}{which}_total"):
+                if sample.labels["slo"] == slo:
+                    key = tuple(sample.labels[label] for label in labels)
+                    found.setdefault(key, [0, 0])[position] += int(sample.value)
+        return found
+
+    wanted = availability_by(str(folder), ["model", "version", "class"])
+    by_tenant = availability_by(str(folder), ["tenant"])
+    refused = {
+        sample.labels["class"]: int(sample.value)
+        for sample in fleet.samples("triolet_requests_rejected_total")
+        if sample.labels["code"] in SERVER_CODES and sample.labels["class"] != "batch"
+    }
+    for name, count in refused.items():
+        [(model, version)] = {key[:2] for key in wanted}
+        wanted.setdefault((model, version, name), [0, 0])[1] += count
+    assert counted("", "availability", "model", "version", "class") == wanted
+    if not any(refused.values()):
+        by_tenant.pop(("",), None)
+        assert counted("tenant_", "availability", "tenant") == by_tenant
+    for slo, histogram, limit in (
+        ("first-token", "triolet_time_to_first_token_seconds", "2.5"),
+        ("queue-wait", "triolet_class_queue_seconds", "1.0"),
+    ):
+        buckets = [s for s in fleet.samples(f"{histogram}_bucket") if s.labels["le"] == limit]
+        counts = fleet.samples(f"{histogram}_count")
+        if any(name == "batch" for _, _, name in wanted) and "class" not in counts[0].labels:
+            continue  # this histogram has batch lines, too
+        sums = [
+            int(sum(one.value for one in samples if one.labels.get("class") != "batch"))
+            for samples in (buckets, counts)
+        ]
+        assert counted("", slo).get((), [0, 0]) == sums, slo

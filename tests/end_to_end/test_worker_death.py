@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,16 @@ from loadtest.soak import SERVE_OPTIONS, STALL_TIMEOUT_S, Soak, SoakPlan
 
 from . import paced
 from .conftest import PATIENT
-from .tenants import NAMED, OPERATOR, check_charges, check_usage, key_of, write_tenants
+from .fleet_process import PATIENCE_S, wait_until
+from .tenants import (
+    NAMED,
+    OPERATOR,
+    check_charges,
+    check_usage,
+    headers_of,
+    key_of,
+    write_tenants,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,6 +45,7 @@ PAYING = ("alice", "bob")
 SOAK_S, SOAK_WHOLE_S = 5.0, 60.0
 """Durations with a fault every two seconds: two kinds of faults, or all."""
 ASKS = 12
+CANCELS = 3
 CLIENTS = 12
 LONGEST, LONGEST_WHOLE = 60, 480
 LAST_MOMENT = 0.3
@@ -96,6 +107,18 @@ async def verdict_under(
     return verdict
 
 
+def cancel_streams(fleet: FleetProcess) -> None:
+    """Close the connections of some running streams."""
+    body = {"prompt": "Once", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    for _ in range(CANCELS):
+        with fleet.client.stream(
+            "POST", "/v1/completions", json=body, headers=headers_of(OPERATOR)
+        ) as answer:
+            next(answer.iter_lines())
+    num_cancelled = partial(fleet.metric, "triolet_requests_total", outcome="client_gone")
+    wait_until(lambda: num_cancelled() == CANCELS, PATIENCE_S, "the streams are cancelled")
+
+
 @pytest.mark.long
 @pytest.mark.proof
 def test_one_process_after_the_other_is_killed_and_every_answer_stays_the_same(
@@ -112,6 +135,7 @@ def test_one_process_after_the_other_is_killed_and_every_answer_stays_the_same(
     expected = trio.run(answers_in_peace, fleet, asks, told, key)
     for fault in ("decode-kill", "prefill-kill", SERVER_KILL):
         if fault == SERVER_KILL:  # a killed server loses part of its counts, and its clients retry
+            cancel_streams(fleet)
             check_charges(fleet, PAYING, told)
             check_usage(fleet, tmp_path / "usage")
         verdict = trio.run(verdict_under, fault, fleet, asks, expected, told, key)

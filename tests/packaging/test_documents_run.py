@@ -43,6 +43,8 @@ SCENES: Final = {
         f"{OPERATIONS}/health.md",
         f"{OPERATIONS}/alerts.md",
         f"{OPERATIONS}/logs.md",
+        "docs/SLO.md",
+        f"{OPERATIONS}/slo_rules.md",
         "docs/operations.md",
     ),
     "the first hour": (
@@ -114,6 +116,7 @@ NOT_RUN: Final = {
 """Commands that no test runs, by their start, and why."""
 PROMISES: Final = {
     "curl -s localhost:8000/health/ready": '"status":"ready"',
+    "curl -s localhost:8000/admin/slo": '"object":"slo_report"',
     "curl -N ": "data: [DONE]",
     'echo "What is 2 + 3?" |': "2 + 3 = 5",
     "triolet tenant list": "alice",

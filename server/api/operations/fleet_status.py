@@ -1,4 +1,5 @@
-"""Handlers of the fleet's audit, status and usage, combined over all servers on one port.
+"""Handlers of the fleet's audit, status, usage and objectives, combined over all servers on one
+port.
 
 An audit names requests and queries every worker. So without tenants it is served only to this
 machine, and never through a proxy.
@@ -24,6 +25,7 @@ from triolet.units import NANOS
 
 from ...metrics.recent import grown
 from ...peers.peers import ALONE
+from ...slo.report import rows_of, slo_report
 from ...tenants.accounts import limits_of
 from ...tenants.tenancy import current_tenant
 from ..body import current_scope
@@ -373,3 +375,32 @@ def _add_usage(usage: dict[str, Any], other: Mapping[str, Any] | None) -> None:
     for name in WRITTEN:
         usage["this_month"][name] = max(usage["this_month"][name], other["this_month"][name])
     usage["servers"]["counted"] += 1
+
+
+SLO: Final = "/admin/slo"
+OWN_SLO: Final = "/admin/slo/own"
+"""The path that servers on one port query on one another."""
+
+
+def own_slo(services: Services) -> Response:
+    """Return the counts of this server process."""
+    return json_response(_counted_slos(services))
+
+
+async def fleet_slo(services: Services) -> Response:
+    """Return burn rates and budgets from the counts of all servers on this port."""
+    found = [_counted_slos(services)]
+    if services.peers is not None:
+        bodies = (await services.peers.ask(OWN_SLO)).values()
+        found += [msgspec.json.decode(body) for body in bodies if body is not None]
+    objectives = [one.objective for one in services.metrics.slos.counters]
+    rows = [row for one in found for row in one["rows"]]
+    observed_s = max(one["observed_s"] for one in found)
+    report = slo_report(objectives, rows, observed_s)
+    return json_response(report | {"servers": len(found)})
+
+
+def _counted_slos(services: Services) -> dict[str, Any]:
+    meter = services.metrics.slos
+    now = meter.clock()
+    return {"observed_s": now - meter.began_at, "rows": rows_of(meter.counters, now)}

@@ -152,6 +152,22 @@ def test_series_have_version_class_and_zone_and_tenants_their_own() -> None:
         assert f"triolet_slo_{labels} {float(value)}\n" in metrics
 
 
+def test_the_zone_is_that_of_the_decode_worker_and_empty_without_one() -> None:
+    world, meter = World(), SloMeter(OBJECTIVES)
+    meter.subscribe_to(world.events)
+    world.decode.labels = {"zone": "north"}
+    decode = world.worker(world.decode)
+    world.restart(decode)
+    world.submit(replace(make_request(1, max_tokens=3), is_streamed=True))
+    world.end()
+    zones = {one.objective.name: {labels[3] for labels in one.series} for one in meter.counters}
+    assert zones == {one.name: {"north"} for one in OBJECTIVES}
+    world.lose(decode)
+    waiting = world.submit(make_request(2))
+    world.requests.end([waiting.request], Outcome.ERROR.failure("a fault"), world.now)
+    assert {labels[3] for labels in meter.counters[0].series} == {"north", ""}
+
+
 def test_tenants_that_are_no_longer_shown_have_no_counters() -> None:
     meter = SloMeter(OBJECTIVES[:1], ObjectivesConfig(shown_tenants=1, tracked_tenants=4))
     small, large = (

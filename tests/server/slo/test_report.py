@@ -1,5 +1,5 @@
-"""Tests of burn rates and budgets: the examples of docs/SLO.md, computed by the server's code; and
-GET /admin/slo, which sums up all servers on the port."""
+"""Tests of burn rates and budgets: the examples of the documents, computed by the server's code;
+and GET /admin/slo, which sums up all servers on the port."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ from tests.server.support.surface import surface
 from tests.server.test_peers import two_servers
 from triolet.config import ObjectivesConfig
 from triolet.service_class import ServiceClass
-from triolet.slo.burn_alerts import DEPLOYMENT, PAIRS, BurnAlert
+from triolet.slo.burn_alerts import DEPLOYMENT, PAIRS, SPANS_S, BurnAlert
 from triolet.slo.objectives import read_objectives
 from triolet.units import parse_span
+
+from .ledger import FAILED, OF_CLIENTS, SERVED
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,11 +35,12 @@ if TYPE_CHECKING:
 
 OBJECTIVES = read_objectives(ObjectivesConfig())
 AVAILABILITY = OBJECTIVES[0]
-TEXT = (ROOT / "docs" / "SLO.md").read_text("utf-8")
+PAGES = ("SLO.md", "operations/slo_rules.md")
+TEXT = "\n\n".join((ROOT / "docs" / page).read_text("utf-8") for page in PAGES)
 
 
 def table(heading: str) -> list[list[str]]:
-    """Return the rows of the document's table with this heading."""
+    """Return the rows of the documents' table with this heading."""
     _, _, rest = TEXT.partition(f"| {heading}")
     rows = re.findall(r"^\|(.+)\|$", rest.partition("\n\n")[0], re.MULTILINE)[1:]
     assert rows
@@ -86,12 +89,38 @@ def test_examples_of_budgets(
     assert not slo_report([lenient], [row], 1e9)["is_frozen"]
 
 
+def test_the_documents_table_of_outcomes_is_the_one_that_is_used() -> None:
+    told = {kind: set(re.findall(r"`(\w+)`", names)) for names, kind in table("outcome in")}
+    assert told == {
+        "good": SERVED,
+        "bad": FAILED,
+        "not counted": OF_CLIENTS | {"quarantined"},
+    }
+
+
 def test_the_documents_table_of_alerts_is_the_one_that_is_used() -> None:
     wanted = [
         [one.severity, f"{one.rate:g}", one.long, one.short, str(one.min_bad)]
         for one in (*PAIRS, DEPLOYMENT)
     ]
     assert table("alert | burn rate") == wanted
+
+
+@pytest.mark.parametrize(
+    ("target", "deployment", "page", "ticket"), table("target | deployment | page")
+)
+def test_the_documents_delays_are_those_of_the_pairs(
+    target: str, deployment: str, page: str, ticket: str
+) -> None:
+    told = {"deployment": deployment, "page": page, "ticket": ticket}
+    for severity, delay in told.items():
+        # In an outage all events are bad: a window is above a share after that share of its length.
+        delays_s = [
+            pair.rate * objective(target).budget * max(SPANS_S[pair.long], SPANS_S[pair.short])
+            for pair in (*PAIRS, DEPLOYMENT)
+            if pair.severity == severity
+        ]
+        assert float(delay.removesuffix(" s")) == pytest.approx(min(delays_s))
 
 
 @pytest.mark.parametrize("pair", [*PAIRS, DEPLOYMENT], ids=lambda one: f"{one.severity} {one.long}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from server.slo.top_tenants import OTHERS, TopTenants
+from server.slo.meter import OTHERS, TopTenants
 
 
 def test_while_there_are_few_each_has_its_name() -> None:
