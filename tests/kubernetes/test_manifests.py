@@ -4,18 +4,32 @@ command line and configuration."""
 from __future__ import annotations
 
 import copy
+import shutil
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import kubernetes_validate
 import pytest
 import typer
+import yaml
 
+from tests.house.test_layout import ROOT
 from triolet.config import ServerConfig, WorkerConfig
 from triolet.errors import ConfigError
 from triolet.ids import Role
 
-from .rendering import POD_IP, WHOLE, Manifest, Workload, manifests, named, workloads
+from .rendering import (
+    KUBERNETES,
+    POD_IP,
+    WHOLE,
+    Manifest,
+    Workload,
+    manifests,
+    named,
+    rendered,
+    workloads,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -152,6 +166,22 @@ def test_objects_select_the_pods_that_they_mean(overlay: str) -> None:
             assert selects(spec["selector"]["matchLabels"], w)
     budgets = [one for one in objects if one["kind"] == "PodDisruptionBudget"]
     assert len(budgets) == len(found), "one per role and zone"
+
+
+def test_the_overlay_of_the_page_gives_its_own_image_and_settings(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "operations" / "kubernetes.md").read_text(encoding="utf-8")
+    block = textwrap.dedent(page.partition("```yaml\n")[2].partition("   ```")[0])
+    (own := tmp_path / "chat").mkdir()
+    (own / "kustomization.yaml").write_text(block)
+    settings = (KUBERNETES / "base/workloads/triolet.toml").read_text(encoding="utf-8")
+    (own / "triolet.toml").write_text(settings.replace("/models/chat", "/models/another"))
+    (tmp_path / "ops").mkdir()
+    shutil.copytree(KUBERNETES, tmp_path / "ops" / "kubernetes")
+    found = list(workloads(list(yaml.safe_load_all(rendered(own)))))
+    assert {one.container["image"] for one in found} == {"registry.example/triolet:0.1.0"}
+    for one in found:
+        assert 'model = "/models/another"' in one.settings_text()
+        one.config(tmp_path)
 
 
 CONNECTIONS: Final = (

@@ -82,6 +82,7 @@ RUN_ELSEWHERE: Final = {
     "docs/API.md": "tests/end_to_end/test_api_document.py",
     "docs/CLIENTS.md": "tests/end_to_end/clients",
     "docs/operations/membership.md": "tests/end_to_end/test_membership.py",
+    "docs/operations/kubernetes.md": "tests/kubernetes",
 }
 NOT_RUN: Final = {
     "installs, tests or measures for minutes": (
