@@ -32,7 +32,7 @@ CONSTRAINTS := $(if $(filter-out 0,$(HAS_GPU)),,--constraint constraints.txt)
 .PHONY: help install install-dev system-deps serve test test-slow lint types loadtest bench-cancel bench-kills bench-restart residency soak bench-hostile security-mutants faults simulate simulate-mutants simulate-cancels bench-model bench-peers bench-engine bench-batches bench-quotas bench-cache bench-queue bench-routing bench-admission bench-fairness bench-wire bench-front bench-serve bench-start gpu-lease sanitize clean
 
 help:  ## show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 16
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## /\1\t/' | expand -t 16
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Triolet needs Python 3.11 or newer; name one with PYTHON=")'
@@ -163,6 +163,12 @@ ray-test: $(RAY)/.installed  ## run fleets on a Ray cluster: lost nodes and zone
 proofs: clients faults ray-test  ## long checks that need extra packages or time: clients, the fault matrix, Ray, full proofs
 	$(BIN)/pytest -m 'proof or hypothesis' --whole --hypothesis-profile=proofs --timeout=1800 --durations=40 $(ARGS)
 
+# In namespaces of its own: pods have addresses on its loopback interface, and resolv.conf is replaced.
+.PHONY: k8s-test
+k8s-test: install-dev kubectl  ## prove ops/kubernetes under a real Kubernetes 1.20, built once in 6 minutes; then 6 more
+	nice tests/kubernetes/build_control_plane.sh build/k8s
+	unshare --net --mount $(if $(filter-out 0,$(shell id -u)),--map-root-user) $(BIN)/pytest tests/kubernetes $(ARGS)
+
 screenshot: install-dev system-deps  ## take pictures of the web pages, into docs/images/
 	$(BIN)/python -m tools.screenshot $(ARGS)
 
@@ -282,9 +288,9 @@ IMAGES ?= $(if $(DEBIAN),$(BUILDAH),$(if $(shell command -v podman),podman build
 
 DEVICE ?= cpu
 
-container:  ## build the image triolet:latest (docs/install.md; DEVICE=cuda: triolet:cuda; DEBIAN=bookworm pulls no image)
+container:  ## build the image triolet:latest (docs/install.md; DEVICE=cuda: triolet-cuda; DEBIAN=bookworm pulls no image)
 	$(if $(DEBIAN),ops/deploy/debian_bases.sh $(DEBIAN))
-	$(IMAGES) --file Containerfile --build-arg DEVICE=$(DEVICE) --tag triolet:$(if $(filter cuda,$(DEVICE)),cuda,latest) \
+	$(IMAGES) --file Containerfile --build-arg DEVICE=$(DEVICE) --tag triolet$(if $(filter cuda,$(DEVICE)),-cuda):latest \
 	  $(if $(DEBIAN),--build-arg BUILDER=localhost/triolet-builder --build-arg RUNTIME=localhost/triolet-runtime) $(ARGS) .
 
 clean:  ## remove files of builds and tests, but not the environment

@@ -161,11 +161,11 @@ def test_every_folder_that_is_named_exists(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_make_target_that_is_named_exists(page: Path) -> None:
-    targets = set(re.findall(r"^([a-z-]+):", text_of(ROOT / "Makefile"), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z0-9-]+):", text_of(ROOT / "Makefile"), re.MULTILINE))
     named = {
         match[1]
         for code in code_in(text_of(page))
-        if (match := re.match(r"make ([a-z-]+)", code.strip()))
+        if (match := re.match(r"make ([a-z0-9-]+)", code.strip()))
     }
     assert named <= targets
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import random
 import subprocess
+import sys
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,6 +17,7 @@ import trio
 
 from loadtest.campaign.client import Story, tell
 from loadtest.restart import long_asks
+from tests import forked
 from tests.end_to_end.tenants import key_of, write_tenants
 from tests.server.membership.dns_server import DnsServer
 from transport.zmq_curve import make_keys
@@ -274,6 +276,8 @@ class Portal:
     @contextmanager
     def running(self) -> Iterator[Portal]:
         """Run the cluster."""
+        # Its first fork waits until the template has imported everything; kubelets must not.
+        forked.Popen([sys.executable, "-c", "pass"]).wait()
         thread = threading.Thread(target=self._run, name="cluster")
         thread.start()
         self._is_up.wait()

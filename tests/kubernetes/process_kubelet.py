@@ -95,17 +95,21 @@ class Kubelet:
             pod.kill()
 
     async def _register(self) -> None:
-        labels = {"kubernetes.io/hostname": self.name}
-        meta = {"name": self.name, "labels": labels}
-        await self.api.apply({"apiVersion": "v1", "kind": "Node", "metadata": meta})
+        meta = {"name": self.name, "labels": {"kubernetes.io/hostname": self.name}}
+        # Ready from the start: a node that once was not may block the queue of the controller that
+        # evicts pods from lost ones.
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": meta, "status": self._status()}
+        await self.api.apply(node)
+
+    def _status(self) -> Json:
+        capacity = {"cpu": "64", "memory": "256Gi", "pods": "110"}
+        ready = {**READY_NODE, "lastHeartbeatTime": now()}
+        return {"capacity": capacity, "allocatable": capacity, "conditions": [ready]}
 
     async def _report(self) -> None:
         """Report the node as ready again and again."""
-        capacity = {"cpu": "64", "memory": "256Gi", "pods": "110"}
         while True:
-            ready = {**READY_NODE, "lastHeartbeatTime": now()}
-            status = {"capacity": capacity, "allocatable": capacity, "conditions": [ready]}
-            await self.api.patch(f"/api/v1/nodes/{self.name}/status", {"status": status})
+            await self.api.patch(f"/api/v1/nodes/{self.name}/status", {"status": self._status()})
             await trio.sleep(HEARTBEAT_S)
 
     async def _take_pods(self, nursery: trio.Nursery) -> None:
@@ -225,7 +229,7 @@ class PodProcess:
         if self.process is None:
             return
         if self._kubelet.ignored.grace:
-            self.kill()
+            await self._kill()
             return
         if not self._kubelet.ignored.pre_stop:
             with trio.move_on_at(ends_at):
@@ -235,7 +239,12 @@ class PodProcess:
             left_s = max(ends_at - trio.current_time(), MIN_GRACE_S)
             with trio.move_on_after(left_s):
                 await self._ended.wait()
-            self.kill()
+            await self._kill()
+
+    async def _kill(self) -> None:
+        """Kill the process, and wait until its connections are closed."""
+        self.kill()
+        await self._ended.wait()
 
     async def _probe(self) -> None:
         startup = self._container["startupProbe"]

@@ -5,25 +5,30 @@ from __future__ import annotations
 
 import copy
 import socket
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import httpx2
 import pytest
 
 from tests.end_to_end.tenants import OPERATOR, headers_of
+from tests.packaging.shown import shown
 from transport.zmq_curve import make_keys
 
 from .cluster import Cluster, Portal, prepare_network, under_load, until
-from .control_plane import BIN
+from .control_plane import BIN, quiet
+from .rendering import kubectl
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from .control_plane import Json
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 
+COMMAND_S: Final = 120.0
 ROLES: Final = ("prefill", "decode", "server")
 
 
@@ -55,6 +60,37 @@ def test_a_fleet_comes_up_and_answers(portal: Portal, cluster: Cluster) -> None:
     load = portal.do(under_load, cluster, change_nothing)
     assert load.failures == []
     assert load.is_exact
+
+
+PAGE: Final = "docs/operations/kubernetes.md"
+ANOTHER: Final = "page"
+"""A namespace for what the page makes."""
+NOT_FOR_1_20: Final = ("kubectl apply -k chat",)
+
+
+def test_the_commands_of_the_page_are_taken(
+    portal: Portal, cluster: Cluster, tmp_path: Path
+) -> None:
+    """Those that the page shows in blocks, with kubectl and with triolet."""
+    environment = quiet() | {"KUBECONFIG": str(cluster.kubeconfig), "HOME": str(tmp_path)}
+    environment["PATH"] = f"{Path(kubectl()).parent}:{Path(sys.executable).parent}:/usr/bin:/bin"
+    commands = [one.text.strip() for one in shown(PAGE)]
+    assert len(commands) >= 8
+    for command in commands:
+        if command.startswith(NOT_FOR_1_20):
+            continue
+        text = command.replace("namespace triolet", f"namespace {ANOTHER}")
+        text += f" --namespace={ANOTHER}" if " secret " in command else ""
+        done = subprocess.run(
+            ["bash", "-ec", text],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=COMMAND_S,
+        )
+        assert done.returncode == 0, f"{text}: {done.stderr}"
 
 
 async def roll_all(cluster: Cluster, version: str, *names: str) -> None:

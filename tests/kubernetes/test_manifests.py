@@ -4,18 +4,32 @@ command line and configuration."""
 from __future__ import annotations
 
 import copy
+import shutil
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import kubernetes_validate
 import pytest
 import typer
+import yaml
 
+from tests.house.test_layout import ROOT
 from triolet.config import ServerConfig, WorkerConfig
 from triolet.errors import ConfigError
 from triolet.ids import Role
 
-from .rendering import POD_IP, WHOLE, Manifest, Workload, manifests, named, workloads
+from .rendering import (
+    KUBERNETES,
+    POD_IP,
+    WHOLE,
+    Manifest,
+    Workload,
+    manifests,
+    named,
+    rendered,
+    workloads,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -152,6 +166,48 @@ def test_objects_select_the_pods_that_they_mean(overlay: str) -> None:
             assert selects(spec["selector"]["matchLabels"], w)
     budgets = [one for one in objects if one["kind"] == "PodDisruptionBudget"]
     assert len(budgets) == len(found), "one per role and zone"
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """The folder of an operator's overlay, beside a copy of ours."""
+    shutil.copytree(KUBERNETES, tmp_path / "ops" / "kubernetes")
+    (folder := tmp_path / "chat").mkdir()
+    return folder
+
+
+def test_the_overlay_of_the_page_gives_its_own_image_and_settings(
+    own: Path, tmp_path: Path
+) -> None:
+    page = (ROOT / "docs" / "operations" / "kubernetes.md").read_text(encoding="utf-8")
+    block = textwrap.dedent(page.partition("```yaml\n")[2].partition("   ```")[0])
+    (own / "kustomization.yaml").write_text(block)
+    settings = (KUBERNETES / "base/workloads/triolet.toml").read_text(encoding="utf-8")
+    (own / "triolet.toml").write_text(settings.replace("/models/chat", "/models/another"))
+    found = list(workloads(list(yaml.safe_load_all(rendered(own)))))
+    assert {one.container["image"] for one in found} == {"registry.example/triolet:0.1.0"}
+    for one in found:
+        assert 'model = "/models/another"' in one.settings_text()
+        one.config(tmp_path)
+
+
+@pytest.mark.parametrize("overlay", ["cpu", "zones"])
+def test_servers_may_have_their_limits_in_redis(overlay: str, own: Path, tmp_path: Path) -> None:
+    (own / "kustomization.yaml").write_text(
+        "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n"
+        f"resources: [../ops/kubernetes/overlays/{overlay}]\n"
+        "components: [../ops/kubernetes/components/redis]\n"
+    )
+    objects = list(yaml.safe_load_all(rendered(own)))
+    policies = [one["spec"] for one in objects if one["kind"] == "NetworkPolicy"]
+    for one in workloads(objects):
+        config = one.config(tmp_path)
+        if isinstance(config, ServerConfig):
+            file = Path(config.tenants.quotas.limits.removeprefix("@"))
+            assert one.mounted()[str(file.parent)]["secret"]["secretName"] == "triolet-redis"
+            check_schema(named(objects, "Deployment", one.name))
+        is_server = isinstance(config, ServerConfig)
+        assert admits(policies, "egress", "to", one, None, 6379) is is_server
 
 
 CONNECTIONS: Final = (

@@ -86,6 +86,7 @@ RUN_ELSEWHERE: Final = {
     "docs/operations/gateway.md": "tests/end_to_end/gateway",
     "docs/operations/membership.md": "tests/end_to_end/test_membership.py",
     "docs/operations/control.md": "tests/ops/control/test_several_hosts.py",
+    "docs/operations/kubernetes.md": "tests/kubernetes",
 }
 NOT_RUN: Final = {
     "installs, tests or measures for minutes": (
