@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, chdir, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 import ray
 import trio
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import In, NodeLabelSchedulingStrategy
 
 from triolet.errors import said_by
@@ -23,14 +23,13 @@ from triolet.plain_text import one_line
 
 from ..exit_codes import CommandFailed
 from ..settings.form import document
-from .actors import ZONE, actor_name, lacking, name_of, observed, place_of, trouble_of
+from .actors import ZONE, WorkerState, actor_name, lacking, name_of, observed, place_of, trouble_of
 from .ray_worker import RayWorker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
     from ..settings.form import Settings
-    from .actors import WorkerState
     from .desired import DesiredStore
     from .target import Observed
 
@@ -73,7 +72,8 @@ async def connected(
             log_to_driver=False,
             configure_logging=False,
         )
-        with trio.fail_after(within_s):
+        # Ray puts this directory on the path of actors, where a folder could hide our package.
+        with trio.fail_after(within_s), chdir("/"):
             await trio.to_thread.run_sync(init, abandon_on_cancel=True)
     try:
         yield RayTarget(settings, store)
@@ -102,6 +102,8 @@ class RayTarget:
 
     def __init__(self, settings: Settings, store: DesiredStore) -> None:
         self._settings, self._store, self._config = settings, store, settings.ray
+        # A dead actor has no name, but its handle tells why it died.
+        self._started: dict[tuple[Place, int], Any] = {}
 
     async def scale(self, place: Place, count: int, tell: Callable[[str], object]) -> None:
         """See `Target`."""
@@ -191,15 +193,19 @@ class RayTarget:
         # The zone is preferred: a process whose zone has lost its nodes starts in another one, and
         # tells servers that zone.
         strategy = NodeLabelSchedulingStrategy(hard={}, soft={ZONE: In(place.zone)})
-        ray.remote(RayWorker).options(
-            name=actor_name(place, number),
-            lifetime="detached",
-            get_if_exists=True,
-            max_restarts=-1,
-            num_cpus=needs["CPU"],
-            num_gpus=needs["GPU"],
-            scheduling_strategy=strategy if place.zone else "DEFAULT",
-        ).remote(name, role, self._document(role), place.zone, COMMAND, self._grace_s(role))
+        self._started[place, number] = (
+            ray.remote(RayWorker)
+            .options(
+                name=actor_name(place, number),
+                lifetime="detached",
+                get_if_exists=True,
+                max_restarts=-1,
+                num_cpus=needs["CPU"],
+                num_gpus=needs["GPU"],
+                scheduling_strategy=strategy if place.zone else "DEFAULT",
+            )
+            .remote(name, role, self._document(role), place.zone, COMMAND, self._grace_s(role))
+        )
 
     def _document(self, role: Role) -> bytes:
         values = msgspec.json.decode(document(self._settings, role))
@@ -216,8 +222,14 @@ class RayTarget:
         limits = self._config
 
         def ask() -> WorkerState:
-            actor = ray.get_actor(actor_name(place, number))
-            state: WorkerState = ray.get(actor.state.remote(), timeout=limits.answer_timeout_s)
+            started = self._started.get((place, number))
+            actor = started or ray.get_actor(actor_name(place, number))
+            try:
+                state: WorkerState = ray.get(actor.state.remote(), timeout=limits.answer_timeout_s)
+            except ActorDiedError as died:
+                *_, cause = str(died).strip().splitlines()
+                trouble = f"its actor has ended on its node: {one_line(cause)}"
+                return WorkerState(trouble=trouble, is_stuck=True)
             return state
 
         try:
@@ -238,7 +250,7 @@ class RayTarget:
                 if state.is_ready:
                     return
                 if state.is_stuck:
-                    raise CommandFailed(state.trouble)
+                    raise CommandFailed(trouble_of(place, number, state))
                 if not is_placed:
                     is_placed, deadline = True, trio.current_time() + limits.start_timeout_s
             await trio.sleep(POLL_S)
