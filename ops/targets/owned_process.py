@@ -149,6 +149,7 @@ def placed(settings: Settings, role: Role, name: str, zone: str, host: str) -> S
         name=name,
         control_address=control,
         kv_address=kv if role is Role.DECODE else None,
+        engine=replace(own.engine, threads=own.engine.threads or max(1, int(settings.ray.cpus))),
         labels=replace(own.labels, zone=zone or own.labels.zone),
     )
 

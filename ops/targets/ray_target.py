@@ -25,6 +25,7 @@ from ..exit_codes import CommandFailed
 from ..settings.form import document
 from .actors import ZONE, WorkerState, actor_name, lacking, name_of, observed, place_of, trouble_of
 from .ray_worker import RayWorker
+from .target import together
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -116,8 +117,7 @@ class RayTarget:
             await self._call("Ray refuses", partial(self._start, place, number))
         for number in sorted(present, reverse=True):
             if number >= count:
-                tell(f"{name_of(place, number)} drains")
-                await self._leave(place, number)
+                await self._leave(place, number, tell)
         for number in range(count):
             await self._wait_ready(place, number)
 
@@ -130,10 +130,7 @@ class RayTarget:
         async def look(place: Place, number: int) -> None:
             found[place][number] = await self._state(place, number)
 
-        async with trio.open_nursery() as nursery:
-            for place, numbers in names.items():
-                for number in numbers:
-                    nursery.start_soon(look, place, number)
+        await together(partial(look, place, number) for place in names for number in names[place])
         return {
             place: observed(desired.get(place), place, found[place])
             for place in sorted({*desired, *names})
@@ -144,11 +141,8 @@ class RayTarget:
         they have while workers are there."""
         names = await self._names()
         for role in (Role.SERVER, Role.PREFILL, Role.DECODE):
-            async with trio.open_nursery() as nursery:
-                for place in names:
-                    for number in names[place] if place.role is role else ():
-                        tell(f"{name_of(place, number)} drains")
-                        nursery.start_soon(self._leave, place, number)
+            leaving = [(place, n) for place in names for n in names[place] if place.role is role]
+            await together(partial(self._leave, *one, tell) for one in leaving)
         await self._store.forget()
 
     async def _names(self) -> dict[Place, list[int]]:
@@ -159,9 +153,9 @@ class RayTarget:
             found[place].append(number)
         return found
 
-    async def _call(self, what: str, call: Callable[[], Any]) -> Any:  # noqa: ANN401 (Ray's)
+    async def _call(self, what: str, call: Callable[[], Any], more_s: float = 0.0) -> Any:  # noqa: ANN401 (Ray's)
         """Call Ray in a thread, with a deadline."""
-        with _failures(what), trio.fail_after(self._config.answer_timeout_s):
+        with _failures(what), trio.fail_after(self._config.answer_timeout_s + more_s):
             return await trio.to_thread.run_sync(call, abandon_on_cancel=True)
 
     async def _wait_for_node(self, place: Place) -> None:
@@ -256,17 +250,18 @@ class RayTarget:
             await trio.sleep(POLL_S)
         raise CommandFailed(f"not ready in time: {trouble_of(place, number, state)}")
 
-    async def _leave(self, place: Place, number: int) -> None:
-        """Let a process drain, then remove its actor."""
+    async def _leave(self, place: Place, number: int, tell: Callable[[str], object]) -> None:
+        """Let a process drain, then remove its actor. One that does not answer is only removed."""
+        tell(f"{name_of(place, number)} drains")
+        is_there = isinstance(await self._state(place, number), WorkerState)
         within_s = self._grace_s(place.role) + 2 * self._config.stop_margin_s
 
         def leave() -> None:
-            try:
+            # Without the actor of this name it has left.
+            with suppress(ValueError):
                 actor = ray.get_actor(actor_name(place, number))
-            except ValueError:
-                return  # it has left
-            with suppress(RayActorError, GetTimeoutError):
-                ray.get(actor.leave.remote(), timeout=within_s)
-            ray.kill(actor)
+                with suppress(RayActorError, GetTimeoutError):
+                    ray.get([actor.leave.remote()] * is_there, timeout=within_s)
+                ray.kill(actor)
 
-        await trio.to_thread.run_sync(leave, abandon_on_cancel=True)
+        await self._call("the actor stays", leave, within_s)
