@@ -9,6 +9,7 @@ import time
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
@@ -21,8 +22,8 @@ from triolet.ids import Place, Role
 from ..audit.events import Action
 from ..audit.recording import recorded
 from ..chosen_fleet import fleet_to_change
-from ..exit_codes import CommandFailed
 from ..settings.sources import SettingSources  # noqa: TC001
+from ..targets.target import together
 from .options import AuditOption, FleetPortOption, with_settings
 
 if TYPE_CHECKING:
@@ -218,24 +219,13 @@ async def _up(on: str, settings: Settings) -> None:
         (Place("", Role.SERVER), fleet.servers),
     )
     tell = _teller()
-    failures: list[str] = []
-    async with opened_ray(on, settings) as target, trio.open_nursery() as nursery:
-        asked = {place: one.desired for place, one in (await target.observe()).items()}
-
-        async def start(place: Place, count: int) -> None:
-            try:
-                await target.scale(place, count, tell)
-            except CommandFailed as failed:
-                failures.append(str(failed))
-
-        for each, count in counts:
-            for zone in settings.ray.zones or ("",):
-                place = each._replace(zone=zone)
-                number = asked.get(place)
-                nursery.start_soon(start, place, count if number is None else number)
-    if failures:
-        more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
-        raise CommandFailed(f"{failures[0]}{more}")
+    async with opened_ray(on, settings) as target:
+        observed = await target.observe()
+        zones = settings.ray.zones or ("",)
+        wanted = {one._replace(zone=zone): count for one, count in counts for zone in zones}
+        asked = {place: observed[place].desired for place in wanted if place in observed}
+        wanted |= {place: count for place, count in asked.items() if count is not None}
+        await together(partial(target.scale, *each, tell) for each in wanted.items())
     tell("done: every process is ready")
 
 

@@ -88,7 +88,9 @@ def observed(
       states: states of its processes, or why they are unknown.
     """
     known = [one for one in states.values() if isinstance(one, WorkerState)]
-    hindrances = (trouble_of(place, *each) for each in sorted(states.items()))
+    hindrances = [trouble_of(place, *each) for each in sorted(states.items())]
+    if (num_missing := (desired or 0) - len(states)) > 0:
+        hindrances.append(f"{num_missing} not started; `triolet fleet up` starts what is missing")
     return Observed(
         desired,
         sum(one.is_ready for one in known),

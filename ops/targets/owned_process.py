@@ -116,12 +116,14 @@ class OwnedProcess:
 
     def ended(self, name: str, ending: Ending, verdict: Verdict | None) -> None:
         """See `Watcher`."""
-        trouble = f"{name} {ending}" if verdict is not None else ""
+        trouble = f"it {ending}" if verdict is not None else ""
         self.state = WorkerState(zone=self._zone, trouble=trouble)
 
     def failed(self, model: str, reason: GiveUp) -> None:
         """See `Watcher`."""
-        self.state = self.state._replace(trouble=reason.message, is_stuck=True)
+        self.state = self.state._replace(
+            trouble=reason.message.removeprefix(f"{self._name}: "), is_stuck=True
+        )
 
     def stopping(self) -> None:
         """See `Watcher`."""
@@ -147,6 +149,7 @@ def placed(settings: Settings, role: Role, name: str, zone: str, host: str) -> S
         name=name,
         control_address=control,
         kv_address=kv if role is Role.DECODE else None,
+        engine=replace(own.engine, threads=own.engine.threads or max(1, int(settings.ray.cpus))),
         labels=replace(own.labels, zone=zone or own.labels.zone),
     )
 

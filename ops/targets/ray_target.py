@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, chdir, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 import ray
 import trio
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import In, NodeLabelSchedulingStrategy
 
 from triolet.errors import said_by
@@ -23,14 +23,14 @@ from triolet.plain_text import one_line
 
 from ..exit_codes import CommandFailed
 from ..settings.form import document
-from .actors import ZONE, actor_name, lacking, name_of, observed, place_of, trouble_of
+from .actors import ZONE, WorkerState, actor_name, lacking, name_of, observed, place_of, trouble_of
 from .ray_worker import RayWorker
+from .target import together
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
     from ..settings.form import Settings
-    from .actors import WorkerState
     from .desired import DesiredStore
     from .target import Observed
 
@@ -73,7 +73,8 @@ async def connected(
             log_to_driver=False,
             configure_logging=False,
         )
-        with trio.fail_after(within_s):
+        # Ray puts this directory on the path of actors, where a folder could hide our package.
+        with trio.fail_after(within_s), chdir("/"):
             await trio.to_thread.run_sync(init, abandon_on_cancel=True)
     try:
         yield RayTarget(settings, store)
@@ -102,6 +103,8 @@ class RayTarget:
 
     def __init__(self, settings: Settings, store: DesiredStore) -> None:
         self._settings, self._store, self._config = settings, store, settings.ray
+        # A dead actor has no name, but its handle tells why it died.
+        self._started: dict[tuple[Place, int], Any] = {}
 
     async def scale(self, place: Place, count: int, tell: Callable[[str], object]) -> None:
         """See `Target`."""
@@ -114,8 +117,7 @@ class RayTarget:
             await self._call("Ray refuses", partial(self._start, place, number))
         for number in sorted(present, reverse=True):
             if number >= count:
-                tell(f"{name_of(place, number)} drains")
-                await self._leave(place, number)
+                await self._leave(place, number, tell)
         for number in range(count):
             await self._wait_ready(place, number)
 
@@ -128,10 +130,7 @@ class RayTarget:
         async def look(place: Place, number: int) -> None:
             found[place][number] = await self._state(place, number)
 
-        async with trio.open_nursery() as nursery:
-            for place, numbers in names.items():
-                for number in numbers:
-                    nursery.start_soon(look, place, number)
+        await together(partial(look, place, number) for place in names for number in names[place])
         return {
             place: observed(desired.get(place), place, found[place])
             for place in sorted({*desired, *names})
@@ -142,11 +141,8 @@ class RayTarget:
         they have while workers are there."""
         names = await self._names()
         for role in (Role.SERVER, Role.PREFILL, Role.DECODE):
-            async with trio.open_nursery() as nursery:
-                for place in names:
-                    for number in names[place] if place.role is role else ():
-                        tell(f"{name_of(place, number)} drains")
-                        nursery.start_soon(self._leave, place, number)
+            leaving = [(place, n) for place in names for n in names[place] if place.role is role]
+            await together(partial(self._leave, *one, tell) for one in leaving)
         await self._store.forget()
 
     async def _names(self) -> dict[Place, list[int]]:
@@ -157,9 +153,9 @@ class RayTarget:
             found[place].append(number)
         return found
 
-    async def _call(self, what: str, call: Callable[[], Any]) -> Any:  # noqa: ANN401 (Ray's)
+    async def _call(self, what: str, call: Callable[[], Any], more_s: float = 0.0) -> Any:  # noqa: ANN401 (Ray's)
         """Call Ray in a thread, with a deadline."""
-        with _failures(what), trio.fail_after(self._config.answer_timeout_s):
+        with _failures(what), trio.fail_after(self._config.answer_timeout_s + more_s):
             return await trio.to_thread.run_sync(call, abandon_on_cancel=True)
 
     async def _wait_for_node(self, place: Place) -> None:
@@ -191,15 +187,19 @@ class RayTarget:
         # The zone is preferred: a process whose zone has lost its nodes starts in another one, and
         # tells servers that zone.
         strategy = NodeLabelSchedulingStrategy(hard={}, soft={ZONE: In(place.zone)})
-        ray.remote(RayWorker).options(
-            name=actor_name(place, number),
-            lifetime="detached",
-            get_if_exists=True,
-            max_restarts=-1,
-            num_cpus=needs["CPU"],
-            num_gpus=needs["GPU"],
-            scheduling_strategy=strategy if place.zone else "DEFAULT",
-        ).remote(name, role, self._document(role), place.zone, COMMAND, self._grace_s(role))
+        self._started[place, number] = (
+            ray.remote(RayWorker)
+            .options(
+                name=actor_name(place, number),
+                lifetime="detached",
+                get_if_exists=True,
+                max_restarts=-1,
+                num_cpus=needs["CPU"],
+                num_gpus=needs["GPU"],
+                scheduling_strategy=strategy if place.zone else "DEFAULT",
+            )
+            .remote(name, role, self._document(role), place.zone, COMMAND, self._grace_s(role))
+        )
 
     def _document(self, role: Role) -> bytes:
         values = msgspec.json.decode(document(self._settings, role))
@@ -216,8 +216,14 @@ class RayTarget:
         limits = self._config
 
         def ask() -> WorkerState:
-            actor = ray.get_actor(actor_name(place, number))
-            state: WorkerState = ray.get(actor.state.remote(), timeout=limits.answer_timeout_s)
+            started = self._started.get((place, number))
+            actor = started or ray.get_actor(actor_name(place, number))
+            try:
+                state: WorkerState = ray.get(actor.state.remote(), timeout=limits.answer_timeout_s)
+            except ActorDiedError as died:
+                *_, cause = str(died).strip().splitlines()
+                trouble = f"its actor has ended on its node: {one_line(cause)}"
+                return WorkerState(trouble=trouble, is_stuck=True)
             return state
 
         try:
@@ -238,23 +244,24 @@ class RayTarget:
                 if state.is_ready:
                     return
                 if state.is_stuck:
-                    raise CommandFailed(state.trouble)
+                    raise CommandFailed(trouble_of(place, number, state))
                 if not is_placed:
                     is_placed, deadline = True, trio.current_time() + limits.start_timeout_s
             await trio.sleep(POLL_S)
         raise CommandFailed(f"not ready in time: {trouble_of(place, number, state)}")
 
-    async def _leave(self, place: Place, number: int) -> None:
-        """Let a process drain, then remove its actor."""
+    async def _leave(self, place: Place, number: int, tell: Callable[[str], object]) -> None:
+        """Let a process drain, then remove its actor. One that does not answer is only removed."""
+        tell(f"{name_of(place, number)} drains")
+        is_there = isinstance(await self._state(place, number), WorkerState)
         within_s = self._grace_s(place.role) + 2 * self._config.stop_margin_s
 
         def leave() -> None:
-            try:
+            # Without the actor of this name it has left.
+            with suppress(ValueError):
                 actor = ray.get_actor(actor_name(place, number))
-            except ValueError:
-                return  # it has left
-            with suppress(RayActorError, GetTimeoutError):
-                ray.get(actor.leave.remote(), timeout=within_s)
-            ray.kill(actor)
+                with suppress(RayActorError, GetTimeoutError):
+                    ray.get([actor.leave.remote()] * is_there, timeout=within_s)
+                ray.kill(actor)
 
-        await trio.to_thread.run_sync(leave, abandon_on_cancel=True)
+        await self._call("the actor stays", leave, within_s)

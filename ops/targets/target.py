@@ -1,11 +1,15 @@
-"""Where the processes of a fleet run: the interface of a target, and the choice of one."""
+"""Where the processes of a fleet run: the interface of a target."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+import trio
+
+from ..exit_codes import CommandFailed
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from triolet.ids import Place
 
@@ -50,3 +54,25 @@ class Target(Protocol):
           CommandFailed: the target does not answer.
         """
         ...
+
+
+async def together(jobs: Iterable[Callable[[], Awaitable[None]]]) -> None:
+    """Run jobs at once, and wait for all of them.
+
+    Raises:
+      CommandFailed: some failed; it has the reason of the first.
+    """
+    failures: list[str] = []
+
+    async def run(job: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await job()
+        except CommandFailed as failed:
+            failures.append(str(failed))
+
+    async with trio.open_nursery() as nursery:
+        for job in jobs:
+            nursery.start_soon(run, job)
+    if failures:
+        more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
+        raise CommandFailed(f"{failures[0]}{more}")

@@ -112,12 +112,13 @@ def test_each_process_that_does_not_serve_has_a_line() -> None:
         "decode-a-2: it was killed by SIGKILL",
         "decode-a-3: it starts",
         "decode-a-4: no node has 8 CPU",
+        "1 not started; `triolet fleet up` starts what is missing",
     )
     assert shown({DECODE: found}) == [
         "decode --zone a: 2 of 6",
         "  http://a",
         *(f"  {line}" for line in found.hindrances[:3]),
-        "  and 1 more",
+        "  and 2 more",
     ]
     assert shown({Place("chat", Role.PREFILL): Observed(None, 1)}) == [
         "chat.prefill: 1, and no number was asked for"
@@ -304,7 +305,7 @@ async def test_a_process_that_cannot_start_says_why_and_is_tried_again() -> None
                 await trio.lowlevel.checkpoint()
             while not process.state.is_stuck:
                 await trio.lowlevel.checkpoint()
-        assert process.state.trouble == "server-a-0: there is no model"
+        assert process.state.trouble == "there is no model"
         process.leaving.set()
 
 

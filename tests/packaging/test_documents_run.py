@@ -87,6 +87,7 @@ RUN_ELSEWHERE: Final = {
     "docs/operations/membership.md": "tests/end_to_end/test_membership.py",
     "docs/operations/control.md": "tests/ops/control/test_several_hosts.py",
     "docs/operations/kubernetes.md": "tests/kubernetes",
+    "docs/operations/ray.md": "tests/end_to_end/ray/test_ray_document.py",
 }
 NOT_RUN: Final = {
     "installs, tests or measures for minutes": (
@@ -113,6 +114,10 @@ NOT_RUN: Final = {
         *("kill -STOP ", "curl -s localhost:9090/", "kill -CONT "),
     ),
     "needs another machine": ("ssh ",),
+    "needs a Ray cluster, or a Redis with the numbers of a fleet on Kubernetes": (
+        *("triolet scale decode=3 --zone ", "triolet scale chat.decode=3 --on "),
+        "triolet fleet status --on ray",
+    ),
 }
 """Commands that no test runs, by their start, and why."""
 PROMISES: Final = {

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
 import httpx2
@@ -205,10 +206,12 @@ def ray_fleet(
     folder: Path, zones: Sequence[str], **settings: Mapping[str, object]
 ) -> Iterator[RayFleet]:
     """Run a cluster. Nothing of it is left at the end."""
-    before = {name: os.environ.get(name) for name in (*QUICK, "PYTHONPATH")}
+    before = {name: os.environ.get(name) for name in (*QUICK, "PYTHONPATH", "RAY_TMPDIR")}
     os.environ |= QUICK | {"PYTHONPATH": str(ROOT)}
     try:
-        with running_redis(folder) as redis:
+        # Short: paths of Ray's sockets are below it.
+        with TemporaryDirectory(prefix="ray-") as place, running_redis(folder) as redis:
+            os.environ["RAY_TMPDIR"] = place
             fleet = RayFleet(folder, redis, zones, settings)
             try:
                 yield fleet

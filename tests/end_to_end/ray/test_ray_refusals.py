@@ -69,7 +69,7 @@ def test_a_process_that_cannot_start_says_why(fleet: RayFleet) -> None:
     words = ("decode=2", "--zone", "a", "--on", "ray")
     line = refused(fleet, "scale", *words, "--config", str(wrong))
     assert re.match(r"triolet: decode-a-1: .*/no/model", line)
-    assert "decode-a-1: decode-a-1: " in fleet.run("fleet", "status", "--on", "ray")
+    assert "  decode-a-1: " in fleet.run("fleet", "status", "--on", "ray")
     fleet.run("scale", "decode=1", *words[1:])
 
 
