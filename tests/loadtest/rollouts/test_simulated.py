@@ -8,7 +8,6 @@ import pytest
 from loadtest.rollouts import __main__ as command
 from loadtest.rollouts.campaign import RolloutEnd, roll_out
 from loadtest.rollouts.expectations import EQUAL, FLEETS, WORSE, Expectation, Summary, judged
-from loadtest.rollouts.fleet import roll_out_in_fleets
 from loadtest.rollouts.traffic import Scenario
 
 EQUAL_RUNS = 3
@@ -20,7 +19,7 @@ MAX_BAKE_S = 60.0
 @pytest.mark.slow
 @pytest.mark.parametrize("expected", EQUAL, ids=lambda one: one.scenario.name)
 def test_equal_versions_are_not_rolled_back(expected: Expectation) -> None:
-    ends = [roll_out(expected.scenario, seed) for seed in range(EQUAL_RUNS)]
+    ends = [expected.roll_out(seed) for seed in range(EQUAL_RUNS)]
     assert {end.action for end in ends} <= {"promoted", "pause"}, [end.said for end in ends]
     assert "promoted" in {end.action for end in ends}
     assert Summary(expected, tuple(ends)).failures == []
@@ -33,7 +32,7 @@ def test_equal_versions_are_not_rolled_back(expected: Expectation) -> None:
     ids=lambda one: one.scenario.name,
 )
 def test_worse_versions_are_found(expected: Expectation) -> None:
-    ends = [roll_out(expected.scenario, seed) for seed in range(WORSE_RUNS)]
+    ends = [expected.roll_out(seed) for seed in range(WORSE_RUNS)]
     summary = Summary(expected, tuple(ends))
     assert len(summary.right) >= WORSE_RUNS - 1, [(end.action, end.said) for end in ends]
     assert not any(end.violations for end in ends)
@@ -41,7 +40,7 @@ def test_worse_versions_are_found(expected: Expectation) -> None:
 
 @pytest.mark.slow
 def test_a_worse_version_is_found_in_simulated_fleets() -> None:
-    missing, slow, dear = (roll_out_in_fleets(one.scenario, 0) for one in FLEETS[1:])
+    missing, slow, dear = (one.roll_out(0) for one in FLEETS[1:])
     assert (missing.action, missing.reason) == ("rollback", "guard errors")
     assert (slow.action, slow.reason) == ("rollback", "guard ttft")
     assert (dear.action, dear.reason) == ("rollback", "cost")
