@@ -12,7 +12,6 @@ import argparse
 import multiprocessing
 import sys
 import time
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
@@ -21,16 +20,12 @@ from rich.table import Table
 from simulation.campaign import keep_quiet
 
 from ..harness.progress import announce, progress
-from .campaign import roll_out
 from .expectations import EQUAL, FLEETS, UNSEEN, WORSE, Summary, judged
-from .fleet import FleetCase, roll_out_in_fleets
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .campaign import RolloutEnd
     from .expectations import Expectation
-    from .traffic import Scenario
 
 CHUNK: Final = 5
 
@@ -63,17 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _summary(pool: multiprocessing.pool.Pool, expected: Expectation, share: float) -> Summary:
     seeds = range(max(1, round(expected.runs * share)))
-    results = pool.map(partial(roll_out_one, expected.scenario), seeds, CHUNK)
+    results = pool.map(expected.roll_out, seeds, CHUNK)
     summary = Summary(expected, tuple(results))
     progress(f"{expected.scenario.name}: {dict(summary.actions)}")
     return summary
-
-
-def roll_out_one(scenario: Scenario | FleetCase, seed: int) -> RolloutEnd:
-    """Run one rollout with generated traffic or in simulated fleets."""
-    if isinstance(scenario, FleetCase):
-        return roll_out_in_fleets(scenario, seed)
-    return roll_out(scenario, seed)
 
 
 def _table(summaries: Sequence[Summary]) -> Table:

@@ -170,7 +170,7 @@ class FleetRollout:
                 slot = int(now // BATCH_S)
                 before, done = done, {name: work_of(fleet) for name, fleet in fleets.items()}
                 stable, canary = (
-                    WorkDone(*(n - b for n, b in zip(done[name], before[name], strict=True)))
+                    _difference(done[name], before[name])
                     for name in (self._plan.stable, self._plan.candidate)
                 )
                 self._rollout.evidence.add_work(COSTS, slot, stable, canary)
@@ -189,6 +189,16 @@ def work_of(fleet: Links) -> WorkDone:
         tokens[Role.DECODE],
         0,
         tokens[Role.PREFILL],
+    )
+
+
+def _difference(done: WorkDone, before: WorkDone) -> WorkDone:
+    return WorkDone(
+        done.busy_s - before.busy_s,
+        done.steps - before.steps,
+        done.rows - before.rows,
+        0,
+        done.prompt_tokens - before.prompt_tokens,
     )
 
 

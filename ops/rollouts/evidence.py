@@ -167,7 +167,9 @@ class CostSums(msgspec.Struct):
 
 
 class RolloutEvidence(msgspec.Struct):
-    """What is known about a rollout. Pairs of counts are stable version first, candidate second.
+    """What is known about a rollout; starts with `RolloutEvidence().begin_step(plan, 0, now)`.
+
+    Pairs of counts are of the stable version first, of the candidate second.
 
     Attributes:
       step: number of the current step.
