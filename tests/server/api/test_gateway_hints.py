@@ -111,5 +111,7 @@ async def test_they_go_on_to_the_server_that_owns_the_key(tmp_path: Path) -> Non
 
 
 def test_a_class_that_does_not_exist_is_named() -> None:
-    with pytest.raises(SettingError, match=r"gateway_objectives is .*urgent.*; allowed: critical, default"):
+    with pytest.raises(
+        SettingError, match=r"gateway_objectives is .*urgent.*; allowed: critical, default"
+    ):
         replace(CONFIG, gateway_objectives={"premium": "urgent"})
