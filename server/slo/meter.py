@@ -88,7 +88,7 @@ class ObjectiveCounter:
     Attributes:
       objective: see Args.
       windows: all of its events.
-      versions: the latest events of each version, the oldest version first.
+      versions: the latest events of each version, the least recently used version first.
       series: good and total events by model, digest, class and zone.
       tenants: good and total events by tenant.
     """
@@ -114,11 +114,13 @@ class ObjectiveCounter:
           good: whether the event is good.
         """
         version = (of.model, of.model_digest)
-        if version not in self.versions:
+        of_version = self.versions.pop(version, None)
+        if of_version is None:
             if len(self.versions) >= self._most_versions:
                 self.forget(next(iter(self.versions)))
-            self.versions[version] = EventWindows(VERSION_SPANS_S, now)
-        for windows in (self.windows, self.versions[version]):
+            of_version = EventWindows(VERSION_SPANS_S, now)
+        self.versions[version] = of_version
+        for windows in (self.windows, of_version):
             windows.add(now, is_good=good)
         counts = [self.series[(*version, of.service_class.name.lower(), zone)]]
         if tenant:

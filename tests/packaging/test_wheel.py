@@ -45,8 +45,8 @@ def test_the_wheel_holds_the_product_and_nothing_else(wheel: Path) -> None:
     (about,) = (name for name in top if name.endswith(".dist-info"))
     assert top == {*SHIPPED, about}
     wanted = {name for name in known_files(*SHIPPED) if name.endswith(".py")}
-    data = ("server/static", "triolet/demo", "ops/monitoring", "ops/deploy", "ops/kubernetes")
-    for folder in data:
+    data = ("server/static", "triolet/demo", "triolet/slo")
+    for folder in (*data, "ops/monitoring", "ops/deploy", "ops/kubernetes"):
         wanted |= set(known_files(folder))
     assert wanted <= names, wanted - names
     assert {name for name in names if name.endswith(".py")} <= wanted

@@ -21,6 +21,6 @@ class ObjectivesConfig:
     `other`. Detail for each tenant is in the usage ledger."""
     tracked_tenants: Count = 1024
     """Tenants whose tokens are compared for that. They are ranked again after as many requests."""
-    kept_versions: Count = 16
-    """Versions of models with counts of their own. A further one replaces the oldest: a deployment
-    has two for each model."""
+    kept_versions: Count = 128
+    """Versions of models with counts of their own. A further one replaces the least recently used.
+    More than serve at once: two for each of 64 models."""

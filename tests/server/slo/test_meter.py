@@ -181,12 +181,12 @@ def test_tenants_that_are_no_longer_shown_have_no_counters() -> None:
 def test_versions_are_bounded_and_end_with_their_model() -> None:
     meter = SloMeter(OBJECTIVES[:1], ObjectivesConfig(kept_versions=2))
     stop = ended(Outcome.STOP)
-    for digest in ("1", "2", "3"):
+    for digest in ("1", "2", "1", "3"):
         meter.ended(replace(stop, facts=replace(STREAM, model_digest=digest)))
     [counter] = meter.counters
-    assert list(counter.versions) == [("chat", "2"), ("chat", "3")]
-    assert {labels[1] for labels in counter.series} == {"2", "3"}
-    assert counter.windows.over(300.0, 0.0).total == 3, "the whole keeps all"
+    assert list(counter.versions) == [("chat", "1"), ("chat", "3")]
+    assert {labels[1] for labels in counter.series} == {"1", "3"}
+    assert counter.windows.over(300.0, 0.0).total == 4, "the whole keeps all"
     Metrics("chat", "none", slos=meter).remove("chat")
     assert not counter.versions
     assert not counter.series
