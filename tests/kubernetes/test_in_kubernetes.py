@@ -14,6 +14,7 @@ import httpx2
 import pytest
 
 from tests.end_to_end.tenants import OPERATOR, headers_of
+from tests.house.test_layout import ROOT
 from tests.packaging.shown import shown
 from transport.zmq_curve import make_keys
 
@@ -75,6 +76,7 @@ def test_the_commands_of_the_page_are_taken(
     environment = quiet() | {"KUBECONFIG": str(cluster.kubeconfig), "HOME": str(tmp_path)}
     environment["PATH"] = f"{Path(kubectl()).parent}:{Path(sys.executable).parent}:/usr/bin:/bin"
     commands = [one.text.strip() for one in shown(PAGE)]
+    page_text = (ROOT / PAGE).read_text(encoding="utf-8")
     assert len(commands) >= 8
     for command in commands:
         if command.startswith(NOT_FOR_1_20):
@@ -91,6 +93,9 @@ def test_the_commands_of_the_page_are_taken(
             timeout=COMMAND_S,
         )
         assert done.returncode == 0, f"{text}: {done.stderr}"
+        if "rollout status" in command:
+            words = done.stdout.splitlines()[-1]
+            assert f"`{words}`" in page_text
 
 
 async def roll_all(cluster: Cluster, version: str, *names: str) -> None:

@@ -206,6 +206,7 @@ def test_servers_may_have_their_limits_in_redis(overlay: str, own: Path, tmp_pat
             file = Path(config.tenants.quotas.limits.removeprefix("@"))
             assert one.mounted()[str(file.parent)]["secret"]["secretName"] == "triolet-redis"
             check_schema(named(objects, "Deployment", one.name))
+            assert admits(policies, "egress", "to", one, one, "http"), "server.hosts"
         is_server = isinstance(config, ServerConfig)
         assert admits(policies, "egress", "to", one, None, 6379) is is_server
 
