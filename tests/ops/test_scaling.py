@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from ops.cli.target_commands import Where, run_scale
-from ops.settings.form import Settings
 from ops.running_fleets import NOTE, Note
+from ops.settings.form import Settings
 from ops.supervisor.plan import Door, FleetPlan, plan_processes
 from ops.supervisor.scaling import MEMBERS, Scaling
 from ops.supervisor.slot import RestartFailed
