@@ -143,8 +143,8 @@ async def test_desired_numbers_are_kept_in_redis_until_they_are_forgotten(
     await target.scale(DECODE, 2, told.append)
     assert await target.observe() == {DECODE: Observed(2, 0)}
     assert told[-1] == "the autoscaler is told 2 of decode --zone a"
-    for number in range(MAX_DESIRED):
-        redis.command("HSET", "{triolet}:triolet:desired", f'["m{number}", "decode", ""]', "1")
+    places = [f'["m{number}", "decode", ""]' for number in range(MAX_DESIRED)]
+    redis.command("HSET", "{triolet}:triolet:desired", *(w for one in places for w in (one, "1")))
     assert await store.numbers() == {}, "too many are not read"
     await store.forget()
     assert await target.observe() == {}

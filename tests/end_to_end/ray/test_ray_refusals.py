@@ -81,6 +81,13 @@ def test_a_process_that_is_killed_twice_is_back(fleet: RayFleet) -> None:
         wait_until(lambda: fleet.status()["decode", "a"] == (1, 1), PATIENCE_S, "it is back")
 
 
+def test_a_terminated_actor_lets_its_process_drain_and_starts_another(fleet: RayFleet) -> None:
+    [decode] = [one for one in fleet.processes("a") if "decode" in one.cmdline()]
+    decode.parent().terminate()
+    wait_until(lambda: not decode.is_running(), PATIENCE_S, "it has drained")
+    wait_until(lambda: fleet.status()["decode", "a"] == (1, 1), PATIENCE_S, "another serves")
+
+
 @pytest.mark.parametrize("address", ["ray://127.0.0.1:1", "ray://no.such.host.invalid:10001"])
 def test_a_wrong_address_of_the_head_is_said(fleet: RayFleet, address: str) -> None:
     line = refused(fleet, "fleet", "status", "--on", address)
