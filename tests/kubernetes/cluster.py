@@ -20,6 +20,7 @@ from loadtest.restart import long_asks
 from tests import forked
 from tests.end_to_end.tenants import key_of, write_tenants
 from tests.server.membership.dns_server import DnsServer
+from tests.server.tenants.redis_server import running_redis
 from transport.zmq_curve import make_keys
 
 from .control_plane import control_plane
@@ -60,7 +61,7 @@ class Cluster:
 
     Attributes:
       kubelets: the nodes.
-      desired: the planner's numbers of workers, by role; 1 where there is none.
+      desired: the numbers of workers that are set, by role; 1 where there is none.
     """
 
     def __init__(self, api: Api, folder: Path, kubeconfig: Path) -> None:
@@ -74,7 +75,9 @@ class Cluster:
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run until cancelled; started once the nodes are there."""
         async with trio.open_nursery() as nursery:
-            with running_adapter(self.folder) as self.desired:
+            redis = made(self.folder / "redis")
+            with running_redis(redis) as server, running_adapter(self.folder) as self.desired:
+                (redis / "url").write_text(server.url)
                 await nursery.start(self._run_all)
                 task_status.started()
                 await trio.sleep_forever()
@@ -96,6 +99,7 @@ class Cluster:
         await until(lambda: self._is_there(account))
         write_tenants(self.folder / "tenants.toml", {TENANT: ""})
         await self.secret("triolet-tenants", [self.folder / "tenants.toml"])
+        await self.secret("triolet-redis", [self.folder / "redis" / "url"])
         make_keys(keys := self.folder / "keys")
         await self.secret("triolet-keys", [keys / "key.secret", keys / "key.public"])
         for one in (*OBJECTS, *sorted(objects, key=lambda one: one["kind"] == "Deployment")):
@@ -149,7 +153,7 @@ class Cluster:
         return is_seen and counts == [wanted] * 3 and len(await self.pods(name)) == wanted
 
     async def scale(self, name: str, number: int) -> None:
-        """Have the planner want a number of workers; wait until the autoscaler has followed."""
+        """Set a number of workers; wait until the autoscaler has followed."""
         self.desired[name] = number
         await until(partial(self._is_scaled, name, number))
         await self.wait_rolled_out(name)

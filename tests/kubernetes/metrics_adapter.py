@@ -1,5 +1,5 @@
-"""Test helper: an aggregated API that serves the planner's number as an external metric, as
-prometheus-adapter and KEDA do."""
+"""Test helper: an aggregated API that serves the desired number of workers as an external metric,
+as prometheus-adapter and KEDA do."""
 
 from __future__ import annotations
 

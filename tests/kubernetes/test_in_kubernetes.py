@@ -122,7 +122,7 @@ def test_streams_fail_where_a_kubelet_ignores_it(
     assert load.failures
 
 
-def test_the_autoscaler_follows_the_planner_and_no_stream_fails(
+def test_the_autoscaler_follows_the_desired_number_and_no_stream_fails(
     portal: Portal, cluster: Cluster
 ) -> None:
     async def change() -> None:

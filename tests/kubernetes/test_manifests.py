@@ -204,6 +204,7 @@ def test_servers_may_have_their_limits_in_redis(overlay: str, own: Path, tmp_pat
         config = one.config(tmp_path)
         if isinstance(config, ServerConfig):
             file = Path(config.tenants.quotas.limits.removeprefix("@"))
+            assert config.scale.redis.url == config.tenants.quotas.limits
             assert one.mounted()[str(file.parent)]["secret"]["secretName"] == "triolet-redis"
             check_schema(named(objects, "Deployment", one.name))
             assert admits(policies, "egress", "to", one, one, "http"), "server.hosts"
@@ -217,6 +218,8 @@ CONNECTIONS: Final = (
     ("prefill", "decode", "kv"),
 )
 """From, to, and the port's name."""
+WITH_REDIS: Final = (*CONNECTIONS, ("server", "server", "http"))
+"""Servers that share idempotency keys ask one another."""
 
 
 @pytest.mark.parametrize("overlay", WHOLE)
@@ -228,7 +231,9 @@ def test_policies_admit_the_connections_that_roles_make_and_no_others(overlay: s
         for b in found:
             for port in b.container["ports"]:
                 name = port["name"]
-                is_meant = (a.role.value, b.role.value, name) in CONNECTIONS
+                has_redis = any("redis" in one for one in a.container["args"])
+                connections = WITH_REDIS if has_redis else CONNECTIONS
+                is_meant = (a.role.value, b.role.value, name) in connections
                 can_leave = admits(policies, "egress", "to", a, b, name)
                 can_enter = admits(policies, "ingress", "from", b, a, name)
                 assert (can_leave and can_enter) is is_meant, (a.name, b.name, name)

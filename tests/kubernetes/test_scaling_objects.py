@@ -91,7 +91,7 @@ def labels_asked_for(scaler: Manifest) -> tuple[str, dict[str, str]]:
 
 
 @pytest.mark.parametrize("overlay", SCALED)
-def test_an_autoscaler_follows_the_planners_number_of_the_workers_that_it_scales(
+def test_an_autoscaler_follows_the_desired_number_of_the_workers_that_it_scales(
     overlay: str, tmp_path: Path
 ) -> None:
     objects = manifests(overlay)
