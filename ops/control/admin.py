@@ -312,6 +312,8 @@ async def _switch(control: Control, actor: str, name: str) -> Response:
         version, order = control.changes.switches.plan(name, ref, control.changes.under_way)
     except UnknownModel as error:
         raise AdminRefusal(404, "model_not_found", str(error)) from None
+    except Conflict as error:
+        raise AdminRefusal(409, "conflict", str(error)) from None
     operation = await _change(control, actor, version, WantedState.SWITCH, order)
     return _json(operation.shown, 202)
 

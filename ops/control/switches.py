@@ -19,7 +19,7 @@ from ..supervisor.supervisor_socket import AddVersionRequest, RouteRequest, ask_
 from .auditing import is_of_port
 from .memory import expected_bytes
 from .model_states import HOLDING
-from .operations import NoRoom, OperationFailed, SwitchOrder, UnknownModel
+from .operations import Conflict, NoRoom, OperationFailed, SwitchOrder, UnknownModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -81,6 +81,7 @@ class Switches:
 
         Raises:
           UnknownModel: no model has this name.
+          Conflict: the new version belongs to another public name.
         """
         known, replaced = self._controller.models, self.version_of(name)
         if replaced not in known:
@@ -89,6 +90,8 @@ class Switches:
         if self.fence:
             if ref not in known:
                 raise UnknownModel(ref, known)
+            if (owner := self.public_name_of(ref)) not in (ref, public):
+                raise Conflict(f"{ref} is a version of {owner}; {public} needs another one")
             route = self.routes.get(public, Route({replaced: 1.0}, replaced, 0))
             return ref, SwitchOrder(public, route.stable, ref, route.revision)
         number = replaced.removeprefix(f"{public}-")
@@ -117,6 +120,8 @@ class Switches:
             self._steps.add(ControlledModelConfig(model.name, model.version), 0, ModelState.WARM)
         self._followed[said.server] = said.routes
         for name, route in said.routes.items():
+            if any(self.public_name_of(one) not in (one, name) for one in route.shares):
+                continue  # servers accept no version of two names
             own = self.routes.setdefault(name, route)
             if route.revision > own.revision:
                 self.routes[name] = route

@@ -213,8 +213,9 @@ class ModelTable:
         self._use(ordered, routes)
 
     def public_name_of(self, version: str) -> str:
-        """Return the public name of a version."""
-        return next(one.base_name for one in self._models if one.version == version)
+        """Return the public name of a version; its own name if it is not served any more."""
+        names = (one.base_name for one in self._models if one.version == version)
+        return next(names, version)
 
     def version_for(self, model: ServedModel, choose: Callable[[Route], str]) -> ServedModel:
         """Return the version that a request gets; the model itself if it is not part of a route.

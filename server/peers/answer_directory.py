@@ -236,12 +236,14 @@ class AnswerDirectory:
 
     async def _keep(self, calls: RedisCalls) -> None:
         """Renew the lease and free keys until Redis fails; end the lease when cancelled."""
+        look_at = trio.current_time() + self._config.renew_s
         try:
             while True:
-                with trio.move_on_after(self._config.renew_s) as pause:
+                with trio.move_on_at(look_at):
                     await self._has_released.wait()
                 self._has_released = trio.Event()
-                if pause.cancelled_caught:
+                if trio.current_time() >= look_at:
+                    look_at = trio.current_time() + self._config.renew_s
                     self._release_kept()
                 if digests := tuple(self._released):
                     self._released.clear()

@@ -3,6 +3,7 @@ model's activity, and receives states and routes."""
 
 from __future__ import annotations
 
+import time
 from contextlib import closing
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -44,6 +45,8 @@ log = structlog.get_logger(__name__)
 
 REPORT_S: Final = 1.0 * SECONDS
 """Interval between reports when nothing changes."""
+MOST_AHEAD_S: Final = 60 * SECONDS
+"""How far control's clock may be ahead of this server's."""
 REDIAL_S: Final = 0.5 * SECONDS
 """Delay before redialling. Control restarts within a second."""
 
@@ -200,6 +203,11 @@ class ControlLink:
         """
         if told.fence < self._told.fence:
             return
+        if told.fence > 1000 * (time.time() + MOST_AHEAD_S):
+            raise ConfigError(
+                "control's clock is ahead of this server's, so that no later control could take "
+                "over; set its clock and restart it"
+            )
         require_routes(told.routes, "control")
         self._use_routes(told.routes)
         before, self._told = self._told, told

@@ -94,14 +94,13 @@ class Roster:
 
     Attributes:
       workers: members, and former members that still have attempts; changed by `add` and `remove`.
-      pool: returns the WorkerPool of a placement; of all workers for None.
     """
 
     def __init__(
         self, workers: Iterable[Worker], max_model_len: int, candidates: int, rng: random.Random
     ) -> None:
         self.workers: list[Worker] = []
-        self.pool = lru_cache(MAX_POOLS)(self._make_pool)
+        self._pool = lru_cache(2 * MAX_POOLS)(self._make_pool)
         self._max_model_len = max_model_len
         self._candidates = candidates
         self._rng = rng
@@ -123,9 +122,19 @@ class Roster:
 
     def changed(self) -> None:
         """Forget the pools: a worker joined, left, or told its labels and capacity."""
-        self.pool.cache_clear()
+        self._pool.cache_clear()
 
-    def _make_pool(self, placement: Placement | None, *, is_overflow: bool = True) -> WorkerPool:
+    def pool(self, placement: Placement | None, *, is_overflow: bool = True) -> WorkerPool:
+        """Return the workers of a placement; all workers for None.
+
+        Args:
+          placement: the placement.
+          is_overflow: whether the shared pool counts for a tenant with overflow.
+        """
+        has_overflow = placement is not None and placement.has_overflow
+        return self._pool(placement, is_overflow=is_overflow and has_overflow)
+
+    def _make_pool(self, placement: Placement | None, *, is_overflow: bool) -> WorkerPool:
         return WorkerPool(
             (
                 worker
@@ -155,6 +164,8 @@ class Roster:
         # KV stays in a zone, so prefill workers are drawn where the decode workers are.
         zones = dict.fromkeys(worker.site.zone for worker in chosen)
         near = [pool.of_zone.get((Role.PREFILL, zone), []) for zone in zones]
+        if need.input_share:  # no KV goes anywhere
+            near = []
         chosen |= self._some(Role.PREFILL, near, pool, need)
         return [one for one in chosen if one.breaker.is_whole or one.has_share_left]
 

@@ -147,6 +147,7 @@ class SloMeter:
     Attributes:
       counters: the counts of each objective.
       clock: see Args.
+      public_name: returns the public name of a version.
       began_at: time since which it counts.
       slow_gap_s: time between two tokens above which a gap of a stream is slow.
     """
@@ -159,6 +160,7 @@ class SloMeter:
     ) -> None:
         config = config or ObjectivesConfig()
         self.clock = clock
+        self.public_name: Callable[[str], str] = str
         self.began_at = clock()
         self.counters = [ObjectiveCounter(one, config, self.began_at) for one in objectives]
         of_gaps = (one for one in objectives if one.indicator is Indicator.INTER_TOKEN)
@@ -231,7 +233,10 @@ class SloMeter:
         tenant = of.tenant and self._top_tenants.name_of(of.tenant)
         for counter in self.counters:
             objective = counter.objective
-            if objective.indicator is indicator and objective.covers(of.model, of.service_class):
+            if objective.indicator is not indicator:
+                continue
+            name = self.public_name(of.model) if objective.models else of.model
+            if objective.covers(name, of.service_class):
                 is_late = elapsed_s is not None and elapsed_s > (objective.threshold_s or math.inf)
                 counter.add(of, zone, tenant, self.clock(), good=not (is_bad or is_late))
 

@@ -294,7 +294,8 @@ class MemoryStore:
             self._add_unsaved((month, tenant), more, settlement.once_id)
 
     async def wait_saved(self) -> None:
-        """Save what was settled before, so that it is charged even if this process dies now."""
+        """Save what was settled before, so that it is charged even if this process dies now. If the
+        file cannot be written, an error is logged, and it is saved later."""
         if self._file is not None:
             await self._flush(self._file)
 
@@ -344,11 +345,12 @@ class MemoryStore:
                 lambda: file.add(added, self._calendar()), self._writer
             )
         except BaseException as error:
+            is_broken = isinstance(error, sqlite3.Error | OverflowError)
             for key, parts in added.items():
-                for more in parts.values():
+                for once_id, more in parts.items():
                     # Without its id: while the file fails, memory does not grow with each line.
-                    self._add_unsaved(key, more)
-            if not isinstance(error, sqlite3.Error | OverflowError):
+                    self._add_unsaved(key, more, "" if is_broken else once_id)
+            if not is_broken:
                 raise
             log.error("spend_not_written", reason=str(error))
             return

@@ -29,6 +29,7 @@ from triolet.config import (
     Pinning,
     ProcessConfig,
     RoutingConfig,
+    ServedModelConfig,
     ServerConfig,
     WorkerConfig,
 )
@@ -179,6 +180,9 @@ def test_a_model_may_shorten_its_deadline_but_not_prolong_it() -> None:
     models = {"a": FleetModelConfig(deadline_s=5.0), "b": FleetModelConfig(deadline_s=50.0)}
     settings = Settings(server=ServerConfig(default_deadline_s=10.0), models=models)
     assert [own.server.default_deadline_s for own in each_model(settings)] == [5.0, 10.0]
+    alone = [ServedModelConfig("a", "/a", default_deadline_s=5.0), ServedModelConfig("b", "/b")]
+    server = ServerConfig(default_deadline_s=10.0, models=tuple(alone))
+    assert [own.default_deadline_s for own in server.of_models] == [5.0, 10.0]
 
 
 def test_each_model_has_workers_of_its_own() -> None:

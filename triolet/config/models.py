@@ -9,7 +9,6 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from ..units import SECONDS
 from .adapters import AdapterConfig, require_adapter_names
 from .limits import Positive, require
 from .parsers import ReasoningParser, ToolParser
@@ -83,5 +82,5 @@ class ServedModelConfig:
     """As `server.unnamed_adapters`."""
     compute_digest: str = ""
     """As `server.compute_digest`."""
-    default_deadline_s: Positive = 600.0 * SECONDS
-    """As `server.default_deadline_s`."""
+    default_deadline_s: Positive | None = None
+    """Longest deadline of its requests, where it is below `server.default_deadline_s`."""

@@ -358,7 +358,7 @@ class QuotaConfig:
     lease_s: float = 10.0 * SECONDS
     """A server's reservations are given back when it has been silent for this long. Longer than any
     pause of a living process; one that returns late is still charged."""
-    charged_once_s: Positive = 86_400 * SECONDS
+    charged_once_s: Annotated[float, Meta(ge=1, le=31_536_000)] = 86_400 * SECONDS
     """How long the charge of a batch's line is remembered, so that a server that computes the line
     again does not charge it again. Longer than all servers of a batch are away at once; Redis holds
     about 150 bytes per line for this time."""

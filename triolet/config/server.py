@@ -524,7 +524,9 @@ class ServerConfig:
                 reasoning_parser=one.reasoning_parser,
                 model_adapters=one.adapters,
                 unnamed_adapters=one.unnamed_adapters,
-                default_deadline_s=one.default_deadline_s,
+                default_deadline_s=min(
+                    self.default_deadline_s, one.default_deadline_s or self.default_deadline_s
+                ),
             )
             for one in self.models
         ) or (self,)

@@ -112,7 +112,7 @@ class OpenSloTarget(Struct, frozen=True, forbid_unknown_fields=True):
 
     target: Annotated[float, Meta(gt=0, lt=1)]
     op: Literal["lte"] | None = None
-    value: Annotated[float, Meta(gt=0)] | None = None
+    value: Annotated[float, Meta(gt=0, le=86_400)] | None = None
 
 
 class OpenSloSpec(Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -163,7 +163,8 @@ def parse_objectives(content: bytes, most: int) -> tuple[ServiceObjective, ...]:
         raise ConfigError(f"the file is larger than {MAX_FILE_BYTES} bytes")
     try:
         documents = [one for one in yaml.safe_load_all(content) if one is not None]
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
+    # A tag with a wrong value raises whatever its conversion raises.
+    except (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError) as error:
         raise ConfigError(f"this is no YAML: {' '.join(str(error).split())}") from None
     if not 1 <= len(documents) <= most:
         raise ConfigError(f"the file holds {len(documents)} objectives; allowed: 1 to {most}")

@@ -226,6 +226,11 @@ async def test_what_needs_a_supervisor_and_unknown_versions_are_refused(keys: st
             path = f"/admin/models/{name}/switch"
             status, answer = await ask_soon(folder, "POST", path, json={"ref": ref})
             assert (status, "this fleet has chat, chat-v2" in str(answer)) == (404, True), answer
+        await switch(folder, "chat-v2")
+        path = "/admin/models/chat-v3/switch"
+        status, answer = await ask_soon(folder, "POST", path, json={"ref": "chat-v2"})
+        assert (status, answer["error"]["code"]) == (409, "conflict"), answer
+        assert "chat-v2 is a version of chat" in answer["error"]["message"]
 
 
 async def test_a_later_control_adopts_the_routes_of_servers(keys: str) -> None:
@@ -250,6 +255,8 @@ async def test_news_of_an_earlier_control_are_ignored(keys: str) -> None:
         assert server.seen == [(1, "chat-v2")]
         server.link._use(Models((), {"chat": Route({"chat-v3": 1.0}, "chat-v3", 2)}, 8))
         assert server.stable == "chat-v3"
+        with pytest.raises(ConfigError, match="clock is ahead"):
+            server.link._use(Models((), {}, 10**15))
 
 
 async def test_orders_of_two_controls_for_one_revision_end_in_one_route(keys: str) -> None:

@@ -131,6 +131,17 @@ def test_an_objective_counts_the_models_and_classes_that_it_names() -> None:
     }
 
 
+def test_an_objective_counts_every_version_of_the_name_that_it_has() -> None:
+    meter = SloMeter([replace(OBJECTIVES[0], models=frozenset({"chat"}))])
+    meter.public_name = {"chat-2": "chat", "code": "code"}.__getitem__
+    events = [
+        replace(one, facts=replace(one.facts, model=model))
+        for one in (ended(Outcome.STOP),)
+        for model in ("chat-2", "code")
+    ]
+    assert counted(*events, meter=meter) == {"availability": [1, 1]}
+
+
 def test_series_have_version_class_and_zone_and_tenants_their_own() -> None:
     meter = SloMeter(OBJECTIVES[:1], ObjectivesConfig(shown_tenants=1))
     stop = ended(Outcome.STOP)

@@ -133,6 +133,31 @@ async def test_what_cannot_be_written_now_is_written_later(
     assert host.observer.spends == [("t", 0, 100)]
 
 
+async def test_a_line_that_stops_waiting_for_its_charge_is_charged_once(host: Host) -> None:
+    """Its batch went to another server, which computes and charges it again."""
+    store = host.store(flush_s=3600)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        with trio.CancelScope() as lines:
+            async with trio.open_nursery() as waiting:
+                for number in range(16):
+                    settlement = Settlement(f"{number}", "t", LIMITS, 2, 1, once_id=f"{number}")
+                    store.settle(settlement)
+                    waiting.start_soon(store.wait_saved)
+                await trio.lowlevel.checkpoint()
+                lines.cancel()
+        nursery.cancel_scope.cancel()
+    other = host.store(flush_s=3600)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(other.run)
+        for number in range(16):
+            other.settle(Settlement(f"again-{number}", "t", LIMITS, 2, 1, once_id=f"{number}"))
+        await other.wait_saved()
+        nursery.cancel_scope.cancel()
+    _, totals = host.file().add({}, host.day)
+    assert totals["2031-05", "t"].nanos == 16
+
+
 async def test_work_that_is_computed_again_is_charged_once(host: Host) -> None:
     """Its first server ends before it has stored the result, or it ends before it is complete."""
 
