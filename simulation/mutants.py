@@ -46,7 +46,7 @@ MUTANTS: Final = (
     Mutant(("running step",), 30),
     Mutant(("gaps",), 100),
     Mutant(("tombstones",), 100),
-    Mutant(("stalled receivers",), 30),
+    Mutant(("stalled receivers",), 60),
     Mutant(("word of the unknown",), 200),
     Mutant(("reference counts",), 30),
     Mutant(("tokens of a hit",), 30),
