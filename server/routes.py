@@ -26,6 +26,7 @@ from .api.openai.responses import count_input_tokens, create_response
 from .api.openai.responses_schema import InputTokensRequest, ResponseRequest
 from .api.openai.responses_socket import responses_socket
 from .api.openai.stored_responses import delete_response, list_input_items, show_response
+from .api.operations.fleet_history import HISTORY, OWN_HISTORY, fleet_history, own_history
 from .api.operations.fleet_status import (
     FLEET_USAGE,
     OWN_AUDIT,
@@ -521,6 +522,20 @@ ROWS: Final[tuple[Route, ...]] = (
         Entry(
             "Fleet", "Get workers, KV blocks, queue and latencies, for operators.", "FleetStatus"
         ),
+    ),
+    Route(
+        "GET",
+        HISTORY,
+        fleet_history,
+        OPERATOR,
+        Entry("Fleet", "Get the figures of the last hour, for operators.", "FleetHistory"),
+    ),
+    Route(
+        "GET",
+        OWN_HISTORY,
+        own_history,
+        OPERATOR,
+        Entry("Fleet", "Get the last hour's rows from one server process.", "HistoryRows"),
     ),
     Route(
         "GET",

@@ -33,6 +33,8 @@ SCALE = 1.25
 ANSWER_WAIT_MS = 60_000
 NUM_LOOKS = 24
 """Dashboard refreshes before its picture is taken."""
+SAMPLED = ("--set", "server.sample_s=2")
+"""Charts get a point every two seconds, so that their lines show in the picture."""
 SETTINGS = """localStorage["triolet.settings"] = '{"temperature": "0"}'"""
 """Temperature 0, for the same answers in every picture."""
 OTHERS = """async (model) => {
@@ -90,7 +92,11 @@ def take_dashboard(page: Page, picture: Path) -> None:
     for _ in range(NUM_LOOKS):
         with dashboard.expect_response("**/fleet/status"):
             pass
-    dashboard.screenshot(path=picture)
+    dashboard.reload()  # the charts are requested every ten seconds
+    dashboard.locator("#budgets li").first.wait_for()
+    dashboard.locator(".board").screenshot(path=picture)
+    budgets = dashboard.locator("section", has=dashboard.locator("#budgets"))
+    budgets.screenshot(path=picture.with_name("error_budgets.png"))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -108,7 +114,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     with (
         tempfile.TemporaryDirectory() as folder,
-        running_server((), Path(folder) / "server.log") as url,
+        running_server(SAMPLED, Path(folder) / "server.log") as url,
     ):
         take(url, options.out, options.scheme)
     return 0

@@ -1,6 +1,8 @@
 // Draws a series of numbers as a small SVG line. It is hidden from screen readers, which read the text
 // beside it.
 
+import { pathOf } from "./charts.js";
+
 const NAMESPACE = "http://www.w3.org/2000/svg";
 const WIDTH = 120;
 const HEIGHT = 32;
@@ -16,13 +18,6 @@ export function drawSparkline(svg, values, places) {
   const highest = Math.max(...values.map((value) => value ?? 0), Number.MIN_VALUE);
   const x = (place) => ((place + places - values.length) * WIDTH) / (places - 1);
   const y = (value) => HEIGHT - 2 - (value / highest) * (HEIGHT - 6);
-  let line = "";
-  values.forEach((value, place) => {
-    if (value === null) return;
-    const isNew = place === 0 || values[place - 1] === null;
-    line += `${isNew ? "M" : "L"}${x(place).toFixed(1)} ${y(value).toFixed(1)}`;
-    if (isNew && (values[place + 1] ?? null) === null) line += "h1"; // makes a single value visible
-  });
   const path = svg.firstElementChild ?? svg.appendChild(document.createElementNS(NAMESPACE, "path"));
-  path.setAttribute("d", line);
+  path.setAttribute("d", pathOf(values, x, y));
 }

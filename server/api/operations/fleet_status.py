@@ -23,7 +23,7 @@ from triolet.invariants import check_invariants
 from triolet.loopback import is_loopback
 from triolet.units import NANOS
 
-from ...metrics.recent import grown
+from ...metrics.history import grown
 from ...peers.peers import ALONE
 from ...slo.report import rows_of, slo_report
 from ...tenants.accounts import limits_of
@@ -174,7 +174,7 @@ def _status(services: Services) -> dict[str, Any]:
         "promises": sum(one.expected_returns for one in overloads),
         "ttft_error_s": max(one.error_s for one in overloads),
         **grown(services.metrics),
-        "recent": services.recent.since_then(),
+        "recent": services.history.since_then(),
         "queued_by_class": dict(queued_by_class),
         "rejected_by_code": _by_first(services.metrics.figures()["requests_rejected"]),
         "errors_by_status": _errors(services),
