@@ -26,19 +26,22 @@ from .api.openai.responses import count_input_tokens, create_response
 from .api.openai.responses_schema import InputTokensRequest, ResponseRequest
 from .api.openai.responses_socket import responses_socket
 from .api.openai.stored_responses import delete_response, list_input_items, show_response
-from .api.operations.fleet_history import HISTORY, OWN_HISTORY, fleet_history, own_history
 from .api.operations.fleet_status import (
     FLEET_USAGE,
+    HISTORY,
     OWN_AUDIT,
+    OWN_HISTORY,
     OWN_SLO,
     OWN_STATUS,
     OWN_USAGE,
     SLO,
     fleet_audit,
+    fleet_history,
     fleet_slo,
     fleet_status,
     fleet_usage,
     own_audit,
+    own_history,
     own_slo,
     own_status,
     own_usage,

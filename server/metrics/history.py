@@ -71,33 +71,30 @@ class FleetHistory:
         self._metrics = metrics
         self._statuses = statuses
         self._wall = wall
-        self._sample_s = config.sample_s
-        self._most_models = config.history_models
-        self._most_rows = round(config.history_s / config.sample_s)
+        self._config = config
         num_samples = 1 + round(config.recent_s / config.sample_s)
         self._samples: deque[dict[str, Any]] = deque(maxlen=num_samples)
-        self._slot: int | None = None
         self.rows: dict[int, HistoryRow] = {}
 
     async def run(self) -> None:
         """Sample until cancelled."""
         while True:
             self.sample()
-            await trio.sleep(self._sample_s - self._wall() % self._sample_s)
+            await trio.sleep(self._config.sample_s - self._wall() % self._config.sample_s)
 
     def sample(self) -> None:
         """Sample the current values, once in each interval."""
-        slot = round(self._wall() / self._sample_s)
-        if slot == self._slot:  # the timer was early
+        slot = round(self._wall() / self._config.sample_s)
+        if self._samples and self._samples[-1]["slot"] == slot:  # the timer was early
             return
-        self._slot = slot
         now = self._now() | {
+            "slot": slot,
             "models": {name: grown(self._metrics, name) for name in self._metrics.fleets},
             "tenants": dict(self._metrics.slos.tenant_tokens),
         }
         if self._samples:
             # Both bounds, because the clock may be set back.
-            oldest = slot - self._most_rows
+            oldest = slot - round(self._config.history_s / self._config.sample_s)
             kept = {at: row for at, row in self.rows.items() if oldest < at < slot}
             self.rows = kept | {slot: self._row(self._samples[-1], now)}
         self._samples.append(now)
@@ -119,20 +116,20 @@ class FleetHistory:
         for place, name in enumerate(known):
             increases = _increases(now["models"][name], then["models"][name])
             numbers = _numbers(increases, seconds, statuses.get(name))
-            shown = name if place < self._most_models else OTHERS
+            shown = name if place < self._config.history_models else OTHERS
             models[shown] = array("d", map(add, numbers, models.get(shown, [0.0] * len(numbers))))
         # A tenant that was counted with others before has a smaller count than it had then.
         tenants: dict[str, Sequence[float]] = {
             name: [max(0.0, tokens - then["tenants"].get(name, 0)) / seconds]
             for name, tokens in now["tenants"].items()
         }
-        slos = self._metrics.slos
-        spans = [(one, (SPANS_S[BURN_WINDOW], one.objective.window_s)) for one in slos.counters]
+        slos, burn_s = self._metrics.slos, SPANS_S[BURN_WINDOW]
         objectives: dict[str, Sequence[float]] = {
             one.objective.name: [
-                n for span_s in both for n in one.windows.over(span_s, slos.clock())
+                *one.windows.over(burn_s, slos.clock()),
+                *one.windows.over(one.objective.window_s, slos.clock()),
             ]
-            for one, both in spans
+            for one in slos.counters
         }
         return {"models": models, "tenants": tenants, "objectives": objectives}
 

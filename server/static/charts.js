@@ -1,26 +1,17 @@
-// Draws line charts as inline SVG: axes with units, a legend with the last values, and the values
-// at the pointer or, with the arrow keys, at any time.
+// Draws lines as inline SVG: small ones beside a figure, and charts with axes with units, a legend
+// with the last values, and the values at the pointer or, with the arrow keys, at any time.
 
 const NAMESPACE = "http://www.w3.org/2000/svg";
-const WIDTH = 480;
-const HEIGHT = 170;
-const LEFT = 58;
-const RIGHT = 470;
-const TOP = 10;
-const BOTTOM = 146;
-const STEPS = [1, 2, 2.5, 5, 10];
+const [WIDTH, HEIGHT] = [480, 170];
+const [LEFT, RIGHT, TOP, BOTTOM] = [58, 470, 10, 146]; // of the lines
 const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });
 const exact = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium" });
 
-/**
- * The end of an axis from 0, and its distance between two lines: at most four lines.
- *
- * @param {number} highest the highest value.
- */
+/** The end of an axis from 0 that shows `highest`, and the distance of its lines, at most four. */
 export function scaleOf(highest) {
   if (!(highest > 0)) return { end: 1, step: 1 };
   const size = 10 ** Math.floor(Math.log10(highest / 4));
-  const step = size * STEPS.find((one) => 4 * one * size >= highest * 0.9999);
+  const step = size * [1, 2, 2.5, 5, 10].find((one) => 4 * one * size >= highest * 0.9999);
   return { end: step * Math.ceil((highest / step) * 0.9999), step };
 }
 
@@ -36,8 +27,23 @@ export function pathOf(values, x, y) {
   return path;
 }
 
+/**
+ * Draw a small line. It is hidden from screen readers, which read the text beside it.
+ *
+ * @param {SVGElement} svg
+ * @param {(number|null)[]} values the latest last; null leaves a gap.
+ * @param {number} places how many values fit.
+ */
+export function drawSparkline(svg, values, places) {
+  svg.setAttribute("viewBox", "0 0 120 32");
+  svg.setAttribute("preserveAspectRatio", "none");
+  const highest = Math.max(...values.map((value) => value ?? 0), Number.MIN_VALUE);
+  const x = (place) => ((place + places - values.length) * 120) / (places - 1);
+  svg.replaceChildren(element("path", { d: pathOf(values, x, (value) => 30 - (value / highest) * 26) }));
+}
+
 export class LineChart {
-  #root;
+  root;
   #svg;
   #title;
   #format;
@@ -55,14 +61,14 @@ export class LineChart {
   constructor(parent, title, format) {
     this.#title = title;
     this.#format = format;
-    this.#root = parent.appendChild(document.createElement("figure"));
-    this.#root.className = "chart";
-    const caption = this.#root.appendChild(document.createElement("figcaption"));
+    this.root = parent.appendChild(document.createElement("figure"));
+    this.root.className = "chart";
+    const caption = this.root.appendChild(document.createElement("figcaption"));
     caption.textContent = title;
-    this.#svg = this.#root.appendChild(element("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, tabindex: 0, role: "img" }));
+    this.#svg = this.root.appendChild(element("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, tabindex: 0, role: "img" }));
     this.#legend.className = "chart-legend";
     this.#words.className = "chart-words";
-    this.#root.append(this.#legend, this.#words);
+    this.root.append(this.#legend, this.#words);
     this.#svg.addEventListener("pointermove", (event) => this.#point(event));
     this.#svg.addEventListener("pointerleave", () => this.#see(null));
     this.#svg.addEventListener("blur", () => this.#see(null));

@@ -73,6 +73,9 @@ function draw() {
   for (const [chart, lines] of CHARTS) {
     chart.draw(at_s, Object.entries(lines).map(([name, figure]) => ({ name, values: figures[figure] ?? [] })));
   }
+  const hasTenants = Object.keys(tenants).length > 0;
+  find("tenant-choice").hidden = !hasTenants;
+  tenantChart.root.hidden = !hasTenants;
   const tenant = find("chart-tenant").value;
   const shown = Object.entries(tenants).filter(([name]) => !tenant || name === tenant);
   tenantChart.draw(at_s, shown.map(([name, { tokens_per_s }]) => ({ name, values: tokens_per_s })));
