@@ -475,7 +475,8 @@ class ServerConfig:
     sample_s: Positive = 10.0 * SECONDS
     """Interval at which counters are sampled for it and for the history."""
     history_s: Positive = 3600.0 * SECONDS
-    """Time that `/fleet/history` covers: an incident and what came before; 160 KiB per model."""
+    """Time that `/fleet/history` covers: an incident and what led to it. It takes 430 KiB with one
+    model, and 160 KiB for each further one."""
     history_models: Count = 16
     """Models with charts of their own, in the order of `/fleet/status`; others count together."""
     audit_timeout_s: float = 1.0 * SECONDS
