@@ -309,7 +309,7 @@ async def _run_beside(
     async with trio.open_nursery() as nursery:
         if storage is not None:
             nursery.start_soon(_run_batches, services, app, storage, fleets)
-        nursery.start_soon(services.recent.run)
+        nursery.start_soon(services.history.run)
         if tenant_file is not None:
             nursery.start_soon(tenant_file.run, services.tenancy, fleets.cancel_tenants)
 

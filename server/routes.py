@@ -28,16 +28,20 @@ from .api.openai.responses_socket import responses_socket
 from .api.openai.stored_responses import delete_response, list_input_items, show_response
 from .api.operations.fleet_status import (
     FLEET_USAGE,
+    HISTORY,
     OWN_AUDIT,
+    OWN_HISTORY,
     OWN_SLO,
     OWN_STATUS,
     OWN_USAGE,
     SLO,
     fleet_audit,
+    fleet_history,
     fleet_slo,
     fleet_status,
     fleet_usage,
     own_audit,
+    own_history,
     own_slo,
     own_status,
     own_usage,
@@ -521,6 +525,20 @@ ROWS: Final[tuple[Route, ...]] = (
         Entry(
             "Fleet", "Get workers, KV blocks, queue and latencies, for operators.", "FleetStatus"
         ),
+    ),
+    Route(
+        "GET",
+        HISTORY,
+        fleet_history,
+        OPERATOR,
+        Entry("Fleet", "Get the figures of the last hour, for operators.", "FleetHistory"),
+    ),
+    Route(
+        "GET",
+        OWN_HISTORY,
+        own_history,
+        OPERATOR,
+        Entry("Fleet", "Get the last hour's rows from one server process.", "HistoryRows"),
     ),
     Route(
         "GET",

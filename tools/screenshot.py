@@ -27,12 +27,14 @@ EARLIER = ("Reverse the word lamp.", "Who are you?")
 """Questions of earlier chats, for the list of chats."""
 QUESTIONS = ("Tell me a story about a dragon named Ember.", "What is 12 + 30?")
 CHAT_SIZE: ViewportSize = {"width": 1200, "height": 720}
-DASHBOARD_SIZE: ViewportSize = {"width": 1200, "height": 860}
+DASHBOARD_SIZE: ViewportSize = {"width": 1200, "height": 1500}
 SCALE = 1.25
 """Device pixels per CSS pixel: sharp enough, and small enough for the repository."""
 ANSWER_WAIT_MS = 60_000
 NUM_LOOKS = 24
 """Dashboard refreshes before its picture is taken."""
+SAMPLED = ("--set", "server.sample_s=2")
+"""Charts get a point every two seconds, so that their lines show in the picture."""
 SETTINGS = """localStorage["triolet.settings"] = '{"temperature": "0"}'"""
 """Temperature 0, for the same answers in every picture."""
 OTHERS = """async (model) => {
@@ -91,6 +93,8 @@ def take_dashboard(page: Page, picture: Path) -> None:
         with dashboard.expect_response("**/fleet/status"):
             pass
     dashboard.screenshot(path=picture)
+    budgets = dashboard.locator("section", has=dashboard.locator("#budgets"))
+    budgets.screenshot(path=picture.with_name("error_budgets.png"))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -108,7 +112,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     with (
         tempfile.TemporaryDirectory() as folder,
-        running_server((), Path(folder) / "server.log") as url,
+        running_server(SAMPLED, Path(folder) / "server.log") as url,
     ):
         take(url, options.out, options.scheme)
     return 0

@@ -8,7 +8,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from ..cache.store import ResponseStore
-from ..metrics.recent import RecentFigures
+from ..metrics.history import FleetHistory
 from ..tenants.opening import quotas_in_memory
 from ..tenants.tenancy import Tenancy
 from ..text.process import Do, at_once
@@ -61,8 +61,8 @@ class Services:
     """Limits the total size of request bodies."""
     refusals: RefusalPace = field(init=False)
     """Delays refusals."""
-    recent: RecentFigures = field(init=False)
-    """Figures of the last seconds."""
+    history: FleetHistory = field(init=False)
+    """Figures of the last seconds and of the last hour."""
     refusal_log: RefusalLog = field(init=False)
     """Logs refusals up to a rate."""
     store: ResponseStore | None = field(init=False, default=None)
@@ -80,7 +80,13 @@ class Services:
         object.__setattr__(self, "refusals", RefusalPace(door))
         object.__setattr__(self, "refusal_log", RefusalLog(door))
         object.__setattr__(self, "objectives", Objectives(self.config.gateway_objectives))
-        object.__setattr__(self, "recent", RecentFigures(self.metrics, self.config))
+        history = FleetHistory(
+            self.metrics,
+            self.config,
+            lambda: {one.version: one.fleet.status() for one in self.models},
+            self.wall,
+        )
+        object.__setattr__(self, "history", history)
         object.__setattr__(self, "responses", ResponseStore(self.config.responses))
         self.metrics.http.kept["response_store"] = self.responses
         sweeps = [self.responses.expire]

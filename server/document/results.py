@@ -287,6 +287,17 @@ RESULTS: Final[dict[str, Schema]] = {
         recent={"type": "object"},
         workers=_list({"type": "object"}),
     ),
+    "FleetHistory": _object(
+        object=_one_of("fleet_history"),
+        sample_s={"type": "number"},
+        servers=_COUNT,
+        at_s=_list({"type": "number"}),
+        all={"type": "object"},
+        models={"type": "object"},
+        tenants={"type": "object"},
+        objectives={"type": "object"},
+    ),
+    "HistoryRows": _object(version=_TEXT, observed_s={"type": "number"}, rows={"type": "object"}),
     "SloReport": _object(
         object=_one_of("slo_report"),
         observed_s={"type": "number"},
@@ -307,6 +318,7 @@ RESULTS: Final[dict[str, Schema]] = {
                 burn_rates={"type": "object"},
                 events={"type": "object"},
                 alerts=_list(_one_of("page", "ticket")),
+                pairs=_list({"type": "object"}),
                 versions=_list({"type": "object"}),
             )
         ),

@@ -174,12 +174,14 @@ class Metrics:
         """Return all metrics in Prometheus's text format."""
         return self._exposition.whole()
 
-    def figures(self) -> dict[str, dict[str, float]]:
-        """Return counters by label values and histograms' cumulative counts by upper bound, summed
-        over all models, including removed ones."""
-        found = {name: dict(values) for name, values in self._past.items()}
-        for fleet in self.fleets.values():
-            _add_figures(found, fleet)
+    def figures(self, model: str | None = None) -> dict[str, dict[str, float]]:
+        """Return counters by label values and histograms' cumulative counts by upper bound, of one
+        model, or summed over all models, including removed ones."""
+        is_whole = model is None
+        found = {name: dict(values) for name, values in self._past.items() if is_whole}
+        for name, fleet in self.fleets.items():
+            if is_whole or name == model:
+                _add_figures(found, fleet)
         return found
 
     def places(self) -> dict[Place, tuple[int | None, int | None]]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import defaultdict
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from triolet.config import ObjectivesConfig
 from triolet.service_class import ServiceClass
@@ -150,6 +150,7 @@ class SloMeter:
       public_name: returns the public name of a version.
       began_at: time since which it counts.
       slow_gap_s: time between two tokens above which a gap of a stream is slow.
+      tenant_tokens: prompt and completion tokens of ended requests by shown tenant.
     """
 
     def __init__(
@@ -166,6 +167,7 @@ class SloMeter:
         of_gaps = (one for one in objectives if one.indicator is Indicator.INTER_TOKEN)
         self.slow_gap_s = max((one.threshold_s or math.inf for one in of_gaps), default=math.inf)
         self._top_tenants = TopTenants(config.shown_tenants, config.tracked_tenants)
+        self.tenant_tokens: dict[str, int] = {}
 
     def subscribe_to(self, events: RequestEvents) -> None:
         """Count these events from now on."""
@@ -201,10 +203,16 @@ class SloMeter:
             is_uneven = event.usage.slow_gaps > num_gaps // 100
             self._count(Indicator.INTER_TOKEN, facts, zone, is_bad=is_uneven)
         tokens = event.counted.prompt_tokens + event.usage.completion_tokens
-        if facts.tenant and self._top_tenants.add(facts.tenant, tokens):
-            for counter in self.counters:
-                for name in counter.tenants.keys() - self._top_tenants.names - {OTHERS}:
-                    del counter.tenants[name]
+        if not facts.tenant:
+            return
+        shown = self._top_tenants.name_of(facts.tenant)
+        self.tenant_tokens[shown] = self.tenant_tokens.get(shown, 0) + tokens
+        if self._top_tenants.add(facts.tenant, tokens):
+            counts: list[dict[str, Any]] = [self.tenant_tokens]
+            counts += [counter.tenants for counter in self.counters]
+            for by_tenant in counts:
+                for name in by_tenant.keys() - self._top_tenants.names - {OTHERS}:
+                    del by_tenant[name]
 
     def forget(self, model: str) -> None:
         """Drop the counts of a removed model."""

@@ -71,9 +71,7 @@ def _shown(
 ) -> dict[str, Any]:
     whole = counts.get((objective.name, "", ""), {})
     minutes = objective.window_s / 60 * objective.budget
-    # What was not observed counts as good: a server that has just started has a whole budget.
-    spent_share = whole.get(BUDGET, EventCounts()).bad_share or 0.0
-    remaining = minutes - spent_share * min(observed_s, objective.window_s) / 60
+    remaining = minutes_left(objective, whole.get(BUDGET, EventCounts()), observed_s)
     return {
         "name": objective.name,
         "description": objective.description,
@@ -89,6 +87,11 @@ def _shown(
         },
         "events": {window: found._asdict() for window, found in whole.items()},
         "burn_rates": {window: burn_rate(objective, found) for window, found in whole.items()},
+        "pairs": [
+            {"severity": pair.severity, "long": pair.long, "short": pair.short}
+            | {"limit": pair.rate_for(objective.window_s), "fires": fires(pair, objective, whole)}
+            for pair in PAIRS
+        ],
         "alerts": sorted({pair.severity for pair in PAIRS if fires(pair, objective, whole)}),
         "versions": [
             {
@@ -104,6 +107,13 @@ def _shown(
             if name == objective.name and model
         ],
     }
+
+
+def minutes_left(objective: ServiceObjective, found: EventCounts, observed_s: float) -> float:
+    """Return the rest of an error budget. The time that was not observed counts as good: a server
+    that has just started has a whole budget."""
+    spent_s = (found.bad_share or 0.0) * min(observed_s, objective.window_s)
+    return (objective.window_s * objective.budget - spent_s) / 60
 
 
 def burn_rate(objective: ServiceObjective, found: EventCounts) -> float | None:

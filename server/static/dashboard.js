@@ -1,9 +1,9 @@
 // The dashboard: requests /fleet/status every two seconds while the tab is visible, and shows the
 // changes. Numbers and names go into text nodes only.
 
+import { drawSparkline } from "./charts.js";
 import { Series, isAnother, quantile, ratesOf } from "./figures.js";
 import { keepKey, keyHeaders, keptKey } from "./keys.js";
-import { drawSparkline } from "./sparkline.js";
 
 const PERIOD_MS = 2_000; // faster changes cannot be read
 const ANSWER_DEADLINE_MS = 5_000;

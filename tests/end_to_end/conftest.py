@@ -60,7 +60,9 @@ def shared_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProc
     # The response cache, for tests that use it.
     kept = ("--set", "server.response_cache.max_bytes=1MiB")
     routed = ("--set", "server.routing.local_prefill=off")
-    options = (*WATCHED, *PATIENT, *COUNTING, *EAGER, *stall, *kept, *routed)
+    # The dashboard's charts have points at once.
+    sampled = ("--set", "server.sample_s=1")
+    options = (*WATCHED, *PATIENT, *COUNTING, *EAGER, *stall, *kept, *routed, *sampled)
     with running_fleet(log, *options) as fleet:
         yield fleet
 

@@ -207,5 +207,9 @@ def test_the_dashboard_shows_the_fleet_at_work(browser: Browser, fleet: FleetPro
         assert fleet.client.post("/v1/chat/completions", json=body).status_code == 200
         figure = page.locator(".tile[data-figure=ttft50] .value")
         expect(figure).to_contain_text("s", timeout=ANSWER_WAIT_MS)
+        expect(page.locator("#budgets li")).to_have_count(5)
+        # The server samples every second here (conftest.py), the page asks every ten.
+        points = page.locator(".chart", has_text="Time to first token").locator("path.line").first
+        expect(points).to_have_attribute("d", re.compile("^M"), timeout=ANSWER_WAIT_MS)
         page.get_by_role("link", name="Chat").click()
         expect(page.locator("#link")).to_have_text("Connected")

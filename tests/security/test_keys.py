@@ -224,7 +224,12 @@ async def test_what_concerns_everybody_needs_an_operators_key() -> None:
         f"{path}{own}"
         for path in (
             *("/metrics", "/load", "/admin/slo"),
-            *("/fleet/audit", "/fleet/status", "/fleet/usage"),
+            *(
+                "/fleet/audit",
+                "/fleet/history",
+                "/fleet/status",
+                "/fleet/usage",
+            ),
         )
         for own in ("", "/own")
     }

@@ -472,8 +472,13 @@ class ServerConfig:
     recent_s: float = 30.0 * SECONDS
     """Window of the rates and latencies in `/fleet/status`: a dashboard that was just opened shows
     them at once."""
-    sample_s: Positive = 2.0 * SECONDS
-    """Interval at which counters are sampled for it: sixteen copies of two histograms."""
+    sample_s: Positive = 10.0 * SECONDS
+    """Interval at which counters are sampled for it and for the history."""
+    history_s: Positive = 3600.0 * SECONDS
+    """Time that `/fleet/history` covers: an incident and what led to it. It takes 430 KiB with one
+    model, and 160 KiB for each further one."""
+    history_models: Count = 16
+    """Models with charts of their own, in the order of `/fleet/status`; others count together."""
     audit_timeout_s: float = 1.0 * SECONDS
     """How long an audit waits for its workers. A live one answers between two frames; shorter than
     `peer_timeout_s`, so that a worker listed as silent is not simply dead."""

@@ -1,5 +1,5 @@
-"""Handlers of the fleet's audit, status, usage and objectives, combined over all servers on one
-port.
+"""Handlers of the fleet's audit, status, history, usage and objectives, combined over all servers
+on one port.
 
 An audit names requests and queries every worker. So without tenants it is served only to this
 machine, and never through a proxy.
@@ -23,7 +23,7 @@ from triolet.invariants import check_invariants
 from triolet.loopback import is_loopback
 from triolet.units import NANOS
 
-from ...metrics.recent import grown
+from ...metrics.history import add_row, grown, model_figures, objective_figures
 from ...peers.peers import ALONE
 from ...slo.report import rows_of, slo_report
 from ...tenants.accounts import limits_of
@@ -174,7 +174,7 @@ def _status(services: Services) -> dict[str, Any]:
         "promises": sum(one.expected_returns for one in overloads),
         "ttft_error_s": max(one.error_s for one in overloads),
         **grown(services.metrics),
-        "recent": services.recent.since_then(),
+        "recent": services.history.since_then(),
         "queued_by_class": dict(queued_by_class),
         "rejected_by_code": _by_first(services.metrics.figures()["requests_rejected"]),
         "errors_by_status": _errors(services),
@@ -404,3 +404,75 @@ def _counted_slos(services: Services) -> dict[str, Any]:
     meter = services.metrics.slos
     now = meter.clock()
     return {"observed_s": now - meter.began_at, "rows": rows_of(meter.counters, now)}
+
+
+HISTORY: Final = "/fleet/history"
+OWN_HISTORY: Final = "/fleet/history/own"
+"""The path that servers on one port query on one another."""
+
+
+async def own_history(services: Services) -> Response:
+    """Return the rows of this server process."""
+    check_is_from_here(services)
+    return json_response(_own_rows(services))
+
+
+async def fleet_history(services: Services) -> Response:
+    """Return the last hour's figures of all servers on this port, as one list for each."""
+    check_is_from_here(services)
+    found = [_own_rows(services)]
+    if services.peers is not None:
+        bodies = (await services.peers.ask(OWN_HISTORY)).values()
+        others = [msgspec.json.decode(body) for body in bodies if body is not None]
+        found += [one for one in others if one["version"] == VERSION]  # others may have other rows
+    slots = sorted({int(slot) for one in found for slot in one["rows"]})
+    sample_s = services.config.sample_s
+    objectives = [one.objective for one in services.metrics.slos.counters]
+    observed_s = max(one["observed_s"] for one in found)
+    shown: dict[str, dict[str, Any]] = {"all": {}, "models": {}, "tenants": {}, "objectives": {}}
+    # Servers send rows with histograms, so quantiles come from the requests of all of them.
+    for place, slot in enumerate(slots):
+        row: dict[str, Any] = {"models": {}, "tenants": {}, "objectives": {}}
+        for one in found:
+            add_row(row, one["rows"].get(str(slot), {}))
+        then_s = observed_s - (slots[-1] - slot) * sample_s
+        whole = [sum(numbers) for numbers in zip(*row["models"].values(), strict=True)]
+        points = {
+            "all": {"": model_figures(whole)} if whole else {},
+            "models": {name: model_figures(one) for name, one in row["models"].items()},
+            "tenants": {name: {"tokens_per_s": one[0]} for name, one in row["tenants"].items()},
+            "objectives": {
+                one.name: objective_figures(one, row["objectives"][one.name], then_s)
+                for one in objectives
+                if one.name in row["objectives"]
+            },
+        }
+        for kind, of_kind in points.items():
+            for name, figures in of_kind.items():
+                of_name = shown[kind].setdefault(name, {})
+                for figure, value in figures.items():
+                    line = of_name.setdefault(figure, [None] * len(slots))
+                    line[place] = None if value is None else round(value, 4)
+        await trio.lowlevel.checkpoint()  # tokens go first
+    return json_response(
+        {
+            "object": "fleet_history",
+            "sample_s": sample_s,
+            "servers": len(found),
+            "at_s": [slot * sample_s for slot in slots],
+            **shown,
+            "all": shown["all"].get("", {}),
+        }
+    )
+
+
+def _own_rows(services: Services) -> dict[str, Any]:
+    slos = services.metrics.slos
+    rows = {
+        str(slot): {
+            kind: {name: list(numbers) for name, numbers in of_kind.items()}
+            for kind, of_kind in row.items()
+        }
+        for slot, row in services.history.rows.items()
+    }
+    return {"version": VERSION, "observed_s": slos.clock() - slos.began_at, "rows": rows}

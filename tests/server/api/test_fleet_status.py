@@ -12,8 +12,8 @@ import trio
 import trio.testing
 
 from server.contract.request_events import FirstTokenArrived, RequestRefused
+from server.metrics.history import FleetHistory
 from server.metrics.metrics import Metrics
-from server.metrics.recent import RecentFigures
 from tests.server.scheduling.world import World
 from tests.server.support.fakes import FakeFleet
 from tests.server.support.request_lives import FACTS
@@ -76,7 +76,7 @@ async def test_the_last_seconds_are_told_at_once_and_no_more_than_those(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     metrics = Metrics("demo", "none")
-    recent = RecentFigures(metrics, CONFIG)
+    recent = FleetHistory(metrics, CONFIG, dict, trio.current_time)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(recent.run)
         await trio.testing.wait_all_tasks_blocked()

@@ -194,6 +194,10 @@ class FakeServer:
         self.page_words: dict[str, Any] | None = {**DEMO_WORDS, "has_chat_template": True}
         self.wants_key = False
         self.status: dict[str, Any] = {}
+        self.history: dict[str, Any] = {
+            **{"at_s": [], "all": {}, "models": {}, "tenants": {}, "objectives": {}}
+        }
+        self.slo: dict[str, Any] = {"is_frozen": False, "reason": "", "objectives": []}
         self.status_refused: HTTPStatus | None = None
         self.answers_handshakes = threading.Event()
         self.answers_handshakes.set()
@@ -313,6 +317,9 @@ class FakeServer:
             if self.status_refused is not None:
                 return reply(b"{}", "application/json", self.status_refused)
             return reply(json.dumps(self.status).encode(), "application/json")
+        documents = {"/fleet/history": self.history, "/admin/slo": self.slo}
+        if request.path in documents:
+            return reply(json.dumps(documents[request.path]).encode(), "application/json")
         name = PAGES.get(request.path) or request.path.removeprefix("/static/")
         if name not in {path.relative_to(STATIC).as_posix() for path in STATIC.rglob("*.*")}:
             return reply(b"not found", "text/plain", HTTPStatus.NOT_FOUND)
