@@ -127,7 +127,6 @@ async def serve(
                 tenancy=tenancy,
                 quotas=quotas,
             )
-            metrics.slos.public_name = services.models.public_name_of
             storage = sockets.enter_context(_storage(config))
             app = build_app(services, storage)
             edge = Edge(app, config, services.host_secret)
@@ -166,6 +165,7 @@ def _show(
     metrics: Metrics, fleets: Fleets, edge: Edge, services: Services, processes: TextProcesses
 ) -> None:
     """Register every part's gauges with the metrics."""
+    metrics.slos.public_name = services.models.public_name_of
     first, *others = fleets.by_model.items()
     metrics.watch(
         first[1].status, *edge.counters, others={name: fleet.status for name, fleet in others}
