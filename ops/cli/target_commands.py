@@ -190,12 +190,15 @@ def run_scale(
       audit: directory of the audit log; None for this user's.
 
     Raises:
-      ConfigError: a target is invalid, or several fleets run and no port is given. Nothing was
-        changed.
+      ConfigError: a target is invalid or given twice, its role or zone cannot be scaled there, or
+        several fleets run and no port is given. Nothing was changed.
       CommandFailed: no fleet runs, or a target was not reached.
       AuditLogError: the command could not be recorded and was not started.
     """
-    wanted = dict(_wanted(target, zone) for target in targets)
+    given = [_wanted(target, zone) for target in targets]
+    wanted = dict(given)
+    if len(wanted) < len(given):
+        raise ConfigError(f"{' '.join(targets)} names one place twice; give one number for it")
     where = f"port {fleet_to_change(port).note.port}" if on == Where.LOCAL else on
     subject = f"{where}: {', '.join(targets)}{f' in {zone}' if zone else ''}"
     with recorded(Action.FLEET_SCALE, subject, folder=audit):
@@ -241,6 +244,8 @@ async def _scale(
 ) -> None:
     tell = _teller()
     async with opened(on, settings, port) as target:
+        for place in wanted:
+            target.check(place)
         for place, count in wanted.items():
             await target.scale(place, count, tell)
             tell(f"done: {place}={count}")

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from triolet.errors import ConfigError
+from triolet.ids import Place, Role
+
 from .target import Observed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from triolet.ids import Place
 
     from .desired import DesiredStore
 
@@ -25,6 +26,14 @@ class KubernetesTarget:
 
     def __init__(self, store: DesiredStore) -> None:
         self._store = store
+
+    def check(self, place: Place) -> None:
+        """See `Target`."""
+        if place.role is Role.SERVER:
+            raise ConfigError(
+                "the number of servers on Kubernetes is not set here: their autoscaler follows "
+                "processor time, within the bounds of its manifest"
+            )
 
     async def scale(self, place: Place, count: int, tell: Callable[[str], object]) -> None:
         """Set the desired number. The autoscaler acts on it after its next poll."""

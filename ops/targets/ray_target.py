@@ -23,7 +23,17 @@ from triolet.plain_text import one_line
 
 from ..exit_codes import CommandFailed
 from ..settings.form import document
-from .actors import ZONE, WorkerState, actor_name, lacking, name_of, observed, place_of, trouble_of
+from .actors import (
+    ZONE,
+    WorkerState,
+    actor_name,
+    lacking,
+    name_of,
+    observed,
+    place_of,
+    require_place,
+    trouble_of,
+)
 from .ray_worker import RayWorker
 from .target import together
 
@@ -105,6 +115,10 @@ class RayTarget:
         self._settings, self._store, self._config = settings, store, settings.ray
         # A dead actor has no name, but its handle tells why it died.
         self._started: dict[tuple[Place, int], Any] = {}
+
+    def check(self, place: Place) -> None:
+        """See `Target`."""
+        require_place(place, self._settings.decode.membership.model, self._config.zones)
 
     async def scale(self, place: Place, count: int, tell: Callable[[str], object]) -> None:
         """See `Target`."""

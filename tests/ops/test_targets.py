@@ -19,7 +19,7 @@ import trio
 import trio.lowlevel
 
 from ops.cli import main
-from ops.cli.target_commands import shown
+from ops.cli.target_commands import Where, run_scale, shown
 from ops.exit_codes import CommandFailed
 from ops.running_fleets import SUPERVISOR_SOCKET, Note, RunningFleet
 from ops.settings.form import Settings
@@ -39,6 +39,7 @@ from ops.targets.actors import (
     name_of,
     observed,
     place_of,
+    require_place,
 )
 from ops.targets.desired import DesiredStore
 from ops.targets.kubernetes import KubernetesTarget
@@ -143,6 +144,9 @@ async def test_desired_numbers_are_kept_in_redis_until_they_are_forgotten(
     await target.scale(DECODE, 2, told.append)
     assert await target.observe() == {DECODE: Observed(2, 0)}
     assert told[-1] == "the autoscaler is told 2 of decode --zone a"
+    target.check(DECODE)
+    with pytest.raises(ConfigError, match="their autoscaler follows processor time"):
+        target.check(Place("", Role.SERVER))
     places = [f'["m{number}", "decode", ""]' for number in range(MAX_DESIRED)]
     redis.command("HSET", "{triolet}:triolet:desired", *(w for one in places for w in (one, "1")))
     assert await store.numbers() == {}, "too many are not read"
@@ -189,8 +193,45 @@ async def test_a_local_fleet_is_scaled_and_observed_by_its_supervisor(tmp_path: 
         assert found == {place: Observed(2, 1, ("decode-1: it starts",))}
         for wrong in (Place("chat", Role.DECODE, "a"), Place("", Role.SERVER)):
             with pytest.raises(ConfigError, match=r"leave it out|at its start"):
-                await target.scale(wrong, 2, told.append)
-        assert len(supervisor.asked) == 2
+                target.check(wrong)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("decode=2 server=3", "the number of servers of `triolet serve` is set at its start"),
+        ("decode=2 decode=3", "decode=2 decode=3 names one place twice"),
+    ],
+)
+def test_a_wrong_place_beside_a_right_one_changes_nothing(
+    words: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # There is no supervisor here: to scale anything would fail with another error.
+    fleet = RunningFleet(tmp_path, Note(8000))
+    monkeypatch.setattr("ops.cli.target_commands.fleet_to_change", lambda _: fleet)
+    with pytest.raises(ConfigError, match=said):
+        run_scale(words.split(), Where.LOCAL, "", Settings(), None, tmp_path / "audit")
+
+
+@pytest.mark.parametrize(
+    ("place", "zones", "said"),
+    [
+        (Place("", Role.DECODE), (), r"for the model '', but the settings have 'chat'"),
+        (Place("chatt", Role.DECODE), (), r"'chatt', but .* give chat\.decode=NUMBER"),
+        (Place("chat", Role.SERVER), (), r"'chat', but .* give server=NUMBER"),
+        (Place("chat", Role.DECODE), ("a", "b"), r"has: a, b; add --zone with one of them"),
+        (Place("chat", Role.DECODE, "c"), ("a", "b"), r"'c', but ray\.zones has: a, b; add"),
+        (Place("", Role.SERVER, "a"), (), r"'a', but ray\.zones has: none; leave --zone out"),
+    ],
+)
+def test_a_place_that_is_not_in_the_settings_of_ray_is_refused(
+    place: Place, zones: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        require_place(place, "chat", zones)
+    for own in (Place("chat", Role.PREFILL, "b"), Place("", Role.SERVER, "a")):
+        require_place(own, "chat", ("a", "b"))
+    require_place(Place("", Role.DECODE), "", ())
 
 
 def of_ray(tmp_path: Path) -> list[str]:
