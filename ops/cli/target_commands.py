@@ -80,7 +80,9 @@ def opened(on: str, settings: Settings, port: int | None) -> AbstractAsyncContex
         from ..targets.desired import DesiredStore
         from ..targets.kubernetes import KubernetesTarget
 
-        return nullcontext(KubernetesTarget(DesiredStore(settings.server.desired_redis)))
+        membership = settings.server.membership.redis
+        members = DesiredStore(membership) if membership.url else None
+        return nullcontext(KubernetesTarget(DesiredStore(settings.server.desired_redis), members))
     if RAY_ADDRESS.fullmatch(on) is None:
         raise ConfigError(f"--on is {on!r}; allowed: {', '.join(Where)}, ray://HOST:PORT")
     return opened_ray(on, settings)
@@ -163,7 +165,9 @@ def shown(places: Mapping[Place, Observed]) -> list[str]:
     for place, observed in places.items():
         wanted = observed.desired
         of = ", and no number was asked for" if wanted is None else f" of {wanted}"
-        lines.append(f"{place}: {observed.alive}{of}")
+        known = f"{observed.alive}{of}"
+        pods = f"desired {wanted}; `kubectl get pods` shows the pods"
+        lines.append(f"{place}: {pods if observed.alive is None else known}")
         hindrances = observed.hindrances
         lines += [f"  {line}" for line in (*observed.urls, *hindrances[:MAX_HINDRANCES])]
         if len(hindrances) > MAX_HINDRANCES:

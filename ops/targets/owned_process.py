@@ -76,10 +76,8 @@ class OwnedProcess:
                 try:
                     spec = self._spec()
                 except OSError as error:
-                    message = f"no port of {self._host} can be opened: {error}; correct the node's "
-                    await self._pause(
-                        GiveUp(f"{message}address (`ray start --node-ip-address`)", 1)
-                    )
+                    trouble = f"no port of {self._host} can be opened: {error}; correct the address"
+                    await self._pause(GiveUp(f"{trouble} of `ray start --node-ip-address`", 1))
                     continue
                 await self._keep(Slot(spec, Starter(), config.supervisor, self, None, nursery))
             nursery.cancel_scope.cancel()

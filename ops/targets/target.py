@@ -19,13 +19,13 @@ class Observed(NamedTuple):
 
     Attributes:
       desired: desired number of processes; None if it was never set.
-      alive: number of processes that serve.
+      alive: number of processes that serve; None if unknown.
       hindrances: why others do not, one line each.
       urls: addresses for clients, of servers.
     """
 
     desired: int | None
-    alive: int
+    alive: int | None
     hindrances: tuple[str, ...] = ()
     urls: tuple[str, ...] = ()
 

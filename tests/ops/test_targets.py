@@ -47,8 +47,16 @@ from ops.targets.local import LocalTarget
 from ops.targets.owned_process import OwnedProcess
 from ops.targets.target import Observed
 from tests.server.tenants.redis_server import RedisServer, running_redis
-from transport.registrations import LABEL_OR_NONE, MAX_DESIRED, read_desired
+from transport.registrations import (
+    LABEL_OR_NONE,
+    MAX_DESIRED,
+    REGISTER,
+    RegistrationCalls,
+    read_desired,
+    written_registration,
+)
 from triolet.config import RayConfig, SupervisorConfig
+from triolet.config.members import Member
 from triolet.config.membership import RedisMembersConfig
 from triolet.errors import ConfigError
 from triolet.ids import Place, Role
@@ -124,6 +132,9 @@ def test_each_process_that_does_not_serve_has_a_line() -> None:
     assert shown({Place("chat", Role.PREFILL): Observed(None, 1)}) == [
         "chat.prefill: 1, and no number was asked for"
     ]
+    assert shown({Place("chat", Role.DECODE): Observed(3, None)}) == [
+        "chat.decode: desired 3; `kubectl get pods` shows the pods"
+    ]
 
 
 def test_nonsense_in_the_hash_of_desired_numbers_is_left_out() -> None:
@@ -134,15 +145,26 @@ def test_nonsense_in_the_hash_of_desired_numbers_is_left_out() -> None:
     assert LABEL_OR_NONE.fullmatch("eu-1.a_b")
 
 
+async def register(config: RedisMembersConfig, place: Place) -> None:
+    member = Member(place.role, "tcp://10.0.0.1:7000", place.model)
+    text = written_registration(member, {"zone": place.zone})
+    await RegistrationCalls(config, "redis").once(REGISTER, text, PATIENCE_S)
+
+
 async def test_desired_numbers_are_kept_in_redis_until_they_are_forgotten(
     redis: RedisServer, tmp_path: Path
 ) -> None:
     (place := tmp_path / "redis.url").write_text(redis.url)
     store = DesiredStore(RedisMembersConfig(f"@{place}", timeout_s=PATIENCE_S))
-    target, told = KubernetesTarget(store), list[str]()
+    target, told = KubernetesTarget(store, store), list[str]()
     await target.scale(DECODE, 3, told.append)
     await target.scale(DECODE, 2, told.append)
     assert await target.observe() == {DECODE: Observed(2, 0)}
+    other = RedisMembersConfig(f"@{place}", fleet="other", timeout_s=PATIENCE_S)
+    for members, alive in ((None, None), (DesiredStore(other), 1)):
+        await register(other, DECODE)
+        found = await KubernetesTarget(store, members).observe()
+        assert found == {DECODE: Observed(2, alive)}
     assert told[-1] == "the autoscaler is told 2 of decode --zone a"
     target.check(DECODE)
     with pytest.raises(ConfigError, match="their autoscaler follows processor time"):
