@@ -57,6 +57,9 @@ OnOption: TypeAlias = Annotated[
         "--on", metavar="WHERE", help="local, kubernetes, ray, or ray://HOST:PORT of its client."
     ),
 ]
+RayOption: TypeAlias = Annotated[
+    str, typer.Option("--on", metavar="WHERE", help="ray, or ray://HOST:PORT of its client.")
+]
 ZoneOption: TypeAlias = Annotated[str, typer.Option(help="Zone whose number changes.")]
 
 
@@ -135,15 +138,16 @@ def _of_fleet(settings: Settings) -> Settings:
 
 @fleet_app.command()
 @with_settings()
-def up(sources: SettingSources, on: OnOption = Where.RAY, audit: AuditOption = None) -> None:
-    """Start a fleet on Ray, or what is missing of it. Numbers set by `triolet scale` stay."""
+def up(sources: SettingSources, on: RayOption = Where.RAY, audit: AuditOption = None) -> None:
+    """Start a fleet on Ray, or what is missing of it. Numbers of its first start and of `triolet
+    scale` stay until `triolet fleet down`; changed numbers in the file have no effect."""
     with recorded(Action.FLEET_UP, on, folder=audit):
         trio.run(_up, on, sources.settings())
 
 
 @fleet_app.command()
 @with_settings()
-def down(sources: SettingSources, on: OnOption = Where.RAY, audit: AuditOption = None) -> None:
+def down(sources: SettingSources, on: RayOption = Where.RAY, audit: AuditOption = None) -> None:
     """Let every process of a fleet on Ray drain and exit."""
     with recorded(Action.FLEET_DOWN, on, folder=audit):
         trio.run(_down, on, sources.settings())
@@ -230,8 +234,13 @@ async def _up(on: str, settings: Settings) -> None:
         observed = await target.observe()
         zones = settings.ray.zones or ("",)
         wanted = {one._replace(zone=zone): count for one, count in counts for zone in zones}
-        asked = {place: observed[place].desired for place in wanted if place in observed}
-        wanted |= {place: count for place, count in asked.items() if count is not None}
+        for place, seen in observed.items():
+            if seen.desired is not None and seen.desired != wanted.get(place, seen.desired):
+                wanted[place] = seen.desired
+                tell(
+                    f"{place} stays at {seen.desired}, as asked for before; "
+                    "`triolet scale` changes it"
+                )
         await together(partial(target.scale, *each, tell) for each in wanted.items())
     tell("done: every process is ready")
 

@@ -8,7 +8,7 @@ import select
 import signal
 import subprocess
 import sys
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -296,6 +296,52 @@ def test_a_wrong_target_is_one_line(
     error = capsys.readouterr().err
     assert error.startswith(f"triolet: {said}")
     assert error.count("\n") == 1
+
+
+class PastFleet:
+    """A target with numbers of an earlier start."""
+
+    def __init__(self) -> None:
+        self.scaled: dict[Place, int] = {}
+
+    async def observe(self) -> dict[Place, Observed]:
+        return {
+            Place("", Role.DECODE, "a"): Observed(3, 3),
+            Place("", Role.PREFILL, "a"): Observed(1, 1),
+            Place("", Role.SERVER, "a"): Observed(None, 0),
+            Place("", Role.DECODE, "gone"): Observed(4, 4),
+        }
+
+    async def scale(self, place: Place, count: int, tell: object) -> None:
+        self.scaled[place] = count
+
+
+def test_a_start_with_other_numbers_says_which_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    past = PastFleet()
+    monkeypatch.setattr("ops.cli.target_commands.opened_ray", lambda *_: nullcontext(past))
+    numbers = {"zones": "a", "decode": "2", "prefill": "1", "servers": "2"}
+    names = {"zones": "ray.zones"} | {name: f"fleet.{name}" for name in list(numbers)[1:]}
+    options = [word for name, n in numbers.items() for word in ("--set", f"{names[name]}={n}")]
+    assert main(["fleet", "up", *options, "--audit", str(tmp_path / "audit")]) == 0
+    counts = {Role.DECODE: 3, Role.PREFILL: 1, Role.SERVER: 2}
+    assert past.scaled == {Place("", role, "a"): count for role, count in counts.items()}
+    said = [line.partition("s  ")[2] for line in capsys.readouterr().out.splitlines()]
+    assert said == [
+        "decode --zone a stays at 3, as asked for before; `triolet scale` changes it",
+        "done: every process is ready",
+    ]
+
+
+@pytest.mark.parametrize("command", ["up", "down"])
+def test_commands_for_ray_only_offer_no_other_place(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fleet", command, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "ray, or ray://HOST:PORT" in text
+    assert "kubernetes" not in text
 
 
 @pytest.mark.parametrize("at", range(4))
