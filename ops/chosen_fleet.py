@@ -19,18 +19,19 @@ if TYPE_CHECKING:
     from .running_fleets import RunningFleet
 
 
-def fleet_to_change(port: int | None) -> RunningFleet:
+def fleet_to_change(port: int | None, *, with_control: bool = False) -> RunningFleet:
     """Return the fleet for a command that changes it.
 
     Args:
       port: port of the fleet; None if not given.
+      with_control: whether a `triolet control` without a fleet counts too.
 
     Raises:
       CommandFailed: no fleet runs, or none on this port.
       ConfigError: the choice is not clear.
     """
     try:
-        return find_fleet(port)
+        return find_fleet(port, with_control=with_control)
     except FleetUnclear as unclear:
         if port is not None or not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise

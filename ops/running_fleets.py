@@ -37,6 +37,7 @@ class Note(msgspec.Struct, frozen=True):
       models: public names of the models.
       pid: process id of the supervisor.
       home: home directory in the supervisor's environment.
+      is_control: whether it is a `triolet control` without a fleet, for model orders only.
     """
 
     port: int
@@ -45,6 +46,7 @@ class Note(msgspec.Struct, frozen=True):
     models: tuple[str, ...] = ()
     pid: int | None = None
     home: str = ""
+    is_control: bool = False
 
 
 class RunningFleet(msgspec.Struct, frozen=True):
@@ -102,15 +104,23 @@ def write_note(directory: Path, note: Note) -> None:
     os.replace(new, directory / NOTE)
 
 
-def find_fleet(port: int | None) -> RunningFleet:
+def find_fleet(port: int | None, *, with_control: bool = False) -> RunningFleet:
     """Return the fleet on a port; without a port, the only running fleet if it has the home and
     runtime directory of this process.
+
+    Args:
+      port: port of the fleet; None if not given.
+      with_control: whether a `triolet control` without a fleet counts too.
 
     Raises:
       CommandFailed: no fleet runs, or none on this port.
       FleetUnclear: the choice is not clear.
     """
-    fleets = [fleet for fleet in running_fleets() if port in (None, fleet.note.port)]
+    fleets = [
+        fleet
+        for fleet in running_fleets()
+        if port in (None, fleet.note.port) and (with_control or not fleet.note.is_control)
+    ]
     if not fleets:
         where = "" if port is None else f" on port {port}"
         raise CommandFailed(f"no `triolet serve` of this user runs here{where}; start one")

@@ -182,7 +182,7 @@ def _admin(port: int | None) -> Path:
       CommandFailed: no fleet runs here, or it has no control.
     """
     try:
-        path = fleet_to_change(port).directory / ADMIN_SOCKET
+        path = fleet_to_change(port, with_control=True).directory / ADMIN_SOCKET
     except CommandFailed as error:
         raise CommandFailed(f"{error}. {ELSEWHERE}") from error
     if not path.exists():

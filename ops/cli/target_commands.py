@@ -57,6 +57,9 @@ OnOption: TypeAlias = Annotated[
         "--on", metavar="WHERE", help="local, kubernetes, ray, or ray://HOST:PORT of its client."
     ),
 ]
+RayOption: TypeAlias = Annotated[
+    str, typer.Option("--on", metavar="WHERE", help="ray, or ray://HOST:PORT of its client.")
+]
 ZoneOption: TypeAlias = Annotated[str, typer.Option(help="Zone whose number changes.")]
 
 
@@ -80,7 +83,9 @@ def opened(on: str, settings: Settings, port: int | None) -> AbstractAsyncContex
         from ..targets.desired import DesiredStore
         from ..targets.kubernetes import KubernetesTarget
 
-        return nullcontext(KubernetesTarget(DesiredStore(settings.server.desired_redis)))
+        membership = settings.server.membership.redis
+        members = DesiredStore(membership) if membership.url else None
+        return nullcontext(KubernetesTarget(DesiredStore(settings.server.desired_redis), members))
     if RAY_ADDRESS.fullmatch(on) is None:
         raise ConfigError(f"--on is {on!r}; allowed: {', '.join(Where)}, ray://HOST:PORT")
     return opened_ray(on, settings)
@@ -133,15 +138,16 @@ def _of_fleet(settings: Settings) -> Settings:
 
 @fleet_app.command()
 @with_settings()
-def up(sources: SettingSources, on: OnOption = Where.RAY, audit: AuditOption = None) -> None:
-    """Start a fleet on Ray, or what is missing of it. Numbers set by `triolet scale` stay."""
+def up(sources: SettingSources, on: RayOption = Where.RAY, audit: AuditOption = None) -> None:
+    """Start a fleet on Ray, or what is missing of it. Numbers of its first start and of `triolet
+    scale` stay until `triolet fleet down`; changed numbers in the file have no effect."""
     with recorded(Action.FLEET_UP, on, folder=audit):
         trio.run(_up, on, sources.settings())
 
 
 @fleet_app.command()
 @with_settings()
-def down(sources: SettingSources, on: OnOption = Where.RAY, audit: AuditOption = None) -> None:
+def down(sources: SettingSources, on: RayOption = Where.RAY, audit: AuditOption = None) -> None:
     """Let every process of a fleet on Ray drain and exit."""
     with recorded(Action.FLEET_DOWN, on, folder=audit):
         trio.run(_down, on, sources.settings())
@@ -163,7 +169,9 @@ def shown(places: Mapping[Place, Observed]) -> list[str]:
     for place, observed in places.items():
         wanted = observed.desired
         of = ", and no number was asked for" if wanted is None else f" of {wanted}"
-        lines.append(f"{place}: {observed.alive}{of}")
+        known = f"{observed.alive}{of}"
+        pods = f"desired {wanted}; `kubectl get pods` shows the pods"
+        lines.append(f"{place}: {pods if observed.alive is None else known}")
         hindrances = observed.hindrances
         lines += [f"  {line}" for line in (*observed.urls, *hindrances[:MAX_HINDRANCES])]
         if len(hindrances) > MAX_HINDRANCES:
@@ -190,12 +198,15 @@ def run_scale(
       audit: directory of the audit log; None for this user's.
 
     Raises:
-      ConfigError: a target is invalid, or several fleets run and no port is given. Nothing was
-        changed.
+      ConfigError: a target is invalid or given twice, its role or zone cannot be scaled there, or
+        several fleets run and no port is given. Nothing was changed.
       CommandFailed: no fleet runs, or a target was not reached.
       AuditLogError: the command could not be recorded and was not started.
     """
-    wanted = dict(_wanted(target, zone) for target in targets)
+    given = [_wanted(target, zone) for target in targets]
+    wanted = dict(given)
+    if len(wanted) < len(given):
+        raise ConfigError(f"{' '.join(targets)} names one place twice; give one number for it")
     where = f"port {fleet_to_change(port).note.port}" if on == Where.LOCAL else on
     subject = f"{where}: {', '.join(targets)}{f' in {zone}' if zone else ''}"
     with recorded(Action.FLEET_SCALE, subject, folder=audit):
@@ -223,8 +234,13 @@ async def _up(on: str, settings: Settings) -> None:
         observed = await target.observe()
         zones = settings.ray.zones or ("",)
         wanted = {one._replace(zone=zone): count for one, count in counts for zone in zones}
-        asked = {place: observed[place].desired for place in wanted if place in observed}
-        wanted |= {place: count for place, count in asked.items() if count is not None}
+        for place, seen in observed.items():
+            if seen.desired is not None and seen.desired != wanted.get(place, seen.desired):
+                wanted[place] = seen.desired
+                tell(
+                    f"{place} stays at {seen.desired}, as asked for before; "
+                    "`triolet scale` changes it"
+                )
         await together(partial(target.scale, *each, tell) for each in wanted.items())
     tell("done: every process is ready")
 
@@ -241,6 +257,8 @@ async def _scale(
 ) -> None:
     tell = _teller()
     async with opened(on, settings, port) as target:
+        for place in wanted:
+            target.check(place)
         for place, count in wanted.items():
             await target.scale(place, count, tell)
             tell(f"done: {place}={count}")

@@ -106,7 +106,7 @@ def main(config: ControlConfig) -> None:
 
 
 def run_alone(config: ControlConfig) -> None:
-    """Run the process without a supervisor. Commands on this host find it like a fleet.
+    """Run the process without a supervisor. `triolet model` on this host finds it like a fleet.
 
     Raises:
       ConfigError: see `run_control`.
@@ -115,7 +115,7 @@ def run_alone(config: ControlConfig) -> None:
     place = parse_address(config.address)
     port = place.port if isinstance(place, TcpAddress) else 0
     with private_directory(parent_directory()) as folder:
-        write_note(folder, Note(port, home=home()))
+        write_note(folder, Note(port, home=home(), is_control=True))
         main(replace(config, directory=str(folder)))
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from triolet.errors import ConfigError
 from triolet.ids import Place, Role
 
 from .target import Observed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
 ZONE: Final = "zone"
 """Label of Ray's nodes that names their zone."""
@@ -37,6 +38,32 @@ class WorkerState(NamedTuple):
     url: str = ""
     trouble: str = ""
     is_stuck: bool = False
+
+
+def require_place(place: Place, model: str, zones: Collection[str]) -> None:
+    """Refuse a place that is not in the fleet's settings.
+
+    Args:
+      place: the place.
+      model: name of the workers' model in the settings; servers have none.
+      zones: zones in the settings; empty for a fleet without zones.
+
+    Raises:
+      ConfigError: it names the model or zone that is given, and those of the settings.
+    """
+    own = "" if place.role is Role.SERVER else model
+    if place.model != own:
+        raise ConfigError(
+            f"{place.role.value} is asked for the model {place.model!r}, but the settings have "
+            f"{own!r} (worker.membership.model; none for servers); give "
+            f"{place._replace(model=own, zone='')}=NUMBER, or the file of that model"
+        )
+    if place.zone not in (zones or ("",)):
+        known = ", ".join(zones) or "none"
+        raise ConfigError(
+            f"the zone is {place.zone!r}, but ray.zones has: {known}; "
+            + ("add --zone with one of them" if zones else "leave --zone out, or set ray.zones")
+        )
 
 
 def actor_name(place: Place, number: int) -> str:

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from triolet.errors import ConfigError
+from triolet.ids import Place, Role
+
 from .target import Observed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from triolet.ids import Place
 
     from .desired import DesiredStore
 
@@ -21,10 +22,19 @@ class KubernetesTarget:
 
     Args:
       store: the desired numbers.
+      members: the Redis in which workers register; None if servers find them by DNS.
     """
 
-    def __init__(self, store: DesiredStore) -> None:
-        self._store = store
+    def __init__(self, store: DesiredStore, members: DesiredStore | None) -> None:
+        self._store, self._members = store, members
+
+    def check(self, place: Place) -> None:
+        """See `Target`."""
+        if place.role is Role.SERVER:
+            raise ConfigError(
+                "the number of servers on Kubernetes is not set here: their autoscaler follows "
+                "processor time, within the bounds of its manifest"
+            )
 
     async def scale(self, place: Place, count: int, tell: Callable[[str], object]) -> None:
         """Set the desired number. The autoscaler acts on it after its next poll."""
@@ -32,9 +42,10 @@ class KubernetesTarget:
         tell(f"the autoscaler is told {count} of {place}")
 
     async def observe(self) -> dict[Place, Observed]:
-        """Return the desired numbers, and the workers that are registered in Redis."""
-        desired, registered = await self._store.numbers(), await self._store.registered()
+        """Return the desired numbers, and how many workers are registered, if they register."""
+        desired = await self._store.numbers()
+        registered = None if self._members is None else await self._members.registered()
         return {
-            place: Observed(desired.get(place), registered[place])
-            for place in sorted({*desired, *registered})
+            place: Observed(desired.get(place), None if registered is None else registered[place])
+            for place in sorted({*desired, *(registered or ())})
         }

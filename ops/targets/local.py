@@ -28,7 +28,7 @@ class LocalTarget:
     def __init__(self, fleet: RunningFleet) -> None:
         self._socket = fleet.supervisor_socket
 
-    async def scale(self, place: Place, count: int, tell: Callable[[str], object]) -> None:
+    def check(self, place: Place) -> None:
         """See `Target`."""
         if place.zone:
             raise ConfigError(
@@ -39,6 +39,9 @@ class LocalTarget:
             raise ConfigError(
                 "the number of servers of `triolet serve` is set at its start (--servers)"
             )
+
+    async def scale(self, place: Place, count: int, tell: Callable[[str], object]) -> None:
+        """See `Target`."""
         await ask(self._socket, ScaleRequest(place.model, place.role, count), tell)
 
     async def observe(self) -> dict[Place, Observed]:

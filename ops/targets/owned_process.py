@@ -19,6 +19,7 @@ from triolet.status import ServerReady, WorkerReady
 
 from ..settings.form import STDIN, document, of_role
 from ..supervisor.process_spec import ProcessSpec
+from ..supervisor.restart_policy import GiveUp
 from ..supervisor.slot import Slot, see_out
 from ..supervisor.starter import Starter
 from .actors import WorkerState
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from triolet.status import Report
 
     from ..settings.form import Settings
-    from ..supervisor.restart_policy import Ending, GiveUp, Verdict
+    from ..supervisor.restart_policy import Ending, Verdict
 
 
 class OwnedProcess:
@@ -72,8 +73,13 @@ class OwnedProcess:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._end_with_parent)
             while not self.leaving.is_set():
-                slot = Slot(self._spec(), Starter(), config.supervisor, self, None, nursery)
-                await self._keep(slot)
+                try:
+                    spec = self._spec()
+                except OSError as error:
+                    trouble = f"no port of {self._host} can be opened: {error}; correct the address"
+                    await self._pause(GiveUp(f"{trouble} of `ray start --node-ip-address`", 1))
+                    continue
+                await self._keep(Slot(spec, Starter(), config.supervisor, self, None, nursery))
             nursery.cancel_scope.cancel()
 
     async def _keep(self, slot: Slot) -> None:
@@ -87,10 +93,14 @@ class OwnedProcess:
 
             nursery.start_soon(leave)
             if (verdict := await slot.keep()) is not None:
-                self.failed(self._name, verdict)
-                with trio.move_on_after(self._settings.ray.retry_s):
-                    await self.leaving.wait()
+                await self._pause(verdict)
             nursery.cancel_scope.cancel()
+
+    async def _pause(self, reason: GiveUp) -> None:
+        """Note that the process was given up, and wait until the next try."""
+        self.failed(self._name, reason)
+        with trio.move_on_after(self._settings.ray.retry_s):
+            await self.leaving.wait()
 
     async def _end_with_parent(self) -> None:
         while os.getppid() == self._parent:  # noqa: ASYNC110 (the kernel tells nobody)

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 import ray
 import trio
-from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError
+from ray.exceptions import ActorDiedError, RayError
 from ray.util.scheduling_strategies import In, NodeLabelSchedulingStrategy
 
 from triolet.errors import said_by
@@ -23,7 +23,17 @@ from triolet.plain_text import one_line
 
 from ..exit_codes import CommandFailed
 from ..settings.form import document
-from .actors import ZONE, WorkerState, actor_name, lacking, name_of, observed, place_of, trouble_of
+from .actors import (
+    ZONE,
+    WorkerState,
+    actor_name,
+    lacking,
+    name_of,
+    observed,
+    place_of,
+    require_place,
+    trouble_of,
+)
 from .ray_worker import RayWorker
 from .target import together
 
@@ -105,6 +115,10 @@ class RayTarget:
         self._settings, self._store, self._config = settings, store, settings.ray
         # A dead actor has no name, but its handle tells why it died.
         self._started: dict[tuple[Place, int], Any] = {}
+
+    def check(self, place: Place) -> None:
+        """See `Target`."""
+        require_place(place, self._settings.decode.membership.model, self._config.zones)
 
     async def scale(self, place: Place, count: int, tell: Callable[[str], object]) -> None:
         """See `Target`."""
@@ -260,7 +274,7 @@ class RayTarget:
             # Without the actor of this name it has left.
             with suppress(ValueError):
                 actor = ray.get_actor(actor_name(place, number))
-                with suppress(RayActorError, GetTimeoutError):
+                with suppress(RayError):  # also an error of `leave` itself: the actor must go
                     ray.get([actor.leave.remote()] * is_there, timeout=within_s)
                 ray.kill(actor)
 

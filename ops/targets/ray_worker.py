@@ -7,7 +7,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import traceback
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import ray
@@ -62,9 +64,16 @@ class RayWorker:
             started.set_result(trio.lowlevel.current_trio_token())
             await self._process.run()
 
+        def live() -> None:
+            try:
+                trio.run(run)
+            except BaseException:  # noqa: BLE001 (Ray restarts an actor, and sees no dead thread)
+                traceback.print_exc()
+                os._exit(1)
+
         # The thread that starts the process must live as long as this actor: Linux sends the
         # parent-death signal when the starting thread ends.
-        self._thread = threading.Thread(target=trio.run, args=(run,), daemon=True)
+        self._thread = threading.Thread(target=live, daemon=True)
         self._thread.start()
         self._token = started.result()
         signal.signal(signal.SIGTERM, self._end)
@@ -84,5 +93,6 @@ class RayWorker:
         os._exit(128 + number)
 
     def _drain(self) -> None:
-        self._token.run_sync_soon(self._process.leaving.set)
+        with suppress(trio.RunFinishedError):  # the process has left
+            self._token.run_sync_soon(self._process.leaving.set)
         self._thread.join(self._leave_s)

@@ -19,13 +19,13 @@ class Observed(NamedTuple):
 
     Attributes:
       desired: desired number of processes; None if it was never set.
-      alive: number of processes that serve.
+      alive: number of processes that serve; None if unknown.
       hindrances: why others do not, one line each.
       urls: addresses for clients, of servers.
     """
 
     desired: int | None
-    alive: int
+    alive: int | None
     hindrances: tuple[str, ...] = ()
     urls: tuple[str, ...] = ()
 
@@ -33,8 +33,16 @@ class Observed(NamedTuple):
 class Target(Protocol):
     """Where the processes of a fleet run. Every call ends by a deadline."""
 
+    def check(self, place: Place) -> None:
+        """Refuse a place whose number cannot be set here.
+
+        Raises:
+          ConfigError: the message names the place and what is allowed.
+        """
+        ...
+
     async def scale(self, place: Place, count: int, tell: Callable[[str], object]) -> None:
-        """Set the number of processes of a place, and bring it about. Idempotent.
+        """Set the number of processes of a checked place, and bring it about. Idempotent.
 
         Args:
           place: the processes.
@@ -42,7 +50,7 @@ class Target(Protocol):
           tell: called with a description of each step.
 
         Raises:
-          ConfigError: the place does not exist here; nothing was changed.
+          ConfigError: the model or the number does not exist here; nothing was changed.
           CommandFailed: the number was not reached; the message says what lacks.
         """
         ...

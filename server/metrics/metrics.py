@@ -186,11 +186,12 @@ class Metrics:
 
     def places(self) -> dict[Place, tuple[int | None, int | None]]:
         """Return how many processes are desired and alive at each place of this server's models;
-        None if unknown. Servers do not see one another."""
+        None if unknown. Servers do not see one another. The first model may have two numbers, and
+        that under its name counts."""
         first = next(iter(self.fleets))
         desired = {
             place._replace(model=place.model or first): count
-            for place, count in self.desired().items()
+            for place, count in sorted(self.desired().items())
             if place.model in ("", *self.fleets)
         }
         alive = Tally(

@@ -13,6 +13,7 @@ import pytest
 import trio
 
 from ops import running_fleets
+from ops.control import process
 from ops.exit_codes import CommandFailed
 from ops.private_directory import private_directory
 from ops.running_fleets import NOTE, Note, find_fleet, write_note
@@ -31,6 +32,7 @@ from ops.supervisor.supervisor_socket import (
     answer_commands,
     ask,
 )
+from triolet.config import ControlConfig
 from triolet.errors import ConfigError
 from triolet.ids import Role
 
@@ -73,6 +75,26 @@ def test_a_fleet_of_the_release_before_is_found(place: Path) -> None:
     with private_directory(place) as one:
         (one / NOTE).write_text('{"port": 8000, "processes": ["server", "decode-0"]}')
         assert find_fleet(8000).note == Note(8000)
+
+
+def test_a_control_without_a_fleet_is_for_model_orders_only(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def main(config: ControlConfig) -> None:
+        for port in (None, 7100):
+            with pytest.raises(CommandFailed, match="no `triolet serve` of this user runs here"):
+                find_fleet(port)
+            found = find_fleet(port, with_control=True)
+            assert str(found.directory) == config.directory
+        with private_directory(place) as fleet:
+            write_note(fleet, Note(8000))
+            assert find_fleet(None).directory == fleet
+            with pytest.raises(ConfigError, match="2 fleets run here, on ports 7100, 8000"):
+                find_fleet(None, with_control=True)
+
+    monkeypatch.setattr(process, "parent_directory", lambda: place)
+    monkeypatch.setattr(process, "main", main)
+    process.run_alone(ControlConfig(address="tcp://127.0.0.1:7100"))
 
 
 def test_what_a_dead_supervisor_left_is_no_fleet(place: Path) -> None:

@@ -8,7 +8,7 @@ import select
 import signal
 import subprocess
 import sys
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ import trio
 import trio.lowlevel
 
 from ops.cli import main
-from ops.cli.target_commands import shown
+from ops.cli.target_commands import Where, run_scale, shown
 from ops.exit_codes import CommandFailed
 from ops.running_fleets import SUPERVISOR_SOCKET, Note, RunningFleet
 from ops.settings.form import Settings
@@ -39,6 +39,7 @@ from ops.targets.actors import (
     name_of,
     observed,
     place_of,
+    require_place,
 )
 from ops.targets.desired import DesiredStore
 from ops.targets.kubernetes import KubernetesTarget
@@ -46,8 +47,16 @@ from ops.targets.local import LocalTarget
 from ops.targets.owned_process import OwnedProcess
 from ops.targets.target import Observed
 from tests.server.tenants.redis_server import RedisServer, running_redis
-from transport.registrations import LABEL_OR_NONE, MAX_DESIRED, read_desired
+from transport.registrations import (
+    LABEL_OR_NONE,
+    MAX_DESIRED,
+    REGISTER,
+    RegistrationCalls,
+    read_desired,
+    written_registration,
+)
 from triolet.config import RayConfig, SupervisorConfig
+from triolet.config.members import Member
 from triolet.config.membership import RedisMembersConfig
 from triolet.errors import ConfigError
 from triolet.ids import Place, Role
@@ -123,6 +132,9 @@ def test_each_process_that_does_not_serve_has_a_line() -> None:
     assert shown({Place("chat", Role.PREFILL): Observed(None, 1)}) == [
         "chat.prefill: 1, and no number was asked for"
     ]
+    assert shown({Place("chat", Role.DECODE): Observed(3, None)}) == [
+        "chat.decode: desired 3; `kubectl get pods` shows the pods"
+    ]
 
 
 def test_nonsense_in_the_hash_of_desired_numbers_is_left_out() -> None:
@@ -133,16 +145,30 @@ def test_nonsense_in_the_hash_of_desired_numbers_is_left_out() -> None:
     assert LABEL_OR_NONE.fullmatch("eu-1.a_b")
 
 
+async def register(config: RedisMembersConfig, place: Place) -> None:
+    member = Member(place.role, "tcp://10.0.0.1:7000", place.model)
+    text = written_registration(member, {"zone": place.zone})
+    await RegistrationCalls(config, "redis").once(REGISTER, text, PATIENCE_S)
+
+
 async def test_desired_numbers_are_kept_in_redis_until_they_are_forgotten(
     redis: RedisServer, tmp_path: Path
 ) -> None:
     (place := tmp_path / "redis.url").write_text(redis.url)
     store = DesiredStore(RedisMembersConfig(f"@{place}", timeout_s=PATIENCE_S))
-    target, told = KubernetesTarget(store), list[str]()
+    target, told = KubernetesTarget(store, store), list[str]()
     await target.scale(DECODE, 3, told.append)
     await target.scale(DECODE, 2, told.append)
     assert await target.observe() == {DECODE: Observed(2, 0)}
+    other = RedisMembersConfig(f"@{place}", fleet="other", timeout_s=PATIENCE_S)
+    for members, alive in ((None, None), (DesiredStore(other), 1)):
+        await register(other, DECODE)
+        found = await KubernetesTarget(store, members).observe()
+        assert found == {DECODE: Observed(2, alive)}
     assert told[-1] == "the autoscaler is told 2 of decode --zone a"
+    target.check(DECODE)
+    with pytest.raises(ConfigError, match="their autoscaler follows processor time"):
+        target.check(Place("", Role.SERVER))
     places = [f'["m{number}", "decode", ""]' for number in range(MAX_DESIRED)]
     redis.command("HSET", "{triolet}:triolet:desired", *(w for one in places for w in (one, "1")))
     assert await store.numbers() == {}, "too many are not read"
@@ -189,8 +215,45 @@ async def test_a_local_fleet_is_scaled_and_observed_by_its_supervisor(tmp_path: 
         assert found == {place: Observed(2, 1, ("decode-1: it starts",))}
         for wrong in (Place("chat", Role.DECODE, "a"), Place("", Role.SERVER)):
             with pytest.raises(ConfigError, match=r"leave it out|at its start"):
-                await target.scale(wrong, 2, told.append)
-        assert len(supervisor.asked) == 2
+                target.check(wrong)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("decode=2 server=3", "the number of servers of `triolet serve` is set at its start"),
+        ("decode=2 decode=3", "decode=2 decode=3 names one place twice"),
+    ],
+)
+def test_a_wrong_place_beside_a_right_one_changes_nothing(
+    words: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # There is no supervisor here: to scale anything would fail with another error.
+    fleet = RunningFleet(tmp_path, Note(8000))
+    monkeypatch.setattr("ops.cli.target_commands.fleet_to_change", lambda _: fleet)
+    with pytest.raises(ConfigError, match=said):
+        run_scale(words.split(), Where.LOCAL, "", Settings(), None, tmp_path / "audit")
+
+
+@pytest.mark.parametrize(
+    ("place", "zones", "said"),
+    [
+        (Place("", Role.DECODE), (), r"for the model '', but the settings have 'chat'"),
+        (Place("chatt", Role.DECODE), (), r"'chatt', but .* give chat\.decode=NUMBER"),
+        (Place("chat", Role.SERVER), (), r"'chat', but .* give server=NUMBER"),
+        (Place("chat", Role.DECODE), ("a", "b"), r"has: a, b; add --zone with one of them"),
+        (Place("chat", Role.DECODE, "c"), ("a", "b"), r"'c', but ray\.zones has: a, b; add"),
+        (Place("", Role.SERVER, "a"), (), r"'a', but ray\.zones has: none; leave --zone out"),
+    ],
+)
+def test_a_place_that_is_not_in_the_settings_of_ray_is_refused(
+    place: Place, zones: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        require_place(place, "chat", zones)
+    for own in (Place("chat", Role.PREFILL, "b"), Place("", Role.SERVER, "a")):
+        require_place(own, "chat", ("a", "b"))
+    require_place(Place("", Role.DECODE), "", ())
 
 
 def of_ray(tmp_path: Path) -> list[str]:
@@ -233,6 +296,52 @@ def test_a_wrong_target_is_one_line(
     error = capsys.readouterr().err
     assert error.startswith(f"triolet: {said}")
     assert error.count("\n") == 1
+
+
+class PastFleet:
+    """A target with numbers of an earlier start."""
+
+    def __init__(self) -> None:
+        self.scaled: dict[Place, int] = {}
+
+    async def observe(self) -> dict[Place, Observed]:
+        return {
+            Place("", Role.DECODE, "a"): Observed(3, 3),
+            Place("", Role.PREFILL, "a"): Observed(1, 1),
+            Place("", Role.SERVER, "a"): Observed(None, 0),
+            Place("", Role.DECODE, "gone"): Observed(4, 4),
+        }
+
+    async def scale(self, place: Place, count: int, tell: object) -> None:
+        self.scaled[place] = count
+
+
+def test_a_start_with_other_numbers_says_which_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    past = PastFleet()
+    monkeypatch.setattr("ops.cli.target_commands.opened_ray", lambda *_: nullcontext(past))
+    numbers = {"zones": "a", "decode": "2", "prefill": "1", "servers": "2"}
+    names = {"zones": "ray.zones"} | {name: f"fleet.{name}" for name in list(numbers)[1:]}
+    options = [word for name, n in numbers.items() for word in ("--set", f"{names[name]}={n}")]
+    assert main(["fleet", "up", *options, "--audit", str(tmp_path / "audit")]) == 0
+    counts = {Role.DECODE: 3, Role.PREFILL: 1, Role.SERVER: 2}
+    assert past.scaled == {Place("", role, "a"): count for role, count in counts.items()}
+    said = [line.partition("s  ")[2] for line in capsys.readouterr().out.splitlines()]
+    assert said == [
+        "decode --zone a stays at 3, as asked for before; `triolet scale` changes it",
+        "done: every process is ready",
+    ]
+
+
+@pytest.mark.parametrize("command", ["up", "down"])
+def test_commands_for_ray_only_offer_no_other_place(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fleet", command, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "ray, or ray://HOST:PORT" in text
+    assert "kubernetes" not in text
 
 
 @pytest.mark.parametrize("at", range(4))

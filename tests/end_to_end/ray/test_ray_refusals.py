@@ -52,14 +52,16 @@ def test_a_second_start_starts_nothing(fleet: RayFleet) -> None:
 def test_what_no_node_can_take_is_said_in_time_and_shown(
     fleet: RayFleet, zone: str, option: str, lack: str
 ) -> None:
-    words = ("--zone", zone, "--on", "ray", "--set", option, "--set", "ray.place_timeout_s=1")
+    zones = 'ray.zones=["a", "x"]'
+    words = ("--zone", zone, "--on", "ray", "--set", zones, "--set", option)
+    words += ("--set", "ray.place_timeout_s=1")
     line = refused(fleet, "scale", "decode=2", *words)
     assert line == (
         f"triolet: decode --zone {zone} cannot be placed: {lack} for 1 s; add such a node, or "
         "change ray.zones, ray.cpus or ray.gpus"
     )
     assert fleet.status()["decode", zone] == (int(zone == "a"), 2)
-    fleet.run("scale", f"decode={int(zone == 'a')}", "--zone", zone, "--on", "ray")
+    fleet.run("scale", f"decode={int(zone == 'a')}", "--zone", zone, "--on", "ray", "--set", zones)
 
 
 def test_a_process_that_cannot_start_says_why(fleet: RayFleet) -> None:

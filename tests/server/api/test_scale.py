@@ -62,6 +62,15 @@ async def test_an_autoscaler_reads_one_number(query: str, desired: int, rows: in
     assert (answer["desired"], len(answer["workers"])) == (desired, rows)
 
 
+@pytest.mark.parametrize("order", [1, -1])
+async def test_of_two_numbers_of_one_place_the_named_one_counts(order: int) -> None:
+    both = [(Place("", Role.DECODE), 3), (Place("demo", Role.DECODE), 5)]
+    async with surface() as server:
+        server.services.metrics.desired = lambda: dict(both[::order])
+        answer = await server.request("GET", "/admin/scale?role=decode&zone=")
+    assert answer.json["desired"] == 5
+
+
 @pytest.mark.parametrize("query", ["?role=prefill&zone=", "?zone=b", "?model=another"])
 async def test_a_number_that_was_never_set_is_not_zero(query: str) -> None:
     async with surface() as server:
