@@ -74,6 +74,22 @@ def test_every_container_runs_what_the_command_line_and_the_configuration_take(
         check_config(one, tmp_path)
 
 
+@pytest.mark.parametrize("overlay", WHOLE)
+def test_parts_of_a_limit_add_up_to_the_limit(overlay: str, tmp_path: Path) -> None:
+    objects = manifests(overlay)
+    servers = [
+        (named(objects, "Deployment", one.name)["spec"].get("replicas"), config.tenants.quotas)
+        for one in workloads(objects)
+        if isinstance(config := one.config(tmp_path), ServerConfig)
+    ]
+    shared = {quotas.limits for _, quotas in servers if quotas.limits != "memory"}
+    if not shared:
+        number = sum(replicas for replicas, _ in servers)
+        assert {quotas.servers for _, quotas in servers} == {number}
+    else:
+        assert shared == {"@/run/triolet/redis/url"}, "one Redis for all servers"
+
+
 def check_config(one: Workload, folder: Path) -> None:
     """Check what a workload's process reads, and that the rest of its pod fits it."""
     config = one.config(folder)
