@@ -4,6 +4,7 @@ rolls, scales, loses a node. Run by `make k8s-test`."""
 from __future__ import annotations
 
 import copy
+import signal
 import socket
 import subprocess
 import sys
@@ -45,6 +46,8 @@ def portal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Portal]:
         )
     if [name for _, name in socket.if_nameindex()] != ["lo"]:
         pytest.skip("this network is not the tests' own: `make k8s-test` runs them in one")
+    # The first process of a namespace ignores it otherwise, and nothing would end the processes.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     folder = tmp_path_factory.mktemp("k8s")
     prepare_network(folder)
     with Portal(folder).running() as portal:
