@@ -163,11 +163,11 @@ ray-test: $(RAY)/.installed  ## run fleets on a Ray cluster: lost nodes and zone
 proofs: clients faults ray-test  ## long checks that need extra packages or time: clients, the fault matrix, Ray, full proofs
 	$(BIN)/pytest -m 'proof or hypothesis' --whole --hypothesis-profile=proofs --timeout=1800 --durations=40 $(ARGS)
 
-# In namespaces of its own: pods have addresses on its loopback interface, and resolv.conf is replaced.
+# In namespaces of its own: pods have addresses on its loopback interface, resolv.conf is replaced, and every process ends with pytest.
 .PHONY: k8s-test
 k8s-test: install-dev kubectl  ## prove ops/kubernetes under a real Kubernetes 1.20, built once in 6 minutes; then 6 more
 	nice tests/kubernetes/build_control_plane.sh build/k8s
-	unshare --net --mount $(if $(filter-out 0,$(shell id -u)),--map-root-user) $(BIN)/pytest tests/kubernetes $(ARGS)
+	unshare --net --mount --pid --fork --kill-child --mount-proc $(if $(filter-out 0,$(shell id -u)),--map-root-user) $(BIN)/pytest tests/kubernetes $(ARGS)
 
 screenshot: install-dev system-deps  ## take pictures of the web pages, into docs/images/
 	$(BIN)/python -m tools.screenshot $(ARGS)
@@ -287,11 +287,13 @@ BUILDAH := buildah build --format docker
 IMAGES ?= $(if $(DEBIAN),$(BUILDAH),$(if $(shell command -v podman),podman build --format docker,$(if $(shell command -v docker),docker build,$(BUILDAH))))
 
 DEVICE ?= cpu
+# Triton's kernels need a C compiler at run time.
+BASES := $(if $(DEBIAN),--build-arg BUILDER=localhost/triolet-builder --build-arg RUNTIME=localhost/triolet-runtime,$(if $(filter cuda,$(DEVICE)),--build-arg RUNTIME=python:3.12-bookworm))
 
 container:  ## build the image triolet:latest (docs/install.md; DEVICE=cuda: triolet-cuda; DEBIAN=bookworm pulls no image)
 	$(if $(DEBIAN),ops/deploy/debian_bases.sh $(DEBIAN))
 	$(IMAGES) --file Containerfile --build-arg DEVICE=$(DEVICE) --tag triolet$(if $(filter cuda,$(DEVICE)),-cuda):latest \
-	  $(if $(DEBIAN),--build-arg BUILDER=localhost/triolet-builder --build-arg RUNTIME=localhost/triolet-runtime) $(ARGS) .
+	  $(BASES) $(ARGS) .
 
 clean:  ## remove files of builds and tests, but not the environment
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -282,7 +282,8 @@ class Portal:
         """Run the cluster."""
         # Its first fork waits until the template has imported everything; kubelets must not.
         forked.Popen([sys.executable, "-c", "pass"]).wait()
-        thread = threading.Thread(target=self._run, name="cluster")
+        # An interrupt may come before it can be cancelled; the namespace ends its processes.
+        thread = threading.Thread(target=self._run, name="cluster", daemon=True)
         thread.start()
         self._is_up.wait()
         if self._error is not None:

@@ -74,6 +74,22 @@ def test_every_container_runs_what_the_command_line_and_the_configuration_take(
         check_config(one, tmp_path)
 
 
+@pytest.mark.parametrize("overlay", WHOLE)
+def test_parts_of_a_limit_add_up_to_the_limit(overlay: str, tmp_path: Path) -> None:
+    objects = manifests(overlay)
+    servers = [
+        (named(objects, "Deployment", one.name)["spec"].get("replicas"), config.tenants.quotas)
+        for one in workloads(objects)
+        if isinstance(config := one.config(tmp_path), ServerConfig)
+    ]
+    shared = {quotas.limits for _, quotas in servers if quotas.limits != "memory"}
+    if not shared:
+        number = sum(replicas for replicas, _ in servers)
+        assert {quotas.servers for _, quotas in servers} == {number}
+    else:
+        assert shared == {"@/run/triolet/redis/url"}, "one Redis for all servers"
+
+
 def check_config(one: Workload, folder: Path) -> None:
     """Check what a workload's process reads, and that the rest of its pod fits it."""
     config = one.config(folder)
@@ -176,17 +192,20 @@ def own(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_overlay_of_the_page_gives_its_own_image_and_settings(
-    own: Path, tmp_path: Path
+@pytest.mark.parametrize("overlay", ["cpu", "gpu", "disaggregated", "keda", "hpa"])
+def test_the_overlay_of_the_page_gives_its_own_images_and_settings(
+    overlay: str, own: Path, tmp_path: Path
 ) -> None:
     page = (ROOT / "docs" / "operations" / "kubernetes.md").read_text(encoding="utf-8")
     block = textwrap.dedent(page.partition("```yaml\n")[2].partition("   ```")[0])
-    (own / "kustomization.yaml").write_text(block)
+    (own / "kustomization.yaml").write_text(block.replace("overlays/cpu", f"overlays/{overlay}"))
     settings = (KUBERNETES / "base/workloads/triolet.toml").read_text(encoding="utf-8")
     (own / "triolet.toml").write_text(settings.replace("/models/chat", "/models/another"))
     found = list(workloads(list(yaml.safe_load_all(rendered(own)))))
-    assert {one.container["image"] for one in found} == {"registry.example/triolet:0.1.0"}
     for one in found:
+        is_cuda = overlay in ("gpu", "disaggregated") and one.role is not Role.SERVER
+        image = "registry.example/triolet-cuda" if is_cuda else "registry.example/triolet"
+        assert one.container["image"] == f"{image}:0.1.0"
         assert 'model = "/models/another"' in one.settings_text()
         one.config(tmp_path)
 

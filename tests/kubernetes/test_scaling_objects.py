@@ -13,7 +13,7 @@ import yaml
 
 from triolet.config import ServerConfig
 
-from .rendering import WHOLE, Manifest, manifests, named, workloads
+from .rendering import KUBERNETES, OVERLAYS, WHOLE, Manifest, manifests, named, workloads
 from .test_manifests import GROUPS_OF_KUBERNETES, check_schema
 
 pytestmark = pytest.mark.slow
@@ -25,7 +25,8 @@ OF_PROMETHEUS_TRIGGER: Final = {
     *("namespace", "customHeaders", "ignoreNullValues", "unsafeSsl", "timeout"),
 }
 """Its fields in KEDA 2.20; the schema of a ScaledObject leaves them open."""
-SCALED: Final = [name for name in WHOLE if any(word in name for word in ("hpa", "keda"))]
+SCALED: Final = [name for name in OVERLAYS if any(word in name for word in ("hpa", "keda"))]
+"""Autoscaled overlays, and their parts, which are applied one by one."""
 
 
 @cache
@@ -96,11 +97,9 @@ def test_an_autoscaler_follows_the_desired_number_of_the_workers_that_it_scales(
 ) -> None:
     objects = manifests(overlay)
     found = {one.name: one for one in workloads(objects)}
-    (name,) = {
-        config.model_name
-        for one in found.values()
-        if isinstance(config := one.config(tmp_path), ServerConfig)
-    }
+    configs = [one.config(tmp_path) for one in found.values()]
+    servers = [one for one in configs if isinstance(one, ServerConfig)]
+    assert all(one.scale.redis.url for one in servers), "`triolet scale` writes the number there"
     scaled = []
     for one in objects:
         if one["kind"] not in ("ScaledObject", "HorizontalPodAutoscaler"):
@@ -111,6 +110,7 @@ def test_an_autoscaler_follows_the_desired_number_of_the_workers_that_it_scales(
         if target.startswith("server"):
             continue
         zone = {v["name"]: v for v in found[target].container["env"]}["ZONE"]["value"]
+        [name] = {one.model_name for one in servers}
         wanted = {"model": name, "role": str(found[target].role), "zone": zone}
         assert labels_asked_for(one) == (METRIC, wanted)
         advanced = one["spec"].get("advanced", {}).get("horizontalPodAutoscalerConfig", {})
@@ -118,3 +118,16 @@ def test_an_autoscaler_follows_the_desired_number_of_the_workers_that_it_scales(
         exact = {"stabilizationWindowSeconds": 0, "tolerance": "0"}
         assert behavior == {"scaleUp": exact, "scaleDown": exact}
     assert sorted(scaled) == sorted(found)
+
+
+def test_the_adapter_gives_an_autoscaler_one_value_however_many_servers_export_it() -> None:
+    text = (KUBERNETES / "components/hpa/adapter_rules.yaml").read_text(encoding="utf-8")
+    [rule] = yaml.safe_load(text)["externalRules"]
+    assert rule["resources"] == {"namespaced": False}, "series have no label of a namespace"
+    for part in (rule["seriesQuery"], rule["metricsQuery"].replace("<<.LabelMatchers>>", "")):
+        found = promql_parser.parse(part)
+        series = found.expr if isinstance(found, promql_parser.AggregateExpr) else found
+        assert isinstance(series, promql_parser.VectorSelector)
+        assert series.name == METRIC
+    assert str(found.op) == "max"
+    assert found.modifier is None
