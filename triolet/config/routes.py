@@ -19,8 +19,8 @@ POINT_BYTES: Final = 8
 """Bytes of the hash that maps a request to [0, 1): precise to far less than one request."""
 NUM_BUCKETS: Final = 10_000
 """Buckets of users. A rollout assigns whole buckets to versions and counts evidence by bucket, so
-this bounds its memory; 1 % is 100 buckets. A user's bucket is `user_hash(…) % NUM_BUCKETS`, and the
-key of its requests is the bucket's number."""
+this bounds its memory; 1 % is 100 buckets. A user's bucket is `user_hash(…) % NUM_BUCKETS`. Servers
+do not use buckets yet: they assign by tenant, idempotency key or request id."""
 
 
 def user_hash(tenant: str, user: str) -> int:
