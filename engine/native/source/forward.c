@@ -2,9 +2,10 @@
  *
  * One call, because returning to the interpreter between the operations of a decode step would take
  * too long. The residual stream, scores, sums and inputs of quantised products are floats; inputs
- * of other products, and KV, have the model's dtype. Compiled once per instruction set; `triolet_runs_here` returns whether this
- * machine supports it. Not linked to an OpenMP runtime: it uses the one that torch has loaded, so
- * that idle threads of two pools never spin against each other.
+ * of other products, and KV, have the model's dtype. Compiled once per instruction set;
+ * `triolet_runs_here` returns whether this machine supports it. Not linked to an OpenMP runtime: it
+ * uses the one that torch has loaded, so that idle threads of two pools never spin against each
+ * other.
  */
 #include <math.h>
 #include <omp.h>
@@ -243,8 +244,8 @@ INLINE void compute_layer(const int is_bf16, const Model *model, int64_t index, 
     norm_rows(is_bf16, model, layer->mlp_norm, &layer->gate_up, rows, at);
     mark(step, PART_REST, since);
     added = ADAPT(gate_up, adapted, at->normed);
-    linear(is_bf16, layer->down.strips ? GATE_FLOATS : GATE, &layer->gate_up, &added, at->normed, rows, at->room,
-           at->joined, at->joined_stride);
+    linear(is_bf16, layer->down.strips ? GATE_FLOATS : GATE, &layer->gate_up, &added, at->normed,
+           rows, at->room, at->joined, at->joined_stride);
     added = ADAPT(down, adapted, at->joined);
     linear(is_bf16, ADD, &layer->down, &added, at->joined, rows, at->room, at->hidden,
            at->hidden_stride);
@@ -337,11 +338,11 @@ EXPORT void triolet_attend(const Model *model, const Step *step, int64_t layer, 
     const unsigned before = flush_subnormals();
     place_tile(model, step->workspace, &tile);
     if (model->is_bf16)
-        attend(1, 1, model, layer, step, step->tasks, step->num_tasks, step->task_tokens, 1, queries,
-               output, &tile);
+        attend(1, 1, model, layer, step, step->tasks, step->num_tasks, step->task_tokens, 1,
+               queries, output, &tile);
     else
-        attend(0, 0, model, layer, step, step->tasks, step->num_tasks, step->task_tokens, 1, queries,
-               output, &tile);
+        attend(0, 0, model, layer, step, step->tasks, step->num_tasks, step->task_tokens, 1,
+               queries, output, &tile);
     restore_subnormals(before);
 }
 

@@ -122,7 +122,8 @@ INLINE void finish_row(const int is_bf16, const Finish finish, const float *sums
             vf gate = part[n], up = part[n + NV / 2];
             vf e = v_exp(v_sub(v_set(0.0f), gate));
             vf joined = v_mul(v_div(gate, v_add(v_set(1.0f), e)), up);
-            v_write(is_bf16 && finish == GATE, output, row * stride + panel * (PANEL / 2) + n * VL, joined);
+            v_write(is_bf16 && finish == GATE, output,
+                    row * stride + panel * (PANEL / 2) + n * VL, joined);
         }
         return;
     }
