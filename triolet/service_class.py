@@ -122,7 +122,7 @@ class Scheduling:
 
     Attributes:
       tenant: its name; empty where there are no tenants.
-      flow: whom a trusted gateway serves with the request; empty without a gateway.
+      flow: the fairness id that a trusted gateway gave the request; empty without one.
       weight: the tenant's share among those waiting in the same class; above 0.
       service_class: its priority.
       max_running: most sequences of the tenant on workers at once; None for no limit.

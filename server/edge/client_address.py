@@ -145,10 +145,12 @@ class Opening(NamedTuple):
     Attributes:
       host: the client that a proxy connects for; None if it speaks for itself.
       rest: the bytes that follow.
+      is_unnamed: whether it connects for a client without an address.
     """
 
     host: str | None
     rest: bytes
+    is_unnamed: bool = False
 
 
 class Preamble:
@@ -184,4 +186,4 @@ class Preamble:
         host = None
         if command == _PROXY and (size := _ADDRESS_BYTES.get(family)):
             host = str(parsed_address(str(ip_address(held[_FIXED_BYTES : _FIXED_BYTES + size]))))
-        return Opening(host, held[end:])
+        return Opening(host, held[end:], is_unnamed=command == _PROXY and host is None)

@@ -339,11 +339,13 @@ class PatchedH11Protocol(ClientChannel, H11Protocol):
         """Whether this connection has received a request."""
         return self.keep_alive_requests > 0
 
-    def speak_for(self, host: str) -> None:
-        """Set the client for which a proxy opened this connection."""
-        self.remote.is_forwarding = True
-        self.client = (host, UNKNOWN_PORT)
-        self._speaks_for_others = self._proxies.trusts(host)
+    def speak_for(self, host: str | None) -> None:
+        """Set the client for which a proxy opened this connection; None if it named no address, so
+        that nothing of what the client says about others is trusted."""
+        if host is not None:
+            self.remote.is_forwarding = True
+            self.client = (host, UNKNOWN_PORT)
+        self._speaks_for_others = host is not None and self._proxies.trusts(host)
 
     async def handle(self, event: Event) -> None:
         """Handle bytes from the client, or the end of the connection."""

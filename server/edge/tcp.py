@@ -307,14 +307,13 @@ class PatchedTCPServer(TCPServer):
         if opening is None:
             return b""
         self._preamble = None
-        if opening.host is not None:
+        if opening.is_unnamed or opening.host is not None:
             self.protocol.speak_for(opening.host)
-            if not self._edge.proxies.trusts(opening.host):
-                address = counted_address(opening.host)
-                refused = self._edge.places.attribute(self.place, address)
-                if refused is not None:
-                    await self.protocol.refuse(REFUSALS[refused])
-                    return b""
+        if opening.host is not None and not self._edge.proxies.trusts(opening.host):
+            refused = self._edge.places.attribute(self.place, counted_address(opening.host))
+            if refused is not None:
+                await self.protocol.refuse(REFUSALS[refused])
+                return b""
         return opening.rest
 
     async def _write(self, data: bytes) -> None:

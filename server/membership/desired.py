@@ -34,9 +34,8 @@ class DesiredWorkers:
 
     def __init__(self, config: ServerConfig) -> None:
         self.numbers: dict[Place, int] = {}
-        self._calls = RegistrationCalls(
-            config.desired_redis, "server.membership.redis.url", DESIRED
-        )
+        part = "scale" if config.scale.redis.url else "membership"
+        self._calls = RegistrationCalls(config.desired_redis, f"server.{part}.redis.url", DESIRED)
         self._poll_s = config.scale.poll_s
 
     async def run(self) -> None:

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from math import sqrt
-from threading import Event, Thread
+from threading import Event
 from typing import TYPE_CHECKING, Final
 
 import httpx2
@@ -17,6 +17,7 @@ import pytest
 from loadtest.harness.gateway import envoy_program, running_gateway
 from tests.end_to_end.fleet_process import PATIENCE_S, wait_until
 from tests.lazily import lazily
+from tests.threaded import running_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -102,19 +103,6 @@ class _Handler(BaseHTTPRequestHandler):
         """Write nothing."""
 
 
-@contextmanager
-def fake_upstream() -> Iterator[FakeUpstream]:
-    """Run a server until the context ends."""
-    with FakeUpstream() as server:
-        thread = Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
-
-
 class FakeSite:
     """Envoy in front of two fake servers, with one thread, so that it has one order of servers.
 
@@ -141,7 +129,7 @@ class FakeSite:
 @contextmanager
 def site_with(folder: Path, changes: Mapping[str, str]) -> Iterator[FakeSite]:
     with ExitStack() as stack:
-        servers = [stack.enter_context(fake_upstream()) for _ in range(2)]
+        servers = [stack.enter_context(running_server(FakeUpstream())) for _ in range(2)]
         addresses = [server.address for server in servers]
         envoy = running_gateway(addresses, folder, changes, "--concurrency", "1")
         url = stack.enter_context(envoy).url
@@ -233,7 +221,7 @@ def test_the_picker_chooses_among_the_servers_and_clients_do_not(tmp_path: Path)
     with (
         picker.running_picker(lambda: choice[0]) as (changes, kill),
         site_with(tmp_path, UNPROBED | changes) as site,
-        fake_upstream() as outside,
+        running_server(FakeUpstream()) as outside,
     ):
         first, second = site.servers
         claim = {picker.DESTINATION: first.address}

@@ -3,6 +3,7 @@ class and the flow of a request, from others nothing."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -10,9 +11,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from server.api.gateway_hints import FAIRNESS_ID, MAX_LOGGED, OBJECTIVE
+from server.edge.client_address import PROXY_SIGNATURE
 from server.tenants.tenancy import Tenancy
 from tests.server.api.test_service_tier import schedulings
-from tests.server.support.surface import CONFIG, surface
+from tests.server.support.surface import CONFIG, request_bytes, surface
 from tests.server.support.tenants import tenant, tenants_of
 from tests.server.support.websocket import open_socket
 from tests.server.test_proxy_to_owner import ASK, CHAT, pair
@@ -53,6 +55,18 @@ async def test_from_anyone_else_they_are_removed(trusted: tuple[str, ...]) -> No
             assert await said(server, SAID) == ("default", "")
             assert await said(server, {OBJECTIVE: "other"}) == ("default", "")
         assert "objective_unknown" not in {one["event"] for one in logs}
+
+
+async def test_a_proxy_that_names_no_client_is_not_trusted_for_it() -> None:
+    """HAProxy and others send such a header for addresses that they do not know."""
+    unnamed = PROXY_SIGNATURE + b"\x21\x00\x00\x00"
+    headers = {**SAID, "Connection": "close"}
+    request = request_bytes("POST", CHAT, body=json.dumps(ASK).encode(), headers=headers)
+    async with surface(trusted_proxies=PROXIES, gateway_objectives=OBJECTIVES) as server:
+        async with await server.sent(unnamed + request) as client:
+            assert (await client.answer()).status == 200
+        [one] = schedulings(server)
+    assert (one.service_class, one.flow) == (ServiceClass.DEFAULT, "")
 
 
 @pytest.mark.parametrize("flow", ["", "two words", "é", "x" * 256])

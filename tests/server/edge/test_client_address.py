@@ -102,7 +102,7 @@ def test_connections_of_one_ipv6_network_of_64_bits_are_counted_together() -> No
         (preamble("192.0.2.1", tlvs=b"\x04\x00\x01x"), Opening("192.0.2.1", b"GET")),
         (preamble("192.0.2.1", command=0x20), Opening(None, b"GET")),
         (PROXY_SIGNATURE + b"\x20\x00\x00\x00", Opening(None, b"GET")),
-        (PROXY_SIGNATURE + b"\x21\x00\x00\x02ab", Opening(None, b"GET")),
+        (PROXY_SIGNATURE + b"\x21\x00\x00\x02ab", Opening(None, b"GET", is_unnamed=True)),
         (b"", Opening(None, b"GET")),
         (b"\r\n", Opening(None, b"\r\nGET")),
     ],
