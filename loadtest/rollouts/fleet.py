@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import trio
 
-from ops.rollouts.evidence import FinishedRequest, WorkDone
 from ops.rollouts.plan import Objective, RolloutPlan, StepCosts
 from server.contract.generation import GenerationRequest
 from server.contract.request_events import RequestEnded, RequestEvents
@@ -20,6 +19,7 @@ from simulation.deterministic import run
 from simulation.fleet import FleetShape, Front, running_fleet
 from simulation.modelled import COST, StepCost
 from simulation.text import NumberText
+from transport.rollout_protocol import FinishedRequest, WorkDone
 from triolet.config.routes import NUM_BUCKETS, user_hash
 from triolet.errors import RequestError
 from triolet.ids import Role

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from ..errors import ConfigError
+from .limits import Count, Share  # noqa: TC001 (msgspec reads the annotations)
 from .models import MAX_MODELS
 
 POINT_BYTES: Final = 8
@@ -21,6 +22,11 @@ NUM_BUCKETS: Final = 10_000
 """Buckets of users. A rollout assigns whole buckets to versions and counts evidence by bucket, so
 this bounds its memory; 1 % is 100 buckets. A user's bucket is `user_hash(…) % NUM_BUCKETS`. Servers
 do not use buckets yet: they assign by tenant, idempotency key or request id."""
+
+
+MIN_CAPPED: Final = 4
+"""Requests below which no tenant's share of them is too large: of one request, one tenant has all.
+"""
 
 
 def user_hash(tenant: str, user: str) -> int:
@@ -34,6 +40,20 @@ def user_hash(tenant: str, user: str) -> int:
     return int.from_bytes(digest)
 
 
+class RouteCaps(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Bounds of the requests to versions that are not the stable one, in each server process.
+
+    Above them, new requests get the stable version.
+
+    Attributes:
+      streams: requests that run or wait at once; None for any number.
+      tenant_share: share of these that one tenant may have, from MIN_CAPPED requests on.
+    """
+
+    streams: Count | None = None
+    tenant_share: Share = 1.0
+
+
 class Route(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The versions behind one public name.
 
@@ -45,6 +65,7 @@ class Route(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
       excluded_tenants: tenants that always get the stable version.
       valid_until: Unix time at which a temporary route expires unless renewed; None for a permanent
         one.
+      caps: bounds of the requests to other versions than the stable one; None for none.
     """
 
     shares: dict[str, float]
@@ -53,6 +74,7 @@ class Route(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     salt: str = ""
     excluded_tenants: tuple[str, ...] = ()
     valid_until: float | None = None
+    caps: RouteCaps | None = None
 
     def version_for(self, tenant: str, key: str, now_s: float) -> str:
         """Return the version for a request.
