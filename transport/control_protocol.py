@@ -1,8 +1,8 @@
 """Messages between servers and `triolet control`: JSON in SERVER_REPORT and CONTROL_NEWS frames.
 
 A server reports the activity of its models every second, and at once when a request needs a model
-that is not loaded. Control sends the states of all models, or the routes of a fleet on several
-hosts, twice a second and after each change.
+that is not loaded. Control sends the states of all models, the routes of a fleet on several hosts,
+and rollouts (`rollout_protocol`) twice a second and after each change.
 """
 
 from __future__ import annotations
@@ -14,6 +14,14 @@ import msgspec
 
 from triolet.config.routes import Route  # noqa: TC001 (msgspec reads the annotations)
 from triolet.units import KIB
+
+from .rollout_protocol import (
+    CandidateReport,
+    FinishedRequest,
+    RolloutView,
+    SeenIncident,
+    WorkDone,
+)
 
 MAX_MESSAGE_BYTES: Final = 1024 * KIB
 """Bytes of one message: a thousand models with names of 200 bytes and six versions each."""
@@ -56,6 +64,7 @@ class ModelActivity(msgspec.Struct, frozen=True):
       adapters: digests of the LoRA adapters that requests may name or still use.
       version: digest of the model, or its directory outside the store: a server may still have
         another model of this name.
+      work: work of its workers since they started.
     """
 
     name: str
@@ -65,6 +74,7 @@ class ModelActivity(msgspec.Struct, frozen=True):
     is_ready: bool
     adapters: tuple[str, ...] = ()
     version: str = ""
+    work: WorkDone = WorkDone()
 
 
 class Activity(msgspec.Struct, frozen=True, tag_field="say", tag="activity"):
@@ -76,6 +86,9 @@ class Activity(msgspec.Struct, frozen=True, tag_field="say", tag="activity"):
       refused: reasons by name of models that this server could not add.
       routes: its routes by public name.
       fence: highest fence of a control that it has heard.
+      zone: its zone; empty without zones.
+      freezes: why no rollout should go on, such as a lost zone or a spent error budget.
+      candidates: what it knows about the candidates of rollouts, by version.
     """
 
     server: str
@@ -83,6 +96,25 @@ class Activity(msgspec.Struct, frozen=True, tag_field="say", tag="activity"):
     refused: dict[str, str] = {}
     routes: dict[str, Route] = {}
     fence: int = 0
+    zone: str = ""
+    freezes: tuple[str, ...] = ()
+    candidates: dict[str, CandidateReport] = {}
+
+
+class Observed(msgspec.Struct, frozen=True, tag_field="say", tag="observed"):
+    """What a server saw of models with a rollout since its last message.
+
+    Attributes:
+      server: its name.
+      requests: ended requests.
+      incidents: incidents of workers.
+      dropped: ended requests that found no place in this message.
+    """
+
+    server: str
+    requests: tuple[FinishedRequest, ...]
+    incidents: tuple[SeenIncident, ...] = ()
+    dropped: int = 0
 
 
 class Wake(msgspec.Struct, frozen=True, tag_field="say", tag="wake"):
@@ -113,21 +145,24 @@ class ModelNews(msgspec.Struct, frozen=True):
 
 
 class Models(msgspec.Struct, frozen=True, tag_field="tell", tag="models"):
-    """The states of all models, and the routes of a fleet on several hosts.
+    """The states of all models, and routes: those of a fleet on several hosts, and those of
+    rollouts, which expire unless they are renewed.
 
     Attributes:
       models: the states.
-      routes: routes by public name.
+      routes: routes by public name. A temporary route that is missing here is withdrawn.
       fence: rises with each process; servers ignore a lower one than they have heard. 0 from the
         control of `triolet serve`, which is always the only one.
+      rollouts: rollouts that run, and those that ended lately.
     """
 
     models: tuple[ModelNews, ...]
     routes: dict[str, Route] = {}
     fence: int = 0
+    rollouts: tuple[RolloutView, ...] = ()
 
 
-Said: TypeAlias = Activity | Wake
+Said: TypeAlias = Activity | Observed | Wake
 T = TypeVar("T")
 
 _SAID: Final[msgspec.json.Decoder[Said]] = msgspec.json.Decoder(Said)

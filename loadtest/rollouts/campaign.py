@@ -14,7 +14,7 @@ from .traffic import BATCH_S, TTFT_LIMIT_S, Scenario, Traffic
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ops.rollouts.evidence import FinishedRequest
+    from transport.rollout_protocol import FinishedRequest
 
 LOOK_S: Final = 2
 """Seconds between two looks of the judge."""

@@ -6,8 +6,10 @@ import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy
+from msgspec.structs import replace
 
-from ops.rollouts.evidence import FinishedRequest, WorkDone, WorkerIncident
+from ops.rollouts.evidence import WorkerIncident
+from transport.rollout_protocol import FinishedRequest, WorkDone
 from triolet.config.routes import NUM_BUCKETS, user_hash
 
 if TYPE_CHECKING:
@@ -167,7 +169,7 @@ class Traffic:
         costs = self._plan.costs
         assert costs is not None, "the campaign compares costs"
         noise = self._rng.lognormal(sigma=self._scenario.noise)
-        return work._replace(busy_s=costs.expected_s(*work[1:]) * factor * noise)
+        return replace(work, busy_s=costs.expected_s(work) * factor * noise)
 
     def _arrivals(self, since: float, now: float) -> Iterator[FinishedRequest]:
         scenario, rng = self._scenario, self._rng

@@ -21,7 +21,9 @@ from triolet.config.routes import NUM_BUCKETS
 from .inference import THETAS, log_factors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
+
+    from transport.rollout_protocol import FinishedRequest, WorkDone
 
     from .plan import Objective, RolloutPlan, StepCosts
 
@@ -38,40 +40,22 @@ MIN_BATCH_S: Final = 0.05
 """Expected device time below which ten seconds of work are too little to compare costs."""
 
 
-class FinishedRequest(NamedTuple):
-    """A request that has ended.
+def is_bad_request(
+    request: FinishedRequest, name: str, objective: Objective, *, is_cold: bool
+) -> bool | None:
+    """Return whether a request missed an objective; None if it says nothing about it.
 
-    Leave out requests of excluded tenants and those with a version named by an operator.
-
-    Attributes:
-      user: the user's `user_hash`.
-      version: the version that served it.
-      chosen_at: when its version was chosen; for a session, when that of the session was.
-      ended_at: when it ended.
-      missed: objectives without a limit that it missed, such as "errors".
-      seconds: its times by objective with a limit, such as "ttft", without the wait in the queue.
+    Args:
+      request: the request.
+      name: signal of the objective.
+      objective: the objective.
+      is_cold: whether the prefix cache may not have known the user.
     """
-
-    user: int
-    version: str
-    chosen_at: float
-    ended_at: float
-    missed: frozenset[str]
-    seconds: Mapping[str, float]
-
-    def is_bad(self, name: str, objective: Objective, *, is_cold: bool) -> bool | None:
-        """Return whether it missed an objective; None if it says nothing about it.
-
-        Args:
-          name: signal of the objective.
-          objective: the objective.
-          is_cold: whether the prefix cache may not have known the user.
-        """
-        if objective.limit_s is None:
-            return name in self.missed
-        if is_cold or name not in self.seconds:
-            return None
-        return self.seconds[name] > objective.limit_s
+    if objective.limit_s is None:
+        return name in request.missed
+    if is_cold or name not in request.seconds:
+        return None
+    return request.seconds[name] > objective.limit_s
 
 
 class WorkerIncident(NamedTuple):
@@ -88,24 +72,6 @@ class WorkerIncident(NamedTuple):
     at: float
     version: str
     canary_share: float
-
-
-class WorkDone(NamedTuple):
-    """Work of one version's workers in ten seconds.
-
-    Attributes:
-      busy_s: time that devices spent in steps.
-      steps: number of decode steps.
-      rows: their rows.
-      kv_tokens: tokens that these rows attended to.
-      prompt_tokens: computed prompt tokens.
-    """
-
-    busy_s: float
-    steps: int
-    rows: int
-    kv_tokens: int
-    prompt_tokens: int
 
 
 class BucketTally(msgspec.Struct):
@@ -266,7 +232,7 @@ class RolloutEvidence(msgspec.Struct):
             self.warm_at.setdefault(request.user, request.ended_at)
         is_cold = request.chosen_at < self.warm_at.get(request.user, self.now)
         for name, objective in plan.objectives.items():
-            is_bad = request.is_bad(name, objective, is_cold=is_cold)
+            is_bad = is_bad_request(request, name, objective, is_cold=is_cold)
             if is_bad is None:
                 continue
             slot, bucket = self.window[second][name], request.user % NUM_BUCKETS
@@ -301,7 +267,7 @@ class RolloutEvidence(msgspec.Struct):
           stable: work of the stable version.
           canary: work of the candidate.
         """
-        expected_s = [costs.expected_s(*work[1:]) for work in (stable, canary)]
+        expected_s = [costs.expected_s(work) for work in (stable, canary)]
         is_idle = min(expected_s) < MIN_BATCH_S or min(stable.busy_s, canary.busy_s) <= 0.0
         if slot <= self.cost.last_slot or is_idle:
             return

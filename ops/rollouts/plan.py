@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 
 from triolet.config.limits import Count, NotNegative, Positive, Share, require
-from triolet.config.routes import Route
+from triolet.config.routes import Route, RouteCaps
 from triolet.units import SECONDS
+
+if TYPE_CHECKING:
+    from transport.rollout_protocol import WorkDone
 
 FAST_BUDGET: Final = 0.004
 """Probability that the fast test ever rolls back a rollout of two equal versions."""
@@ -68,10 +71,11 @@ class StepCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kv_token_s: NotNegative
     prompt_token_s: NotNegative
 
-    def expected_s(self, steps: int, rows: int, kv_tokens: int, prompt_tokens: int) -> float:
+    def expected_s(self, work: WorkDone) -> float:
         """Return the device time that the stable version takes for this work."""
-        decoding_s = steps * self.step_s + rows * self.row_s + kv_tokens * self.kv_token_s
-        return decoding_s + prompt_tokens * self.prompt_token_s
+        decoding_s = work.steps * self.step_s + work.rows * self.row_s
+        decoding_s += work.kv_tokens * self.kv_token_s
+        return decoding_s + work.prompt_tokens * self.prompt_token_s
 
 
 class RolloutPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -90,6 +94,7 @@ class RolloutPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
       min_requests: requests to the candidate in a step, without which it cannot advance.
       min_buckets: buckets that these must come from.
       excluded_tenants: tenants that stay on the stable version; they are no evidence.
+      caps: bounds of what the candidate may hurt before the last step; None for none.
     """
 
     stable: str
@@ -104,6 +109,7 @@ class RolloutPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     min_requests: Count = 200
     min_buckets: Count = 20
     excluded_tenants: tuple[str, ...] = ()
+    caps: RouteCaps | None = None
 
     def __post_init__(self) -> None:
         rises = all(before < after for before, after in pairwise(self.shares))
@@ -142,7 +148,10 @@ class RolloutPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         """Return the route of a step."""
         share = self.share(step)
         shares = {self.stable: 1.0 - share, self.candidate: share}
-        return Route(shares, self.stable, revision, self.salt, self.excluded_tenants, valid_until)
+        caps = self.caps if share < 1.0 else None
+        return Route(
+            shares, self.stable, revision, self.salt, self.excluded_tenants, valid_until, caps
+        )
 
     @property
     def fast_threshold(self) -> float:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from triolet.service_class import ServiceClass
 
-    from .generation import AutoChoice, GenerationRequest, RequestCost, Usage
+    from .generation import AssignedVersion, AutoChoice, GenerationRequest, RequestCost, Usage
 
 log = structlog.get_logger(__name__)
 
@@ -41,6 +41,7 @@ class RequestFacts:
       is_input: whether it produces an embedding.
       auto: how its model was chosen; None if the client named it.
       is_streamed: whether its client gets the tokens as they come.
+      assigned: see GenerationRequest.
     """
 
     request_id: bytes
@@ -54,6 +55,7 @@ class RequestFacts:
     is_input: bool
     auto: AutoChoice | None
     is_streamed: bool = False
+    assigned: AssignedVersion | None = None
 
     @classmethod
     def of(cls, spec: GenerationRequest, model: str = "", model_digest: str = "") -> RequestFacts:
@@ -70,6 +72,7 @@ class RequestFacts:
             spec.form is not None,
             spec.auto,
             spec.is_streamed,
+            spec.assigned,
         )
 
 
@@ -153,6 +156,15 @@ class RequestEnded:
     cost: RequestCost | None = None
     status: int = 200
     zone: str = ""
+
+    @property
+    def is_uneven(self) -> bool | None:
+        """Whether more than 1 % of the times between two tokens were longer than the objective, of
+        fewer than 100 any; None if it was no stream or had none."""
+        num_gaps = self.usage.completion_tokens - 1
+        if not self.facts.is_streamed or num_gaps <= 0:
+            return None
+        return self.usage.slow_gaps > num_gaps // 100
 
     @property
     def counted(self) -> Usage:

@@ -352,7 +352,15 @@ class Links:
             queues=tuple(requests.queues),
             told=told,
             is_coming=self.admission.presence.is_coming(trio.current_time()),
+            lost_zones=requests.recovery.lost_zones,
         )
+
+    def in_flight(self, tenant: str | None = None) -> int:
+        """Return how many requests run or wait: of a tenant, or all."""
+        table = self._requests.table
+        if tenant is None:
+            return len(table)
+        return sum(one.spec.scheduling.tenant == tenant for one in table)
 
     def cancel_tenants(self, tenants: Set[str]) -> None:
         """End all requests of tenants that were disabled or removed."""

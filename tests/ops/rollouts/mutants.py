@@ -71,8 +71,8 @@ _CHANGES: Final = {
             "first_bad={name: self.first_bad.get(name, [0, 0]) for name in plan.objectives},",
         ),
         ("if tally.is_fresh and name in tally.requests:", "if name in tally.requests:"),
-        ("self.seconds[name] > objective.limit_s", "self.seconds[name] >= objective.limit_s"),
-        ("if is_cold or name not in self.seconds:", "if name not in self.seconds:"),
+        ("request.seconds[name] > objective.limit_s", "request.seconds[name] >= objective.limit_s"),
+        ("if is_cold or name not in request.seconds:", "if name not in request.seconds:"),
     ),
     "plan": (
         ("BURN: Final = 14.4", "BURN: Final = 20.0"),

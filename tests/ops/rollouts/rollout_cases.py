@@ -5,8 +5,9 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
-from ops.rollouts.evidence import FinishedRequest, RolloutEvidence
+from ops.rollouts.evidence import RolloutEvidence
 from ops.rollouts.plan import Objective, RolloutPlan, StepCosts
+from transport.rollout_protocol import FinishedRequest
 from triolet.config.routes import NUM_BUCKETS, user_hash
 
 if TYPE_CHECKING:

@@ -14,14 +14,13 @@ from hypothesis import strategies as st
 
 from ops.rollouts import evidence as module
 from ops.rollouts.evidence import (
-    FinishedRequest,
     RolloutEvidence,
     StepLook,
-    WorkDone,
     WorkerIncident,
 )
 from ops.rollouts.inference import log_factors
 from ops.rollouts.judge import judge
+from transport.rollout_protocol import FinishedRequest, WorkDone
 from triolet.config.routes import NUM_BUCKETS, user_hash
 
 from .rollout_cases import COSTS, STEP_S, begun, plan, request, users

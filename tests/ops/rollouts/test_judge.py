@@ -22,8 +22,8 @@ from .rollout_cases import COSTS, STEP_S, begun, plan, request, users
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ops.rollouts.evidence import FinishedRequest
     from ops.rollouts.plan import RolloutPlan
+    from transport.rollout_protocol import FinishedRequest
 
 ROOT = Path(__file__).parents[3]
 ERRORS = {"errors": Objective(0.99)}
@@ -397,7 +397,8 @@ def test_the_worst_objective_decides() -> None:
     bad = [one.user for one in requests(chosen, ("new",), 0, 17)]
     all_of_new = requests(chosen, ("new",), 60, each=6)
     new = [
-        one._replace(missed=frozenset({"safety"})) if one.user in bad else one for one in all_of_new
+        msgspec.structs.replace(one, missed=frozenset({"safety"})) if one.user in bad else one
+        for one in all_of_new
     ]
     verdict, _ = look(chosen, new, requests(chosen, ("old",), 60, each=6), after_s=60.0)
     assert (verdict.action, verdict.reason, verdict.signal) in {
