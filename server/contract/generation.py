@@ -124,6 +124,8 @@ class GenerationRequest:
       markers: tokens that the reader of the text must see, with their text, even if special tokens
         are skipped; None for none.
       auto: how its model was chosen; None if the client named it.
+      is_silent: it is the server's own test of a model version: nothing that subscribes to request
+        events sees it, it costs nothing, and overload control does not learn from it.
     """
 
     request_id: bytes
@@ -146,6 +148,7 @@ class GenerationRequest:
     auto: AutoChoice | None = None
     adapter: bytes = b""
     is_streamed: bool = False
+    is_silent: bool = False
 
 
 def input_request(

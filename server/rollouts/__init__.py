@@ -1,0 +1,1 @@
+"""The server's part in rollouts of model versions."""

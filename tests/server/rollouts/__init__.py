@@ -1,0 +1,1 @@
+"""Tests of server/rollouts: golden prompts and shadow copies."""
