@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from transport.control_protocol import Observed, Said
     from transport.link import Connection, LinkMessage, Network
-    from transport.rollout_protocol import RolloutView
+    from transport.rollout_protocol import CandidateReport, RolloutView
     from triolet.config import ServerConfig
     from triolet.config.routes import Route
 
@@ -110,6 +110,10 @@ class RolloutReports:
     def freezes(self) -> Sequence[str]:
         """Return why no rollout should go on."""
         return ()
+
+    def candidates(self) -> dict[str, CandidateReport]:
+        """Return what is known about the candidates, by version."""
+        return {}
 
 
 class ControlLink:
@@ -267,6 +271,7 @@ class ControlLink:
                 fence,
                 self._config.zone,
                 freezes,
+                self._rollouts.candidates(),
             )
             said: list[Said] = [activity]
             said += (Wake(one.name) for one, is_missed in reports if is_missed)
