@@ -68,7 +68,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     # So does loadtest, in virtual time and as processes with a simulated device.
     "loadtest/overload": frozenset(ROOMS) - {"loadtest", "tools"},
     # Runs the production judge of rollouts, also in simulated fleets.
-    "loadtest/rollouts": frozenset({"triolet", "server", "simulation", "ops"}),
+    "loadtest/rollouts": frozenset({"triolet", "transport", "server", "simulation", "ops"}),
 }
 ENTRY_POINTS = {
     # The command `triolet`, after checking that `ops` is Triolet's own.
