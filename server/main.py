@@ -175,6 +175,7 @@ def _show(
             name: one.admission.presence.worker_seconds for name, one in fleets.by_model.items()
         }
     )
+    metrics.route_valid_s = services.route_valid_s
     bodies = services.bodies
     metrics.http.watch_door(processes.turns, lambda: bodies.held_bytes, bodies.refused)
 
@@ -324,7 +325,7 @@ async def _follow(
     """Follow the source of members and report the models to control, if these are configured."""
     async with trio.open_nursery() as nursery:
         if config.control_addresses:
-            changes.link = ControlLink(
+            link = changes.link = ControlLink(
                 config,
                 network,
                 fleets.own_name,
@@ -333,7 +334,8 @@ async def _follow(
                 lambda: services.models.routes,
                 changes.use_routes,
             )
-            nursery.start_soon(changes.link.run)
+            services.metrics.rollouts = lambda: link.rollouts
+            nursery.start_soon(link.run)
         if config.desired_redis.url:
             # Imported late: the library of Redis costs memory and a quarter of a second.
             from .membership.desired import DesiredWorkers

@@ -111,6 +111,11 @@ class Services:
         """The secret of the servers on several hosts; None without other hosts."""
         return None if self.hosts is None else self.hosts.secret
 
+    def route_valid_s(self) -> dict[str, float]:
+        """Return the time until each temporary route expires, by public name."""
+        ends = {name: route.valid_until for name, route in self.models.routes.items()}
+        return {name: end - self.wall() for name, end in ends.items() if end is not None}
+
     def with_store(self, model: ServedModel) -> ServedModel:
         """Return a model with a response cache, if enabled."""
         if self.store is None:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from transport.link import Connection, LinkMessage, Network
+    from transport.rollout_protocol import RolloutView
     from triolet.config import ServerConfig
     from triolet.config.routes import Route
 
@@ -124,6 +125,11 @@ class ControlLink:
         for address in config.control_addresses:
             self._dial(address).close()
         self.refresh()
+
+    @property
+    def rollouts(self) -> tuple[RolloutView, ...]:
+        """The rollouts that control last told of."""
+        return self._told.rollouts
 
     def refresh(self) -> None:
         """Record models that were added, removed or refused, and report them to control."""

@@ -1,5 +1,5 @@
-"""Handlers of the fleet's audit, status, history, usage and objectives, combined over all servers
-on one port.
+"""Handlers of the fleet's audit, status, history, usage, objectives and rollouts, combined over all
+servers on one port.
 
 An audit names requests and queries every worker. So without tenants it is served only to this
 machine, and never through a proxy.
@@ -464,6 +464,22 @@ async def fleet_history(services: Services) -> Response:
             "all": shown["all"].get("", {}),
         }
     )
+
+
+ROLLOUTS: Final = "/fleet/rollouts"
+
+
+def fleet_rollouts(services: Services) -> Response:
+    """Return the rollouts that run or ended lately, as control last told of them. All servers have
+    the same."""
+    check_is_from_here(services)
+    valid_s = services.route_valid_s()
+    shown = [
+        msgspec.structs.asdict(view)
+        | {"share": view.share, "route_valid_s": valid_s.get(view.model)}
+        for view in services.metrics.rollouts()
+    ]
+    return json_response({"object": "list", "data": shown})
 
 
 def _own_rows(services: Services) -> dict[str, Any]:
