@@ -82,7 +82,7 @@ class Metrics:
       membership: whether the store of members answers; None without one.
       desired: returns the desired numbers of workers.
       rollouts: returns the rollouts that control last told of.
-      route_valid_s: returns the time until each temporary route expires, by public name.
+      route_valid_s: returns for how long the route of each rollout is valid, by public name.
       fleets: observer of each model's scheduler, by the model's name.
       fleet: observer of the first model's scheduler.
       scrape: like `exposition`, but lets other tasks run while it writes.

@@ -104,7 +104,7 @@ def rollout_families(rollouts: Sequence[RolloutView]) -> Iterator[Metric]:
 
 
 def route_families(valid_s: Mapping[str, float]) -> Iterator[Metric]:
-    """Yield for how long this server's temporary routes are valid, by public name."""
+    """Yield for how long the routes of rollouts are valid here, by public name."""
     text = "Time until a rollout's route expires; at 0 all new requests go to the stable version"
     samples = (((name,), seconds) for name, seconds in valid_s.items())
     yield family(GAUGE, "route_valid_seconds", text, ("model",), samples)

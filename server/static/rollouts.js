@@ -7,7 +7,6 @@ import { keyHeaders, keptKey } from "./keys.js";
 const PERIOD_MS = 2_000; // the judge looks as often
 const ANSWER_DEADLINE_MS = 5_000;
 const ENDED = ["promoted", "rolled_back"];
-const SERVED = ["canary", "paused"];
 const SIGNALS = { rejected: "rejected (4xx)", ttft: "slow first token", itl: "slow tokens" };
 const find = (id) => document.getElementById(id);
 const part = (root, name) => root.querySelector(`[data-figure="${name}"]`);
@@ -78,10 +77,9 @@ function showRollout(row, one) {
   renew(part(row, "history"), [...one.history].reverse().map(note));
 }
 
-function troubleOf({ phase, step, stable, route_valid_s }) {
-  if (!SERVED.includes(phase) || !step) return "";
-  if (route_valid_s === null) return `This server does not have the rollout's route: its new requests go to ${stable}. Its log has the reason.`;
-  return route_valid_s > 0 ? "" : `Control has not renewed the route: all new requests go to ${stable}.`;
+function troubleOf({ stable, route_valid_s }) {
+  if (route_valid_s !== 0) return "";
+  return `This server has no valid route of this rollout: all its new requests go to ${stable}. Control, its store or its link is away, or the server's log has the reason.`;
 }
 
 function stepMark({ phase, step }, share, number) {

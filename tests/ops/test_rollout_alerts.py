@@ -57,7 +57,7 @@ CASES = {
     "one server's route is not renewed": Case(
         "TrioletRouteExpired",
         gauge("route_valid_seconds", 'model="chat",server="server-0"', "9x40")
-        + gauge("route_valid_seconds", 'model="chat",server="server-1"', "9x9 -1 -11 -21 -31 9x9"),
+        + gauge("route_valid_seconds", 'model="chat",server="server-1"', "9x9 0x4 9x9"),
         {110: "", 130: 'model="chat"', 160: ""},
     ),
     "rolled back": Case(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from msgspec.structs import replace
@@ -119,24 +119,38 @@ async def test_the_answer_has_control_s_words_and_how_long_the_route_is_valid() 
         services = server.services
         route = Route({"demo": 1.0}, "demo", 3, valid_until=services.wall() + 8)
         object.__setattr__(services, "models", ModelTable([*services.models], {"chat": route}))
-        services.metrics.rollouts = lambda: (VIEW, replace(VIEW, id="r2", model="code"))
+        services.metrics.rollouts = lambda: (VIEW, replace(VIEW, id="r2", model="code"), ENDED)
         answer = (await server.request("GET", "/fleet/rollouts")).json
     assert answer["object"] == "list"
-    chat, code = answer["data"]
+    chat, code, ended = answer["data"]
     assert 0 < chat.pop("route_valid_s") <= 8
-    assert code["route_valid_s"] is None
+    assert (code["route_valid_s"], ended["route_valid_s"]) == (0, None)
     assert chat.pop("share") == 0.1
     assert chat["counts"]["errors"] == [990, 10, 117, 3]
     assert chat["history"][0]["actor"] == "alice"
     assert chat.keys() == {*VIEW.__struct_fields__}
 
 
-async def test_a_permanent_route_does_not_expire() -> None:
+@pytest.mark.parametrize(
+    ("changes", "route", "valid_s"),
+    [
+        ({}, Route({"demo": 1.0}, "demo", 3), 0.0),  # a permanent one
+        ({}, Route({"demo": 1.0}, "demo", 3, valid_until=1.0), 0.0),
+        ({"phase": RolloutPhase.PAUSED}, None, 0.0),
+        ({"phase": RolloutPhase.PAUSED, "step": 0}, None, None),
+        ({"phase": RolloutPhase.SHADOW, "step": 0}, None, None),
+        ({"phase": RolloutPhase.PROMOTED}, None, None),
+    ],
+)
+async def test_a_rollout_without_a_valid_route_shows_0_if_it_should_have_one(
+    changes: dict[str, Any], route: Route | None, valid_s: float | None
+) -> None:
     async with surface() as server:
         services = server.services
-        routes = {"chat": Route({"demo": 1.0}, "demo", 3)}
+        routes = {} if route is None else {"chat": route}
         object.__setattr__(services, "models", ModelTable([*services.models], routes))
-        assert services.route_valid_s() == {}
+        services.metrics.rollouts = lambda: (replace(VIEW, **changes),)
+        assert services.route_valid_s().get("chat") == valid_s
 
 
 async def test_what_a_proxy_passes_on_is_refused() -> None:

@@ -470,14 +470,14 @@ ROLLOUTS: Final = "/fleet/rollouts"
 
 
 def fleet_rollouts(services: Services) -> Response:
-    """Return the rollouts that run or ended lately, as control last told of them. All servers have
-    the same."""
+    """Return the latest rollout of each model, as control last told of it. All servers have the
+    same, but for how long their route is valid."""
     check_is_from_here(services)
     valid_s = services.route_valid_s()
     shown = [
-        msgspec.structs.asdict(view)
-        | {"share": view.share, "route_valid_s": valid_s.get(view.model)}
-        for view in services.metrics.rollouts()
+        msgspec.structs.asdict(one)
+        | {"share": one.share, "route_valid_s": valid_s[one.model] if one.has_route else None}
+        for one in services.metrics.rollouts()
     ]
     return json_response({"object": "list", "data": shown})
 
