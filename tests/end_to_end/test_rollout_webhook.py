@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .fleet_process import FleetProcess
+    from .test_slo_page import Webhook
 
 ROOT: Final = Path(__file__).parents[2]
 PAGE: Final = ROOT / "docs" / "operations" / "rollout_gates.md"
@@ -52,6 +53,35 @@ def ask(fleet: FleetProcess, user: str, *, is_late: bool = False) -> tuple[int, 
     return answer.status_code, answer.headers["x-triolet-model-version"]
 
 
+def user_of_candidate(fleet: FleetProcess, stable: str) -> str:
+    """Return a user that has another version than the stable one."""
+    found: list[str] = []
+
+    def is_found() -> bool:
+        names = (f"user-{number}" for number in range(USERS))
+        found.extend(name for name in names if ask(fleet, name)[1] != stable)
+        return bool(found)
+
+    wait_until(is_found, PATIENCE_S, "a user has the candidate")
+    return found[0]
+
+
+def is_scraped(fleet: FleetProcess, webhook: Webhook, user: str) -> bool:
+    """Send a good request; return whether Prometheus has counters of the candidate."""
+    assert ask(fleet, user)[0] == 200
+    try:
+        found = fleet.client.get(f'{webhook.query_url}{{model="chat-2"}}').json()
+    except httpx2.ConnectError:
+        return False
+    return bool(found["data"]["result"])
+
+
+def rollout(admin: str) -> dict[str, Any]:
+    """Return the rollout of `chat`."""
+    found = httpx2.get(f"http://{admin}/admin/rollouts/chat").raise_for_status()
+    return dict(found.json())
+
+
 @pytest.mark.slow
 @pytest.mark.proof
 def test_alertmanager_takes_back_a_candidate_that_misses_deadlines(
@@ -69,57 +99,33 @@ def test_alertmanager_takes_back_a_candidate_that_misses_deadlines(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))  # for the audit log
     store, admin = import_versions(tmp_path / "versions")["store"], free_address()
     port = admin.rpartition(":")[2]
-    settings = [f"control.memory_bytes={MEMORY}", f"control.admin_port={port}"]
-    set_each = [word for one in settings for word in ("--set", one)]
-    fleet = start_fleet("chat=chat:v1", "--store", store, *set_each, command=paced.COMMAND)
-
-    def rollout() -> dict[str, Any]:
-        found = httpx2.get(f"http://{admin}/admin/rollouts/chat").raise_for_status()
-        return dict(found.json())
-
+    settings = ("--set", f"control.memory_bytes={MEMORY}", "--set", f"control.admin_port={port}")
+    fleet = start_fleet("chat=chat:v1", "--store", store, *settings, command=paced.COMMAND)
     wait_until(lambda: bool(list(fleet.log_events("ready"))), PATIENCE_S, "control is up")
     _, stable = ask(fleet, "alice")
     code, said = fleet.run_triolet("rollout", "start", "chat", "--to", "chat:v2", *STEPS)
     assert code == 0, said
-    wait_until(lambda: rollout()["share"] == 0.5, PATIENCE_S, "half of all users move")
+    wait_until(lambda: rollout(admin)["share"] == 0.5, PATIENCE_S, "half of all users move")
+    user = user_of_candidate(fleet, stable)
     with monitored(tmp_path, fleet.url, (RULES, CAUSES), partial(told, admin)) as webhook:
-        moved: list[str] = []
-
-        def has_moved() -> bool:
-            users = (f"user-{number}" for number in range(USERS))
-            moved.extend(user for user in users if ask(fleet, user)[1] != stable)
-            return bool(moved)
-
-        wait_until(has_moved, PATIENCE_S, "a user has the candidate")
-
-        def is_scraped() -> bool:
-            assert ask(fleet, moved[0])[0] == 200
-            query = f'{webhook.query_url}{{model="chat-2"}}'
-            try:
-                return bool(fleet.client.get(query).json()["data"]["result"])
-            except httpx2.ConnectError:
-                return False
-
-        wait_until(is_scraped, PATIENCE_S, "Prometheus has counters of the candidate")
-        assert rollout()["phase"] == "canary"
+        wait_until(lambda: is_scraped(fleet, webhook, user), PATIENCE_S, "Prometheus has counters")
+        assert rollout(admin)["phase"] == "canary"
         began_at = time.monotonic()
 
         def is_back() -> bool:
             # One user is too little for the judge: the order must be Alertmanager's.
-            assert ask(fleet, moved[0], is_late=True)[0] == 504
-            return rollout()["phase"] == "rolled_back"
+            assert ask(fleet, user, is_late=True)[0] == 504
+            return rollout(admin)["phase"] == "rolled_back"
 
         wait_until(is_back, PATIENCE_S, "the rollout is rolled back")
         took_s = time.monotonic() - began_at
-        last = rollout()["history"][-1]
+        last = rollout(admin)["history"][-1]
         assert (last["phase"], last["actor"]) == ("rolled_back", f"port:{port}")
-        wait_until(
-            lambda: ask(fleet, moved[0])[1] == stable, PATIENCE_S, "the user has the old version"
-        )
+        wait_until(lambda: ask(fleet, user)[1] == stable, PATIENCE_S, "the user is back")
         noticed = ("TrioletRolledBack", "firing")
         wait_until(lambda: noticed in webhook.came_at, PATIENCE_S, "people are told")
         told_s = webhook.came_at[noticed] - began_at
-    wait_until(lambda: rollout()["is_over"], PATIENCE_S, "the candidate is gone")
+    wait_until(lambda: rollout(admin)["is_over"], PATIENCE_S, "the candidate is gone")
     [shown] = fleet.client.get("/fleet/rollouts").json()["data"]
     assert (shown["phase"], shown["share"]) == ("rolled_back", 0.0)
     record_property("rolled back after", round(took_s, 1))
