@@ -325,7 +325,7 @@ async def _follow(
     """Follow the source of members and report the models to control, if these are configured."""
     async with trio.open_nursery() as nursery:
         if config.control_addresses:
-            link = changes.link = ControlLink(
+            changes.link = ControlLink(
                 config,
                 network,
                 fleets.own_name,
@@ -334,8 +334,8 @@ async def _follow(
                 lambda: services.models.routes,
                 changes.use_routes,
             )
-            services.metrics.rollouts = lambda: link.rollouts
-            nursery.start_soon(link.run)
+            nursery.start_soon(changes.link.run)
+            services.metrics.rollouts = lambda: changes.link.rollouts if changes.link else ()
         if config.desired_redis.url:
             # Imported late: the library of Redis costs memory and a quarter of a second.
             from .membership.desired import DesiredWorkers

@@ -75,8 +75,8 @@ ROWS: Final[Rows] = (
         for name, text in (
             ("pairs", "Requests compared with their shadow copies"),
             ("failed", "Shadow copies that failed"),
-            ("skipped", "Shadow copies not begun because a request to the stable version waited"),
-            ("rows_while_waiting", "Shadow copies that ran while such a request waited"),
+            ("skipped", "Shadow copies not begun or not finished, to leave room for requests"),
+            ("rows_while_waiting", "Times that a copy got tokens while a request waited"),
             ("same_finish", "Pairs with the same finish reason"),
             ("equal_tokens", "Tokens of pairs before their first difference"),
         )
