@@ -180,6 +180,7 @@ def _show(
             name: one.admission.presence.worker_seconds for name, one in fleets.by_model.items()
         }
     )
+    metrics.route_valid_s = services.route_valid_s
     bodies = services.bodies
     metrics.http.watch_door(processes.turns, lambda: bodies.held_bytes, bodies.refused)
 
