@@ -170,7 +170,7 @@ def shown(rollout: dict[str, Any]) -> list[str]:
     stable, candidate = rollout["stable"], rollout["candidate"]
     where = f", step {step} of {len(shares)}" if step else ""
     lines = [
-        f"{rollout['model']}: {rollout['phase']}{where}; {rollout['share']:.4g} of requests to "
+        f"{rollout['model']}: {rollout['phase']}{where}; {100 * rollout['share']:.4g} % of requests to "
         f"{candidate}, the others to {stable}  (rollout {rollout['id']})"
     ]
     lines += [f"  {text}" for text in (rollout["said"], rollout["trouble"]) if text]

@@ -188,7 +188,14 @@ def _planned(control: Control, asked: RolloutAsked, actor: str) -> Rollout:
         ignores_freezes=asked.despite_freeze,
     )
     evidence = RolloutEvidence().begin_step(plan, 0, now)
-    return Rollout(id=new_id(), settings=settings, plan=plan, run=control.run_id, evidence=evidence)
+    return Rollout(
+        id=new_id(),
+        settings=settings,
+        plan=plan,
+        run=control.run_id,
+        permanent_revision=order.revision,
+        evidence=evidence,
+    )
 
 
 def _costs(control: Control, version: str) -> StepCosts | None:

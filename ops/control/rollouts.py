@@ -17,6 +17,7 @@ import trio
 
 from transport.control_protocol import Activity, Observed
 from transport.rollout_protocol import RolloutPhase, WorkDone
+from triolet.config.routes import Route
 from triolet.errors import AuditLogError
 from triolet.units import SECONDS
 
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from transport.control_protocol import Models
     from transport.rollout_protocol import CandidateReport, FinishedRequest, RolloutNote
     from triolet.config import ControlConfig
-    from triolet.config.routes import Route
 
     from ..rollouts.plan import RolloutPlan
     from ..rollouts.rollout import Rollout
@@ -480,9 +480,11 @@ class Rollouts:
         order, switches, steps = operation.switch, self._changes.switches, self._changes.steps
         assert order is not None, "a rollout has the settings of a switch"
         if switches.fence:
-            now = switches.routes.get(order.public_name)
-            revision = 0 if now is None else now.revision
-            switches.move_servers(operation, msgspec.structs.replace(order, revision=revision))
+            # Servers report temporary routes only: another control does not know the permanent one.
+            first = Route({order.replaced: 1.0}, order.replaced, live.rollout.permanent_revision)
+            route = switches.routes.setdefault(order.public_name, first)
+            order = msgspec.structs.replace(order, revision=route.revision)
+            switches.move_servers(operation, order)
         else:
             switches.routes = (await ask_models(self._supervisor)).routes
             route = switches.routes[order.public_name]

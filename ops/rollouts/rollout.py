@@ -137,6 +137,7 @@ class Rollout(msgspec.Struct, kw_only=True):
       settings: what was asked for.
       plan: steps, objectives and limits.
       run: id of the supervisor's run; another run does not have the candidate.
+      permanent_revision: revision of the permanent route when it began, without a supervisor.
       digest: digest of the candidate; empty until it is known, and outside the store.
       is_prepared: whether all servers can send requests to the candidate.
       phase: current phase.
@@ -154,6 +155,7 @@ class Rollout(msgspec.Struct, kw_only=True):
     settings: RolloutSettings
     plan: RolloutPlan
     run: str = ""
+    permanent_revision: int = 0
     digest: str = ""
     is_prepared: bool = False
     phase: RolloutPhase = RolloutPhase.PREPARING
