@@ -19,7 +19,7 @@ from ops.audit.events import os_user
 from ops.audit.recording import default_folder
 from ops.audit.verification import read_entries, take_snapshot
 from ops.control import model_steps, rollouts
-from ops.control.rollout_stores import RolloutStoreAway, SqliteRollouts
+from ops.control.rollout_stores import RolloutStolen, RolloutStoreAway, SqliteRollouts
 from ops.ports import bind_port
 from ops.rollouts import rollout
 from tests.ops.control import fleets
@@ -310,6 +310,28 @@ async def test_without_its_store_servers_fall_back_and_the_step_begins_again_lat
         after = await one.shown()
         assert (after["phase"], after["step"]) == ("canary", 1)
         assert after["began_at"] > before["began_at"] + 1.0
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_a_rollout_that_another_control_has_written_is_left_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with rollout_scene() as one:
+        await one.start(min_requests=HELD)
+        await one.phase("canary", 1)
+        while one.server.route is None:
+            await trio.lowlevel.checkpoint()
+
+        def refuse(*_: object) -> None:
+            raise RolloutStolen("chat")
+
+        with capture_logs() as lines:
+            monkeypatch.setattr(SqliteRollouts, "_change", refuse)
+            while "rollout_left" not in [line["event"] for line in lines]:
+                await trio.lowlevel.checkpoint()
+            while one.server.route is not None:
+                await trio.lowlevel.checkpoint()
+        assert [*one.supervisor.added] == ["chat", "chat-2"], "the other one has it"
 
 
 async def test_a_control_of_several_hosts_only_moves_routes() -> None:
