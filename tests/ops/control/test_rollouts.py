@@ -4,6 +4,8 @@ that report made-up requests."""
 from __future__ import annotations
 
 import signal
+import time
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,10 +15,11 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
+from ops.audit.events import os_user
 from ops.audit.recording import default_folder
 from ops.audit.verification import read_entries, take_snapshot
 from ops.control import model_steps, rollouts
-from ops.control.rollout_stores import RolloutStoreAway, SqliteRollouts
+from ops.control.rollout_stores import RolloutStolen, RolloutStoreAway, SqliteRollouts
 from ops.ports import bind_port
 from ops.rollouts import rollout
 from tests.ops.control import fleets
@@ -28,9 +31,16 @@ from tests.ops.control.fleets import (
     states,
     supervised,
 )
-from tests.ops.control.rollout_fleet import RolloutScene, rollout_scene, scene_of_hosts
+from tests.ops.control.rollout_fleet import (
+    HELD,
+    RolloutScene,
+    RolloutServer,
+    rollout_scene,
+    scene_of_hosts,
+)
 from tests.server.tenants.redis_server import PROGRAM, RedisServer
 from triolet.config.membership import RedisMembersConfig
+from triolet.usage_database import UsageRecord, open_usage_database, write_records
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -45,6 +55,7 @@ def own_audit_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def no_wait_for_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_steps, "MEET_S", 0.0)
+    monkeypatch.setattr(rollouts, "FOLLOW_S", 0.0)
 
 
 async def test_a_good_candidate_gets_all_requests_step_by_step_and_then_the_name() -> None:
@@ -116,7 +127,7 @@ async def test_operators_pause_promote_and_roll_back_and_all_of_it_is_recorded()
         await one.reaches(lambda shown: "of 600 s" in shown["said"])
         assert (await one.order("rollback"))[0] == 200
         assert (await one.ends())["phase"] == "rolled_back"
-        _, again = await one.start(bake_s=3)
+        _, again = await one.start(min_requests=HELD)
         await one.phase("canary", 1)
         assert (await one.order("pause"))[0] == 200
         paused = await one.phase("paused")
@@ -148,6 +159,21 @@ async def test_operators_pause_promote_and_roll_back_and_all_of_it_is_recorded()
         assert ordered == ["rollout.start", "rollout.pause", "rollout.promote", "rollout.promote"]
 
 
+async def test_the_traffic_of_the_last_day_decides_whether_a_rollout_may_begin(
+    tmp_path: Path,
+) -> None:
+    usage = tmp_path / "usage"
+    record = UsageRecord(time.time(), "1", "", "chat", "", "default", "ok", 1, 0, 1, None, None)
+    async with rollout_scene(usage_dir=str(usage)) as one:
+        with closing(open_usage_database(str(usage), 1.0, time.sleep)) as ledger:
+            write_records(ledger, [record] * 200, 0.0)
+        status, refused = await one.start(max_step_s=60)
+        assert status == 409
+        assert "chat has too few requests for this rollout: a step of 20%" in str(refused)
+        status, shown = await one.start(max_step_s=86_400)
+        assert (status, "from the last 24 hours" in shown["said"]) == (202, True)
+
+
 async def test_while_a_rollout_runs_nothing_else_changes_its_versions() -> None:
     async with rollout_scene() as one:
         _, begun = await one.start(bake_s=600, max_step_s=3600)
@@ -177,8 +203,8 @@ async def test_of_two_starts_and_two_orders_at_once_one_is_obeyed() -> None:
             answers.append((await order())[0])
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(note, partial(one.start, bake_s=1))
-            nursery.start_soon(note, partial(one.start, bake_s=1))
+            nursery.start_soon(note, partial(one.start, min_requests=HELD))
+            nursery.start_soon(note, partial(one.start, min_requests=HELD))
         assert sorted(answers) == [202, 409]
         revision = (await one.phase("canary", 1))["revision"]
         answers.clear()
@@ -190,11 +216,13 @@ async def test_of_two_starts_and_two_orders_at_once_one_is_obeyed() -> None:
 
 async def test_freezes_of_servers_refuse_a_start_and_hold_a_rollout() -> None:
     async with rollout_scene() as one:
-        await one.start()
+        await one.start(min_requests=HELD)
         await one.phase("canary", 1)
         one.server.freezes = ("zone b is lost",)
         await one.reaches(lambda shown: shown["said"] == "frozen: zone b is lost")
         one.server.freezes = ()
+        await one.reaches(lambda shown: f"it needs {HELD}" in shown["said"])
+        await one.order("rollback")
         await one.ends()
         one.server.freezes = ("the budget of availability is spent",)
         while (status := (await one.start()))[0] != 409:
@@ -260,7 +288,7 @@ async def test_without_its_store_servers_fall_back_and_the_step_begins_again_lat
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with rollout_scene() as one:
-        await one.start(bake_s=2.0)
+        await one.start(min_requests=HELD)
         before = await one.phase("canary", 1)
         change = SqliteRollouts._change
 
@@ -282,7 +310,28 @@ async def test_without_its_store_servers_fall_back_and_the_step_begins_again_lat
         after = await one.shown()
         assert (after["phase"], after["step"]) == ("canary", 1)
         assert after["began_at"] > before["began_at"] + 1.0
-        assert (await one.ends())["phase"] == "promoted"
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_a_rollout_that_another_control_has_written_is_left_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with rollout_scene() as one:
+        await one.start(min_requests=HELD)
+        await one.phase("canary", 1)
+        while one.server.route is None:
+            await trio.lowlevel.checkpoint()
+
+        def refuse(*_: object) -> None:
+            raise RolloutStolen("chat")
+
+        with capture_logs() as lines:
+            monkeypatch.setattr(SqliteRollouts, "_change", refuse)
+            while "rollout_left" not in [line["event"] for line in lines]:
+                await trio.lowlevel.checkpoint()
+            while one.server.route is not None:
+                await trio.lowlevel.checkpoint()
+        assert [*one.supervisor.added] == ["chat", "chat-2"], "the other one has it"
 
 
 async def test_a_control_of_several_hosts_only_moves_routes() -> None:
@@ -297,6 +346,59 @@ async def test_a_control_of_several_hosts_only_moves_routes() -> None:
         one.supervisor.added["chat-v2"] = ""
         status, refused = await one.start(ref="chat-v2")
         assert status == 400, refused
+
+
+async def test_zones_get_the_candidate_one_after_another() -> None:
+    async with rollout_scene() as one, trio.open_nursery() as nursery:
+        servers = {zone: RolloutServer(one.folder, one.supervisor, zone) for zone in "abc"}
+        one.server.sends = False
+        for server in servers.values():
+            nursery.start_soon(server.run)
+        while (await one.start(zones=["b", "a"], min_requests=HELD))[0] != 202:
+            await trio.lowlevel.checkpoint()  # control has not heard every server
+        await one.phase("canary", 1)
+
+        async def routed(*zones: str) -> None:
+            """Wait until servers of these zones, and no other one, have a route."""
+            while {name for name, server in servers.items() if server.route} != {*zones}:
+                await trio.lowlevel.checkpoint()
+
+        await routed("b")
+        assert one.server.route is None, "it has no zone"
+        await one.order("promote", full=True)
+        await one.phase("canary", 3)
+        await one.order("promote")
+        begins = f"zone a begins: ordered by {os_user()}"
+        shown = await one.reaches(lambda shown: shown["history"][-1]["said"] == begins)
+        assert (shown["phase"], shown["step"]) == ("canary", 3)
+        await routed("a", "b")
+        servers["c"].bad = lambda version: True
+        await one.order("promote")
+        assert (await one.ends())["phase"] == "promoted"
+        assert one.supervisor.routes["chat"]["shares"] == {"chat-2": 1.0}
+        status, refused = await one.start(zones=["b", "x"])
+        assert (status, "allowed: each of the servers' zones once" in str(refused)) == (400, True)
+        nursery.cancel_scope.cancel()
+
+
+async def test_only_requests_of_the_current_zone_are_evidence() -> None:
+    async with rollout_scene() as one, trio.open_nursery() as nursery:
+        other = RolloutServer(one.folder, one.supervisor, "b")
+        one.server.sends = False
+        other.sends = True
+        nursery.start_soon(other.run)
+        first = RolloutServer(one.folder, one.supervisor, "a")
+        first.sends = False
+        nursery.start_soon(first.run)
+        while (await one.start(zones=["a", "b"], min_requests=HELD))[0] != 202:
+            await trio.lowlevel.checkpoint()
+        await one.phase("canary", 1)
+        while len(other.served) < 1000:
+            await trio.lowlevel.checkpoint()
+        assert (await one.shown())["counts"]["errors"] == [0, 0, 0, 0]
+        first.sends = True
+        await one.reaches(lambda shown: sum(shown["counts"]["errors"]) > 0)
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_bad_candidate_on_several_hosts_is_rolled_back() -> None:
@@ -368,7 +470,7 @@ async def test_killed_in_any_phase_control_goes_on() -> None:
                 await restart()
                 never.set()
 
-            await restart_at("start_model", partial(one.start, bake_s=1.5))
+            await restart_at("start_model", partial(one.start, min_requests=HELD))
             begun = await one.phase("canary", 1)
             await restart()
             assert (await one.phase("canary", 1))["id"] == begun["id"]
@@ -386,7 +488,7 @@ async def test_killed_in_any_phase_control_goes_on() -> None:
             assert (await one.ends())["phase"] == "promoted"
             assert await states(folder) == {"chat-2": "serving"}
             one.server.sends = True
-            await one.start(bake_s=1.5)
+            await one.start(min_requests=HELD)
             await one.phase("canary", 1)
             await restart_at("drop_model", partial(one.order, "rollback"))
             assert (await one.ends())["phase"] == "rolled_back"
