@@ -42,6 +42,7 @@ from .membership.members import member_source
 from .metrics.metrics import Metrics
 from .model_changes import ModelChanges, read_models
 from .peers.peers import Peers
+from .rollouts.collector import RolloutCollector
 from .scheduling.control_link import ControlLink
 from .slo.meter import SloMeter
 from .tenants.opening import opened_quotas
@@ -158,7 +159,9 @@ def _metrics(config: ServerConfig) -> Metrics:
     digests = {one.model_name: one.model_digest for one in config.of_models}
     first, *others = digests
     slos = SloMeter(read_objectives(config.objectives), config.objectives, trio.current_time)
-    return Metrics(first, config.metrics_compat, *others, digests=digests, slos=slos)
+    rollouts = RolloutCollector(config.routes, slos)
+    compat = config.metrics_compat
+    return Metrics(first, compat, *others, digests=digests, slos=slos, rollouts=rollouts)
 
 
 def _show(
@@ -333,6 +336,7 @@ async def _follow(
                 changes.refused,
                 lambda: services.models.routes,
                 changes.use_routes,
+                services.metrics.rollouts,
             )
             nursery.start_soon(changes.link.run)
             services.metrics.rollouts = lambda: changes.link.rollouts if changes.link else ()
