@@ -46,12 +46,11 @@ from .fleet import FleetMetrics
 from .rollouts import rollout_families, route_families
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from prometheus_client import Counter
     from prometheus_client.metrics_core import Metric
 
-    from transport.rollout_protocol import RolloutView
     from triolet.store_health import StoreHealth
 
     from ..scheduling.status import FleetStatus
@@ -84,7 +83,6 @@ class Metrics:
       rollouts: see Args.
       membership: whether the store of members answers; None without one.
       desired: returns the desired numbers of workers.
-      rollouts: returns the rollouts that control last told of.
       route_valid_s: returns for how long the route of each rollout is valid, by public name.
       fleets: observer of each model's scheduler, by the model's name.
       fleet: observer of the first model's scheduler.
@@ -117,8 +115,7 @@ class Metrics:
         self._registry.register(Reading(lambda: membership_families(self.membership)))
         self.desired: Callable[[], Mapping[Place, int]] = dict
         self._registry.register(Reading(lambda: scale_families(self.places())))
-        self.rollouts: Callable[[], Sequence[RolloutView]] = tuple
-        self._registry.register(Reading(lambda: rollout_families(self.rollouts())))
+        self._registry.register(Reading(lambda: rollout_families(self.rollouts.views)))
         self.route_valid_s: Callable[[], Mapping[str, float]] = dict
         self._registry.register(Reading(lambda: route_families(self.route_valid_s())))
         self._registries: dict[str, CollectorRegistry] = {}

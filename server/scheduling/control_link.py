@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from transport.control_protocol import Observed, Said
     from transport.link import Connection, LinkMessage, Network
-    from transport.rollout_protocol import RolloutView
+    from transport.rollout_protocol import CandidateReport, RolloutView
     from triolet.config import ServerConfig
     from triolet.config.routes import Route
 
@@ -111,6 +111,10 @@ class RolloutReports:
         """Return why no rollout should go on."""
         return ()
 
+    def candidates(self) -> dict[str, CandidateReport]:
+        """Return what is known about the candidates, by version."""
+        return {}
+
 
 class ControlLink:
     """Keep one server's links to control, and to those that stand by.
@@ -156,11 +160,6 @@ class ControlLink:
         for address in config.control_addresses:
             self._dial(address).close()
         self.refresh()
-
-    @property
-    def rollouts(self) -> tuple[RolloutView, ...]:
-        """The rollouts that control last told of."""
-        return self._told.rollouts
 
     def refresh(self) -> None:
         """Record models that were added, removed or refused, and report them to control."""
@@ -272,6 +271,7 @@ class ControlLink:
                 fence,
                 self._config.zone,
                 freezes,
+                self._rollouts.candidates(),
             )
             said: list[Said] = [activity]
             said += (Wake(one.name) for one, is_missed in reports if is_missed)

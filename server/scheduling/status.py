@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from transport.rollout_protocol import WorkDone
 from triolet.config import LABEL_NAMES
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from transport.control_protocol import ModelState
     from transport.frames import Capacity, Load
 
+    from ..contract.output_stream import OutputStream
     from .queue import FairQueue
     from .workers import Worker
 
@@ -184,6 +185,18 @@ def worker_status(worker: Worker) -> WorkerStatus:
         trouble=worker.trouble,
         labels={name: text for name, text in labels.items() if name in LABEL_NAMES},
     )
+
+
+class StreamWitness(Protocol):
+    """Sees the streams of one model's accepted requests."""
+
+    def submitted(self, stream: OutputStream) -> None:
+        """Called with each new stream before anything is read from it."""
+        ...
+
+    def turn_over(self) -> None:
+        """Called at the end of each turn in which requests may have begun or ceased to wait."""
+        ...
 
 
 class OverloadObserver:

@@ -36,7 +36,7 @@ def samples(
     """Return the samples of rollouts and routes by name and labels, each of them once."""
     metrics = Metrics("demo", "none")
     metrics.watch(FakeFleet().status, lambda: 0)
-    metrics.rollouts = lambda: views
+    metrics.rollouts.hear(tuple(views))
     metrics.route_valid_s = lambda: valid_s or {}
     lines = metrics.exposition().decode().splitlines()
     own = ("triolet_rollout_", "triolet_shadow_", "triolet_route_")

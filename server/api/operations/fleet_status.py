@@ -477,7 +477,7 @@ def fleet_rollouts(services: Services) -> Response:
     shown = [
         msgspec.structs.asdict(one)
         | {"share": one.share, "route_valid_s": valid_s[one.model] if one.has_route else None}
-        for one in services.metrics.rollouts()
+        for one in services.metrics.rollouts.views
     ]
     return json_response({"object": "list", "data": shown})
 
