@@ -61,6 +61,11 @@ RENEW_S: Final = 2.0 * SECONDS
 """Interval of looks and renewals."""
 WRITE_S: Final = 10.0 * SECONDS
 """Interval of writing the evidence, which has megabytes. A crash loses this much of it."""
+FOLLOW_S: Final = 1.0 * SECONDS
+"""Time in which servers read the members file (`server.members_poll_s`). Without the temporary
+route, one that has not would go back to the stable version for a moment."""
+SHOWN_S: Final = 3600.0 * SECONDS
+"""Servers see a rollout this long after its end."""
 MAX_PENDING: Final = 100_000
 """Ended requests between two looks; more are dropped."""
 JUDGE: Final = "judge"
@@ -294,7 +299,9 @@ class Rollouts:
 
     def with_rollouts(self, told: Models) -> Models:
         """Return news with the routes and views of rollouts."""
-        shown = self.latest.values()
+        since = self._wall() - SHOWN_S
+        latest = self.latest.values()
+        shown = [one for one in latest if not one.rollout.is_over or one.renewed_at > since]
         routes = {one.view.model: one.route for one in shown if one.route is not None}
         views = tuple(one.view for one in shown)
         return msgspec.structs.replace(told, routes=told.routes | routes, rollouts=views)
@@ -482,6 +489,7 @@ class Rollouts:
             if route.stable != operation.model:
                 moved = RouteRequest(operation.model, order.replaced, route.revision, is_moved=True)
                 await steps.ask_route(moved)
+            await trio.sleep(FOLLOW_S)
         live.is_moved, live.route = True, None
         self._publish()
         if not switches.fence:

@@ -48,6 +48,7 @@ def own_audit_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def no_wait_for_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_steps, "MEET_S", 0.0)
+    monkeypatch.setattr(rollouts, "FOLLOW_S", 0.0)
 
 
 async def test_a_good_candidate_gets_all_requests_step_by_step_and_then_the_name() -> None:
