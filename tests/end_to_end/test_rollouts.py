@@ -22,7 +22,7 @@ __all__ = ["versions"]
 
 pytestmark = pytest.mark.slow
 
-USERS = 24
+USERS = 12
 QUICK = (
     "--steps",
     "40,100",
