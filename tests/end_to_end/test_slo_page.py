@@ -171,13 +171,14 @@ def ask(fleet: FleetProcess, *, is_late: bool = False) -> int:
     return fleet.client.post("/v1/completions", json=body, headers=headers).status_code
 
 
-def has_counters(fleet: FleetProcess, webhook: Webhook) -> bool:
-    """Return whether Prometheus runs and has the counters of the objectives."""
+def has_counters(fleet: FleetProcess, webhook: Webhook, labels: str = "") -> bool:
+    """Return whether Prometheus runs and has the counters of the objectives with these labels."""
     try:
-        found = fleet.client.get(webhook.query_url).json()["data"]["result"]
+        answer = fleet.client.get(webhook.query_url + labels)
     except httpx2.ConnectError:
         return False
-    return bool(found)
+    # It starts with 503.
+    return answer.status_code == 200 and bool(answer.json()["data"]["result"])
 
 
 @pytest.mark.slow
