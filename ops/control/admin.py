@@ -26,9 +26,10 @@ from triolet.config import SEPARATOR, FleetModelConfig, require_adapter_names
 from triolet.errors import AuditLogError, ConfigError
 
 from ..audit.events import AuditOutcome, os_user
+from ..rollouts.rollout import RolloutRefused
 from ..settings.conversion import converted
 from ..settings.form import require_model_name
-from .auditing import audit
+from .auditing import AUDITED, audit
 from .control import new_id
 from .operations import (
     AdapterOrder,
@@ -39,9 +40,11 @@ from .operations import (
     SwitchOrder,
     UnknownAdapter,
     UnknownModel,
+    UnknownRollout,
     WantedState,
 )
 from .residency import HOST, held_bytes
+from .rollout_admin import rollout_routes
 from .sockets import bind_port, bind_private
 
 if TYPE_CHECKING:
@@ -150,6 +153,7 @@ def build_app(control: Control, actor: str) -> QuartTrio:
         ("POST", "/v1/load_lora_adapter", partial(_load_as_vllm, control, actor)),
         ("POST", "/v1/unload_lora_adapter", partial(_unload_as_vllm, control, actor)),
         ("GET", "/admin/operations/<operation_id>", partial(_show_operation, control)),
+        *rollout_routes(control, actor, _require_references),
         ("GET", "/models", partial(_list_as_llama, control)),
         ("POST", "/models/<action>", partial(_order_as_llama, control, actor)),
     )
@@ -244,7 +248,7 @@ async def order(control: Control, actor: str, name: str, wanted: WantedState) ->
             404, "model_not_found", str(UnknownModel(name, control.controller.models))
         )
     operation_id = new_id()
-    noted = partial(audit, wanted, name, actor, operation_id)
+    noted = partial(audit, AUDITED[wanted], name, actor, operation_id)
     try:
         await noted(AuditOutcome.BEGUN)
         try:
@@ -275,11 +279,8 @@ async def _add(control: Control, actor: str) -> Response:
         raise AdminRefusal(
             400, "bad_request", f"unknown field {unknown!r}; allowed: name, {', '.join(fields)}"
         )
-    try:
-        require_model_name(name)
-        model = converted(asked, FleetModelConfig)
-    except ConfigError as error:
-        raise AdminRefusal(400, "bad_request", str(error)) from None
+    require_model_name(name)
+    model = converted(asked, FleetModelConfig)
     if actor != os_user():
         _require_references((model.ref, *model.adapters.values()))
     operation = await _change(control, actor, name, WantedState.ADD, model)
@@ -308,12 +309,7 @@ async def _switch(control: Control, actor: str, name: str) -> Response:
     (ref,) = _words(await _body(), "ref")
     if actor != os_user():
         _require_references([ref])
-    try:
-        version, order = control.changes.switches.plan(name, ref, control.changes.under_way)
-    except UnknownModel as error:
-        raise AdminRefusal(404, "model_not_found", str(error)) from None
-    except Conflict as error:
-        raise AdminRefusal(409, "conflict", str(error)) from None
+    version, order = control.changes.switches.plan(name, ref, control.changes.under_way)
     operation = await _change(control, actor, version, WantedState.SWITCH, order)
     return _json(operation.shown, 202)
 
@@ -393,26 +389,19 @@ def _split(control: Control, full: str) -> tuple[str, str]:
 
 
 async def _begin_load(control: Control, actor: str, name: str, adapter: str, ref: str) -> Operation:
-    _require_adapter_name(adapter)
+    require_adapter_names((adapter,))
     if actor != os_user():
         _require_references((ref,))
     return await _change(control, actor, name, WantedState.LOAD_ADAPTER, AdapterOrder(adapter, ref))
 
 
 async def _begin_unload(control: Control, actor: str, name: str, adapter: str) -> Operation:
-    _require_adapter_name(adapter)
+    require_adapter_names((adapter,))
     model = control.controller.models.get(control.changes.switches.version_of(name))
     if model is not None and adapter not in model.config.adapters:
         known = model.config.adapters
         raise AdminRefusal(404, "adapter_not_found", str(UnknownAdapter(name, adapter, known)))
     return await _change(control, actor, name, WantedState.UNLOAD_ADAPTER, AdapterOrder(adapter))
-
-
-def _require_adapter_name(name: str) -> None:
-    try:
-        require_adapter_names((name,))
-    except ConfigError as error:
-        raise AdminRefusal(400, "bad_request", str(error)) from None
 
 
 async def _wait_over(control: Control, operation: Operation) -> None:
@@ -441,25 +430,20 @@ async def _change(
     """Record and start an operation that changes models or adapters, and return it.
 
     Raises:
-      AdminRefusal: it was not started.
+      Conflict: it was not started: the model is being changed.
+      UnknownModel: it was not started: no model has this name.
+      AuditLogError: it was not started, or its failure was not recorded.
     """
+    told = "" if settings is None else msgspec.json.encode(settings).decode()
+    operation = control.change(control.changes.switches.version_of(name), wanted, actor, told)
+    noted = partial(audit, AUDITED[wanted], operation.subject, actor, operation.id)
+    await noted(AuditOutcome.BEGUN)
     try:
-        told = "" if settings is None else msgspec.json.encode(settings).decode()
-        operation = control.change(control.changes.switches.version_of(name), wanted, actor, told)
-        noted = partial(audit, wanted, operation.subject, actor, operation.id)
-        await noted(AuditOutcome.BEGUN)
-        try:
-            control.begin(operation)
-        except (Conflict, UnknownModel):  # the model changed while the entry was written
-            await noted(AuditOutcome.FAILED, reason="conflict")
-            raise
-        return operation
-    except UnknownModel as error:
-        raise AdminRefusal(404, "model_not_found", str(error)) from None
-    except Conflict as error:
-        raise AdminRefusal(409, "conflict", str(error)) from None
-    except AuditLogError as error:
-        raise AdminRefusal(503, "not_recorded", str(error)) from error
+        control.begin(operation)
+    except (Conflict, UnknownModel):  # the model changed while the entry was written
+        await noted(AuditOutcome.FAILED, reason="conflict")
+        raise
+    return operation
 
 
 async def _body() -> dict[str, Any]:
@@ -508,6 +492,14 @@ async def _on_error(error: Exception) -> Response:
     match error:
         case AdminRefusal():
             return _error(error.status, error.code, str(error))
+        case UnknownModel() | UnknownRollout():
+            return _error(404, "model_not_found", str(error))
+        case Conflict() | RolloutRefused():
+            return _error(409, "conflict", str(error))
+        case ConfigError():
+            return _error(400, "bad_request", str(error))
+        case AuditLogError():
+            return _error(503, "not_recorded", str(error))
         case HTTPException(code=int(status)):
             return _error(status, "bad_request", f"{error.name}; the routes are below /admin")
     log.error("admin_request_failed", path=request.path, exc_info=error)

@@ -14,6 +14,8 @@ from ..audit.recording import record
 from .operations import WantedState
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from .operations import Operation
 
 AUDITED: Final = {
@@ -39,24 +41,26 @@ def is_of_port(operation: Operation) -> bool:
 
 
 async def audit(
-    wanted: WantedState,
+    action: Action,
     subject: str,
     actor: str,
     operation_id: str,
     outcome: AuditOutcome,
     reason: str = "",
     after: str = "",
+    counts: Mapping[str, int] | None = None,
 ) -> None:
-    """Record an operation that was requested on the admin routes.
+    """Record an operation that was requested on the admin routes, or a change of a rollout.
 
     Args:
-      wanted: kind of operation.
+      action: kind of action.
       subject: the model or adapter.
       actor: who requested it.
       operation_id: id shared by all entries of the operation.
       outcome: begun, done or failed.
-      reason: why it failed.
+      reason: why it failed, or why a rollout has changed.
       after: digest of an added version or loaded adapter; empty for other operations.
+      counts: figures.
 
     Raises:
       AuditLogError: it was not recorded.
@@ -65,11 +69,12 @@ async def audit(
         await trio.to_thread.run_sync(
             partial(
                 record,
-                AUDITED[wanted],
+                action,
                 subject,
                 actor=actor,
                 outcome=outcome,
                 after=after or None,
+                counts=counts,
                 reason=reason or None,
                 request_id=operation_id,
             )

@@ -122,7 +122,7 @@ class Changes:
           Conflict: the model is being changed, its name is taken, or there are too many models.
           UnknownModel: no model has this name.
         """
-        if self.switches.fence and operation.wanted is not WantedState.SWITCH:
+        if self.switches.fence and operation.switch is None:
             raise Conflict(NO_SUPERVISOR)
         for name in operation.names:
             self.require_free(name)

@@ -16,7 +16,7 @@ import msgspec
 import structlog
 import trio
 
-from transport.control_protocol import Activity, Wake
+from transport.control_protocol import Activity, Observed, Wake
 from triolet.config import SEPARATOR
 from triolet.errors import AuditLogError
 
@@ -28,11 +28,13 @@ from ..supervisor.supervisor_socket import (
     ask,
     ask_models,
 )
-from .auditing import audit, is_ordered
+from .auditing import AUDITED, audit, is_ordered
 from .changes import NO_SUPERVISOR, Changes
 from .memory import forget_pages, has_files, held_bytes
 from .model_states import RUNNING
 from .operations import Conflict, Operation, OperationStatus, WantedState
+from .rollout_stores import RedisRollouts
+from .rollouts import Rollouts
 from .server_channel import ServerChannel
 from .worker_seconds import Version
 
@@ -81,6 +83,7 @@ class Control:
       channel: connections of servers.
       run_id: id of the supervisor's run; empty before its first answer.
       changes: operations that change the fleet's models.
+      rollouts: rollouts of versions.
     """
 
     def __init__(
@@ -96,7 +99,9 @@ class Control:
         self.controller = controller
         self.account = journal.account()
         self.channel = ServerChannel(
-            config, self._hear, lambda: self.changes.switches.told(self.news)
+            config,
+            self._hear,
+            lambda: self.rollouts.with_rollouts(self.changes.switches.told(self.news)),
         )
         self._journal = journal
         self._supervisor = supervisor
@@ -107,6 +112,18 @@ class Control:
         self.run_id = "" if not fence else "alone"
         self.changes = Changes(
             config, controller, supervisor, self._settle, self._forget, wall, nursery, fence
+        )
+        is_redis = bool(fence and config.redis.url)
+        self.rollouts = Rollouts(
+            config,
+            controller,
+            self.changes,
+            supervisor,
+            RedisRollouts(config.redis) if is_redis else journal.rollouts(),
+            self.channel.publish,
+            wall,
+            lambda: self.run_id,
+            nursery,
         )
 
     def news(self) -> tuple[ModelNews, ...]:
@@ -233,6 +250,10 @@ class Control:
                 if self.changes.switches.fence:
                     self.changes.switches.hear(said)
                 self.controller.note_activity(said, now)
+                self.rollouts.hear(said)
+            case Observed():
+                self.rollouts.hear(said)
+                return
             case Wake(model):
                 # Requests may wake a version that is being replaced, but not a new one.
                 live = self.changes.under_way.get(model)
@@ -250,7 +271,8 @@ class Control:
     def _write(self) -> None:
         """Notify servers and write changes to the journal."""
         control = self.controller
-        changed = list(control.changed.values())
+        # Rollouts are in a store of their own.
+        changed = [one for one in control.changed.values() if one.wanted is not WantedState.ROLLOUT]
         models = tuple((m.config.name, m.state, m.size_bytes) for m in control.models.values())
         if not changed and models == self._written:
             return
@@ -297,7 +319,7 @@ class Control:
         digest = self._digest(operation) if is_done else ""
         try:
             await audit(
-                operation.wanted,
+                AUDITED[operation.wanted],
                 operation.subject,
                 operation.actor,
                 operation.id,

@@ -1,4 +1,5 @@
-"""Control's journal, an SQLite file: operations, model states, measured load times, worker-seconds.
+"""Control's journal, an SQLite file: operations, model states, load times, worker-seconds, and
+rollouts.
 
 It is written before a step starts, so that a new process can continue after a crash at any point.
 """
@@ -18,6 +19,7 @@ from triolet.sqlite import transaction
 
 from .controller import Past
 from .operations import ENDED, Operation, OperationStatus, WantedState
+from .rollout_stores import SqliteRollouts
 from .worker_seconds import SecondsAccount, Version
 
 if TYPE_CHECKING:
@@ -27,8 +29,8 @@ if TYPE_CHECKING:
     from .models import Model
 
 FILE_NAME: Final = "control.sqlite3"
-SCHEMA_VERSION: Final = 3
-"""Version 3 added operations on adapters, which earlier releases cannot read."""
+SCHEMA_VERSION: Final = 4
+"""Version 3 added operations on adapters, version 4 rollouts; earlier releases cannot read them."""
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS operations (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -60,6 +62,13 @@ CREATE TABLE IF NOT EXISTS worker_seconds (
     digest TEXT NOT NULL,
     seconds REAL NOT NULL,
     PRIMARY KEY (run, model, digest)
+) STRICT;
+CREATE TABLE IF NOT EXISTS rollouts (
+    model TEXT PRIMARY KEY,             -- public name
+    number INTEGER NOT NULL,            -- grows with each write
+    renewed_at REAL NOT NULL,
+    is_over INTEGER NOT NULL,
+    body TEXT NOT NULL                  -- JSON
 ) STRICT;
 """
 SINCE_1: Final = (
@@ -156,6 +165,10 @@ class Journal:
         with transaction(self._connection):
             self._connection.execute("DELETE FROM models WHERE name = ?", (name,))
             self._connection.execute("DELETE FROM load_times WHERE model = ?", (name,))
+
+    def rollouts(self) -> SqliteRollouts:
+        """Return the store of rollouts in this journal."""
+        return SqliteRollouts(self._connection)
 
     def account(self) -> SecondsAccount:
         """Return the worker-seconds that were last written."""

@@ -30,6 +30,9 @@ class WantedState(StrEnum):
     """Remove the model from the fleet."""
     SWITCH = "switch"
     """Give the public name to another version and remove the old one."""
+    ROLLOUT = "rollout"
+    """Move the public name to another version in steps (`rollouts`). Not in the journal of
+    operations."""
     LOAD_ADAPTER = "load_adapter"
     """Load an adapter; servers accept requests for it."""
     UNLOAD_ADAPTER = "unload_adapter"
@@ -131,8 +134,8 @@ class Operation(msgspec.Struct):
 
     @property
     def switch(self) -> SwitchOrder | None:
-        """The settings of a switch; None for other operations."""
-        if self.wanted is not WantedState.SWITCH:
+        """The settings of a switch or rollout; None for other operations."""
+        if self.wanted not in (WantedState.SWITCH, WantedState.ROLLOUT):
             return None
         return msgspec.json.decode(self.settings, type=SwitchOrder)
 
@@ -152,6 +155,15 @@ class UnknownModel(TrioletError):
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
         super().__init__(f"no model is called {name!r}; this fleet has {', '.join(known)}")
+
+
+class UnknownRollout(TrioletError):
+    """A model that has had no rollout."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"{name!r} has had no rollout; `triolet rollout status` lists those of all models"
+        )
 
 
 class UnknownAdapter(TrioletError):

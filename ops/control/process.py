@@ -84,6 +84,7 @@ async def run_control(
             control = Control(config, journal, controller, supervisor, nursery, fence)
             for operation in changes:
                 control.changes.begin(operation)
+            await nursery.start(control.rollouts.take_up)
             await control.look()
             await nursery.start(control.channel.run, network)
             control.changes.steps.note_listening()

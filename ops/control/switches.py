@@ -120,6 +120,8 @@ class Switches:
             self._steps.add(ControlledModelConfig(model.name, model.version), 0, ModelState.WARM)
         self._followed[said.server] = said.routes
         for name, route in said.routes.items():
+            if route.valid_until is not None:
+                continue  # of a rollout
             if any(self.public_name_of(one) not in (one, name) for one in route.shares):
                 continue  # servers accept no version of two names
             own = self.routes.setdefault(name, route)
@@ -133,7 +135,7 @@ class Switches:
         followed = (self._followed[one].get(public) for one in self._controller.heard_at)
         return all(route == self.routes[public] for route in followed)
 
-    def _move_servers(self, operation: Operation, order: SwitchOrder) -> None:
+    def move_servers(self, operation: Operation, order: SwitchOrder) -> None:
         """Order servers to route all new requests to a version that they have.
 
         Raises:
@@ -162,7 +164,7 @@ class Switches:
         assert order is not None, "a switch has its order"
         if self.fence:
             await self._steps.wait_served(operation, operation.model, is_ready=True)
-            self._move_servers(operation, order)
+            self.move_servers(operation, order)
             self._steps.tell(operation, f"{order.public_name}: servers route requests to it")
             await self._steps.wait_for_servers(lambda: self._are_following(order.public_name))
             return
@@ -197,6 +199,26 @@ class Switches:
             raise
         await self._steps.end(operation, operation.model)  # the one before is not needed any more
 
+    async def put_beside(
+        self, operation: Operation, order: SwitchOrder, route: Route | None
+    ) -> None:
+        """Load a new version, and give it to servers beside the old one, without requests.
+
+        Args:
+          operation: the switch or rollout.
+          order: its settings.
+          route: current route of the public name, or None.
+
+        Raises:
+          OperationFailed: the new version cannot serve.
+          CommandFailed: the new version cannot serve.
+          NoRoom: there is no memory for both.
+        """
+        new, revision = operation.model, 0 if route is None else route.revision
+        await self._steps.load(operation)
+        await self._steps.ask_route(RouteRequest(new, order.replaced, revision, is_moved=False))
+        await self._steps.wait_served(operation, new, is_ready=True)
+
     async def _move(
         self,
         operation: Operation,
@@ -226,10 +248,7 @@ class Switches:
         for model in kept:
             model.is_kept = True
         try:
-            await self._steps.load(operation)
-            beside = RouteRequest(new, replaced, revision, is_moved=False)
-            await self._steps.ask_route(beside)
-            await self._steps.wait_served(operation, new, is_ready=True)
+            await self.put_beside(operation, order, route)
             moved = RouteRequest(new, replaced, revision + (not is_known), is_moved=True)
             await self._steps.ask_route(moved)
             self.routes[order.public_name] = Route({new: 1.0}, new, moved.revision + 1)

@@ -36,6 +36,7 @@ RolloutReason: TypeAlias = Literal[
     "bake",  # the step is too short
     "evidence",  # too few requests or users
     "time",  # the step is too long
+    "frozen",  # no rollout may go on now
     "passed",
 ]
 
@@ -64,16 +65,22 @@ class RolloutVerdict(msgspec.Struct, frozen=True):
 
 def judge(evidence: RolloutEvidence, plan: RolloutPlan) -> RolloutVerdict:
     """Decide what to do with a rollout. Call it every few seconds, as often as you like."""
-    for check in (_golden, _guard, _fast, _too_costly):
-        if (verdict := check(evidence, plan)) is not None:
-            return verdict
-    verdict = _both_bad(evidence, plan) or _lacking(evidence, plan)
+    verdict = alarm(evidence, plan) or _lacking(evidence, plan)
     if verdict is None:
         return _end_of_step(evidence, plan)
     if verdict.action == "hold" and evidence.now - evidence.began_at >= plan.max_step_s:
         said = f"step {evidence.step} has lasted {plan.max_step_s:g} s: {verdict.said}"
         return msgspec.structs.replace(verdict, action="pause", reason="time", said=said)
     return verdict
+
+
+def alarm(evidence: RolloutEvidence, plan: RolloutPlan) -> RolloutVerdict | None:
+    """Return the verdict of the checks that do not wait for the end of a step; None if they find
+    nothing."""
+    for check in (_golden, _guard, _fast, _too_costly, _both_bad):
+        if (verdict := check(evidence, plan)) is not None:
+            return verdict
+    return None
 
 
 def _golden(evidence: RolloutEvidence, plan: RolloutPlan) -> RolloutVerdict | None:

@@ -80,6 +80,7 @@ class ModelSet:
         *,
         is_reference_only: bool = False,
         replaced: str = "",
+        is_beside: bool = False,
     ) -> ControlledModelConfig:
         """Add a model, so that its workers can be started. Servers are not notified.
 
@@ -90,6 +91,7 @@ class ModelSet:
           is_reference_only: accept only versions in the store, not paths.
           replaced: version whose public name and aliases it takes over; empty for none. If both
             have the same compute digest, it replaces that version at once.
+          is_beside: refuse it instead.
 
         Raises:
           RestartFailed: it cannot be added; it is rolled back.
@@ -109,7 +111,7 @@ class ModelSet:
                 prepared = await trio.to_thread.run_sync(
                     partial(self._prepare, name, model, is_reference_only), limiter=self._thread
                 )
-                if replaced and (same := self._put_in_place(prepared, replaced)):
+                if replaced and (same := self._put_in_place(prepared, replaced, is_beside)):
                     return controlled(same)
                 specs, spares = self._scaling.add(prepared)
             except (RestartFailed, ConfigError, OSError, ValueError, RecursionError) as error:
@@ -148,6 +150,7 @@ class ModelSet:
             tell,
             is_reference_only=request.is_reference_only,
             replaced=request.replaced,
+            is_beside=request.is_beside,
         )
 
     def _model(self, name: str) -> ModelPlan:
@@ -156,7 +159,7 @@ class ModelSet:
             raise RestartFailed(f"no model is called {name!r}")
         return found[0]
 
-    def _put_in_place(self, prepared: ModelPlan, name: str) -> ModelPlan | None:
+    def _put_in_place(self, prepared: ModelPlan, name: str, is_beside: bool) -> ModelPlan | None:
         """Replace a version by one with the same compute digest. The workers keep running, and use
         the new files from their next start on.
 
@@ -176,6 +179,11 @@ class ModelSet:
             )
         if own.compute_digest != old.settings.server.compute_digest or not own.compute_digest:
             return None
+        if is_beside:
+            raise ConfigError(
+                f"it has the weights of {self._scaling.public_name(name)}, and their workers serve "
+                "only one of them at a time; use `triolet model switch`, which needs no workers"
+            )
         if own.model_digest == old.settings.server.model_digest:  # it may be asked for again
             self._stored.release(prepared.name)
             return old

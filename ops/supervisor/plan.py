@@ -395,6 +395,7 @@ def _of_control(plan: FleetPlan, directory: Path) -> Settings:
         address=_control_address(directory),
         models=models,
         server_drain_s=plan.settings.server.drain_timeout_s,
+        objectives=plan.settings.server.objectives,
     )
     return replace(plan.settings, control=control)
 

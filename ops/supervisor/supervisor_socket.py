@@ -95,12 +95,14 @@ class AddVersionRequest(msgspec.Struct, frozen=True, tag_field="request", tag="a
       replaced: name of the version to replace.
       ref: directory, file or stored version of the new one.
       is_reference_only: accept only a version in the store, not a path.
+      is_beside: keep the old version; refuse a new one with the same compute digest.
     """
 
     name: str
     replaced: str
     ref: str
     is_reference_only: bool = False
+    is_beside: bool = False
 
 
 class RouteRequest(msgspec.Struct, frozen=True, tag_field="request", tag="route"):

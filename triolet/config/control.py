@@ -16,6 +16,8 @@ from .limits import (  # noqa: TC001 (get_type_hints reads the annotations)
     Share,
 )
 from .link import LinkConfig
+from .membership import RedisMembersConfig
+from .objectives import ObjectivesConfig
 
 MAX_PORT: Final = 65_535
 
@@ -100,6 +102,11 @@ class ControlConfig:
     """Key directory (`triolet keys make`); required for a tcp address."""
     fleet: str = "triolet"
     """Name of the fleet; servers with another `server.control_fleet` are refused."""
+    redis: RedisMembersConfig = field(default_factory=RedisMembersConfig)
+    """Where a control without `triolet serve` keeps its rollouts, so that one on another host can
+    go on with them. Without it they are in `state_dir`."""
+    objectives: ObjectivesConfig = field(default_factory=ObjectivesConfig)
+    """Objectives by which rollouts are judged; `triolet serve` sets it to `server.objectives`."""
     link: LinkConfig = field(default_factory=LinkConfig)
     directory: str = ""
     """The fleet's own folder with its sockets. `triolet serve` sets it."""

@@ -112,8 +112,11 @@ class FakeServer:
                 for name in names
             )
             refused = {name: why for name, why in self.refused.items() if name in told}
-            await end.say(Activity("server", models, refused))
+            await end.say(self._activity(models, refused))
             await trio.sleep(SAID_S)
+
+    def _activity(self, models: tuple[ModelActivity, ...], refused: dict[str, str]) -> Activity:
+        return Activity("server", models, refused)
 
     def _version(self, model: str) -> str:
         """Return the version of a model that it reports."""

@@ -1,0 +1,238 @@
+"""Admin routes of rollouts: start one, show them, and give orders to one."""
+
+from __future__ import annotations
+
+import secrets
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from quart import Response, request
+
+from triolet.config.limits import Count, Share  # noqa: TC001 (msgspec reads annotations)
+from triolet.config.routes import RouteCaps
+from triolet.errors import ConfigError
+from triolet.service_class import ServiceClass
+from triolet.slo.objectives import Indicator, read_objectives
+from triolet.units import SECONDS
+
+from ..audit.events import Action, AuditOutcome, os_user
+from ..rollouts.evidence import RolloutEvidence
+from ..rollouts.plan import Objective, RolloutPlan
+from ..rollouts.rollout import Rollout, RolloutOrder, RolloutRefused, RolloutSettings
+from .auditing import audit
+from .control import new_id, wall
+from .operations import Conflict, UnknownModel, UnknownRollout
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
+    from triolet.slo.objectives import ServiceObjective
+
+    from .control import Control
+    from .rollouts import LiveRollout
+
+    View = Callable[..., Awaitable[Response]]
+
+SALT_BYTES: Final = 16
+GOLDEN_S: Final = 30.0 * SECONDS
+"""Interval of golden prompts: a candidate that computes wrongly is found within a minute."""
+SIGNALS: Final = {
+    Indicator.AVAILABILITY: "errors",
+    Indicator.FIRST_TOKEN: "ttft",
+    Indicator.INTER_TOKEN: "itl",
+}
+"""Signals of the objectives that rollouts are judged by."""
+DEFAULT_OBJECTIVES: Final = {"errors": Objective(0.99), "rejected": Objective(0.5)}
+"""Clients cause most rejected requests, so only their comparison between versions counts."""
+ORDER_ACTIONS: Final = {
+    RolloutOrder.PAUSE: Action.ROLLOUT_PAUSE,
+    RolloutOrder.PROMOTE: Action.ROLLOUT_PROMOTE,
+    RolloutOrder.PROMOTE_FULLY: Action.ROLLOUT_PROMOTE,
+    RolloutOrder.ROLLBACK: Action.ROLLOUT_ROLLBACK,
+}
+
+
+class RolloutAsked(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of a request that starts a rollout; see `RolloutPlan` and `RolloutSettings`.
+
+    `experiment` is the share of an experiment, in place of `shares`. `golden` is whether the
+    candidate answers the golden prompts. `retention_s` is `bake_s` if it is missing.
+    """
+
+    model: str
+    ref: str
+    shares: tuple[Share, ...] = (0.01, 0.1, 0.5, 1.0)
+    bake_s: float = 60.0
+    max_step_s: float = 3600.0
+    retention_s: float | None = None
+    shadow_share: Share | None = None
+    accept_cost: float | None = None
+    cap_streams: Count | None = None
+    cap_tenant_share: Share = 1.0
+    excluded_tenants: tuple[str, ...] = ()
+    min_requests: Count = 200
+    min_buckets: Count = 20
+    golden: bool = True
+    experiment: Share | None = None
+    despite_freeze: bool = False
+
+
+def rollout_routes(
+    control: Control, actor: str, require_references: Callable[[Iterable[str]], None]
+) -> tuple[tuple[str, str, View], ...]:
+    """Return the routes: method, path and view.
+
+    Args:
+      control: the control to operate.
+      actor: actor of the requests.
+      require_references: refuses paths.
+    """
+    start = partial(_start, control, actor, require_references)
+    return (
+        ("GET", "/admin/rollouts", partial(_list, control)),
+        ("POST", "/admin/rollouts", start),
+        ("GET", "/admin/rollouts/<name>", partial(_show, control)),
+        ("POST", "/admin/rollouts/<name>/<order>", partial(_order, control, actor)),
+    )
+
+
+async def _list(control: Control) -> Response:
+    return _json({"rollouts": [_shown(one) for one in control.rollouts.latest.values()]})
+
+
+async def _show(control: Control, name: str) -> Response:
+    live = control.rollouts.latest.get(name)
+    if live is None:
+        raise UnknownRollout(name)
+    return _json(_shown(live))
+
+
+def _shown(live: LiveRollout) -> dict[str, Any]:
+    rollout, view = live.rollout, live.rollout.view()
+    more = {"revision": rollout.revision, "is_over": rollout.is_over, "share": view.share}
+    return {**msgspec.to_builtins(view), **more, "trouble": live.trouble}
+
+
+async def _start(
+    control: Control, actor: str, require_references: Callable[[Iterable[str]], None]
+) -> Response:
+    """Start the rollout in the body."""
+    asked = await _body(RolloutAsked)
+    if actor != os_user():
+        require_references((asked.ref,))
+    freezes = control.rollouts.freezes()
+    if freezes and not asked.despite_freeze:
+        raise Conflict(
+            f"no rollout may begin now: {'; '.join(freezes)}. Wait for its end, or give "
+            "--despite-freeze, which the audit log records"
+        )
+    rollout = _planned(control, asked, actor)
+    noted = partial(audit, Action.ROLLOUT_START, asked.model, actor, rollout.id)
+    freeze = "despite a freeze" if freezes else ""
+    await noted(AuditOutcome.BEGUN, freeze)
+    try:
+        await control.rollouts.start(rollout)
+    except (Conflict, UnknownModel):
+        await noted(AuditOutcome.FAILED, "conflict")
+        raise
+    await noted(AuditOutcome.DONE, freeze)
+    return _json(_shown(control.rollouts.latest[rollout.settings.model]), 202)
+
+
+def _planned(control: Control, asked: RolloutAsked, actor: str) -> Rollout:
+    """Return a new rollout.
+
+    Raises:
+      UnknownModel: no model has this name.
+      Conflict: the new version belongs to another model.
+      ConfigError: a value is not allowed.
+    """
+    switches, now = control.changes.switches, wall()
+    known = control.changes.under_way
+    control.changes.require_free(switches.version_of(asked.model))
+    candidate, order = switches.plan(asked.model, asked.ref, known)
+    caps = RouteCaps(asked.cap_streams, asked.cap_tenant_share)
+    shares = asked.shares if asked.experiment is None else (asked.experiment, 1.0)
+    plan = RolloutPlan(
+        stable=order.replaced,
+        candidate=candidate,
+        salt=secrets.token_hex(SALT_BYTES),
+        shares=shares,
+        objectives=objectives_of(read_objectives(control.config.objectives), order.public_name),
+        costs=None,
+        bake_s=asked.bake_s,
+        max_step_s=asked.max_step_s,
+        accept_cost=asked.accept_cost,
+        min_requests=asked.min_requests,
+        min_buckets=asked.min_buckets,
+        excluded_tenants=asked.excluded_tenants,
+        caps=None if caps == RouteCaps() else caps,
+    )
+    settings = RolloutSettings(
+        model=order.public_name,
+        ref=asked.ref,
+        actor=actor,
+        retention_s=asked.bake_s if asked.retention_s is None else asked.retention_s,
+        golden_every_s=GOLDEN_S if asked.golden else 0.0,
+        shadow_share=asked.shadow_share or 0.0,
+        is_experiment=asked.experiment is not None,
+        ignores_freezes=asked.despite_freeze,
+    )
+    evidence = RolloutEvidence().begin_step(plan, 0, now)
+    return Rollout(id=new_id(), settings=settings, plan=plan, run=control.run_id, evidence=evidence)
+
+
+def objectives_of(known: Iterable[ServiceObjective], model: str) -> dict[str, Objective]:
+    """Return the objectives of a model's rollouts: of several for one signal, the strictest."""
+    found = dict(DEFAULT_OBJECTIVES)
+    for one in sorted(known, key=lambda one: one.target):
+        if one.indicator in SIGNALS and one.covers(model, ServiceClass.DEFAULT):
+            found[SIGNALS[one.indicator]] = Objective(one.target, one.threshold_s)
+    return found
+
+
+class OrderAsked(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of an order; may be missing.
+
+    Attributes:
+      revision: revision of the rollout that the operator saw; None for any.
+      full: whether to go to the last step.
+    """
+
+    revision: int | None = None
+    full: bool = False
+
+
+async def _order(control: Control, actor: str, name: str, order: str) -> Response:
+    """Obey an order."""
+    asked = await _body(OrderAsked)
+    wanted = "promote_fully" if asked.full and order == "promote" else order
+    if wanted not in set(RolloutOrder):
+        raise RolloutRefused(f"no order is called {order!r}; allowed: pause, promote, rollback")
+    given, rollouts = RolloutOrder(wanted), control.rollouts
+    live = rollouts.require(name, given, asked.revision)
+    noted = partial(audit, ORDER_ACTIONS[given], name, actor, live.rollout.id)
+    await noted(AuditOutcome.BEGUN)
+    try:
+        rollouts.obey(rollouts.require(name, given, asked.revision), given, actor)
+    except (Conflict, RolloutRefused):  # it changed while the entry was written
+        await noted(AuditOutcome.FAILED, "conflict")
+        raise
+    return _json(_shown(live))
+
+
+async def _body(kind: type[Any]) -> Any:  # noqa: ANN401 (an instance of `kind`)
+    """Parse the body.
+
+    Raises:
+      ConfigError: it is not valid.
+    """
+    try:
+        return msgspec.json.decode(await request.get_data() or b"{}", type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the body is not valid: {error}") from None
+
+
+def _json(value: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value) + b"\n", status, mimetype="application/json")

@@ -1,0 +1,531 @@
+"""Carries out rollouts: adds the candidate, judges what servers report, renews routes, and removes
+one of the versions at the end.
+
+A rollout is in a store (`rollout_stores`) before it begins, and after each change. Control renews
+the route of its step only after a successful write or renewal there, so servers fall back to the
+stable version if control or its store is away for `VALID_S`. The next control goes on.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import structlog
+import trio
+
+from transport.control_protocol import Activity, Observed
+from transport.rollout_protocol import RolloutPhase, WorkDone
+from triolet.errors import AuditLogError
+from triolet.units import SECONDS
+
+from ..audit.events import Action, AuditOutcome
+from ..exit_codes import CommandFailed
+from ..rollouts.evidence import WorkerIncident
+from ..rollouts.rollout import VALID_S, RolloutOrder, RolloutSight
+from ..supervisor.supervisor_socket import AddVersionRequest, RouteRequest, ask_models
+from .auditing import audit, is_of_port
+from .memory import expected_bytes
+from .operations import (
+    Conflict,
+    NoRoom,
+    Operation,
+    OperationFailed,
+    OperationStatus,
+    SwitchOrder,
+    UnknownRollout,
+    WantedState,
+)
+from .rollout_stores import KeptRollout, RolloutStolen, RolloutStoreAway
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+    from pathlib import Path
+
+    from transport.control_protocol import Models
+    from transport.rollout_protocol import CandidateReport, FinishedRequest, RolloutNote
+    from triolet.config import ControlConfig
+    from triolet.config.routes import Route
+
+    from ..rollouts.plan import RolloutPlan
+    from ..rollouts.rollout import Rollout
+    from .changes import Changes
+    from .controller import Controller
+    from .rollout_stores import RolloutStore
+
+log = structlog.get_logger(__name__)
+
+RENEW_S: Final = 2.0 * SECONDS
+"""Interval of looks and renewals."""
+WRITE_S: Final = 10.0 * SECONDS
+"""Interval of writing the evidence, which has megabytes. A crash loses this much of it."""
+MAX_PENDING: Final = 100_000
+"""Ended requests between two looks; more are dropped."""
+JUDGE: Final = "judge"
+"""Actor of changes without an order."""
+MAX_REASON: Final = 128
+"""Characters of a reason in the audit log."""
+ACTIONS: Final = {
+    RolloutPhase.SHADOW: Action.ROLLOUT_STEP,
+    RolloutPhase.CANARY: Action.ROLLOUT_STEP,
+    RolloutPhase.PAUSED: Action.ROLLOUT_PAUSE,
+    RolloutPhase.PROMOTED: Action.ROLLOUT_PROMOTE,
+    RolloutPhase.ROLLED_BACK: Action.ROLLOUT_ROLLBACK,
+}
+
+
+class LiveRollout:
+    """A rollout that this control carries out or has carried out.
+
+    Args:
+      kept: the rollout as it is in the store.
+
+    Attributes:
+      rollout: its state.
+      number: number of its last write.
+      renewed_at: Unix time of the last write or renewal.
+      written_at: Unix time of the last write; 0 before this control's first one.
+      written: revision that was written.
+      trouble: why it cannot be written; empty if it can.
+      is_moved: whether servers have the permanent route to the candidate.
+      route: the route that servers get; None for none.
+      view: what servers see of it.
+      due: set when a look is due at once.
+      ended: set when it has ended.
+      over: set when its end was written.
+      adding: cancels the addition of the candidate.
+    """
+
+    def __init__(self, kept: KeptRollout) -> None:
+        self.rollout, self.number, self.renewed_at = kept
+        self.written_at = 0.0
+        self.written = self.rollout.revision
+        self.trouble = ""
+        self.is_moved = False
+        self.route: Route | None = None
+        self.view = self.rollout.view()
+        self.due = trio.Event()
+        self.ended = trio.Event()
+        self.over = trio.Event()
+        self.adding = trio.CancelScope()
+        self._noted_at = kept.renewed_at
+        self._requests: list[FinishedRequest] = []
+        self._incidents: list[WorkerIncident] = []
+        self._reports: dict[str, CandidateReport] = {}
+
+    def hear(self, said: Activity) -> None:
+        """Record a server's report about the candidate."""
+        candidate = self.rollout.plan.candidate
+        if candidate in said.candidates:
+            self._reports[said.server] = said.candidates[candidate]
+
+    def observe(self, said: Observed, canary_share: float) -> None:
+        """Record requests and incidents of this rollout's versions.
+
+        Args:
+          said: what a server saw.
+          canary_share: the candidate's share of workers.
+        """
+        versions = {self.rollout.plan.stable, self.rollout.plan.candidate}
+        own = [one for one in said.requests if one.version in versions]
+        self._requests += own[: MAX_PENDING - len(self._requests)]
+        self._incidents += [
+            WorkerIncident(one.worker, one.at, one.version, canary_share)
+            for one in said.incidents[: MAX_PENDING - len(self._incidents)]
+            if one.version in versions
+        ]
+        self.due.set()
+
+    def take(
+        self,
+        now: float,
+        servers: Iterable[str],
+        freezes: Collection[str],
+        work: tuple[WorkDone, WorkDone],
+    ) -> RolloutSight:
+        """Return what was seen since the last look.
+
+        Args:
+          now: Unix time.
+          servers: servers that are alive.
+          freezes: why no rollout should go on.
+          work: see `RolloutSight`.
+        """
+        alive = {*servers}
+        self._reports = {name: one for name, one in self._reports.items() if name in alive}
+        requests, incidents = self._requests, self._incidents
+        self._requests, self._incidents, self.due = [], [], trio.Event()
+        return RolloutSight(now, requests, incidents, self._reports, freezes, work)
+
+    def new_notes(self) -> list[RolloutNote]:
+        """Return the changes since the last call."""
+        notes = [one for one in self.rollout.history if one.at > self._noted_at]
+        if notes:
+            self._noted_at = notes[-1].at
+        return notes
+
+
+class Rollouts:
+    """The rollouts of one fleet.
+
+    Args:
+      config: timeouts.
+      controller: the fleet's models.
+      changes: operations on models, which a rollout excludes for its versions.
+      supervisor: socket of the supervisor.
+      store: keeps rollouts.
+      publish: sends the news to servers.
+      wall: returns the Unix time.
+      run_id: returns the id of the supervisor's run; empty while it is not known.
+      nursery: runs the rollouts.
+
+    Attributes:
+      latest: the latest rollout of each model, by public name.
+    """
+
+    def __init__(
+        self,
+        config: ControlConfig,
+        controller: Controller,
+        changes: Changes,
+        supervisor: Path,
+        store: RolloutStore,
+        publish: Callable[[], None],
+        wall: Callable[[], float],
+        run_id: Callable[[], str],
+        nursery: trio.Nursery,
+    ) -> None:
+        self.latest: dict[str, LiveRollout] = {}
+        self._freezes: dict[str, tuple[str, ...]] = {}
+        self._config = config
+        self._controller = controller
+        self._changes = changes
+        self._supervisor = supervisor
+        self._store = store
+        self._publish = publish
+        self._wall = wall
+        self._run_id = run_id
+        self._nursery = nursery
+
+    async def take_up(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Go on with the rollouts of an earlier control, once the store answers.
+
+        Args:
+          task_status: started after the first try.
+        """
+        found: list[KeptRollout] | None = None
+        is_first = True
+        while found is None:
+            try:
+                found = await self._store.read()
+            except RolloutStoreAway as error:
+                if is_first:
+                    log.warning("rollouts_not_read", reason=str(error))
+                    task_status.started()
+                is_first = False
+                await trio.sleep(RENEW_S)
+        for one in found:
+            self._begin(LiveRollout(one))
+        if is_first:
+            task_status.started()
+
+    async def start(self, rollout: Rollout) -> None:
+        """Write a new rollout to the store and begin it.
+
+        Raises:
+          Conflict: its model is being changed, or the store cannot be written.
+          UnknownModel: its model was dropped.
+        """
+        name, now = rollout.settings.model, self._wall()
+        operation = _operation(rollout)
+        self._changes.require(operation)
+        before = self.latest.get(name)
+        number = 0 if before is None else before.number
+        self._hold(operation)
+        try:
+            number = await self._store.write(rollout, number, now)
+        except (RolloutStoreAway, RolloutStolen) as error:
+            self._release(operation)
+            raise Conflict(f"the rollout of {name} was not begun: {error}") from error
+        self._begin(LiveRollout(KeptRollout(rollout, number, now)))
+
+    def require(self, name: str, order: RolloutOrder, revision: int | None) -> LiveRollout:
+        """Return a rollout that can obey an order.
+
+        Args:
+          name: public name of the model.
+          order: the order.
+          revision: revision of the rollout that the operator saw; None for any.
+
+        Raises:
+          UnknownRollout: there is none.
+          Conflict: the rollout has changed since, or cannot be written.
+          RolloutRefused: it cannot be obeyed now.
+        """
+        live = self.latest.get(name)
+        if live is None:
+            raise UnknownRollout(name)
+        if revision not in (None, live.rollout.revision):
+            raise Conflict(
+                f"the rollout {live.rollout.id} of {name} has changed since you looked: it is "
+                f"{live.rollout.phase}, step {live.rollout.evidence.step}; decide again after "
+                f"`triolet rollout status {name}`"
+            )
+        live.rollout.require(order)
+        if live.trouble and order is not RolloutOrder.ROLLBACK:
+            raise Conflict(f"the rollout of {name} cannot be written now: {live.trouble}")
+        return live
+
+    def obey(self, live: LiveRollout, order: RolloutOrder, actor: str) -> None:
+        """Obey an operator's order.
+
+        Raises:
+          RolloutRefused: it cannot be obeyed now.
+        """
+        live.rollout.order(order, actor, self._wall())
+        if not live.rollout.is_live:
+            live.adding.cancel()
+        live.due.set()
+
+    def with_rollouts(self, told: Models) -> Models:
+        """Return news with the routes and views of rollouts."""
+        shown = self.latest.values()
+        routes = {one.view.model: one.route for one in shown if one.route is not None}
+        views = tuple(one.view for one in shown)
+        return msgspec.structs.replace(told, routes=told.routes | routes, rollouts=views)
+
+    def hear(self, said: Activity | Observed) -> None:
+        """Record a server's report."""
+        live = [one for one in self.latest.values() if not one.rollout.is_over]
+        if isinstance(said, Activity):
+            self._freezes[said.server] = said.freezes
+            for one in live:
+                one.hear(said)
+        else:
+            for one in live:
+                one.observe(said, self._workers_share(one.rollout.plan))
+
+    def freezes(self) -> list[str]:
+        """Return why no rollout should go on, as servers that are alive say."""
+        alive = self._controller.heard_at.keys()
+        self._freezes = {name: why for name, why in self._freezes.items() if name in alive}
+        return sorted({one for why in self._freezes.values() for one in why})
+
+    def _workers_share(self, plan: RolloutPlan) -> float:
+        """Return the candidate's share of workers; 0 if control does not know the workers."""
+        models = self._controller.models
+        stable, canary = (
+            len(models[name].workers) if name in models else 0
+            for name in (plan.stable, plan.candidate)
+        )
+        return canary / max(1, stable + canary)
+
+    def _work(self, version: str) -> WorkDone:
+        """Return the work of a version's workers. Each server reports that of all."""
+        model = self._controller.models.get(version)
+        works = () if model is None else (one.work for one in model.activity.values())
+        return max(works, key=attrgetter("busy_s"), default=WorkDone())
+
+    def _hold(self, operation: Operation) -> None:
+        self._changes.under_way |= dict.fromkeys(operation.names, operation)
+
+    def _release(self, operation: Operation) -> None:
+        operation.status = OperationStatus.DONE
+        for name in operation.names:
+            self._changes.under_way.pop(name, None)
+
+    def _begin(self, live: LiveRollout) -> None:
+        self.latest[live.view.model] = live
+        if not live.rollout.is_over:
+            operation = _operation(live.rollout)
+            self._hold(operation)
+            self._nursery.start_soon(self._run, live, operation)
+
+    async def _run(self, live: LiveRollout, operation: Operation) -> None:
+        """Carry out a rollout from wherever it is to its end."""
+        rollout = live.rollout
+        log.info("rollout_begins", rollout=rollout.id, model=live.view.model, phase=rollout.phase)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch, live, nursery.cancel_scope)
+            if await self._is_same_run(rollout):
+                if rollout.is_live:
+                    with live.adding:
+                        await self._add(live, operation)
+                live.due.set()
+                await live.ended.wait()
+                await self._leave_one(live, operation)
+            else:
+                rollout.fail("the fleet ended, and its candidate with it", self._wall())
+            rollout.finish()
+            live.due.set()
+            await live.over.wait()
+            nursery.cancel_scope.cancel()
+        self._keep_loaded(rollout.plan, is_kept=False)
+        self._changes.steps.changed_at = trio.current_time()
+        self._release(operation)
+
+    async def _is_same_run(self, rollout: Rollout) -> bool:
+        """Return whether the fleet is the one in which the rollout began."""
+        with trio.move_on_after(self._config.operation_timeout_s):
+            while not self._run_id():  # noqa: ASYNC110 (the supervisor's first answer)
+                await trio.sleep(self._config.tick_s)
+        return self._run_id() == rollout.run
+
+    async def _add(self, live: LiveRollout, operation: Operation) -> None:
+        """Let all servers have the candidate, without requests. Idempotent."""
+        rollout, switches, steps = live.rollout, self._changes.switches, self._changes.steps
+        plan, order = rollout.plan, operation.switch
+        assert order is not None, "a rollout has the settings of a switch"
+        try:
+            if switches.fence:
+                await steps.wait_served(operation, plan.candidate, is_ready=True)
+            else:
+                switches.routes = (await ask_models(self._supervisor)).routes
+                request = AddVersionRequest(
+                    plan.candidate, plan.stable, order.ref, is_of_port(operation), is_beside=True
+                )
+                config = await steps.ask_added(operation, request)
+                steps.add(config, await trio.to_thread.run_sync(expected_bytes, config))
+                self._keep_loaded(plan, is_kept=True)
+                route = switches.routes.get(order.public_name)
+                await switches.put_beside(operation, order, route)
+        except (OperationFailed, CommandFailed, NoRoom) as error:
+            rollout.fail(f"{plan.candidate} cannot serve: {error}", self._wall())
+        else:
+            model = self._controller.models.get(plan.candidate)
+            rollout.note_prepared("" if model is None else model.config.digest, self._wall())
+
+    def _keep_loaded(self, plan: RolloutPlan, *, is_kept: bool) -> None:
+        models = self._controller.models
+        for name in {plan.stable, plan.candidate} & models.keys():
+            models[name].is_kept = is_kept
+
+    async def _watch(self, live: LiveRollout, scope: trio.CancelScope) -> None:
+        """Look, write and renew until the end was written."""
+        rollout, plan = live.rollout, live.rollout.plan
+        live.due.set()
+        while not live.over.is_set():
+            with trio.move_on_after(RENEW_S):
+                await live.due.wait()
+            work = self._work(plan.stable), self._work(plan.candidate)
+            heard = self._controller.heard_at.keys()
+            rollout.look(live.take(self._wall(), heard, self.freezes(), work))
+            if not rollout.is_live:
+                live.ended.set()
+            if live.route is not None and rollout.route(0.0) is None:
+                live.route = None  # do not wait for the store
+                self._publish()
+            try:
+                await self._keep(live)
+            except RolloutStolen as error:
+                log.warning("rollout_left", rollout=rollout.id, reason=str(error))
+                live.route = None
+                self._publish()
+                scope.cancel()
+            await trio.sleep(self._config.tick_s)
+
+    async def _keep(self, live: LiveRollout) -> None:
+        """Write or renew a rollout. If that succeeds, renew its route at servers.
+
+        Raises:
+          RolloutStolen: another control has written it.
+        """
+        rollout, now = live.rollout, self._wall()
+        revision, is_over = rollout.revision, rollout.is_over
+        is_changed = revision != live.written or is_over or now - live.written_at >= WRITE_S
+        if not is_changed and now - live.renewed_at < RENEW_S:
+            return
+        if now - live.renewed_at > VALID_S:
+            rollout.resume(live.renewed_at, now)
+        view, route = rollout.view(), rollout.route(now + VALID_S)
+        try:
+            if is_changed:
+                live.number = await self._store.write(rollout, live.number, now)
+                live.written, live.written_at = revision, now
+            else:
+                await self._store.renew(live.view.model, live.number, now)
+        except RolloutStoreAway as error:
+            if not live.trouble:
+                log.warning("rollout_not_kept", rollout=rollout.id, reason=str(error))
+            live.trouble = str(error)
+            return
+        live.trouble, live.renewed_at, live.view = "", now, view
+        live.route = None if live.is_moved else route
+        self._publish()
+        if is_over:
+            live.over.set()
+        for note in live.new_notes():
+            log.info("rollout_changed", rollout=rollout.id, **msgspec.structs.asdict(note))
+            self._nursery.start_soon(self._audit, rollout, note)
+
+    async def _audit(self, rollout: Rollout, note: RolloutNote) -> None:
+        try:
+            await audit(
+                ACTIONS[note.phase],
+                rollout.settings.model,
+                note.actor or JUDGE,
+                rollout.id,
+                AuditOutcome.DONE,
+                note.said[:MAX_REASON],
+                rollout.digest,
+                {"step": note.step},
+            )
+        except AuditLogError as error:
+            log.error("rollout_not_recorded", rollout=rollout.id, error=str(error))
+
+    async def _leave_one(self, live: LiveRollout, operation: Operation) -> None:
+        """Give the name to the candidate and remove the stable version, or remove the candidate.
+        Repeat it until it succeeds."""
+        while True:
+            try:
+                if live.rollout.phase is RolloutPhase.PROMOTED:
+                    await self._move(live, operation)
+                elif not self._changes.switches.fence:
+                    await self._changes.steps.take_back(operation)
+                return
+            except (OperationFailed, CommandFailed) as error:
+                log.error("rollout_not_finished", rollout=live.rollout.id, reason=str(error))
+            await trio.sleep(RENEW_S)
+
+    async def _move(self, live: LiveRollout, operation: Operation) -> None:
+        """Move the permanent route to the candidate, and remove the stable version.
+
+        Raises:
+          OperationFailed: servers have the route of before.
+          CommandFailed: the supervisor refused it, or workers still run.
+        """
+        order, switches, steps = operation.switch, self._changes.switches, self._changes.steps
+        assert order is not None, "a rollout has the settings of a switch"
+        if switches.fence:
+            now = switches.routes.get(order.public_name)
+            revision = 0 if now is None else now.revision
+            switches.move_servers(operation, msgspec.structs.replace(order, revision=revision))
+        else:
+            switches.routes = (await ask_models(self._supervisor)).routes
+            route = switches.routes[order.public_name]
+            if route.stable != operation.model:
+                moved = RouteRequest(operation.model, order.replaced, route.revision, is_moved=True)
+                await steps.ask_route(moved)
+        live.is_moved, live.route = True, None
+        self._publish()
+        if not switches.fence:
+            await steps.wait_let_go(order.replaced)
+            await steps.end(operation, order.replaced)
+            steps.drop(order.replaced)
+
+
+def _operation(rollout: Rollout) -> Operation:
+    """Return the operation that excludes others on the versions of a rollout."""
+    settings, plan = rollout.settings, rollout.plan
+    order = SwitchOrder(settings.model, plan.stable, settings.ref)
+    return Operation(
+        rollout.id,
+        plan.candidate,
+        WantedState.ROLLOUT,
+        settings.actor,
+        rollout.evidence.began_at,
+        OperationStatus.RUNNING,
+        settings=msgspec.json.encode(order).decode(),
+        run=rollout.run,
+    )

@@ -1,0 +1,423 @@
+"""A rollout: its phases, what evidence, orders and time do to it, and the route and the view that
+servers get. No I/O, no clock."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+
+from transport.rollout_protocol import (
+    ENDED_PHASES,
+    CandidateReport,
+    FinishedRequest,
+    RolloutNote,
+    RolloutPhase,
+    RolloutView,
+    ShadowComparison,
+    WorkDone,
+)
+from triolet.config.limits import NotNegative, Positive  # noqa: TC001 (msgspec reads annotations)
+from triolet.config.routes import Route  # noqa: TC001 (msgspec reads the annotations)
+from triolet.errors import TrioletError
+from triolet.units import SECONDS
+
+from .evidence import RolloutEvidence, WorkerIncident
+from .forecast import DAY_S, forecast
+from .judge import RolloutVerdict, alarm, cost_bounds, judge
+from .plan import LOOKS, MIN_BAD, RolloutPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+VALID_S: Final = 10.0 * SECONDS
+"""A route that is not renewed for this long ends: four renewals may be lost."""
+BATCH_S: Final = 10.0 * SECONDS
+"""Costs are compared over this time."""
+MIN_PAIRS: Final = 20
+"""Compared shadow copies without which the first step does not begin."""
+MAX_NOTES: Final = 50
+"""Changes that are kept: a step may be repeated. The audit log has all."""
+SHOWN_NOTES: Final = 8
+"""Changes that servers get with each message."""
+
+AFTER: Final = {
+    RolloutPhase.PREPARING: frozenset(
+        {RolloutPhase.SHADOW, RolloutPhase.CANARY, RolloutPhase.ROLLED_BACK}
+    ),
+    RolloutPhase.SHADOW: frozenset(
+        {RolloutPhase.CANARY, RolloutPhase.PAUSED, RolloutPhase.ROLLED_BACK}
+    ),
+    # To itself: another step.
+    RolloutPhase.CANARY: frozenset(RolloutPhase) - {RolloutPhase.PREPARING, RolloutPhase.SHADOW},
+    RolloutPhase.PAUSED: frozenset(RolloutPhase) - {RolloutPhase.PREPARING, RolloutPhase.SHADOW},
+    RolloutPhase.PROMOTED: frozenset[RolloutPhase](),
+    RolloutPhase.ROLLED_BACK: frozenset[RolloutPhase](),
+}
+"""The phases that may follow each phase."""
+
+
+class RolloutOrder(StrEnum):
+    """An operator's order."""
+
+    PAUSE = "pause"
+    PROMOTE = "promote"
+    """Go to the next step, or end the last one."""
+    PROMOTE_FULLY = "promote_fully"
+    """Go to the last step."""
+    ROLLBACK = "rollback"
+
+
+TO_CANARY: Final = frozenset({RolloutPhase.SHADOW, RolloutPhase.CANARY, RolloutPhase.PAUSED})
+ALLOWED_IN: Final = {
+    RolloutOrder.PAUSE: frozenset({RolloutPhase.SHADOW, RolloutPhase.CANARY}),
+    RolloutOrder.PROMOTE: TO_CANARY,
+    RolloutOrder.PROMOTE_FULLY: TO_CANARY,
+    RolloutOrder.ROLLBACK: TO_CANARY | {RolloutPhase.PREPARING},
+}
+"""The phases in which each order is obeyed."""
+
+
+class RolloutRefused(TrioletError):
+    """An order that a rollout cannot obey now; the text says why."""
+
+
+class RolloutSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What an operator asked for, besides the plan.
+
+    Attributes:
+      model: public name of the model.
+      ref: directory, file or version of the candidate.
+      actor: who asked for it.
+      retention_s: duration of the last step: as long, the stable version stays loaded.
+      golden_every_s: interval of golden prompts; 0 for none.
+      shadow_share: share of requests that are copied to the candidate before the first step; 0 for
+        no such phase.
+      is_experiment: keep the share of the first step, whatever the verdict, until an order.
+      ignores_freezes: whether it goes on while servers say that no rollout should.
+    """
+
+    model: str
+    ref: str
+    actor: str = ""
+    retention_s: Positive = 60 * SECONDS
+    golden_every_s: NotNegative = 30 * SECONDS
+    shadow_share: NotNegative = 0.0
+    is_experiment: bool = False
+    ignores_freezes: bool = False
+
+
+class RolloutSight(NamedTuple):
+    """What control has seen of a rollout since the last look.
+
+    Attributes:
+      now: Unix time.
+      requests: ended requests.
+      incidents: incidents of workers.
+      reports: latest report about the candidate of each server.
+      freezes: why no rollout should go on.
+      work: work of the stable version's workers and of the candidate's since they started; None if
+        it is not known.
+    """
+
+    now: float
+    requests: Collection[FinishedRequest] = ()
+    incidents: Collection[WorkerIncident] = ()
+    reports: Mapping[str, CandidateReport] = {}
+    freezes: Collection[str] = ()
+    work: tuple[WorkDone, WorkDone] | None = None
+
+
+class Rollout(msgspec.Struct, kw_only=True):
+    """A rollout of a candidate in place of a stable version.
+
+    Attributes:
+      id: its id.
+      settings: what was asked for.
+      plan: steps, objectives and limits.
+      run: id of the supervisor's run; another run does not have the candidate.
+      digest: digest of the candidate; empty until it is known, and outside the store.
+      is_prepared: whether all servers can send requests to the candidate.
+      phase: current phase.
+      evidence: evidence of the current step.
+      golden: first answers to the golden prompts.
+      work: slot of ten seconds, and the work of both versions at its start.
+      shadow: sums of all servers' shadow copies.
+      said: latest verdict, for people.
+      history: latest changes, oldest first.
+      revision: grows with each change.
+      is_over: it has ended, and one version is left.
+    """
+
+    id: str
+    settings: RolloutSettings
+    plan: RolloutPlan
+    run: str = ""
+    digest: str = ""
+    is_prepared: bool = False
+    phase: RolloutPhase = RolloutPhase.PREPARING
+    evidence: RolloutEvidence
+    golden: tuple[str, ...] = ()
+    work: tuple[int, WorkDone, WorkDone] | None = None
+    shadow: ShadowComparison = ShadowComparison()
+    said: str = ""
+    history: list[RolloutNote] = []
+    revision: int = 1
+    is_over: bool = False
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it has not ended."""
+        return self.phase not in ENDED_PHASES
+
+    def note_prepared(self, digest: str, now: float) -> None:
+        """Record that all servers can send requests to the candidate."""
+        if self.is_live and not self.is_prepared:
+            self.digest, self.is_prepared = digest, True
+            self.evidence = self.evidence.begin_step(self.plan, 0, now)
+            self.revision += 1
+
+    def fail(self, why: str, now: float) -> None:
+        """Roll back: the candidate cannot serve."""
+        if self.is_live:
+            self._go(RolloutPhase.ROLLED_BACK, self.evidence.step, why, now)
+
+    def resume(self, renewed_at: float, now: float) -> None:
+        """Go on after an outage of control or of its store.
+
+        If servers fell back to the stable version, the evidence of the step begins again.
+
+        Args:
+          renewed_at: when the route was last renewed.
+          now: Unix time.
+        """
+        if self.is_live and now - renewed_at > VALID_S:
+            was_good = self.evidence.was_good
+            self.evidence = self.evidence.begin_step(self.plan, self.evidence.step, now)
+            self.evidence.was_good, self.work = was_good, None
+
+    def require(self, order: RolloutOrder) -> None:
+        """Check that an order can be obeyed.
+
+        Raises:
+          RolloutRefused: it cannot.
+        """
+        if self.phase not in ALLOWED_IN[order]:
+            raise RolloutRefused(
+                f"the rollout {self.id} of {self.settings.model} is {self.phase}: {self.said}; it "
+                f"takes {order.partition('_')[0]} only while it is {_any_of(ALLOWED_IN[order])}"
+            )
+
+    def order(self, order: RolloutOrder, actor: str, now: float) -> None:
+        """Obey an order.
+
+        Raises:
+          RolloutRefused: it cannot be obeyed now; nothing has changed.
+        """
+        self.require(order)
+        step, said = self.evidence.step, f"ordered by {actor}"
+        if order is RolloutOrder.PAUSE:
+            self._go(RolloutPhase.PAUSED, step, said, now, actor)
+        elif order is RolloutOrder.ROLLBACK:
+            self._go(RolloutPhase.ROLLED_BACK, step, said, now, actor)
+        elif step == self.plan.last_step:
+            self._go(RolloutPhase.PROMOTED, step, said, now, actor)
+        else:
+            is_full = order is RolloutOrder.PROMOTE_FULLY
+            to_step = self.plan.last_step if is_full else step + 1
+            self._go(RolloutPhase.CANARY, to_step, said, now, actor)
+
+    def look(self, seen: RolloutSight) -> None:
+        """Add what was seen to the evidence, and obey the verdict."""
+        if not self.is_live:
+            return
+        evidence, plan = self.evidence, self.plan
+        evidence.add_requests(plan, seen.requests, seen.now)
+        evidence.add_incidents(plan, seen.incidents)
+        self._note_work(seen)
+        faults = self._note_reports(seen.reports)
+        if not self.is_prepared:
+            return
+        if faults:
+            self.fail(faults[0], seen.now)
+        elif self.settings.golden_every_s and not self.golden:
+            self.said = f"{plan.candidate} has not answered the golden prompts yet"
+            if seen.now - evidence.began_at >= plan.max_step_s:
+                self.fail(f"{self.said}, in {plan.max_step_s:g} s", seen.now)
+        elif self.phase is RolloutPhase.PREPARING and self.settings.shadow_share:
+            self._go(RolloutPhase.SHADOW, 0, "requests are copied to the candidate", seen.now)
+        else:
+            self._obey(self._verdict(seen), seen.now)
+
+    def _note_work(self, seen: RolloutSight) -> None:
+        """Compare the costs of the last ten seconds."""
+        slot = int(seen.now // BATCH_S)
+        if seen.work is None or self.plan.costs is None or (self.work and slot <= self.work[0]):
+            return
+        if self.work and slot == self.work[0] + 1:
+            done = [_between(*pair) for pair in zip(self.work[1:], seen.work, strict=True)]
+            self.evidence.add_work(self.plan.costs, slot, *done)
+        self.work = slot, *seen.work
+
+    def _note_reports(self, reports: Mapping[str, CandidateReport]) -> list[str]:
+        """Compare the answers to golden prompts, and add up shadow copies.
+
+        Returns:
+          Why golden prompts failed.
+        """
+        if reports:
+            self.shadow = _total([one.shadow for one in reports.values()])
+        for server, report in sorted(reports.items()):
+            if report.golden and not self.golden:
+                self.golden = report.golden
+            if report.golden and report.golden != self.golden:
+                pairs = zip(report.golden, self.golden, strict=False)
+                places = [str(place) for place, (a, b) in enumerate(pairs, 1) if a != b]
+                what = f"prompt {', '.join(places)}" if places else "the number of prompts"
+                self.evidence.golden_difference = f"{what}, at {server.partition('/')[0]}"
+        return [
+            f"golden prompts to {self.plan.candidate} failed: {one.golden_error}"
+            for one in reports.values()
+            if one.golden_error
+        ]
+
+    def _verdict(self, seen: RolloutSight) -> RolloutVerdict:
+        evidence, plan = self.evidence, self.plan
+        freezes = () if self.settings.ignores_freezes else sorted({*seen.freezes})
+        if self.phase is RolloutPhase.PAUSED or freezes:
+            why = f"frozen: {'; '.join(freezes)}" if freezes else self.said
+            return alarm(evidence, plan) or RolloutVerdict("hold", "frozen", why, {})
+        verdict, shadow = judge(evidence, plan), self.shadow
+        if self.phase is not RolloutPhase.SHADOW or verdict.action != "advance":
+            return verdict
+        said = f"{shadow.pairs} shadow copies were compared, {shadow.failed} failed"
+        if shadow.failed >= max(MIN_BAD, shadow.pairs):
+            return RolloutVerdict("rollback", "step", said, {"failed": shadow.failed})
+        if shadow.pairs >= MIN_PAIRS:
+            return verdict
+        is_late = evidence.now - evidence.began_at >= plan.max_step_s
+        said = f"{said}; {MIN_PAIRS} are needed"
+        return RolloutVerdict("pause" if is_late else "hold", "evidence", said, {})
+
+    def _obey(self, verdict: RolloutVerdict, now: float) -> None:
+        evidence, plan = self.evidence, self.plan
+        if verdict.look is not None:
+            evidence.looks = [*evidence.looks, verdict.look][-LOOKS:]
+        self.said = verdict.said
+        step, is_last = evidence.step, evidence.step == plan.last_step
+        if self.settings.is_experiment and step and not is_last:
+            self.said = f"experiment; the verdict would be {verdict.action}: {verdict.said}"
+            return
+        match verdict.action:
+            case "rollback" if verdict.to_step:
+                self._go(self.phase, verdict.to_step, verdict.said, now)
+            case "rollback":
+                self._go(RolloutPhase.ROLLED_BACK, step, verdict.said, now)
+            case "pause":
+                self._go(RolloutPhase.PAUSED, step, verdict.said, now)
+            case "advance" if not is_last:
+                said = verdict.said if step else f"{verdict.said}; {self._forecast()}"
+                self._go(RolloutPhase.CANARY, verdict.to_step, said, now)
+            case "advance" if now - evidence.began_at >= self.settings.retention_s:
+                self._go(RolloutPhase.PROMOTED, step, verdict.said, now)
+            case "advance":
+                kept_s = self.settings.retention_s
+                self.said = f"{verdict.said}; {plan.stable} stays loaded for {kept_s:g} s in all"
+
+    def _forecast(self) -> str:
+        """Return whether the traffic since the candidate was ready will do for the steps."""
+        evidence = self.evidence
+        per_day = DAY_S / max(1.0, evidence.now - evidence.began_at)
+        seen = (max(one.requests.values(), default=0) for one in evidence.tallies.values())
+        return forecast(self.plan, [round(count * per_day) for count in seen]).said
+
+    def _go(self, phase: RolloutPhase, step: int, said: str, now: float, actor: str = "") -> None:
+        """Go to a phase and step.
+
+        Raises:
+          RolloutRefused: this phase cannot follow the current one; nothing has changed.
+        """
+        if phase not in AFTER[self.phase]:
+            raise RolloutRefused(f"the rollout {self.id} is {self.phase}, and cannot be {phase}")
+        if step != self.evidence.step:
+            self.evidence = self.evidence.begin_step(self.plan, step, now)
+        self.phase, self.said = phase, said
+        self.revision += 1
+        note = RolloutNote(now, phase, step, said, actor)
+        self.history = [*self.history, note][-MAX_NOTES:]
+
+    def finish(self) -> None:
+        """Record that one version is left, and drop the evidence."""
+        last = self.evidence
+        self.is_over = True
+        self.evidence = RolloutEvidence(last.step, last.began_at, last.now)
+
+    def route(self, valid_until: float) -> Route | None:
+        """Return the temporary route of the current step; None if there is none."""
+        has_route = self.phase is not RolloutPhase.ROLLED_BACK and not self.is_over
+        if not self.evidence.step or not has_route:
+            return None
+        return self.plan.route(self.evidence.step, self.revision, valid_until)
+
+    def view(self) -> RolloutView:
+        """Return what servers, metrics and people see of it."""
+        evidence, plan = self.evidence, self.plan
+        is_served = self.is_live and self.is_prepared
+        return RolloutView(
+            self.id,
+            self.settings.model,
+            plan.stable,
+            plan.candidate,
+            self.digest,
+            self.phase,
+            evidence.step,
+            plan.shares,
+            evidence.began_at,
+            self.said,
+            self.settings.golden_every_s if is_served else 0.0,
+            self.settings.shadow_share if self.phase is RolloutPhase.SHADOW else 0.0,
+            {name: _counts(evidence, name) for name in plan.objectives},
+            {name: _four(evidence.recent(name)) for name in plan.objectives},
+            cost_bounds(evidence),
+            self.shadow,
+            tuple(self.history[-SHOWN_NOTES:]),
+        )
+
+
+def _any_of(phases: Iterable[RolloutPhase]) -> str:
+    return " or ".join(sorted(phases))
+
+
+def _between(before: WorkDone, after: WorkDone) -> WorkDone:
+    """Return the work of an interval; none if a worker was restarted in it."""
+    pairs = zip(msgspec.structs.astuple(before), msgspec.structs.astuple(after), strict=True)
+    done = WorkDone(*(late - early for early, late in pairs))
+    return done if min(msgspec.structs.astuple(done)) >= 0 else WorkDone()
+
+
+def _total(parts: Collection[ShadowComparison]) -> ShadowComparison:
+    """Add up the comparisons of several servers."""
+    columns = zip(*map(msgspec.structs.astuple, parts), strict=True)
+    return ShadowComparison(*map(_added_up, columns))
+
+
+def _added_up(column: tuple[Any, ...]) -> Any:  # noqa: ANN401 (a number, or a pair of them)
+    if isinstance(column[0], tuple):
+        return tuple(map(sum, zip(*column, strict=True)))
+    return sum(column)
+
+
+def _counts(evidence: RolloutEvidence, name: str) -> tuple[int, int, int, int]:
+    """Return good and bad requests of the step to the stable version, then to the candidate."""
+    counts = [0, 0, 0, 0]
+    for tally in evidence.tallies.values():
+        bad, first = tally.bad.get(name, 0), 2 * tally.is_canary
+        counts[first] += tally.requests.get(name, 0) - bad
+        counts[first + 1] += bad
+    return _four(counts)
+
+
+def _four(counts: Collection[int]) -> tuple[int, int, int, int]:
+    first, second, third, fourth = counts
+    return first, second, third, fourth
