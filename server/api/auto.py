@@ -24,13 +24,13 @@ from .generate import (
     check_fields,
     check_fields_for,
     check_is_open,
-    chosen_version,
     least,
     refuse_early,
 )
 from .ladder import AskedModel, Choice, Reason, Rung, Size, candidates, choose
 from .resuming import kept_model
 from .served_models import state_of
+from .versions import chosen_version
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable

@@ -12,15 +12,16 @@ from werkzeug.exceptions import RequestEntityTooLarge
 from triolet.errors import invalid_request
 from triolet.units import KIB, MILLISECONDS
 
+from ..rollouts.conversations import Conversation, first_turn, named_user
 from ..tenants.tenancy import current_tenant
 from .errors import echo, http_error, too_large
-from .json_body import checked_fields, read_body_fields
+from .json_body import checked_fields, named_fields
 from .known_names import EXTENSIONS, OTHER_EXTENSION
 from .request_scope import RequestScope, scope_of
 from .schemas import TURNS_AT_ONCE, read_request
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from werkzeug.datastructures import Headers
 
@@ -171,13 +172,39 @@ async def read_fields(kind: type[ModelT], services: Services) -> ModelT:
 
     is_strict = services.config.strict_requests
     if is_quick(body):
-        fields, unknown = read_body_fields(kind, bytes(body), is_strict)
+        named, unknown = named_fields(kind, bytes(body), is_strict)
+        fields = read_request(kind, named)
     else:
         named, unknown = await services.do(checked_fields, kind.__name__, body, is_strict)
         fields = await read_checked(kind, named)
     if unknown:
         note_ignored(unknown, services)
+    if services.models.routes:
+        current_scope().conversation = begun_conversation(named, request.headers)
     return fields
+
+
+SESSION_HEADER: Final = "x-triolet-session"
+"""Request header that names a conversation, for clients that name no user."""
+ASKED_VERSION_HEADER: Final = "x-triolet-version"
+"""Request header with which an operator names a version."""
+
+
+def begun_conversation(
+    body: Mapping[str, Any], headers: Headers, before: Conversation | None = None
+) -> Conversation:
+    """Return the conversation that a request belongs to.
+
+    Args:
+      body: the request's fields.
+      headers: its headers, or those of its WebSocket.
+      before: the conversation of the WebSocket so far, which the request continues unless it names
+        another user.
+    """
+    user = named_user(body, headers.get(SESSION_HEADER, ""))
+    if before is not None and user in ("", before.user):
+        return before
+    return Conversation(user or first_turn(body), headers.get(ASKED_VERSION_HEADER, ""))
 
 
 async def read_checked(kind: type[ModelT], named: dict[str, Any]) -> ModelT:

@@ -11,7 +11,6 @@ import msgspec
 import trio
 from quart import Response, has_request_context
 
-from triolet.config import AUTO
 from triolet.errors import draining, invalid_request
 from triolet.ids import new_request_id
 
@@ -24,13 +23,13 @@ from .body import (
     current_key,
     current_scope,
     deadline_s,
-    show_version,
     shown_request_id,
 )
 from .limits import check_output, current_scheduling, renew_tenant, reserved
 from .resuming import has_answer, resumable_stream, resumable_whole
 from .sampling import cache_ask, check_token_ids, of_choice, sampling_params
 from .stream import EventStreamBody
+from .versions import assigned_version, named_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -198,43 +197,6 @@ def warming(plan: GenerationPlan) -> GenerationPlan:
     return replace(plan, fields=fields, max_tokens=1)
 
 
-def named_model(name: str | None, services: Services) -> ServedModel:
-    """Return the model that the current request names; show its version in the headers.
-
-    Raises:
-      RequestError: 404, the model does not exist; 400, the name is `auto`.
-    """
-    if name == AUTO and services.config.auto.ladder is not None:
-        raise invalid_request(
-            f"{AUTO!r} chooses a model for completions only; name one that GET /v1/models lists",
-            "model",
-        )
-    model = chosen_version(name, services)
-    show_version(model.digest)
-    return model
-
-
-def chosen_version(name: str | None, services: Services) -> ServedModel:
-    """Return the model with this name. For a route, choose the current request's version.
-
-    All requests of a tenant go to one version. Without tenants, the idempotency key or request id
-    decides.
-
-    Raises:
-      RequestError: 404, the model does not exist.
-    """
-    model = services.models.named(name)
-    if not model.public_name or not has_request_context():
-        return model
-    live, tenant = current_scope(), current_tenant().name
-    if model.name not in live.versions:
-        key = tenant or current_key() or live.request_id.hex()
-        live.versions[model.name] = services.models.version_for(
-            model, lambda route: route.version_for(tenant, key, services.wall())
-        )
-    return live.versions[model.name]
-
-
 def check_fields(fields: GenerationFields, services: Services) -> ServedModel:
     """Refuse what can be refused before any text is processed.
 
@@ -341,7 +303,7 @@ def generation_requests(
     """
     model, fields, limits = plan.model, plan.fields, renew_tenant(services.tenancy).plan
     scheduling = current_scheduling(fields.service_tier, services.quotas.store.num_servers)
-    context = context_of(model, limits)
+    context, assigned = context_of(model, limits), assigned_version(model)
     requests: list[GenerationRequest] = []
     for prompt_ids in plan.prompts:
         default = least(plan.default_max_tokens, limits.max_output_tokens)
@@ -379,6 +341,7 @@ def generation_requests(
                 watch=plan.watch,
                 auto=plan.auto,
                 adapter=model.adapter_key,
+                assigned=assigned,
             )
             for index, request_id in enumerate(request_ids)
         ]

@@ -22,8 +22,6 @@ from .schemas import StrictModel, read_request, take_unknown
 if TYPE_CHECKING:
     from triolet.errors import RequestError
 
-    from .schemas import ModelT
-
 
 MAX_KEYS: Final = 1024
 """Three times the number of fields of the largest request."""
@@ -114,10 +112,10 @@ def _refuse_lone_surrogates(value: dict[str, Any]) -> None:
         raise _bad("a string contains half of a surrogate pair") from None
 
 
-def read_body_fields(
-    kind: type[ModelT], body: bytes, is_strict: bool
-) -> tuple[ModelT, tuple[str, ...]]:
-    """Parse a body; return its fields, and the names of fields without effect.
+def named_fields(
+    kind: type[StrictModel], body: bytes, is_strict: bool
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return a body's fields for `read_request`, and the names of fields without effect.
 
     Args:
       kind: the request model.
@@ -128,16 +126,15 @@ def read_body_fields(
       RequestError: 400.
     """
     named = parse_object(body)
-    unknown = () if is_strict else take_unknown(kind, named)
-    return read_request(kind, named), unknown
+    return named, () if is_strict else take_unknown(kind, named)
 
 
 @job
 def checked_fields(
     kind: str, body: bytes, is_strict: bool
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return a body's fields for `read_request` after validating them once, so that errors in large
-    bodies are found in this process.
+    """Return the same after validating the fields once, so that errors in large bodies are found in
+    this process.
 
     Args:
       kind: name of the request model.
@@ -147,8 +144,7 @@ def checked_fields(
     Raises:
       RequestError: 400.
     """
-    named = parse_object(body)
     found = StrictModel.kinds[kind]
-    unknown = () if is_strict else take_unknown(found, named)
+    named, unknown = named_fields(found, body, is_strict)
     read_request(found, named)
     return named, unknown

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
 
+    from ..contract.generation import AssignedVersion
+    from ..rollouts.conversations import Conversation
     from ..tenants.quotas import Ticket
     from .door import BodyHold
     from .served_models import ServedModel
@@ -224,7 +226,10 @@ class RequestScope:
       entry: its admission state.
       key: identifies its content to recognize retries; 0 until known.
       headers: headers to add to its response.
+      conversation: what routes choose its versions by; None, and the stable version, for a request
+        without a body, and while there are no routes.
       versions: versions chosen by routes, by model name, so that a route change does not move it.
+      assigned: those of them that are evidence about versions, by public name.
       cache: its response cache settings and outcome.
       while_client_stays: cancelled when the client is gone.
       is_crowded_out: whether it was refused because of other waiting or running requests.
@@ -248,7 +253,9 @@ class RequestScope:
         self.entry = RequestEntry(headers)
         self.key = 0
         self.headers: dict[str, str] = {}
+        self.conversation: Conversation | None = None
         self.versions: dict[str, ServedModel] = {}
+        self.assigned: dict[str, AssignedVersion] = {}
         self.cache: CacheAsk | None = None
         self.while_client_stays = trio.CancelScope()
         self.is_crowded_out = False

@@ -96,6 +96,23 @@ class AutoChoice(NamedTuple):
     largest: str
 
 
+class AssignedVersion(NamedTuple):
+    """The version that a route assigned to a user. Requests without one are no evidence about
+    versions: an operator named theirs, a cap moved them, or their tenant is excluded.
+
+    Attributes:
+      model: public name.
+      version: the version.
+      user: the user's `user_hash`.
+      chosen_at: Unix time of the choice; of several requests of a conversation, of the first one.
+    """
+
+    model: str
+    version: str
+    user: int
+    chosen_at: float
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """A request to generate one sequence. `n` choices are n of these.
@@ -124,6 +141,7 @@ class GenerationRequest:
       markers: tokens that the reader of the text must see, with their text, even if special tokens
         are skipped; None for none.
       auto: how its model was chosen; None if the client named it.
+      assigned: the version that a route assigned; None if it is no evidence about versions.
     """
 
     request_id: bytes
@@ -146,6 +164,7 @@ class GenerationRequest:
     auto: AutoChoice | None = None
     adapter: bytes = b""
     is_streamed: bool = False
+    assigned: AssignedVersion | None = None
 
 
 def input_request(
@@ -157,6 +176,7 @@ def input_request(
     client_request_id: str = "",
     scheduling: Scheduling = DEFAULT_SCHEDULING,
     adapter: bytes = b"",
+    assigned: AssignedVersion | None = None,
 ) -> GenerationRequest:
     """Return the request for the embedding of one input."""
     return GenerationRequest(
@@ -169,6 +189,7 @@ def input_request(
         scheduling=scheduling,
         form=form,
         adapter=adapter,
+        assigned=assigned,
     )
 
 

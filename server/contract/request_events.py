@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from triolet.service_class import ServiceClass
 
-    from .generation import AutoChoice, GenerationRequest, RequestCost, Usage
+    from .generation import AssignedVersion, AutoChoice, GenerationRequest, RequestCost, Usage
 
 log = structlog.get_logger(__name__)
 
@@ -41,6 +41,7 @@ class RequestFacts:
       is_input: whether it produces an embedding.
       auto: how its model was chosen; None if the client named it.
       is_streamed: whether its client gets the tokens as they come.
+      assigned: see GenerationRequest.
     """
 
     request_id: bytes
@@ -54,6 +55,7 @@ class RequestFacts:
     is_input: bool
     auto: AutoChoice | None
     is_streamed: bool = False
+    assigned: AssignedVersion | None = None
 
     @classmethod
     def of(cls, spec: GenerationRequest, model: str = "", model_digest: str = "") -> RequestFacts:
@@ -70,6 +72,7 @@ class RequestFacts:
             spec.form is not None,
             spec.auto,
             spec.is_streamed,
+            spec.assigned,
         )
 
 

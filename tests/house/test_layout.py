@@ -289,7 +289,7 @@ SERVER_FLOORS: Floors = (
         "server/tenants",
     ),
     ("server/scheduling", "server/cache"),
-    ("server/metrics",),
+    ("server/metrics", "server/rollouts"),
     (
         "server/api",
         "server/api/openai",

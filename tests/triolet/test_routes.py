@@ -48,6 +48,20 @@ def test_a_temporary_route_falls_back_when_it_is_not_renewed() -> None:
     assert renewed.may_follow(route)
 
 
+def test_a_conversation_stays_as_long_as_new_requests_get_its_version() -> None:
+    route = Route({"old": 0.5, "new": 0.5, "next": 0}, "old", 1, "", ("bank",), 10.0)
+    found = {
+        version: [route.may_stay(version, *at) for at in (("", 9.9), ("bank", 9.9), ("", 10.0))]
+        for version in ("old", "new", "next", "gone")
+    }
+    assert found == {
+        "old": [True, True, True],
+        "new": [True, False, False],
+        "next": [False] * 3,
+        "gone": [False] * 3,
+    }
+
+
 def test_a_route_follows_one_of_a_lower_revision_only() -> None:
     route = Route({"old": 0, "new": 1}, "old", 2)
     assert route.may_follow(None)

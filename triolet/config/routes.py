@@ -7,26 +7,38 @@ name. The choice is a pure function of route, tenant and request key.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
 from ..errors import ConfigError
-from .limits import Count, Share  # noqa: TC001 (msgspec reads the annotations)
+from ..units import SECONDS
+from .limits import Count, Positive, Share  # noqa: TC001 (msgspec reads the annotations)
 from .models import MAX_MODELS
 
 POINT_BYTES: Final = 8
 """Bytes of the hash that maps a request to [0, 1): precise to far less than one request."""
 NUM_BUCKETS: Final = 10_000
 """Buckets of users. A rollout assigns whole buckets to versions and counts evidence by bucket, so
-this bounds its memory; 1 % is 100 buckets. A user's bucket is `user_hash(…) % NUM_BUCKETS`. Servers
-do not use buckets yet: they assign by tenant, idempotency key or request id."""
-
-
+this bounds its memory; 1 % is 100 buckets. A user's bucket is `user_hash(…) % NUM_BUCKETS`."""
 MIN_CAPPED: Final = 4
 """Requests below which no tenant's share of them is too large: of one request, one tenant has all.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class RoutesConfig:
+    """How servers follow routes from a model name to its versions."""
+
+    key: Literal["user", "tenant"] = "user"
+    """Whose requests stay together on one version: those of one user, or of a whole tenant. Set
+    `tenant` if users of one tenant must never see two versions side by side."""
+    max_ahead_s: Positive = 10.0 * SECONDS
+    """Longest time for which a temporary route counts without a renewal, by this server's clock.
+    Control renews routes every 2 s, so four renewals may be lost, and says by its own clock until
+    when they are valid: a server with a slow clock must not keep a bad version for longer."""
 
 
 def user_hash(tenant: str, user: str) -> int:
@@ -84,11 +96,10 @@ class Route(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
         Args:
           tenant: name of the tenant; empty where there are none.
-          key: requests with the same key get the same version.
+          key: requests with the same key get the same version. Servers use the user's bucket.
           now_s: Unix time.
         """
-        is_over = self.valid_until is not None and now_s >= self.valid_until
-        if is_over or tenant in self.excluded_tenants:
+        if self.is_over(now_s) or tenant in self.excluded_tenants:
             return self.stable
         digest = blake2b(msgspec.json.encode((self.salt, key)), digest_size=POINT_BYTES).digest()
         point = int.from_bytes(digest) / 2 ** (8 * POINT_BYTES) * sum(self.shares.values())
@@ -97,6 +108,17 @@ class Route(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
             if point < 0:
                 return version
         return self.stable
+
+    def is_over(self, now_s: float) -> bool:
+        """Return whether it has expired."""
+        return self.valid_until is not None and now_s >= self.valid_until
+
+    def may_stay(self, version: str, tenant: str, now_s: float) -> bool:
+        """Return whether a conversation that began on a version continues there: new requests get
+        that version, too."""
+        if self.is_over(now_s) or tenant in self.excluded_tenants:
+            return version == self.stable
+        return self.shares.get(version, 0.0) > 0
 
     def may_follow(self, before: Route | None) -> bool:
         """Return whether this may replace a route: its revision is higher, or it only renews that

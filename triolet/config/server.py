@@ -24,6 +24,7 @@ from .models import ServedModelConfig  # noqa: TC001 (get_type_hints reads the a
 from .objectives import ObjectivesConfig
 from .parsers import ReasoningParser, ToolParser
 from .responses import ResponseCacheConfig, StoredResponsesConfig
+from .routes import RoutesConfig
 from .scheduling import (
     EmbeddingLimits,
     OverloadConfig,
@@ -332,6 +333,7 @@ class ServerConfig:
     link: LinkConfig = field(default_factory=LinkConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     routing: RoutingConfig = field(default_factory=RoutingConfig)
+    routes: RoutesConfig = field(default_factory=RoutesConfig)
     overload: OverloadConfig = field(default_factory=OverloadConfig)
     queue: QueueConfig = field(default_factory=QueueConfig)
     turns: TurnsConfig = field(default_factory=TurnsConfig)

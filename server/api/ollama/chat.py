@@ -32,7 +32,6 @@ from ..generate import (
     begin,
     event_stream,
     json_response,
-    named_model,
     own_requests,
     whole_document,
 )
@@ -49,6 +48,7 @@ from ..schemas import (
     take_unknown,
 )
 from ..stream import Answer, Serializer, WholeAnswer
+from ..versions import named_model
 from .schema import (
     LOAD_OPTIONS,
     AnyRequest,

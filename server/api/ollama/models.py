@@ -9,8 +9,9 @@ from triolet.errors import RequestError, invalid_request
 
 from ...text.tool_forms.generic import ToolSupport
 from ..body import read_fields
-from ..generate import json_response, named_model
+from ..generate import json_response
 from ..served_models import DIGEST
+from ..versions import named_model
 from .chat import stamp
 from .schema import OllamaShow, listed_names, untagged
 

@@ -20,10 +20,11 @@ from ...tenants.quotas import AskedTokens
 from ...tenants.tenancy import current_tenant
 from ..body import current_scope, deadline_s, read_fields, shown_request_id
 from ..errors import params_called
-from ..generate import head, json_response, named_model
+from ..generate import head, json_response
 from ..limits import check_input, current_scheduling, renew_tenant, reserve_for
 from ..sampling import check_ids
 from ..stream import StreamBody
+from ..versions import assigned_version, named_model
 from .embeddings_schema import EmbeddingFields, RerankRequest, ScoreRequest
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ async def embed(
     live, within_s = current_scope(), deadline_s(model.config)
     renew_tenant(services.tenancy)
     scheduling = current_scheduling(fields.service_tier, services.quotas.store.num_servers)
-    client_request_id = shown_request_id()
+    client_request_id, assigned = shown_request_id(), assigned_version(model)
     requests = [
         input_request(
             request_id=new_request_id(),
@@ -109,6 +110,7 @@ async def embed(
             client_request_id=client_request_id,
             scheduling=scheduling,
             adapter=model.adapter_key,
+            assigned=assigned,
         )
         for ids in inputs
     ]

@@ -10,10 +10,11 @@ from triolet.errors import invalid_request
 
 from ..auto import context_on, current_ladder, is_auto
 from ..body import read_fields
-from ..generate import json_response, named_model
+from ..generate import json_response
 from ..ladder import NEAREST
 from ..sampling import check_ids
 from ..schemas import DetokenizeRequest, TokenizeRequest
+from ..versions import named_model
 from .chat import turns
 
 if TYPE_CHECKING:

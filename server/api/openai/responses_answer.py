@@ -23,6 +23,7 @@ from ..generate import begin, generation_requests
 from ..limits import enter_answer, renew_tenant, reserved
 from ..request_scope import ClientConnection, RequestScope
 from ..resume import Name, ResumableAnswer, ResumingReader
+from ..versions import enter_message
 from .responses import plan_response
 from .responses_events import ResponseEvents, message_frame, response_head
 from .stored_responses import conversation_of, keep_at_end, keeper_here, remember
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from ...cache.store import ResponseStore
     from ...contract.generation import GenerationRequest
     from ...contract.output_stream import OutputStream
+    from ...rollouts.conversations import Conversation
     from ..door import BodyHold
     from ..generate import GenerationPlan
     from ..served_models import ServedModel
@@ -212,6 +214,7 @@ class ResponseAnswer:
       client_request_id: the client's id of the connection.
       connection: the client's connection.
       hold: the room reserved for its message until it is queued.
+      conversation: see RequestScope.
 
     Attributes:
       id: the response id.
@@ -226,6 +229,7 @@ class ResponseAnswer:
         client_request_id: str,
         connection: ClientConnection,
         hold: BodyHold,
+        conversation: Conversation | None,
     ) -> None:
         self._request_id = new_request_id()
         self.id = f"resp_{self._request_id.hex()}"
@@ -235,6 +239,7 @@ class ResponseAnswer:
         self._responses = responses
         self._client_request_id = client_request_id
         self._connection = connection
+        self._conversation = conversation
         self._stream: OutputStream | None = None
         self._events: ResponseEvents | None = None
         self._resumable: ResumableAnswer | None = None
@@ -261,7 +266,8 @@ class ResponseAnswer:
           RequestError: it was refused before it started.
         """
         with RequestScope(self._connection) as live:
-            live.entry.hold = self.hold
+            live.entry.hold, live.conversation = self.hold, self._conversation
+            enter_message(live)
             renew_tenant(self._services.tenancy)
             enter_answer(self._services, live)
             create = self._create

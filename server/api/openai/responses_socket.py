@@ -24,7 +24,7 @@ from ...tenants.tenancy import current_tenant
 from ...text.process import at_once
 from ...text.turns import current_line
 from ..access import SUBPROTOCOL, check_key
-from ..body import client_request_id, is_quick
+from ..body import begun_conversation, client_request_id, is_quick
 from ..door import BodyHold, TokenBucket
 from ..errors import echo, http_error, unsupported
 from ..json_body import parse_object
@@ -38,6 +38,7 @@ from .responses_schema import LANE, ResponseCancel, ResponseCreate, ResponseResu
 if TYPE_CHECKING:
     from quart.wrappers import Websocket
 
+    from ...rollouts.conversations import Conversation
     from ..services import Services
 
     LaneAnswer = ResponseAnswer | ResumedAnswer
@@ -82,6 +83,7 @@ class ResponsesSession:
         self._messages = TokenBucket(services.config.ws_max_messages_per_s, trio.current_time())
         self._lanes: dict[str | None, deque[LaneAnswer]] = {}
         self._lane_ended = trio.Event()
+        self._conversation: Conversation | None = None
         self._slots = trio.Semaphore(services.config.ws_max_streams)
         self._outbox = WsOutbox(services.config.ws_outbox_bytes, self._connection)
         self._close_code = POLICY_VIOLATION
@@ -147,6 +149,10 @@ class ResponsesSession:
         kind = body.pop("type", None)
         if kind == CREATE:
             self._services.metrics.http.request("WS response.create")
+            if self._services.models.routes:
+                self._conversation = begun_conversation(
+                    body, self._socket.headers, self._conversation
+                )
             self._create(read_request(ResponseCreate, body), hold, nursery)
             return True
         if kind == RESUME:
@@ -170,6 +176,7 @@ class ResponsesSession:
             client_request_id(self._socket.headers),
             self._connection,
             hold,
+            self._conversation,
         )
         self._enqueue(answer, nursery)
 

@@ -3,14 +3,22 @@ stays on its version."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from server.tenants.tenancy import Tenancy
 from tests.server.api.test_many_models import CODE, COMPLETIONS, DIGEST, TURN, VECTORS, two_models
 from tests.server.support.surface import MODEL
+from tests.server.support.tenants import tenant, tenants_of
+from tests.server.support.websocket import open_socket
 from triolet.config import AutoConfig
-from triolet.config.routes import Route
+from triolet.config.routes import NUM_BUCKETS, Route, RoutesConfig, user_hash
+from triolet.tenants.plans import TenantRole
+
+if TYPE_CHECKING:
+    from server.contract.generation import AssignedVersion
+    from tests.server.api.test_many_models import TwoModels
 
 CHAT = "chat"
 VERSION = "x-triolet-model-version"
@@ -19,6 +27,32 @@ VERSION = "x-triolet-model-version"
 def route_to(version: str, revision: int) -> dict[str, Route]:
     other = {MODEL: CODE, CODE: MODEL}[version]
     return {CHAT: Route({version: 1, other: 0}, version, revision)}
+
+
+HALF = Route({MODEL: 0.5, CODE: 0.5}, MODEL, 1)
+ROLLED_BACK = Route({MODEL: 1.0, CODE: 0.0}, MODEL, 2)
+
+
+def version_of(user: str, tenant: str = "") -> str:
+    """Return the version that HALF assigns to a user."""
+    return HALF.version_for(tenant, str(user_hash(tenant, user) % NUM_BUCKETS), 0.0)
+
+
+def users_of(version: str, tenant: str = "") -> list[str]:
+    return [user for n in range(40) if version_of(user := f"user-{n}", tenant) == version]
+
+
+def latest(models: TwoModels) -> AssignedVersion | None:
+    """Return the version that a route assigned to the latest request."""
+    last = [*models.demo.generations, *models.code.generations][-1:]
+    asked = [*(one.request for one in last), *models.demo.inputs, *models.code.inputs]
+    return asked[-1].assigned
+
+
+def clear(models: TwoModels) -> None:
+    for fleet in (models.demo, models.code):
+        fleet.generations.clear()
+        fleet.inputs.clear()
 
 
 @pytest.mark.parametrize(("path", "body"), COMPLETIONS + VECTORS[:1] + VECTORS[3:])
@@ -94,3 +128,150 @@ async def test_a_route_that_has_expired_gives_the_stable_version() -> None:
         now_s[0] = 10.0
         assert VERSION not in (await models.server.post("/v1/chat/completions", body)).headers
         assert models.counts == (1, 1)
+
+
+@pytest.mark.parametrize(("path", "body"), COMPLETIONS + VECTORS)
+async def test_requests_of_one_user_stay_together_on_every_endpoint(
+    path: str, body: dict[str, Any]
+) -> None:
+    async with two_models() as models:
+        models.server.services.models.change({CHAT: HALF})
+        for version in (MODEL, CODE):
+            user = users_of(version)[0]
+            # The dialect of Ollama has no users.
+            is_ollama = path.startswith("/api/")
+            named = {} if is_ollama else {"user": user}
+            headers = {"x-triolet-session": user if is_ollama else "other"}
+            asked = body | {"model": CHAT} | named
+            answer = await models.server.post(path, asked, headers=headers)
+            assert answer.status == 200, answer.body
+            found = latest(models)
+            assert found is not None
+            assert (found.model, found.version, found.user) == (
+                CHAT,
+                version,
+                user_hash("", user),
+            )
+            clear(models)
+
+
+async def test_the_first_of_the_names_of_a_user_counts() -> None:
+    async with two_models() as models:
+        models.server.services.models.change({CHAT: HALF})
+        turns = [{"role": "system", "content": "Be kind"}, TURN]
+        longer = [*turns, {"role": "assistant", "content": "Hello"}, TURN]
+        for user, more, headers in (
+            ("a", {"user": "a", "safety_identifier": "b"}, {"x-triolet-session": "c"}),
+            ("b", {"safety_identifier": "b"}, {"x-triolet-session": "c"}),
+            ("c", {}, {"x-triolet-session": "c"}),
+            ("c", {"user": 7, "safety_identifier": ""}, {"x-triolet-session": "c"}),
+            ("Hi", {}, {}),
+            ("Hi", {"messages": longer}, {}),
+            (
+                "Hi",
+                {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]},
+                {},
+            ),
+        ):
+            body: dict[str, Any] = {"model": CHAT, "messages": turns, **more}
+            await models.server.post("/v1/chat/completions", body, headers=headers)
+            found = latest(models)
+            assert found is not None
+            assert found.user == user_hash("", user), more
+            clear(models)
+        message = {"model": CHAT, "messages": [TURN], "max_tokens": 5, "metadata": {"user_id": "u"}}
+        await models.server.post("/v1/messages", message)
+        found = latest(models)
+        assert found is not None
+        assert found.user == user_hash("", "u")
+
+
+async def test_users_of_a_tenant_stay_together_if_the_operator_wants_it() -> None:
+    alice = Tenancy(tenants_of(tenant("alice", "key-a")))
+    for key, together in (("user", False), ("tenant", True)):
+        async with two_models(tenancy=alice, routes=RoutesConfig(key=key)) as models:  # type: ignore[arg-type]
+            models.server.services.models.change({CHAT: HALF})
+            found = set()
+            for n in range(20):
+                await models.server.post(
+                    "/v1/completions",
+                    {"model": CHAT, "prompt": "Hi", "user": f"user-{n}"},
+                    headers={"authorization": "Bearer key-a"},
+                )
+                found.add(latest(models))
+                clear(models)
+            versions = {one.version for one in found if one is not None}
+            assert (len(versions) == 1) is together
+            assert ({one.user for one in found if one} == {user_hash("alice", "")}) is together
+
+
+async def test_an_operator_names_a_version_and_it_is_no_evidence() -> None:
+    operator = tenant("op", "key-o", role=TenantRole.OPERATOR)
+    tenancy = Tenancy(tenants_of(operator, tenant("alice", "key-a")))
+    async with two_models(tenancy=tenancy) as models:
+        models.server.services.models.change({CHAT: ROLLED_BACK})
+        body = {"model": CHAT, "messages": [TURN]}
+
+        async def ask(key: str, version: str) -> tuple[int, tuple[int, int]]:
+            headers = {"authorization": f"Bearer {key}", "x-triolet-version": version}
+            answer = await models.server.post("/v1/chat/completions", body, headers=headers)
+            return answer.status, models.counts
+
+        assert await ask("key-o", CODE) == (200, (0, 1)), "also one without a share"
+        assert latest(models) is None
+        assert await ask("key-o", DIGEST) == (200, (0, 2))
+        assert await ask("key-o", MODEL) == (200, (1, 2))
+        assert await ask("key-a", CODE) == (403, (1, 2))
+        assert await ask("key-o", "nothing") == (404, (1, 2))
+        models.server.services.models.change({})
+        assert await ask("key-o", "nothing") == (404, (1, 2)), "there is no model chat any more"
+
+
+async def test_an_excluded_tenant_is_no_evidence() -> None:
+    alice = Tenancy(tenants_of(tenant("alice", "key-a")))
+    async with two_models(tenancy=alice) as models:
+        route = Route({MODEL: 0, CODE: 1}, MODEL, 1, excluded_tenants=("alice",))
+        models.server.services.models.change({CHAT: route})
+        body = {"model": CHAT, "prompt": "Hi"}
+        headers = {"authorization": "Bearer key-a"}
+        await models.server.post("/v1/completions", body, headers=headers)
+        assert (models.counts, latest(models)) == ((1, 0), None)
+
+
+def create(**more: object) -> dict[str, Any]:
+    return {"type": "response.create", "model": CHAT, "input": "hi", **more}
+
+
+async def test_the_first_message_decides_for_a_websocket_until_a_rollback() -> None:
+    first = next(text for n in range(40) if version_of(text := f"hi {n}") == CODE)
+    other = next(text for n in range(40) if version_of(text := f"ho {n}") == MODEL)
+    async with two_models() as models:
+        table = models.server.services.models
+        table.change({CHAT: HALF})
+        async with await open_socket(models.server) as socket:
+            await socket.answer(create(input=first))
+            began = latest(models)
+            await socket.answer(create(input=other))
+            assert (models.counts, latest(models)) == ((0, 2), began), "the same conversation"
+            await socket.answer(create(input=first, user=users_of(MODEL)[0]))
+            assert models.counts == (1, 2), "a user who is named counts for himself"
+        async with await open_socket(models.server) as socket:
+            await socket.answer(create(input=first))
+            # A step moves new requests; the conversation stays, and says when it began.
+            table.change({CHAT: Route({MODEL: 0.9, CODE: 0.1}, MODEL, 2, "another salt")})
+            await socket.answer(create(input=other))
+            assert models.counts == (1, 4)
+            table.change({CHAT: Route({MODEL: 1.0, CODE: 0.0}, MODEL, 3)})
+            await socket.answer(create(input=other))
+            assert models.counts == (2, 4), "rolled back"
+
+
+async def test_a_session_that_the_handshake_names_decides_for_all_messages() -> None:
+    async with two_models() as models:
+        models.server.services.models.change({CHAT: HALF})
+        for version, counts in ((CODE, (0, 2)), (MODEL, (2, 2))):
+            headers = {"x-triolet-session": users_of(version)[0]}
+            async with await open_socket(models.server, headers=headers) as socket:
+                for text in ("one", "two"):
+                    await socket.answer(create(input=text))
+            assert models.counts == counts

@@ -1,0 +1,118 @@
+"""The version of a model that the current request gets, where a route names several."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from quart import has_request_context
+
+from triolet.config import AUTO
+from triolet.config.routes import NUM_BUCKETS, user_hash
+from triolet.errors import RequestError, invalid_request
+from triolet.tenants.plans import TenantRole
+
+from ..contract.generation import AssignedVersion
+from ..tenants.tenancy import current_tenant
+from .body import ASKED_VERSION_HEADER, current_scope, show_version
+from .errors import echo, http_error
+
+if TYPE_CHECKING:
+    from triolet.config.routes import Route
+
+    from ..rollouts.conversations import Conversation
+    from .request_scope import RequestScope
+    from .served_models import ServedModel
+    from .services import Services
+
+_MESSAGE: Final[ContextVar[RequestScope | None]] = ContextVar("message", default=None)
+"""The scope of the WebSocket message that the running task answers."""
+
+
+def enter_message(live: RequestScope) -> None:
+    """Set the WebSocket message that the running task answers."""
+    _MESSAGE.set(live)
+
+
+def named_model(name: str | None, services: Services) -> ServedModel:
+    """Return the model that the current request names; show its version in the headers.
+
+    Raises:
+      RequestError: see `chosen_version`; 400, the name is `auto`.
+    """
+    if name == AUTO and services.config.auto.ladder is not None:
+        raise invalid_request(
+            f"{AUTO!r} chooses a model for completions only; name one that GET /v1/models lists",
+            "model",
+        )
+    model = chosen_version(name, services)
+    show_version(model.digest)
+    return model
+
+
+def chosen_version(name: str | None, services: Services) -> ServedModel:
+    """Return the model with this name. For a route, choose the current request's version.
+
+    Raises:
+      RequestError: 404, the model does not exist, or its route does not have the version that the
+        request names; 403, the request may not name one.
+    """
+    model = services.models.named(name)
+    live = _live_scope() if model.public_name else None
+    if live is None:
+        return model
+    if model.name not in live.versions:
+        choose = partial(_choose, model.public_name, live, services)
+        live.versions[model.name] = services.models.version_for(model, choose)
+    return live.versions[model.name]
+
+
+def assigned_version(model: ServedModel) -> AssignedVersion | None:
+    """Return the version that a route assigned to the current request; None if the request is no
+    evidence about versions."""
+    live = _live_scope() if model.public_name else None
+    return None if live is None else live.assigned.get(model.public_name)
+
+
+def _live_scope() -> RequestScope | None:
+    return current_scope() if has_request_context() else _MESSAGE.get()
+
+
+def _choose(public: str, live: RequestScope, services: Services, route: Route) -> str:
+    """Choose a version, and record it as evidence unless something else than the user decided."""
+    talk, tenant, now_s = live.conversation, current_tenant().name, services.wall()
+    if talk is None:
+        return route.stable
+    if talk.named:
+        return _asked(public, talk, services, route)
+    before = talk.assigned.get(public)
+    if before is None or not route.may_stay(before.version, tenant, now_s):
+        user = user_hash(tenant, talk.user if services.config.routes.key == "user" else "")
+        version = route.version_for(tenant, str(user % NUM_BUCKETS), now_s)
+        before = talk.assigned[public] = AssignedVersion(public, version, user, now_s)
+    if tenant not in route.excluded_tenants:
+        live.assigned[public] = before
+    return before.version
+
+
+def _asked(public: str, talk: Conversation, services: Services, route: Route) -> str:
+    """Return the version that an operator names, by its name or digest."""
+    if current_tenant().role is not TenantRole.OPERATOR:
+        raise http_error(
+            403,
+            f"{ASKED_VERSION_HEADER} needs the key of a tenant whose role is operator",
+            ASKED_VERSION_HEADER,
+        )
+    of_route = [one for one in services.models if one.version in route.shares]
+    found = (one.version for one in of_route if talk.named in (one.version, one.digest))
+    version = next(found, None)
+    if version is None:
+        names = ", ".join(one.version for one in of_route)
+        raise RequestError(
+            f"the route of {public} has no version {echo(talk.named)}; it has {names}",
+            status=404,
+            code="model_not_found",
+            param=ASKED_VERSION_HEADER,
+        )
+    return version

@@ -1,0 +1,1 @@
+"""Rollouts of model versions, on the servers' side."""
