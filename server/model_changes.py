@@ -19,6 +19,7 @@ from triolet.units import SECONDS
 
 from .fleets import read_files
 from .membership.members import MemberFile, by_model
+from .rollouts.route_sources import RouteSources, lasting
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -79,9 +80,9 @@ class ModelChanges:
         self._reading = trio.CapacityLimiter(1)
         self._served: dict[str, _Life] = {}
         self._wanted: dict[str, ServedModelConfig] | None = None
-        self._routes: Mapping[str, Route] = dict(services.models.routes)
-        self._ordered: dict[str, Route] = {}
-        self._routes_refused: Mapping[str, Route] = {}
+        max_ahead_s = services.config.routes.max_ahead_s
+        self._sources = RouteSources(services.models.routes, max_ahead_s)
+        self._is_expiring = False
         self._members: Mapping[str, Sequence[tuple[Role, str]]] = {}
         self._refused_kinds: dict[str, ServedModelConfig] = {}
         self._busy: set[str] = set()
@@ -105,13 +106,27 @@ class ModelChanges:
         self._members = by_model(file, list(self._fleets.by_model))
         if file.models is not None:
             self._wanted = {one.name: one for one in file.models}
-        self._routes = file.routes
+        self._sources.of_file = file.routes
         self._change()
 
     def use_routes(self, routes: Mapping[str, Route]) -> None:
-        """Use the routes of a control on another host. They go before those of the file."""
-        if not routes.items() <= self._ordered.items():
-            self._ordered.update(routes)
+        """Use the routes of control, which go before those of the file. Permanent ones stay if it
+        no longer names them, temporary ones do not."""
+        now_s = self._services.wall()
+        if self._sources.hear(routes, now_s):
+            self._change()
+        if self._sources.temporary.valid(now_s) and not self._is_expiring:
+            self._is_expiring = True
+            self._nursery.start_soon(self._expire)
+
+    async def _expire(self) -> None:
+        """Go back to permanent routes when temporary ones expire, without a message of control."""
+        while self._is_expiring:
+            now_s = self._services.wall()
+            valid = self._sources.temporary.valid(now_s)
+            first_s = min((one.valid_until or 0.0 for one in valid.values()), default=now_s)
+            await trio.sleep(first_s - now_s)
+            self._is_expiring = bool(valid)
             self._change()
 
     def _change(self) -> None:
@@ -144,35 +159,17 @@ class ModelChanges:
                 self._fleets.by_model[name].set_members(members)
 
     def _usable_routes(self, *added: str) -> dict[str, Route]:
-        """Return the ordered routes. A route that cannot be used keeps its previous value until its
-        versions exist or the order changes it. A version with no share may be missing.
+        """Return the ordered routes. See `RouteSources.usable`.
 
         Args:
           added: versions that the server is about to add.
         """
-        before = self._services.models.routes
-        present = {one.version for one in self._services.models} | {*added}
-        routes: dict[str, Route] = {}
-        refused: dict[str, Route] = {}
-        for name, route in {**self._routes, **self._ordered}.items():
-            used = {route.stable, *(one for one, share in route.shares.items() if share)}
-            missing = sorted(used - present)
-            known = before.get(name)
-            if not missing and route.may_follow(known):
-                routes[name] = route
-                continue
-            refused[name] = route
-            if known is not None:
-                routes[name] = known
-            if self._routes_refused.get(name) != route:
-                reason = (
-                    f"this server has no version {', '.join(missing)}"
-                    if missing
-                    else f"revision {route.revision} is not above the one that is used"
-                )
-                note = log.info if {*missing} & self._busy else log.error
-                note("route_refused", model=name, reason=f"{reason}; the old route stays")
-        self._routes_refused = refused
+        models = self._services.models
+        present = {one.version for one in models} | {*added}
+        routes, refused = self._sources.usable(models.routes, present, self._services.wall())
+        for one in refused:
+            note = log.info if one.missing & self._busy else log.error
+            note("route_refused", model=one.name, reason=f"{one.reason}; the old route stays")
         return routes
 
     def _use(self, routes: Mapping[str, Route], *added: ServedModel) -> None:
@@ -185,7 +182,8 @@ class ModelChanges:
         before, leaving = models.routes, self._leaving(routes, len(models) + len(added) - 1)
         models.change(routes, *added, without=leaving, order=list(self._wanted or ()))
         self._fleets.know(routes)
-        if routes != before:
+        self._sources.note_used(routes)
+        if lasting(routes) != lasting(before):
             revisions = {name: route.revision for name, route in routes.items()}
             log.info("routes_changed", revisions=revisions)
         for name in before.keys() - routes.keys():

@@ -6,6 +6,8 @@ from dataclasses import replace
 from shutil import copytree
 from typing import TYPE_CHECKING
 
+import msgspec
+import trio
 from structlog.testing import capture_logs
 
 from server.contract.generation import Finished
@@ -20,6 +22,8 @@ from triolet.ids import Role
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from trio.testing import MockClock
 
     from triolet.config import ServedModelConfig
 
@@ -187,3 +191,89 @@ def test_a_server_that_starts_has_the_routes_of_the_file(tmp_path: Path) -> None
     path.chmod(0o600)
     config = server_config(models=(CHAT,), members_file=str(path))
     assert read_models(config, at_once)[3] == {"chat": BOTH}
+
+
+CANARY = Route({"chat": 0.5, "next": 0.5}, "chat", 40, valid_until=10.0)
+PROMOTED = Route({"chat": 0, "next": 1}, "next", 3)
+
+
+def routed(one: Scene) -> tuple[int, float | None]:
+    route = one.services.models.routes["chat"]
+    return route.revision, route.valid_until
+
+
+async def with_both(one: Scene) -> list[float]:
+    """Serve both versions by a route of the file; return the server's wall clock."""
+    wall = [0.0]
+    object.__setattr__(one.services, "wall", lambda: wall[0])
+    use(one, BOTH, CHAT, NEXT)
+    await one.until(lambda: serves_both(one))
+    return wall
+
+
+async def test_a_temporary_route_goes_first_and_is_withdrawn() -> None:
+    async with scene() as one:
+        await with_both(one)
+        with capture_logs() as lines:
+            one.changes.use_routes({"chat": CANARY})
+            one.changes.use_routes({"chat": msgspec.structs.replace(CANARY, valid_until=9.0)})
+            assert routed(one) == (40, 9.0)
+            one.changes.use_routes({"chat": msgspec.structs.replace(CANARY, valid_until=9.5)})
+            assert routed(one) == (40, 9.5), "a renewal, at the same revision"
+            one.changes.use_routes({})
+        assert one.services.models.routes == {"chat": BOTH}
+        assert [line["event"] for line in lines] == ["routes_changed"] * 2, "renewals are no change"
+
+
+async def test_after_a_promotion_the_lower_revision_of_the_file_counts() -> None:
+    async with scene() as one:
+        await with_both(one)
+        one.changes.use_routes({"chat": CANARY})
+        use(one, PROMOTED, CHAT, NEXT)
+        assert routed(one) == (40, 10.0), "the rollout goes on until it is withdrawn"
+        one.changes.use_routes({})
+        assert one.services.models.routes == {"chat": PROMOTED}
+        with capture_logs() as lines:
+            use(one, BOTH, CHAT, NEXT)
+        assert one.services.models.routes == {"chat": PROMOTED}
+        assert "revision 2 is not above" in lines[0]["reason"], "writers of one source are ordered"
+
+
+async def test_a_route_that_expires_leads_back_without_a_message(
+    autojump_clock: MockClock,
+) -> None:
+    async with scene() as one:
+        await one.changes._read(NEXT, one.changes._serve)
+        object.__setattr__(one.services, "wall", trio.current_time)
+        use(one, BOTH, CHAT, NEXT)
+        now = trio.current_time()
+        for seconds in (5.0, 8.0):
+            ends_at = now + seconds
+            one.changes.use_routes({"chat": msgspec.structs.replace(CANARY, valid_until=ends_at)})
+        use(one, PROMOTED, CHAT, NEXT)
+        await trio.sleep(7.9)
+        assert routed(one) == (40, now + 8.0)
+        await trio.sleep(0.2)
+        assert one.services.models.routes == {"chat": PROMOTED}
+        one.changes.use_routes({"chat": msgspec.structs.replace(CANARY, valid_until=now + 12.0)})
+        assert routed(one) == (40, now + 12.0), "control is back"
+        await trio.sleep(5.0)
+        assert one.services.models.routes == {"chat": PROMOTED}
+
+
+async def test_a_withdrawn_route_that_nothing_can_replace_leads_to_its_stable_version() -> None:
+    async with scene() as one:
+        await with_both(one)
+        one.changes.use_routes({"chat": CANARY})
+        use(one, Route({"nowhere": 1}, "nowhere", 9), CHAT, NEXT)
+        one.changes.use_routes({})
+        assert routed(one) == (40, 0.0)
+        assert one.services.models.routes["chat"].is_over(one.services.wall())
+
+
+async def test_a_permanent_route_of_control_stays_while_it_is_away() -> None:
+    async with scene() as one:
+        await with_both(one)
+        one.changes.use_routes({"chat": PROMOTED})
+        one.changes.use_routes({})
+        assert one.services.models.routes == {"chat": PROMOTED}

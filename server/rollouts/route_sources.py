@@ -1,0 +1,164 @@
+"""Where a server's routes come from, and which of them it uses: temporary routes, those of
+rollouts, go before permanent ones."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec.structs import replace
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from triolet.config.routes import Route
+
+
+class TemporaryRoutes:
+    """Keeps temporary routes until they are withdrawn or expire by this server's clock.
+
+    Args:
+      max_ahead_s: see RoutesConfig.
+    """
+
+    def __init__(self, max_ahead_s: float) -> None:
+        self._max_ahead_s = max_ahead_s
+        self._held: dict[str, tuple[Route, float]] = {}  # each as told, and until when it counts
+
+    def use(self, told: Mapping[str, Route], now_s: float) -> None:
+        """Use these routes and no others. Only a later time than before renews a route: repeated
+        news of a control that renews nothing do not prolong it.
+
+        Args:
+          told: the routes, each with the time until which it is valid. One that may not follow its
+            predecessor is ignored.
+          now_s: Unix time.
+        """
+        held = {name: self._held[name] for name in told.keys() & self._held.keys()}
+        for name, route in told.items():
+            until_s = math.inf if route.valid_until is None else route.valid_until
+            most_s = now_s + self._max_ahead_s
+            if name in held:
+                before, before_s = held[name]
+                if not route.may_follow(before):
+                    continue
+                if before.valid_until is not None and until_s <= before.valid_until:
+                    most_s = before_s
+            held[name] = route, min(until_s, most_s)
+        self._held = held
+
+    def valid(self, now_s: float) -> dict[str, Route]:
+        """Return the routes that have not expired."""
+        each = self._held.items()
+        return {
+            name: replace(route, valid_until=until_s)
+            for name, (route, until_s) in each
+            if now_s < until_s
+        }
+
+
+class RefusedRoute(NamedTuple):
+    """A route that cannot be used.
+
+    Attributes:
+      name: its public name.
+      reason: why, for the log.
+      missing: versions that the server does not have.
+    """
+
+    name: str
+    reason: str
+    missing: frozenset[str]
+
+
+class RouteSources:
+    """Chooses the routes that a server uses.
+
+    Args:
+      routes: permanent routes that it uses already.
+      max_ahead_s: see RoutesConfig.
+
+    Attributes:
+      of_file: permanent routes of the members file.
+      of_control: permanent routes of a control on another host; they go before those of the file.
+      temporary: temporary routes of control.
+    """
+
+    def __init__(self, routes: Mapping[str, Route], max_ahead_s: float) -> None:
+        self.of_file = routes
+        self.of_control: dict[str, Route] = {}
+        self.temporary = TemporaryRoutes(max_ahead_s)
+        self._followed = dict(routes)
+        self._refused: dict[str, Route] = {}
+
+    def hear(self, routes: Mapping[str, Route], now_s: float) -> bool:
+        """Take the routes of control's news; return whether something has changed. Permanent ones
+        stay if the news no longer name them, temporary ones do not."""
+        before = self._each(now_s)
+        temporary = {name: one for name, one in routes.items() if one.valid_until is not None}
+        self.of_control |= {name: one for name, one in routes.items() if name not in temporary}
+        self.temporary.use(temporary, now_s)
+        return self._each(now_s) != before
+
+    @property
+    def permanent(self) -> dict[str, Route]:
+        """The permanent routes."""
+        return {**self.of_file, **self.of_control}
+
+    def _each(self, now_s: float) -> tuple[dict[str, Route], dict[str, Route]]:
+        return self.temporary.valid(now_s), self.permanent
+
+    def usable(
+        self, before: Mapping[str, Route], present: Collection[str], now_s: float
+    ) -> tuple[dict[str, Route], list[RefusedRoute]]:
+        """Return the routes to use, and those that are refused for the first time. If no route of a
+        name can be used, the previous one stays until its versions exist or the order changes it. A
+        version with no share may be missing.
+
+        Args:
+          before: the routes in use.
+          present: versions that the server has.
+          now_s: Unix time.
+        """
+        valid, permanent = self._each(now_s)
+        routes: dict[str, Route] = {}
+        refused: dict[str, Route] = {}
+        new: list[RefusedRoute] = []
+        for name, route in (*valid.items(), *permanent.items()):
+            if name in routes:
+                continue
+            used = {route.stable, *(one for one, share in route.shares.items() if share)}
+            missing = used.difference(present)
+            # Temporary ones are in order already: revisions count for each source on its own.
+            is_next = route is valid.get(name) or route.may_follow(self._followed.get(name))
+            if not missing and is_next:
+                routes[name] = route
+                continue
+            refused[name] = replace(route, valid_until=None)
+            if self._refused.get(name) != refused[name]:
+                reason = (
+                    f"this server has no version {', '.join(sorted(missing))}"
+                    if missing
+                    else f"revision {route.revision} is not above the one that is used"
+                )
+                new.append(RefusedRoute(name, reason, frozenset(missing)))
+        for name in refused.keys() & before.keys() - routes.keys():
+            routes[name] = before[name]
+            if name not in valid and before[name] != self._followed.get(name):
+                # It was temporary and is withdrawn: it must not lead to its other versions.
+                routes[name] = replace(before[name], valid_until=0.0)
+        self._refused = refused
+        return routes, new
+
+    def note_used(self, routes: Mapping[str, Route]) -> None:
+        """Record the routes in use, which the next permanent ones must follow."""
+        permanent = self.permanent
+        used = {name: one for name, one in routes.items() if one == permanent.get(name)}
+        self._followed = {**self._followed, **used}
+        for name in self._followed.keys() - permanent:
+            del self._followed[name]
+
+
+def lasting(routes: Mapping[str, Route]) -> dict[str, Route]:
+    """Return routes without their times, which change with each renewal."""
+    return {name: replace(one, valid_until=None) for name, one in routes.items()}
