@@ -46,6 +46,7 @@ from .options import (
 )
 from .probe_command import probe_app
 from .registry_commands import registry_app
+from .rollout_commands import rollout_app
 from .signature_commands import signature_app
 from .target_commands import OnOption, Where, ZoneOption, fleet_app, run_scale
 from .tenant_commands import tenant_app
@@ -112,6 +113,7 @@ app.add_typer(adapter_app(), name="adapter")
 app.add_typer(audit_app, name="audit")
 app.add_typer(config_app, name="config")
 app.add_typer(fleet_app, name="fleet")
+app.add_typer(rollout_app, name="rollout")
 app.add_typer(keys_app, name="keys")
 add_orders(model_app)
 model_app.add_typer(probe_app)

@@ -104,7 +104,7 @@ def add_model(
     counts = {"prefill": prefill, "decode": decode}
     settings = {
         "name": name,
-        "ref": _as_meant(ref),
+        "ref": as_meant(ref),
         "aliases": alias or [],
         "start": not asleep,
         **{role: count for role, count in counts.items() if count is not None},
@@ -124,7 +124,7 @@ def switch_model(
 ) -> None:
     """Serve another version under the same model name; running streams finish on the old one."""
     route = f"/admin/models/{name}/switch"
-    run(_admin(port), f"switch {name}", "POST", route, {"ref": _as_meant(to)})
+    run(_admin(port), f"switch {name}", "POST", route, {"ref": as_meant(to)})
 
 
 def load_adapter(
@@ -141,7 +141,7 @@ def load_adapter(
         raise ConfigError(
             f"{adapter!r} is not MODEL:NAME=REF; give all three, such as chat:sql=chat-sql:v1"
         )
-    settings = {"name": name, "ref": _as_meant(ref)}
+    settings = {"name": name, "ref": as_meant(ref)}
     run(_admin(port), f"load {full}", "POST", f"/admin/models/{model}/adapters", settings)
 
 
@@ -168,7 +168,7 @@ def _adapter_named(full: str) -> tuple[str, str]:
     return model, name
 
 
-def _as_meant(ref: str) -> str:
+def as_meant(ref: str) -> str:
     """Return a reference with an existing path made absolute: the fleet has another working
     directory, and a path takes precedence over a stored version."""
     path = expanded(Path(ref))
@@ -217,14 +217,8 @@ def run(path: Path, what: str, method: str, route: str, body: dict[str, Any] | N
     Raises:
       CommandFailed: the operation was refused, failed or timed out, or control does not answer.
     """
-    # Not at the top: every `triolet` command imports this file, and its workers need neither.
-    import httpx2
-
-    from ..http_trust import verify_for
-
     began, shown = time.monotonic(), ""
-    transport = httpx2.HTTPTransport(uds=str(path), verify=verify_for(LOCAL_URL))
-    with httpx2.Client(transport=transport, base_url=LOCAL_URL, timeout=ANSWER_TIMEOUT_S) as client:
+    with _client(path) as client:
         operation, answered = _ask(client, method, route, body), began
         while True:
             if operation["progress"] != shown:
@@ -247,6 +241,29 @@ def run(path: Path, what: str, method: str, route: str, body: dict[str, Any] | N
             except ControlAway:
                 if time.monotonic() - answered >= AWAY_S:
                     raise
+
+
+def ask_control(
+    port: int | None, method: str, route: str, body: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Send one request to a fleet's control, and return the body of the response.
+
+    Raises:
+      CommandFailed: control does not answer, or refuses the request.
+    """
+    with _client(_admin(port)) as client:
+        return _ask(client, method, route, body)
+
+
+def _client(path: Path) -> httpx2.Client:
+    """Return a client of control's Unix socket."""
+    # Not at the top: every `triolet` command imports this file, and its workers need neither.
+    import httpx2
+
+    from ..http_trust import verify_for
+
+    transport = httpx2.HTTPTransport(uds=str(path), verify=verify_for(LOCAL_URL))
+    return httpx2.Client(transport=transport, base_url=LOCAL_URL, timeout=ANSWER_TIMEOUT_S)
 
 
 def _ask(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import secrets
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
+from msgspec import Meta
 from quart import Response, request
 
-from triolet.config.limits import Count, Share  # noqa: TC001 (msgspec reads annotations)
+from triolet.config.limits import Count, Positive, Share  # noqa: TC001 (msgspec reads annotations)
 from triolet.config.routes import RouteCaps
 from triolet.errors import ConfigError
 from triolet.service_class import ServiceClass
@@ -18,7 +19,7 @@ from triolet.units import SECONDS
 
 from ..audit.events import Action, AuditOutcome, os_user
 from ..rollouts.evidence import RolloutEvidence
-from ..rollouts.plan import Objective, RolloutPlan
+from ..rollouts.plan import MAX_STEPS, Objective, RolloutPlan
 from ..rollouts.rollout import Rollout, RolloutOrder, RolloutRefused, RolloutSettings
 from .auditing import audit
 from .control import new_id, wall
@@ -62,12 +63,12 @@ class RolloutAsked(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     model: str
     ref: str
-    shares: tuple[Share, ...] = (0.01, 0.1, 0.5, 1.0)
-    bake_s: float = 60.0
-    max_step_s: float = 3600.0
-    retention_s: float | None = None
+    shares: Annotated[tuple[Share, ...], Meta(max_length=MAX_STEPS)] = (0.01, 0.1, 0.5, 1.0)
+    bake_s: Positive = 60.0
+    max_step_s: Positive = 3600.0
+    retention_s: Positive | None = None
     shadow_share: Share | None = None
-    accept_cost: float | None = None
+    accept_cost: Annotated[float, Meta(ge=1, le=100)] | None = None
     cap_streams: Count | None = None
     cap_tenant_share: Share = 1.0
     excluded_tenants: tuple[str, ...] = ()

@@ -1,0 +1,159 @@
+"""Tests of the stores of rollouts: control's journal, and a real Redis."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from ops.control.journal import FILE_NAME, opened_journal
+from ops.control.rollout_stores import (
+    KEPT_OVER,
+    RedisRollouts,
+    RolloutStolen,
+    RolloutStoreAway,
+)
+from ops.rollouts.evidence import RolloutEvidence
+from ops.rollouts.rollout import Rollout, RolloutOrder, RolloutSettings
+from tests.ops.rollouts.rollout_cases import plan
+from tests.server.tenants.redis_server import PROGRAM, RedisServer
+from triolet.config.membership import RedisMembersConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from ops.control.rollout_stores import RolloutStore
+
+    Open = Callable[[], RolloutStore]
+
+
+def rollout(model: str = "chat", number: str = "1") -> Rollout:
+    settings = RolloutSettings(model=model, ref="chat:v2")
+    evidence = RolloutEvidence().begin_step(plan(), 0, 5.0)
+    return Rollout(id=number, settings=settings, plan=plan(), evidence=evidence)
+
+
+@pytest.fixture(autouse=True)
+def private_folder(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def opens(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
+    """Return a function that opens the same store once more, as another control does."""
+    if request.param == "sqlite":
+            with opened_journal(tmp_path) as journal:
+            yield journal.rollouts
+        return
+    if PROGRAM is None:
+        pytest.skip("there is no redis-server here")
+    with redis(tmp_path) as server:
+        yield lambda: RedisRollouts(RedisMembersConfig(server.url, timeout_s=60.0))
+
+
+@contextmanager
+def redis(folder: Path) -> Iterator[RedisServer]:
+    server = RedisServer(folder)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+async def test_a_store_returns_what_was_written(opens: Open) -> None:
+    store, one, other = opens(), rollout(), rollout("code", "2")
+    assert await store.read() == []
+    assert await store.write(one, 0, 10.0) == 1
+    await store.write(other, 0, 11.0)
+    one.order(RolloutOrder.ROLLBACK, "user:ada", 12.0)
+    assert await store.write(one, 1, 12.0) == 2
+    await store.renew("code", 1, 13.5)
+    kept = {found.rollout.settings.model: found for found in await opens().read()}
+    assert kept == {"chat": (one, 2, 12.0), "code": (other, 1, 13.5)}
+
+
+async def test_of_two_controls_one_is_refused(opens: Open) -> None:
+    first, second = opens(), opens()
+    await first.write(rollout(), 0, 10.0)
+    [kept] = await second.read()
+    assert await second.write(kept.rollout, kept.number, 11.0) == 2
+    for work in (lambda: first.write(rollout(), 1, 12.0), lambda: first.renew("chat", 1, 12.0)):
+        with pytest.raises(RolloutStolen, match="another control has changed the rollout of chat"):
+            await work()
+    with pytest.raises(RolloutStolen):
+        await first.write(rollout(number="2"), 0, 13.0)
+    [kept] = await first.read()
+    assert (kept.rollout.id, kept.number, kept.renewed_at) == ("1", 2, 11.0)
+
+
+async def test_of_many_first_writes_at_once_one_counts(opens: Open) -> None:
+    won: list[int] = []
+
+    async def write(number: int) -> None:
+        try:
+            await opens().write(rollout(number=str(number)), 0, 10.0)
+        except RolloutStolen:
+            return
+        won.append(number)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(5):
+            nursery.start_soon(write, number)
+    [kept] = await opens().read()
+    assert [kept.rollout.id] == [str(number) for number in won]
+
+
+async def test_a_control_whose_answer_was_lost_goes_on_at_redis(tmp_path: Path) -> None:
+    if PROGRAM is None:
+        pytest.skip("there is no redis-server here")
+    with redis(tmp_path) as server:
+        store = RedisRollouts(RedisMembersConfig(server.url, timeout_s=60.0))
+        await store.write(rollout(), 0, 10.0)
+        assert await store.write(rollout(), 0, 11.0) == 2, "it does not know of its first write"
+        await store.renew("chat", 1, 12.0)
+        server.stop()
+        with pytest.raises(RolloutStoreAway, match="Redis does not answer"):
+            await store.write(rollout(), 2, 13.0)
+        server.start()
+        assert await store.write(rollout(), 2, 14.0) == 3
+
+
+async def test_a_journal_that_cannot_be_written_is_said_to_be_away(tmp_path: Path) -> None:
+    with opened_journal(tmp_path) as journal:
+        store = journal.rollouts()
+        await store.write(rollout(), 0, 10.0)
+        journal._connection.execute("PRAGMA query_only = ON")
+        with pytest.raises(RolloutStoreAway, match="the journal cannot be written"):
+            await store.write(rollout(), 1, 11.0)
+        with pytest.raises(RolloutStoreAway):
+            await store.renew("chat", 1, 11.0)
+        journal._connection.execute("PRAGMA query_only = OFF")
+        await store.renew("chat", 1, 12.0)
+
+
+async def test_a_rollout_of_another_release_is_not_taken_for_one(tmp_path: Path) -> None:
+    with opened_journal(tmp_path) as journal:
+        await journal.rollouts().write(rollout(), 0, 10.0)
+    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as connection, connection:
+        connection.execute("""UPDATE rollouts SET body = '{"id": 1}'""")
+    expected = pytest.raises(RolloutStoreAway, match="run the release that wrote it")
+    with opened_journal(tmp_path) as journal, expected:
+        await journal.rollouts().read()
+
+
+async def test_ended_rollouts_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ops.control.rollout_stores.KEPT_OVER", 3)
+    assert KEPT_OVER > 3
+    with opened_journal(tmp_path) as journal:
+        store = journal.rollouts()
+        for number in range(6):
+            one = rollout(f"model-{number}")
+            one.is_over = number > 0
+            await store.write(one, 0, float(number))
+        names = [kept.rollout.settings.model for kept in await store.read()]
+    assert names == ["model-0", "model-3", "model-4", "model-5"]
