@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from quart import has_request_context
 
 from triolet.config import AUTO
-from triolet.config.routes import NUM_BUCKETS, user_hash
+from triolet.config.routes import MIN_CAPPED, NUM_BUCKETS, user_hash
 from triolet.errors import RequestError, invalid_request
 from triolet.tenants.plans import TenantRole
 
@@ -91,9 +91,25 @@ def _choose(public: str, live: RequestScope, services: Services, route: Route) -
         user = user_hash(tenant, talk.user if services.config.routes.key == "user" else "")
         version = route.version_for(tenant, str(user % NUM_BUCKETS), now_s)
         before = talk.assigned[public] = AssignedVersion(public, version, user, now_s)
+    if before.version != route.stable and _is_capped(route, tenant, services):
+        return route.stable
     if tenant not in route.excluded_tenants:
         live.assigned[public] = before
     return before.version
+
+
+def _is_capped(route: Route, tenant: str, services: Services) -> bool:
+    """Return whether one request more would exceed a bound of the versions that are not stable."""
+    if (caps := route.caps) is None:
+        return False
+    others = route.shares.keys() - {route.stable}
+    fleets = [one.fleet for one in services.models if one.version in others]
+    count = 1 + sum(fleet.in_flight() for fleet in fleets)
+    if caps.streams is not None and count > caps.streams:
+        return True
+    if not tenant or count < MIN_CAPPED or caps.tenant_share == 1.0:
+        return False
+    return 1 + sum(fleet.in_flight(tenant) for fleet in fleets) > caps.tenant_share * count
 
 
 def _asked(public: str, talk: Conversation, services: Services, route: Route) -> str:

@@ -262,6 +262,10 @@ class CachingFleet:
         """Return the fleet's status."""
         return self._fleet.status()
 
+    def in_flight(self, tenant: str | None = None) -> int:
+        """Return how many requests run or wait: of a tenant, or all."""
+        return self._fleet.in_flight(tenant)
+
     async def audit(self, connections: int = 0) -> FleetAudit:
         """Collect the audit of every worker."""
         return await self._fleet.audit(connections)

@@ -354,6 +354,13 @@ class Links:
             is_coming=self.admission.presence.is_coming(trio.current_time()),
         )
 
+    def in_flight(self, tenant: str | None = None) -> int:
+        """Return how many requests run or wait: of a tenant, or all."""
+        table = self._requests.table
+        if tenant is None:
+            return len(table)
+        return sum(one.spec.scheduling.tenant == tenant for one in table)
+
     def cancel_tenants(self, tenants: Set[str]) -> None:
         """End all requests of tenants that were disabled or removed."""
         self._requests.cancel_tenants(tenants, self.now())

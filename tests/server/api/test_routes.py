@@ -13,7 +13,7 @@ from tests.server.support.surface import MODEL
 from tests.server.support.tenants import tenant, tenants_of
 from tests.server.support.websocket import open_socket
 from triolet.config import AutoConfig
-from triolet.config.routes import NUM_BUCKETS, Route, RoutesConfig, user_hash
+from triolet.config.routes import NUM_BUCKETS, Route, RouteCaps, RoutesConfig, user_hash
 from triolet.tenants.plans import TenantRole
 
 if TYPE_CHECKING:
@@ -275,3 +275,43 @@ async def test_a_session_that_the_handshake_names_decides_for_all_messages() -> 
                 for text in ("one", "two"):
                     await socket.answer(create(input=text))
             assert models.counts == counts
+
+
+@pytest.mark.parametrize(
+    ("caps", "running", "version"),
+    [
+        (RouteCaps(streams=3), [""] * 2, CODE),
+        (RouteCaps(streams=3), [""] * 3, MODEL),
+        (RouteCaps(tenant_share=0.5), ["alice"] * 2, CODE),  # fewer than four
+        (RouteCaps(tenant_share=0.5), ["alice", "bob", "bob"], CODE),
+        (RouteCaps(tenant_share=0.5), ["alice", "alice", "bob"], MODEL),
+        (RouteCaps(), ["alice"] * 9, CODE),
+    ],
+)
+async def test_beyond_a_cap_new_requests_get_the_stable_version_and_are_no_evidence(
+    caps: RouteCaps, running: list[str], version: str
+) -> None:
+    alice = Tenancy(tenants_of(tenant("alice", "key-a")))
+    async with two_models(tenancy=alice) as models:
+        models.demo.running, models.code.running = ["alice"] * 9, running
+        models.server.services.models.change(
+            {CHAT: Route({MODEL: 0, CODE: 1}, MODEL, 1, caps=caps)}
+        )
+        body = {"model": CHAT, "prompt": "Hi"}
+        headers = {"authorization": "Bearer key-a"}
+        await models.server.post("/v1/completions", body, headers=headers)
+        assert models.counts == ((0, 1) if version == CODE else (1, 0))
+        assert (latest(models) is not None) is (version == CODE)
+
+
+async def test_a_cap_moves_one_message_of_a_conversation_not_all_of_it() -> None:
+    async with two_models() as models:
+        route = Route({MODEL: 0, CODE: 1}, MODEL, 1, caps=RouteCaps(streams=1))
+        models.server.services.models.change({CHAT: route})
+        async with await open_socket(models.server) as socket:
+            for running, counts in (([], (0, 1)), ([""], (1, 0)), ([], (0, 1))):
+                models.code.running = running
+                await socket.answer(create())
+                assert models.counts == counts
+                assert (latest(models) is None) is bool(running)
+                clear(models)

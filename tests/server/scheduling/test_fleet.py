@@ -147,6 +147,9 @@ async def test_twenty_streams_at_once_are_all_exact(autojump_clock: MockClock) -
         async with trio.open_nursery() as clients:
             for number in range(1, 21):
                 clients.start_soon(client, number)
+            await trio.testing.wait_all_tasks_blocked()
+            of_tenants = [cluster.fleet.in_flight(tenant) for tenant in (None, "", "alice")]
+            assert of_tenants == [20, 20, 0]
         assert results == {n: completion_ids(n, 150) for n in range(1, 21)}
         cluster.check_idle()
 

@@ -281,6 +281,7 @@ class FakeFleet:
       refuse_with: raised by submit while it is set.
       refusals: how often that was.
       accounts: what an audit tells.
+      running: tenants of the requests that are said to run.
       events: of its requests.
     """
 
@@ -293,6 +294,7 @@ class FakeFleet:
         self.refuse_with: RequestError | None = None
         self.refusals = 0
         self.accounts = ServerAudit("server", "1", 3, 2, {"overloaded": 1}, {"stop": 2}, 0, 0, 0)
+        self.running: list[str] = []
         self._submitted = trio.Event()
         self._status = FakeStatus(
             [FakeWorker(Role.PREFILL, "prefill-0"), FakeWorker(Role.DECODE, "decode-0")]
@@ -318,6 +320,9 @@ class FakeFleet:
     @property
     def max_model_len(self) -> int:
         return self._status.max_model_len
+
+    def in_flight(self, tenant: str | None = None) -> int:
+        return len(self.running) if tenant is None else self.running.count(tenant)
 
     def status(self) -> FakeStatus:
         return self._status
