@@ -240,8 +240,11 @@ class Rollouts:
         name, now = rollout.settings.model, self._wall()
         operation = _operation(rollout)
         self._changes.require(operation)
-        before = self.latest.get(name)
-        number = 0 if before is None else before.number
+        number, before = 0, self.latest.get(name)
+        if before is not None:
+            number = before.number
+            # A server that was away may still have its last route, and takes only a higher one.
+            rollout.revision = before.rollout.revision + 1
         self._hold(operation)
         try:
             number = await self._store.write(rollout, number, now)

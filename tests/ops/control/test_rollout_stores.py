@@ -46,7 +46,7 @@ def private_folder(tmp_path: Path) -> None:
 def opens(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
     """Return a function that opens the same store once more, as another control does."""
     if request.param == "sqlite":
-            with opened_journal(tmp_path) as journal:
+        with opened_journal(tmp_path) as journal:
             yield journal.rollouts
         return
     if PROGRAM is None:
