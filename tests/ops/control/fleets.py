@@ -167,6 +167,8 @@ class FakeSupervisor:
             self.refs[replaced] = ref or replaced
         elif kind == "serve_model":
             (self.withdrawn.discard if asked["is_served"] else self.withdrawn.add)(name)
+            if not asked["is_served"]:
+                self._narrow(name)
             self.on_served()
         elif kind.endswith("_adapter"):
             why = self._change_adapter(kind, name, asked)
@@ -200,6 +202,13 @@ class FakeSupervisor:
         if is_moved:
             self.withdrawn.add(replaced)
         self.on_served()
+
+    def _narrow(self, version: str) -> None:
+        """Remove a version without requests from its route, like the supervisor."""
+        for route in self.routes.values():
+            if version in route["shares"] and len(route["shares"]) > 1:
+                route["shares"] = {route["stable"]: 1.0}
+                route["revision"] += 1
 
     def version(self, name: str) -> str:
         """Return the digest of a model's version."""

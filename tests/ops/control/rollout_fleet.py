@@ -11,7 +11,14 @@ import msgspec
 import trio
 
 from ops.control.process import run_control
-from tests.ops.control.fleets import ask_soon, config_of, fleet_folder, supervised
+from tests.ops.control.fleets import (
+    PATIENCE_S,
+    FakeSupervisor,
+    ask_soon,
+    config_of,
+    fleet_folder,
+    supervised,
+)
 from tests.ops.control.test_changes import SAID_S, FakeServer
 from transport.control_protocol import Activity, ModelActivity, Observed, decode_told
 from transport.frames import ControlNews, Goodbye
@@ -22,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from tests.ops.control.fleets import FakeSupervisor, ServerEnd
+    from tests.ops.control.fleets import ServerEnd
     from transport.control_protocol import Models
     from transport.rollout_protocol import RolloutView
     from triolet.config.routes import Route
@@ -45,6 +52,7 @@ class RolloutServer(FakeServer):
       freezes: why no rollout should go on.
       told: the latest news.
       served: versions of its requests in the order of time.
+      permanent: its permanent route from a control without a supervisor.
       seen: phase and step of the rollout in the news, in order and without repeats.
     """
 
@@ -58,6 +66,7 @@ class RolloutServer(FakeServer):
         self.told: Models | None = None
         self.served: list[str] = []
         self.seen: list[tuple[str, int]] = []
+        self.permanent: Route | None = None
         self._name = name
 
     @property
@@ -77,13 +86,18 @@ class RolloutServer(FakeServer):
         """Return the version that a user's request gets."""
         if self.route is not None:
             return self.route.version_for("tenant", str(user % NUM_BUCKETS), time.time())
-        permanent = self._supervisor.routes.get("chat")
-        return "chat" if permanent is None else permanent["stable"]
+        if self.permanent is not None:
+            return self.permanent.stable
+        of_file = self._supervisor.routes.get("chat")
+        return "chat" if of_file is None else of_file["stable"]
 
     async def _hear(self, end: ServerEnd, link: trio.CancelScope) -> None:
         while not isinstance(frame := await end.next_frame(), Goodbye):
             if isinstance(frame, ControlNews):
                 self.told = decode_told(frame.body)
+                told = self.told.routes.get("chat")
+                if told is not None and told.valid_until is None:
+                    self.permanent = told
                 if self.view and self.seen[-1:] != [(self.view.phase, self.view.step)]:
                     self.seen.append((self.view.phase, self.view.step))
         link.cancel()
@@ -94,7 +108,8 @@ class RolloutServer(FakeServer):
             nursery.start_soon(self._report, end)
 
     def _activity(self, models: tuple[ModelActivity, ...], refused: dict[str, str]) -> Activity:
-        said = Activity(self._name, models, refused, freezes=self.freezes)
+        routes = {} if self.permanent is None else {"chat": self.permanent}
+        said = Activity(self._name, models, refused, routes, freezes=self.freezes)
         if self.view is None or not self.view.golden_every_s:
             return said
         report = CandidateReport(self.golden, time.time(), self.golden_error)
@@ -133,7 +148,8 @@ class RolloutScene:
 
     async def start(self, **fields: object) -> tuple[int, Any]:
         """Start a rollout of `chat` to a version in the fleet's folder."""
-        body = {"model": "chat", "ref": str(self.folder / "model"), **FAST, **fields}
+        ref = "chat-v2" if "chat-v2" in self.supervisor.added else str(self.folder / "model")
+        body = {"model": "chat", "ref": ref, **FAST, **fields}
         return await ask_soon(self.folder, "POST", ROLLOUTS, json=body)
 
     async def order(self, order: str, **fields: object) -> tuple[int, Any]:
@@ -164,12 +180,30 @@ class RolloutScene:
 
 
 @asynccontextmanager
-async def rollout_scene(**fields: float) -> AsyncIterator[RolloutScene]:
+async def scene_of_hosts(**fields: object) -> AsyncIterator[RolloutScene]:
+    """Run a control without a supervisor in this process, and a server with two versions."""
+    with fleet_folder() as folder, trio.fail_after(PATIENCE_S):
+        models = FakeSupervisor()
+        models.added = {"chat": "", "chat-v2": ""}
+        async with trio.open_nursery() as nursery:
+            one = RolloutScene(folder, models)
+            nursery.start_soon(one.server.run)
+            config = config_of(folder, **fields)  # type: ignore[arg-type]
+            await nursery.start(run_control, config)
+            while not (await ask_soon(folder, "GET", "/admin/models"))[1]["models"]:
+                await trio.lowlevel.checkpoint()
+            yield one
+            nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def rollout_scene(**fields: object) -> AsyncIterator[RolloutScene]:
     """Run a fleet with control in this process."""
     with fleet_folder() as folder:
         async with supervised(folder, "chat") as supervisor, trio.open_nursery() as nursery:
             one = RolloutScene(folder, supervisor)
-            await nursery.start(run_control, config_of(folder, "chat", **fields))
+            config = config_of(folder, "chat", **fields)  # type: ignore[arg-type]
+            await nursery.start(run_control, config)
             nursery.start_soon(one.server.run)
             yield one
             nursery.cancel_scope.cancel()

@@ -3,15 +3,37 @@ that report made-up requests."""
 
 from __future__ import annotations
 
+import signal
+from functools import partial
 from typing import TYPE_CHECKING
 
+import httpx2
+import msgspec
 import pytest
+import trio
+from structlog.testing import capture_logs
 
-from ops.control import model_steps
-from tests.ops.control.fleets import states
-from tests.ops.control.rollout_fleet import rollout_scene
+from ops.audit.recording import default_folder
+from ops.audit.verification import read_entries, take_snapshot
+from ops.control import model_steps, rollouts
+from ops.control.rollout_stores import RolloutStoreAway, SqliteRollouts
+from ops.ports import bind_port
+from ops.rollouts import rollout
+from tests.ops.control import fleets
+from tests.ops.control.fleets import (
+    ControlProcess,
+    ask_soon,
+    config_of,
+    fleet_folder,
+    states,
+    supervised,
+)
+from tests.ops.control.rollout_fleet import RolloutScene, rollout_scene, scene_of_hosts
+from tests.server.tenants.redis_server import PROGRAM, RedisServer
+from triolet.config.membership import RedisMembersConfig
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
 
@@ -50,3 +72,324 @@ async def test_a_bad_candidate_is_rolled_back_and_removed() -> None:
         assert await states(one.folder) == {"chat": "staged"}
         assert one.supervisor.routes["chat"]["shares"] != {"chat-2": 1.0}
         assert [*one.supervisor.added] == ["chat"]
+
+
+async def test_a_candidate_that_cannot_serve_is_rolled_back_and_blocks_no_later_one() -> None:
+    async with rollout_scene() as one:
+        one.supervisor.fail_start["chat-2"] = "chat-2.decode-0 has died three times"
+        _, first = await one.start()
+        ended = await one.ends()
+        assert (ended["phase"], ended["step"]) == ("rolled_back", 0)
+        assert ended["said"] == "chat-2 cannot serve: chat-2.decode-0 has died three times"
+        assert [*one.supervisor.added] == ["chat"]
+        one.supervisor.fail_start.clear()
+        status, second = await one.start()
+        assert (status, second["id"] != first["id"]) == (202, True)
+        ended = await one.ends()
+        assert (ended["id"], ended["phase"]) == (second["id"], "promoted")
+        assert ended["revision"] > first["revision"], "servers take only a higher one"
+
+
+async def test_golden_prompts_that_fail_or_differ_roll_back() -> None:
+    async with rollout_scene() as one:
+        one.server.golden_error = "503"
+        await one.start()
+        ended = await one.ends()
+        assert (ended["phase"], ended["said"]) == (
+            "rolled_back",
+            "golden prompts to chat-2 failed: 503",
+        )
+        one.server.golden_error = ""
+        await one.start(bake_s=60)
+        await one.reaches(lambda shown: "of 60 s" in shown["said"])
+        one.server.golden = ("another answer",)
+        ended = await one.ends()
+        assert ended["phase"] == "rolled_back"
+        await one.start(golden=False)
+        assert (await one.ends())["phase"] == "promoted"
+
+
+async def test_operators_pause_promote_and_roll_back_and_all_of_it_is_recorded() -> None:
+    async with rollout_scene() as one:
+        _, begun = await one.start(bake_s=600, max_step_s=3600)
+        assert (await one.order("promote"))[0] == 409, "it is being prepared"
+        await one.reaches(lambda shown: "of 600 s" in shown["said"])
+        assert (await one.order("rollback"))[0] == 200
+        assert (await one.ends())["phase"] == "rolled_back"
+        _, again = await one.start(bake_s=3)
+        await one.phase("canary", 1)
+        assert (await one.order("pause"))[0] == 200
+        paused = await one.phase("paused")
+        assert one.server.route is not None
+        status, refused = await one.order("pause")
+        assert (status, "is paused" in refused["error"]["message"]) == (409, True)
+        assert (await one.order("promote", revision=paused["revision"], full=True))[0] == 200
+        await one.phase("canary", 3)
+        status, refused = await one.order("promote", revision=paused["revision"])
+        assert (status, "has changed since you looked" in refused["error"]["message"]) == (
+            409,
+            True,
+        )
+        assert (await one.order("promote"))[0] == 200
+        assert (await one.ends())["phase"] == "promoted"
+        assert (await one.order("rollback"))[0] == 409
+        entries = [e for _, e in read_entries(take_snapshot(default_folder()))]
+        kinds = [(e.action, e.outcome) for e in entries if e.request_id == begun["id"]]
+        assert kinds == [
+            ("rollout.start", "begun"),
+            ("rollout.start", "done"),
+            ("rollout.rollback", "begun"),
+            ("rollout.rollback", "done"),
+        ]
+        mine = [e for e in entries if e.request_id == again["id"]]
+        judged = [(e.action, e.counts) for e in mine if e.actor == "judge"]
+        assert judged == [("rollout.step", {"step": 1})]
+        ordered = [e.action for e in mine if e.outcome == "begun"]
+        assert ordered == ["rollout.start", "rollout.pause", "rollout.promote", "rollout.promote"]
+
+
+async def test_while_a_rollout_runs_nothing_else_changes_its_versions() -> None:
+    async with rollout_scene() as one:
+        _, begun = await one.start(bake_s=600, max_step_s=3600)
+        for method, path, body in (
+            ("POST", "/admin/models/chat/switch", {"ref": "chat:v3"}),
+            ("POST", "/admin/models/chat/sleep", None),
+            ("DELETE", "/admin/models/chat", None),
+            ("POST", "/admin/rollouts", {"model": "chat", "ref": "chat:v3"}),
+        ):
+            status, refused = await ask_soon(one.folder, method, path, json=body)
+            assert status == 409
+            expected = f"rollout of chat is running (operation {begun['id']})"
+            assert expected in refused["error"]["message"]
+        await one.order("rollback")
+        await one.ends()
+        status, switched = await ask_soon(
+            one.folder, "POST", "/admin/models/chat/switch", json={"ref": "chat:v3"}
+        )
+        assert (await fleets.ended(one.folder, switched["id"]))["status"] == "done"
+
+
+async def test_of_two_starts_and_two_orders_at_once_one_is_obeyed() -> None:
+    async with rollout_scene() as one:
+        answers: list[int] = []
+
+        async def note(order: Callable[[], Awaitable[tuple[int, object]]]) -> None:
+            answers.append((await order())[0])
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(note, partial(one.start, bake_s=1))
+            nursery.start_soon(note, partial(one.start, bake_s=1))
+        assert sorted(answers) == [202, 409]
+        revision = (await one.phase("canary", 1))["revision"]
+        answers.clear()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(note, partial(one.order, "promote", revision=revision))
+            nursery.start_soon(note, partial(one.order, "pause", revision=revision))
+        assert sorted(answers) == [200, 409]
+
+
+async def test_freezes_of_servers_refuse_a_start_and_hold_a_rollout() -> None:
+    async with rollout_scene() as one:
+        await one.start()
+        await one.phase("canary", 1)
+        one.server.freezes = ("zone b is lost",)
+        await one.reaches(lambda shown: shown["said"] == "frozen: zone b is lost")
+        one.server.freezes = ()
+        await one.ends()
+        one.server.freezes = ("the budget of availability is spent",)
+        while (status := (await one.start()))[0] != 409:
+            await one.order("rollback")
+            await one.ends()
+        message = status[1]["error"]["message"]
+        assert "no rollout may begin now: the budget of availability is spent" in message
+        assert "--despite-freeze" in message
+        assert (await one.start(despite_freeze=True))[0] == 202
+        assert (await one.ends())["phase"] == "promoted"
+        entries = read_entries(take_snapshot(default_folder()))
+        assert {e.reason for _, e in entries if e.action == "rollout.start"} >= {"despite a freeze"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "words"),
+    [
+        ({"model": "code"}, 404, "no model is called 'code'"),
+        ({"shares": [0.5, 0.1, 1]}, 400, "rising numbers that end with 1"),
+        ({"shares": [0.1, 0.5]}, 400, "rising numbers that end with 1"),
+        ({"shares": [10]}, 400, "the body is not valid: Expected `float` <= 1.0"),
+        ({"bake_s": 0}, 400, "the body is not valid"),
+        ({"bake_s": 60, "max_step_s": 60}, 400, "at least 2 times bake_s, 120 s"),
+        ({"step": 1}, 400, "unknown field `step`"),
+        ({"accept_cost": 0.5}, 400, "the body is not valid"),
+    ],
+)
+async def test_what_is_no_rollout_is_refused(
+    fields: dict[str, object], status: int, words: str
+) -> None:
+    async with rollout_scene() as one:
+        answer = await one.start(**fields)
+        assert (answer[0], words in str(answer[1])) == (status, True), answer
+        for method, path in (("GET", "/chat"), ("POST", "/chat/pause"), ("POST", "/chat/stop")):
+            refused = await ask_soon(one.folder, method, f"/admin/rollouts{path}", json={})
+            assert refused[0] in (404, 409), refused
+
+
+async def test_the_port_rolls_out_versions_of_the_store_and_no_path() -> None:
+    with bind_port("127.0.0.1", 0) as bound:
+        port = bound.getsockname()[1]
+    async with rollout_scene(admin_port=port) as one:
+
+        def ask_port(ref: str) -> int:
+            url = f"http://127.0.0.1:{port}/admin/rollouts"
+            return httpx2.post(url, json={"model": "chat", "ref": ref}).status_code
+
+        assert await trio.to_thread.run_sync(ask_port, one.supervisor.added["chat"]) == 403
+        assert await trio.to_thread.run_sync(ask_port, "chat@stable") == 202
+        await one.reaches(lambda shown: one.supervisor.reference_only == {"chat-2": True})
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Renew often, for a short time."""
+    monkeypatch.setattr(rollouts, "RENEW_S", 0.05)
+    monkeypatch.setattr(rollouts, "VALID_S", 1.0)
+    monkeypatch.setattr(rollout, "VALID_S", 1.0)
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_without_its_store_servers_fall_back_and_the_step_begins_again_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with rollout_scene() as one:
+        await one.start(bake_s=2.0)
+        before = await one.phase("canary", 1)
+        change = SqliteRollouts._change
+
+        def fail(*_: object) -> None:
+            raise RolloutStoreAway("the journal cannot be written: disk full")
+
+        with capture_logs() as lines:
+            monkeypatch.setattr(SqliteRollouts, "_change", fail)
+            while one.server.route is not None:
+                await trio.lowlevel.checkpoint()
+            shown = await one.reaches(lambda shown: shown["trouble"])
+            assert shown["trouble"] == "the journal cannot be written: disk full"
+            status, refused = await one.order("promote")
+            assert (status, "disk full" in str(refused)) == (409, True)
+            assert len([one for one in lines if one["event"] == "rollout_not_kept"]) == 1
+        monkeypatch.setattr(SqliteRollouts, "_change", change)
+        while one.server.route is None:
+            await trio.lowlevel.checkpoint()
+        after = await one.shown()
+        assert (after["phase"], after["step"]) == ("canary", 1)
+        assert after["began_at"] > before["began_at"] + 1.0
+        assert (await one.ends())["phase"] == "promoted"
+
+
+async def test_a_control_of_several_hosts_only_moves_routes() -> None:
+    async with scene_of_hosts() as one:
+        await one.start()
+        assert (await one.ends())["phase"] == "promoted"
+        while one.server.permanent is None or one.server.permanent.stable != "chat-v2":
+            await trio.lowlevel.checkpoint()
+        assert one.server.permanent.shares == {"chat": 0.0, "chat-v2": 1.0}
+        assert {"chat", "chat-v2"} == {*one.server.served}
+        one.supervisor.added.pop("chat-v2")
+        one.supervisor.added["chat-v2"] = ""
+        status, refused = await one.start(ref="chat-v2")
+        assert status == 400, refused
+
+
+async def test_a_bad_candidate_on_several_hosts_is_rolled_back() -> None:
+    async with scene_of_hosts() as one:
+        one.server.bad = lambda version: version == "chat-v2"
+        await one.start()
+        assert (await one.ends())["phase"] == "rolled_back"
+        assert (one.server.route, one.server.permanent) == (None, None)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("hasty")
+async def test_rollouts_in_redis_survive_its_death_and_go_to_the_next_control(
+    tmp_path: Path,
+) -> None:
+    """Takes seconds: starts a Redis twice."""
+    if PROGRAM is None:
+        pytest.skip("there is no redis-server here")
+    server = RedisServer(tmp_path)
+    server.start()
+    try:
+        config = RedisMembersConfig(server.url)
+        async with scene_of_hosts(redis=config) as one:
+            _, begun = await one.start(bake_s=60)
+            await one.reaches(lambda shown: "of 60 s" in shown["said"])
+            assert (await one.order("promote"))[0] == 409
+        async with scene_of_hosts(redis=config) as one:
+            shown = await one.reaches(lambda shown: "of 60 s" in shown["said"])
+            assert shown["id"] == begun["id"], "another state folder"
+            server.stop()
+            await one.reaches(lambda shown: "Redis does not answer" in shown["trouble"])
+            server.start()
+            await one.reaches(lambda shown: not shown["trouble"])
+            await one.order("rollback")
+            assert (await one.ends())["phase"] == "rolled_back"
+    finally:
+        server.stop()
+
+
+@pytest.mark.slow
+async def test_killed_in_any_phase_control_goes_on() -> None:
+    """Takes seconds: kills and restarts real control processes."""
+    with fleet_folder() as folder:
+        control = ControlProcess(folder, msgspec.to_builtins(config_of(folder, "chat")))
+        async with supervised(folder, "chat") as supervisor, trio.open_nursery() as nursery:
+            one = RolloutScene(folder, supervisor)
+            nursery.start_soon(one.server.run)
+            await trio.to_thread.run_sync(control.start)
+
+            async def restart() -> None:
+                await trio.to_thread.run_sync(control.end)
+                supervisor.gate = None
+                await trio.to_thread.run_sync(control.start)
+
+            async def restart_at(
+                kind: str, order: Callable[[], Awaitable[tuple[int, object]]]
+            ) -> None:
+                """Give an order, and restart control while the supervisor carries out a request."""
+                reached, never = trio.Event(), trio.Event()
+
+                async def gate(asked: str, name: str) -> None:
+                    if asked == kind:
+                        reached.set()
+                        await never.wait()
+
+                supervisor.gate = gate
+                assert (await order())[0] in (200, 202)
+                await reached.wait()
+                await restart()
+                never.set()
+
+            await restart_at("start_model", partial(one.start, bake_s=1.5))
+            begun = await one.phase("canary", 1)
+            await restart()
+            assert (await one.phase("canary", 1))["id"] == begun["id"]
+            assert one.server.route is not None
+            await one.order("pause")
+            paused = await one.phase("paused", 1)
+            one.server.sends = False
+            await restart()
+            again = await one.phase("paused", 1)
+            assert sum(again["counts"]["errors"]) > 0, "its evidence was written"
+            assert again["began_at"] == paused["began_at"]
+            await one.order("promote", full=True)
+            await one.phase("canary", 3)
+            await restart_at("drop_model", partial(one.order, "promote"))
+            assert (await one.ends())["phase"] == "promoted"
+            assert await states(folder) == {"chat-2": "serving"}
+            one.server.sends = True
+            await one.start(bake_s=1.5)
+            await one.phase("canary", 1)
+            await restart_at("drop_model", partial(one.order, "rollback"))
+            assert (await one.ends())["phase"] == "rolled_back"
+            assert await states(folder) == {"chat-2": "serving"}
+            assert control.end(signal.SIGTERM) == 0
+            nursery.cancel_scope.cancel()
