@@ -1,0 +1,94 @@
+"""The fleet of the benchmark: `triolet serve` with devices that only take time; its objectives."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from ..harness.servers import TAKES_ALL, ServerProcess, running
+from ..harness.tenants import write_tenants
+from ..overload.real import ENVIRONMENT
+from .candidates import FIRST, MODEL
+from .device import COMMAND, FAULTS, DeviceFault, fault_file
+from .traffic import TENANTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+OPERATOR: Final = "operator"
+TTFT_S: Final = 0.12
+"""Objective for first tokens: about one in twenty of the first version is later."""
+OBJECTIVE: Final = """\
+---
+apiVersion: openslo/v1
+kind: SLO
+metadata: {{name: {name}, annotations: {{triolet/budget-policy: none}}}}
+spec:
+  service: triolet
+  indicatorRef: {name}
+  timeWindow: [{{duration: 30d, isRolling: true}}]
+  budgetingMethod: Occurrences
+  objectives: [{{{goal}}}]
+"""
+OBJECTIVES: Final = {
+    "availability": "target: 0.99",
+    "first-token": f"op: lte, value: {TTFT_S}, target: 0.95",
+}
+OPTIONS: Final = (
+    *("--threads", "1", "--prefill", "4", "--decode", "1", "--max-num-seqs", "64"),
+    *("--kv-pool", "64MiB", "--log-level", "info", "--dtype", "float32"),
+    *("--set", "server.routing.local_prefill=off", "--set", "control.memory_bytes=8GiB"),
+)
+
+
+class BenchFleet:
+    """The running fleet.
+
+    Attributes:
+      process: its supervisor.
+      folder: folder of its files.
+    """
+
+    def __init__(self, process: ServerProcess, folder: Path) -> None:
+        self.process = process
+        self.folder = folder
+
+    def break_devices(self, digest: str, fault: DeviceFault) -> None:
+        """Give the devices of a version a fault from their next step on."""
+        path = fault_file(self.folder / "faults", digest)
+        new = path.with_suffix(".new")
+        new.write_bytes(msgspec.json.encode(fault))
+        new.replace(path)
+
+    def repair_devices(self, digest: str) -> None:
+        """Take the faults of a version away, for workers that start later."""
+        fault_file(self.folder / "faults", digest).unlink(missing_ok=True)
+
+
+@contextmanager
+def bench_fleet(folder: Path, options: Sequence[str] = ()) -> Iterator[BenchFleet]:
+    """Run the fleet with the first version.
+
+    Args:
+      folder: folder with the store; gets logs and settings.
+      options: further options of `triolet serve`.
+
+    Raises:
+      ServerDidNotStartError: it did not start; has the end of its log.
+    """
+    (folder / "faults").mkdir(exist_ok=True)
+    slo = folder / "slo.yaml"
+    slo.write_text("".join(OBJECTIVE.format(name=name, goal=g) for name, g in OBJECTIVES.items()))
+    tenants = write_tenants(folder, dict.fromkeys(TENANTS, ""), OPERATOR)
+    command = [
+        *(*COMMAND, "serve", f"{MODEL}={MODEL}:{FIRST}", "--store", str(folder / "store")),
+        *("--slo", str(slo), "--tenants", str(tenants), *OPTIONS, *TAKES_ALL, *options),
+    ]
+    own = {FAULTS: str(folder / "faults"), "XDG_STATE_HOME": str(folder / "state")}
+    environment = os.environ | ENVIRONMENT | own
+    with running(ServerProcess(command, folder / "fleet.log", environment)) as process:
+        yield BenchFleet(process, folder)
