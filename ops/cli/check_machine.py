@@ -1,4 +1,5 @@
-"""`triolet doctor`'s checks of the machine: Python, packages, CPU, memory, torch, GPU, limits."""
+"""`triolet doctor`'s checks of the machine (Python, packages, CPU, memory, torch, GPU, limits), and
+the result type of all its checks."""
 
 from __future__ import annotations
 
@@ -10,14 +11,13 @@ import resource
 import shutil
 import sys
 import sysconfig
+from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from triolet.memory import available_memory_bytes
 from triolet.units import show_size
-
-from .finding import Finding, FindingStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +27,30 @@ MIN_FILES: Final = 4096 + 256
 """ServerConfig.max_connections, plus the files that the process itself opens."""
 _REQUIREMENT: Final = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*(==|>=)\s*([0-9][0-9.]*)")
 _NUMBER: Final = re.compile(r"\d+")
+
+
+class FindingStatus(StrEnum):
+    """Severity of a finding. Only `fail` keeps Triolet from working."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+class Finding(NamedTuple):
+    """One row of the report.
+
+    Attributes:
+      subject: what was checked.
+      status: severity.
+      detail: what was found.
+      remedy: what to do; empty if nothing.
+    """
+
+    subject: str
+    status: FindingStatus
+    detail: str
+    remedy: str = ""
 
 
 def check_python() -> Finding:

@@ -18,7 +18,7 @@ from triolet.units import show_size
 from ..models.model_directory import check_start, check_text, model_faults, shown_path
 from ..ports import PortTaken, claim_port
 from ..private_directory import private_directory
-from .finding import Finding, FindingStatus
+from .check_machine import Finding, FindingStatus
 from .options import as_typed
 
 if TYPE_CHECKING:

@@ -21,6 +21,8 @@ from ..private_directory import parent_directory
 from ..supervisor.prepare import require_auto
 from ..supervisor.starter import available_gpus
 from .check_machine import (
+    Finding,
+    FindingStatus,
     check_cpu,
     check_kernels,
     check_memory,
@@ -31,7 +33,6 @@ from .check_machine import (
     torch_unloaded,
 )
 from .check_places import check_links, check_model, check_port, failed_model
-from .finding import Finding, FindingStatus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -27,6 +27,18 @@ rollout_app = typer.Typer(
 )
 
 NameArgument: TypeAlias = Annotated[str, typer.Argument(metavar="NAME", help="Name of the model.")]
+CostOption: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="FACTOR", help="Accept so much device time, as 1.5x.")
+]
+StreamsOption: TypeAlias = Annotated[
+    int | None, typer.Option(metavar="N", help="Requests to it at once, in each server.")
+]
+TenantShareOption: TypeAlias = Annotated[
+    str, typer.Option(metavar="PERCENT", help="Share of these that one tenant may have.")
+]
+TenantOption: TypeAlias = Annotated[
+    list[str] | None, typer.Option(metavar="TENANT", help="Stays on the old one; repeatable.")
+]
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -53,18 +65,10 @@ def start(
         str | None,
         typer.Option(metavar="PERCENT", help="Keep this share, and show the verdict only."),
     ] = None,
-    accept_cost: Annotated[
-        str | None, typer.Option(metavar="FACTOR", help="Accept so much device time, as 1.5x.")
-    ] = None,
-    cap_streams: Annotated[
-        int | None, typer.Option(metavar="N", help="Requests to it at once, in each server.")
-    ] = None,
-    cap_tenant_share: Annotated[
-        str, typer.Option(metavar="PERCENT", help="Share of these that one tenant may have.")
-    ] = "100",
-    exclude_tenant: Annotated[
-        list[str] | None, typer.Option(metavar="TENANT", help="Stays on the old one; repeatable.")
-    ] = None,
+    accept_cost: CostOption = None,
+    cap_streams: StreamsOption = None,
+    cap_tenant_share: TenantShareOption = "100",
+    exclude_tenant: TenantOption = None,
     min_requests: Annotated[int, typer.Option(min=1, help="To the new version in a step.")] = 200,
     min_buckets: Annotated[int, typer.Option(min=1, help="Groups of users they come from.")] = 20,
     no_golden: Annotated[

@@ -40,7 +40,7 @@ from .operations import (
 from .rollout_stores import KeptRollout, RolloutStolen, RolloutStoreAway
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Mapping
     from pathlib import Path
 
     from transport.control_protocol import Models
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from ..rollouts.rollout import Rollout
     from .changes import Changes
     from .controller import Controller
+    from .models import Model
     from .rollout_stores import RolloutStore
 
 log = structlog.get_logger(__name__)
@@ -307,28 +308,13 @@ class Rollouts:
                 one.hear(said)
         else:
             for one in live:
-                one.observe(said, self._workers_share(one.rollout.plan))
+                one.observe(said, _workers_share(self._controller.models, one.rollout.plan))
 
     def freezes(self) -> list[str]:
         """Return why no rollout should go on, as servers that are alive say."""
         alive = self._controller.heard_at.keys()
         self._freezes = {name: why for name, why in self._freezes.items() if name in alive}
         return sorted({one for why in self._freezes.values() for one in why})
-
-    def _workers_share(self, plan: RolloutPlan) -> float:
-        """Return the candidate's share of workers; 0 if control does not know the workers."""
-        models = self._controller.models
-        stable, canary = (
-            len(models[name].workers) if name in models else 0
-            for name in (plan.stable, plan.candidate)
-        )
-        return canary / max(1, stable + canary)
-
-    def _work(self, version: str) -> WorkDone:
-        """Return the work of a version's workers. Each server reports that of all."""
-        model = self._controller.models.get(version)
-        works = () if model is None else (one.work for one in model.activity.values())
-        return max(works, key=attrgetter("busy_s"), default=WorkDone())
 
     def _hold(self, operation: Operation) -> None:
         self._changes.under_way |= dict.fromkeys(operation.names, operation)
@@ -411,7 +397,8 @@ class Rollouts:
         while not live.over.is_set():
             with trio.move_on_after(RENEW_S):
                 await live.due.wait()
-            work = self._work(plan.stable), self._work(plan.candidate)
+            models = self._controller.models
+            work = _work(models.get(plan.stable)), _work(models.get(plan.candidate))
             heard = self._controller.heard_at.keys()
             rollout.look(live.take(self._wall(), heard, self.freezes(), work))
             if not rollout.is_live:
@@ -460,22 +447,7 @@ class Rollouts:
             live.over.set()
         for note in live.new_notes():
             log.info("rollout_changed", rollout=rollout.id, **msgspec.structs.asdict(note))
-            self._nursery.start_soon(self._audit, rollout, note)
-
-    async def _audit(self, rollout: Rollout, note: RolloutNote) -> None:
-        try:
-            await audit(
-                ACTIONS[note.phase],
-                rollout.settings.model,
-                note.actor or JUDGE,
-                rollout.id,
-                AuditOutcome.DONE,
-                note.said[:MAX_REASON],
-                rollout.digest,
-                {"step": note.step},
-            )
-        except AuditLogError as error:
-            log.error("rollout_not_recorded", rollout=rollout.id, error=str(error))
+            self._nursery.start_soon(_record, rollout, note)
 
     async def _leave_one(self, live: LiveRollout, operation: Operation) -> None:
         """Give the name to the candidate and remove the stable version, or remove the candidate.
@@ -532,3 +504,34 @@ def _operation(rollout: Rollout) -> Operation:
         settings=msgspec.json.encode(order).decode(),
         run=rollout.run,
     )
+
+
+def _work(model: Model | None) -> WorkDone:
+    """Return the work of a version's workers. Each server reports that of all."""
+    works = () if model is None else (one.work for one in model.activity.values())
+    return max(works, key=attrgetter("busy_s"), default=WorkDone())
+
+
+def _workers_share(models: Mapping[str, Model], plan: RolloutPlan) -> float:
+    """Return the candidate's share of workers; 0 if control does not know the workers."""
+    stable, canary = (
+        len(models[name].workers) if name in models else 0 for name in (plan.stable, plan.candidate)
+    )
+    return canary / max(1, stable + canary)
+
+
+async def _record(rollout: Rollout, note: RolloutNote) -> None:
+    """Record a change in the audit log."""
+    try:
+        await audit(
+            ACTIONS[note.phase],
+            rollout.settings.model,
+            note.actor or JUDGE,
+            rollout.id,
+            AuditOutcome.DONE,
+            note.said[:MAX_REASON],
+            rollout.digest,
+            {"step": note.step},
+        )
+    except AuditLogError as error:
+        log.error("rollout_not_recorded", rollout=rollout.id, error=str(error))

@@ -181,8 +181,8 @@ class ModelSet:
             return None
         if is_beside:
             raise ConfigError(
-                f"it has the weights of {self._scaling.public_name(name)}, and their workers serve "
-                "only one of them at a time; use `triolet model switch`, which needs no workers"
+                f"{prepared.model_dir} has the weights of {self._scaling.public_name(name)}, and "
+                "workers serve one of both at a time; use `triolet model switch`, which needs none"
             )
         if own.model_digest == old.settings.server.model_digest:  # it may be asked for again
             self._stored.release(prepared.name)

@@ -12,6 +12,8 @@ from rich.console import Console
 
 from ops.cli import main
 from ops.cli.check_machine import (
+    Finding,
+    FindingStatus,
     check_cpu,
     check_driver,
     check_flash,
@@ -24,7 +26,6 @@ from ops.cli.check_machine import (
     driver_version,
 )
 from ops.cli.doctor import WantedFleet, check_auto, serve_command, show
-from ops.cli.finding import Finding, FindingStatus
 from ops.cli.options import add_models
 from ops.settings.form import Settings
 from ops.settings.sources import read_settings

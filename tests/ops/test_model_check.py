@@ -13,8 +13,8 @@ import pytest
 
 from engine.preflight.tensors import tensor_shapes
 from ops.cli import main
+from ops.cli.check_machine import FindingStatus
 from ops.cli.check_places import check_model
-from ops.cli.finding import FindingStatus
 from ops.cli.options import NAMED, as_typed
 from ops.models.model_directory import demo_model_path
 from ops.ports import claim_port

@@ -16,9 +16,8 @@ import pytest
 
 from engine.model_config import load_model_config
 from ops import port_holder
-from ops.cli.check_machine import package_problem
+from ops.cli.check_machine import Finding, FindingStatus, package_problem
 from ops.cli.check_places import check_links, check_port
-from ops.cli.finding import Finding, FindingStatus
 from ops.models.model_directory import check_text, demo_model_path, find_model
 from ops.ports import base_url, claim_port, free_port
 from ops.private_directory import LOCK, PREFIX, parent_directory, private_directory

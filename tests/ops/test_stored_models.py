@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ops.cli import main
+from ops.cli.check_machine import FindingStatus
 from ops.cli.doctor import check_stored
-from ops.cli.finding import FindingStatus
 from ops.models.several import with_stored_models
 from ops.models.stored import with_stored_model
 from ops.settings.form import Settings, of_role

@@ -60,7 +60,7 @@ class RolloutServer(FakeServer):
         super().__init__(folder, supervisor)
         self.bad: Callable[[str], bool] = lambda version: False
         self.sends = True
-        self.golden = GOLDEN
+        self.golden: tuple[str, ...] = GOLDEN
         self.golden_error = ""
         self.freezes: tuple[str, ...] = ()
         self.told: Models | None = None
