@@ -16,6 +16,7 @@ import sys
 import threading
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -42,6 +43,7 @@ from .membership.members import member_source
 from .metrics.metrics import Metrics
 from .model_changes import ModelChanges, read_models
 from .peers.peers import Peers
+from .rollouts.candidates import Candidates, ServedVersion
 from .scheduling.control_link import ControlLink
 from .slo.meter import SloMeter
 from .tenants.opening import opened_quotas
@@ -324,6 +326,8 @@ async def _follow(
     """Follow the source of members and report the models to control, if these are configured."""
     async with trio.open_nursery() as nursery:
         if config.control_addresses:
+            candidates = Candidates(config.candidates, partial(_find_version, services, fleets))
+            nursery.start_soon(candidates.run)
             changes.link = ControlLink(
                 config,
                 network,
@@ -332,6 +336,8 @@ async def _follow(
                 changes.refused,
                 lambda: services.models.routes,
                 changes.use_routes,
+                candidates.use,
+                candidates.reports,
             )
             nursery.start_soon(changes.link.run)
         if config.desired_redis.url:
@@ -345,6 +351,11 @@ async def _follow(
         if source is not None:
             services.metrics.membership = source.health
             nursery.start_soon(source.run, changes.use)
+
+
+def _find_version(services: Services, fleets: Fleets, name: str) -> ServedVersion | None:
+    found = (one for one in services.models if one.version == name)
+    return next((ServedVersion(fleets.by_model[name], one.text.encode) for one in found), None)
 
 
 async def _run_batches(

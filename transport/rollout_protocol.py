@@ -96,8 +96,9 @@ class ShadowComparison(msgspec.Struct, frozen=True):
     Attributes:
       pairs: compared pairs.
       failed: copies that failed; they are not in the other sums.
-      skipped: copies that were not begun because a request to the stable version waited.
-      rows_while_waiting: copies that ran while a request to the stable version waited.
+      skipped: copies that were not begun, or ended early, because a request to the stable version
+        waited or enough copies ran.
+      rows_while_waiting: times that a copy got tokens while a request to the stable version waited.
       same_finish: pairs with the same finish reason.
       equal_tokens: tokens before the first difference.
       tokens: tokens of both.
@@ -114,6 +115,20 @@ class ShadowComparison(msgspec.Struct, frozen=True):
     tokens: tuple[int, int] = (0, 0)
     ttft_s: tuple[float, float] = (0.0, 0.0)
     itl_s: tuple[float, float] = (0.0, 0.0)
+
+    def __add__(self, other: ShadowComparison) -> ShadowComparison:
+        """Return the sums of both."""
+        return ShadowComparison(
+            self.pairs + other.pairs,
+            self.failed + other.failed,
+            self.skipped + other.skipped,
+            self.rows_while_waiting + other.rows_while_waiting,
+            self.same_finish + other.same_finish,
+            self.equal_tokens + other.equal_tokens,
+            (self.tokens[0] + other.tokens[0], self.tokens[1] + other.tokens[1]),
+            (self.ttft_s[0] + other.ttft_s[0], self.ttft_s[1] + other.ttft_s[1]),
+            (self.itl_s[0] + other.itl_s[0], self.itl_s[1] + other.itl_s[1]),
+        )
 
 
 class CandidateReport(msgspec.Struct, frozen=True):

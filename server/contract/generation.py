@@ -142,6 +142,8 @@ class GenerationRequest:
         are skipped; None for none.
       auto: how its model was chosen; None if the client named it.
       assigned: the version that a route assigned; None if it is no evidence about versions.
+      is_silent: it is the server's own test of a model version: nothing that subscribes to request
+        events sees it, it costs nothing, and overload control does not learn from it.
     """
 
     request_id: bytes
@@ -165,6 +167,7 @@ class GenerationRequest:
     adapter: bytes = b""
     is_streamed: bool = False
     assigned: AssignedVersion | None = None
+    is_silent: bool = False
 
 
 def input_request(

@@ -59,6 +59,11 @@ class AdmissionAsk(NamedTuple):
     key: int = 0
     requests: tuple[GenerationRequest, ...] = ()
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether its requests are silent; those that arrive together are all, or none."""
+        return bool(self.requests) and self.requests[0].is_silent
+
     @classmethod
     def of(cls, requests: tuple[GenerationRequest, ...]) -> AdmissionAsk:
         """Return the question for one or more requests that arrive together."""
@@ -70,7 +75,8 @@ class Admit(NamedTuple):
     """All requests are accepted.
 
     Attributes:
-      forecasts: one forecast per request in order; None for an embedding input.
+      forecasts: one forecast per request in order; None for an embedding input and for a silent
+        request, which has no expected wait and does not count as load.
     """
 
     forecasts: tuple[Forecast | None, ...]
@@ -140,10 +146,12 @@ class Admission:
                 self._check_inputs(inputs, now)
             if texts:
                 self._check_texts(texts, now)
-            forecasts = iter(() if inputs and not texts else self._forecasts(ask, texts, now))
+            is_unforeseen = ask.is_silent or (inputs and not texts)
+            forecasts = iter(() if is_unforeseen else self._forecasts(ask, texts, now))
         except RequestError as error:
             return Refusal(error)
-        return Admit(tuple(next(forecasts) if r.form is None else None for r in ask.requests))
+        # None is left for requests that need none.
+        return Admit(tuple(next(forecasts, None) if r.form is None else None for r in ask.requests))
 
     def admit(self, ask: AdmissionAsk, now: float) -> Admit:
         """Accept requests, and count refusals (one if the ask has no requests).
@@ -154,7 +162,7 @@ class Admission:
         decision = self.decide(ask, now)
         if isinstance(decision, Refusal):
             for _ in ask.requests or (ask,):
-                self._table.reject(ask.scheduling, decision.error)
+                self._table.reject(ask.scheduling, decision.error, is_silent=ask.is_silent)
             raise decision.error
         return decision
 

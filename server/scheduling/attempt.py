@@ -40,6 +40,7 @@ from .queue import FairQueue
 from .recovery import Recovery
 from .request import Attempt, Phase, Step
 from .routing import Pair, Route, blocks_needed, counted_tokens, needed_roles, tokens_to_compute
+from .status import Observer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from .frames import Change, FrameOutbox
     from .request import Request, RequestTable
     from .roster import Roster
-    from .status import Observer
     from .workers import Worker
 
 
@@ -166,6 +166,7 @@ class Attempts:
         self._outbox = outbox
         self._eos_token_ids = eos_token_ids
         self._observer = observer
+        self._observers = observer, Observer()  # of silent requests the second, which does nothing
         self._kv_secret = kv_secret
         self._next_request, self._next_input = (
             PickNext(config, roster, queue, self.recovery, self._overload)
@@ -255,7 +256,9 @@ class Attempts:
             case Refuse():
                 self.apply(request, self._refused(request, attempt, frame, now), now)
             case FirstToken():
-                self._observer.prompt_computed(frame.queue_s, frame.compute_s)
+                self._observers[request.spec.is_silent].prompt_computed(
+                    frame.queue_s, frame.compute_s
+                )
                 attempt.first_token_at = now
                 self.recovery.worked(worker, now)
                 num_before = len(request.relay.token_ids)
@@ -303,7 +306,7 @@ class Attempts:
                 if last is not None:
                     self.fail(request, last, now)
                     return
-                self._table.events.publish(AttemptFailed(request.facts, cause))
+                request.events.publish(AttemptFailed(request.facts, cause))
                 self.release_attempt(request, EndReason.SUPERSEDED)
                 request.step(Step.RETRY)
                 self.queue_of(request).give_back(request)
@@ -396,7 +399,7 @@ class Attempts:
         if times.dispatched_at is None:
             times.dispatched_at = now
             queue_s = now - times.submitted_at
-            self._table.events.publish(RequestDispatched(request.facts, queue_s, request.zone))
+            request.events.publish(RequestDispatched(request.facts, queue_s, request.zone))
         self._overload.dispatched(request.forecast, now)
         need = request.need
         key = AttemptKey(spec.request_id, request.num_attempts)
@@ -477,7 +480,7 @@ class Attempts:
             request.held_tokens = held_tokens
         prefill.asked(attempt.key)
         request.is_begun = True
-        self._observer.prompt_routed(Role.PREFILL, attempt.why[1])
+        self._observers[request.spec.is_silent].prompt_routed(Role.PREFILL, attempt.why[1])
         frame = prefill_frame(request, attempt, self._eos_token_ids, grant.held_blocks, now)
         self._outbox.send(prefill, frame)
         return None
@@ -495,7 +498,7 @@ class Attempts:
         attempt.is_handed_over = True  # no other worker holds anything for it
         request.is_begun = True
         request.step(Step.GRANT)
-        self._observer.prompt_routed(Role.DECODE, attempt.why[0])
+        self._observers[request.spec.is_silent].prompt_routed(Role.DECODE, attempt.why[0])
 
     def _first_decoded(self, request: Request, attempt: Attempt, now: float) -> None:
         """Record that decode has the whole prompt, whichever worker computed it."""
@@ -505,7 +508,9 @@ class Attempts:
         if attempt.pair.is_local:
             decode.computed(attempt.key)
             if attempt.granted_at is not None and attempt.fork_of is None:
-                self._observer.prompt_computed(None, now - attempt.granted_at)
+                self._observers[request.spec.is_silent].prompt_computed(
+                    None, now - attempt.granted_at
+                )
         elif attempt.first_token_at is not None:
             self._next_request.handed_over(now - attempt.first_token_at)
 
@@ -548,11 +553,11 @@ class Attempts:
                 self._overload.first_token(request.forecast, now)
                 ttft_s = now - times.submitted_at
                 event = FirstTokenArrived(request.facts, ttft_s, request.zone)
-                self._table.events.publish(event)
+                request.events.publish(event)
             else:
-                gap_s = now - times.last_token_at
-                self._observer.token_gaps.observe(gap_s)
-                if gap_s > self._observer.slow_gap_s:
+                gap_s, observer = now - times.last_token_at, self._observers[request.spec.is_silent]
+                observer.token_gaps.observe(gap_s)
+                if gap_s > observer.slow_gap_s:
                     # With half a window unread the row was paused: the client is slow.
                     num_unread = num_before - request.output.num_taken
                     times.slow_gaps += num_unread <= request.window // 2

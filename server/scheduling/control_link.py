@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from transport.link import Connection, LinkMessage, Network
+    from transport.rollout_protocol import CandidateReport, RolloutView
     from triolet.config import ServerConfig
     from triolet.config.routes import Route
 
@@ -95,6 +96,8 @@ class ControlLink:
       refused: why models could not be added here, by name.
       routes: returns this server's routes.
       use_routes: called with the routes that control orders.
+      use_rollouts: called with the rollouts that control reports.
+      candidates: returns what is known about their candidates, by version.
 
     Raises:
       ConfigError: an address cannot be used, or needs keys.
@@ -109,6 +112,8 @@ class ControlLink:
         refused: Mapping[str, str] = MappingProxyType({}),
         routes: Callable[[], Mapping[str, Route]] = dict,
         use_routes: Callable[[Mapping[str, Route]], object] = dict,
+        use_rollouts: Callable[[Sequence[RolloutView]], object] = tuple,
+        candidates: Callable[[], dict[str, CandidateReport]] = dict,
     ) -> None:
         self._config = config
         self._network = network
@@ -117,6 +122,8 @@ class ControlLink:
         self._refused = refused
         self._routes = routes
         self._use_routes = use_routes
+        self._use_rollouts = use_rollouts
+        self._candidates = candidates
         self._models: dict[str, _Model] = {}
         self._told = Models(())
         self._troubles: dict[str, str] = {}
@@ -210,6 +217,7 @@ class ControlLink:
             )
         require_routes(told.routes, "control")
         self._use_routes(told.routes)
+        self._use_rollouts(told.rollouts)
         before, self._told = self._told, told
         for news in told.models:
             if news.name in self._models:
@@ -224,7 +232,14 @@ class ControlLink:
             reports = [model.report(name, now) for name, model in self._models.items()]
             shown = tuple(activity for activity, _ in reports)
             routes, fence = dict(self._routes()), self._told.fence
-            activity = Activity(self._me.name, shown, dict(self._refused), routes, fence)
+            activity = Activity(
+                self._me.name,
+                shown,
+                dict(self._refused),
+                routes,
+                fence,
+                candidates=self._candidates(),
+            )
             wakes = (Wake(one.name) for one, is_missed in reports if is_missed)
             bodies = [encoded(activity), *map(encoded, wakes)]
             for body in bodies:

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from ..contract.generation import GenerationRequest
     from .output import RelayText
     from .request import Request
+    from .status import StreamWitness
 
     Receive: TypeAlias = Callable[[Worker, Connection], Awaitable[None]]
 
@@ -231,6 +232,7 @@ class Links:
       events: publishes request events.
       version: the model's digest, or its directory if it is in no store.
       hold_s: returns how long a batch request may be held back for others.
+      witness: sees the streams; None if nothing does.
       check_accounting: raises unless every request has or will have exactly one terminal event.
     """
 
@@ -285,6 +287,7 @@ class Links:
         self.adapters = Adapters(config, self._requests, self.flush)
         self.version = config.model_digest or config.model_dir
         self._until_sweep = trio.CancelScope()
+        self.witness: StreamWitness | None = None
 
     def set_version(self, config: ServerConfig) -> None:
         """Switch to another version of the model that the same workers compute.
@@ -305,7 +308,10 @@ class Links:
         taken = self._requests.submit(requests, self.now())
         self.flush()
         outputs = [RequestOutput(request, self._delivery) for request in taken]
-        return OutputStream(outputs, self._delivery)
+        stream = OutputStream(outputs, self._delivery)
+        if self.witness is not None:
+            self.witness.submitted(stream)
+        return stream
 
     def embed(self, requests: Sequence[GenerationRequest]) -> EmbeddingRun:
         """Start to embed inputs. The first slice starts now, the others while the caller waits for
@@ -328,6 +334,11 @@ class Links:
     def max_model_len(self) -> int:
         """Maximum tokens of prompt and completion together."""
         return self._requests.max_model_len
+
+    @property
+    def num_queued(self) -> int:
+        """Number of requests that wait for workers."""
+        return self._requests.num_queued
 
     def status(self) -> FleetStatus:
         """Return the state of the fleet."""
@@ -534,6 +545,8 @@ class Links:
             self._until_sweep.deadline = sweep_at
         if self._changed:
             self._changed.unpark_all()
+        if self.witness is not None:
+            self.witness.turn_over()
 
     def _send(self, worker: Worker, frame: AnyFrame) -> None:
         connection = self._links.connections.get(worker)

@@ -23,6 +23,7 @@ from ..contract.generation import Failed, Finished, FinishReason, Usage
 from ..contract.request_events import (
     RequestAccepted,
     RequestEnded,
+    RequestEvents,
     RequestFacts,
     RequestRefused,
 )
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from triolet.service_class import Scheduling
 
     from ..contract.generation import GenerationRequest
-    from ..contract.request_events import RequestEvents
     from .outcome import Failure
     from .output import Mailbox, RelayEnd, RelayText
     from .routing import Pair
@@ -209,6 +209,7 @@ class Request:
       terminal: its terminal event, once it has ended.
       is_input: it is an embedding input: prefill computes it, without decode.
       is_background: it yields to all others.
+      events: publishes its events.
     """
 
     spec: GenerationRequest
@@ -218,6 +219,7 @@ class Request:
     deadline: float
     times: Times
     window: int
+    events: RequestEvents
     allowed: int = field(init=False)
     phase: Phase = Phase.QUEUED
     attempt: Attempt | None = None
@@ -432,7 +434,7 @@ class RequestTable:
       accounting: counts of what came and how it ended.
       model_digest: the model version for new requests; empty if it is in no store.
       text: the model's tokenizer.
-      events: publishes request events.
+      events: publishes request events, except those of silent requests.
     """
 
     def __init__(
@@ -442,7 +444,9 @@ class RequestTable:
         events: RequestEvents,
     ) -> None:
         self.accounting = Accounting()
+        self._silence = RequestEvents()  # of silent requests, which only the accounting counts
         self.accounting.subscribe_to(events)
+        self.accounting.subscribe_to(self._silence)
         self._config = config
         self.model_digest = config.model_digest
         self.text = text
@@ -491,7 +495,9 @@ class RequestTable:
         request = self._requests.get(row.request_id)
         return row.request_id if request is None else request.spec.origin_id or row.request_id
 
-    def reject(self, scheduling: Scheduling, error: RequestError) -> None:
+    def reject(
+        self, scheduling: Scheduling, error: RequestError, *, is_silent: bool = False
+    ) -> None:
         """Publish a refusal, and mark the error as counted."""
         error.is_of_queue = True
         refused = RequestRefused(
@@ -502,7 +508,7 @@ class RequestTable:
             self._config.model_name,
             self.model_digest,
         )
-        self.events.publish(refused)
+        (self._silence if is_silent else self.events).publish(refused)
 
     def accept(self, spec: GenerationRequest, now: float, *, turn: int = 0) -> Request:
         """Accept a request.
@@ -521,12 +527,13 @@ class RequestTable:
             deadline=now + spec.deadline_s,
             times=Times(submitted_at=now),
             window=window_of(spec, self._config.token_window),
+            events=self._silence if spec.is_silent else self.events,
             origin=self._requests.get(spec.origin_id),
             turn=turn,
             input_share=self._config.embedding.credit_share if is_input else 0.0,
         )
         self._requests[spec.request_id] = taken
-        self.events.publish(RequestAccepted(facts, spec.sampling.max_tokens))
+        taken.events.publish(RequestAccepted(facts, spec.sampling.max_tokens))
         return taken
 
     def finish(self, request: Request, end: RelayEnd, now: float) -> None:
@@ -558,8 +565,8 @@ class RequestTable:
         request.step(Step.END)
         del self._requests[request.spec.request_id]
         usage, is_begun = terminal.usage, request.is_begun
-        cost = self.events.price(request.spec.request_id, usage, is_begun=is_begun)
-        self.events.publish(
+        cost = request.events.price(request.spec.request_id, usage, is_begun=is_begun)
+        request.events.publish(
             RequestEnded(
                 request.facts,
                 outcome.account,

@@ -335,7 +335,8 @@ class Requests:
         self._attempts.dispatch(now)
 
     def begin_drain(self, now: float, refusal: Callable[[], RequestError] = draining) -> None:
-        """Refuse new requests; running ones may finish until `drain_timeout_s`. Idempotent.
+        """Refuse new requests; running ones may finish until `drain_timeout_s`, except silent ones.
+        Idempotent.
 
         Args:
           refusal: makes the error for requests that are refused or run too long.
@@ -343,6 +344,8 @@ class Requests:
         if self._drain_until is None:
             self._drain_until = now + self._config.drain_timeout_s
             self.admission.is_draining, self.admission.refusal = True, refusal
+            silent = [one for one in self.table if one.spec.is_silent]
+            self.end(silent, outcome.drained(refusal()), now)
 
     def check_accounting(self) -> None:
         """Raise unless every request has or will have exactly one terminal event.

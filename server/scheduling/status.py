@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from triolet.config import LABEL_NAMES
 from triolet.service_class import ServiceClass
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from transport.frames import Capacity, Load
     from triolet.ids import Role
 
+    from ..contract.output_stream import OutputStream
     from .queue import FairQueue
     from .workers import Worker
 
@@ -169,6 +170,18 @@ def worker_status(worker: Worker) -> WorkerStatus:
         trouble=worker.trouble,
         labels={name: text for name, text in labels.items() if name in LABEL_NAMES},
     )
+
+
+class StreamWitness(Protocol):
+    """Sees the streams of one model's accepted requests."""
+
+    def submitted(self, stream: OutputStream) -> None:
+        """Called with each new stream before anything is read from it."""
+        ...
+
+    def turn_over(self) -> None:
+        """Called at the end of each turn in which requests may have begun or ceased to wait."""
+        ...
 
 
 class OverloadObserver:

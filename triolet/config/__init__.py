@@ -13,6 +13,7 @@ from .auto import (
     WakePolicy,
     require_ladder,
 )
+from .candidates import CandidateConfig
 from .control import ControlConfig, ControlledModelConfig
 from .hosts import HostsConfig
 from .limits import require
@@ -112,6 +113,7 @@ __all__ = [
     "AutoConfig",
     "BatchConfig",
     "BrownoutConfig",
+    "CandidateConfig",
     "ControlConfig",
     "ControlledModelConfig",
     "DoorConfig",

@@ -16,6 +16,7 @@ from ..service_class import CLASS_OF_NAME
 from ..units import KIB, MIB, MILLISECONDS, SECONDS
 from .adapters import AdapterConfig  # noqa: TC001 (get_type_hints reads the annotations)
 from .auto import AutoConfig
+from .candidates import CandidateConfig
 from .hosts import HostsConfig
 from .limits import Count, CountOrZero, LabelText, NotNegative, Positive, require
 from .link import LinkConfig
@@ -344,6 +345,7 @@ class ServerConfig:
     embedding: EmbeddingLimits = field(default_factory=EmbeddingLimits)
     batches: BatchConfig = field(default_factory=BatchConfig)
     usage: UsageConfig = field(default_factory=UsageConfig)
+    candidates: CandidateConfig = field(default_factory=CandidateConfig)
     objectives: ObjectivesConfig = field(default_factory=ObjectivesConfig)
     grammar: GrammarConfig = field(default_factory=GrammarConfig)
     template: TemplateConfig = field(default_factory=TemplateConfig)
