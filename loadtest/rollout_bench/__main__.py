@@ -26,7 +26,7 @@ from ..harness.progress import progress
 from ..harness.redis import is_installed
 from ..harness.report import Ratio, Report, describe, run_bench
 from .candidates import CANDIDATES, FIRST, GOOD, MODEL, write_versions
-from .course import Versions, middle, roll_out
+from .course import WHOLE, Versions, middle, roll_out
 from .fleet import bench_fleet
 from .stores import measure_hosts, measure_journal
 from .traffic import Users
@@ -35,11 +35,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .candidates import Candidate
-    from .course import Course
+    from .course import BenchScale, Course
     from .fleet import BenchFleet
 
-SETTLE_S: Final = 10.0
-"""Time of traffic before the first rollout."""
 MAX_LATE_S: Final = 2.0
 
 
@@ -57,6 +55,7 @@ class BenchRun:
       candidates: candidates to roll out.
       folder: folder with models and logs.
       rounds: rollouts of each; None for those of the candidate.
+      scale: how long rollouts take.
       has_stores: whether stores go away, too.
       courses: what happened, in order.
       stores: figures of stores that went away.
@@ -65,6 +64,7 @@ class BenchRun:
     candidates: Sequence[Candidate]
     folder: Path
     rounds: int | None = None
+    scale: BenchScale = WHOLE
     has_stores: bool = False
     courses: list[Course] = field(default_factory=list)
     stores: list[dict[str, Any]] = field(default_factory=list)
@@ -82,7 +82,7 @@ class BenchRun:
         users, stable = Users(fleet.process.url, 1), FIRST
         async with admin_of(fleet.process.url) as admin, trio.open_nursery() as nursery:
             nursery.start_soon(users.run)
-            await trio.sleep(SETTLE_S)
+            await trio.sleep(self.scale.settle_s)
             if self.has_stores:
                 self.stores.append(await measure_journal(fleet, admin, users, digests[GOOD]))
             rounds = ([one] * (self.rounds or one.rounds) for one in self.candidates)
@@ -90,7 +90,8 @@ class BenchRun:
                 # A version that was promoted can only be replaced by the one before.
                 tag = FIRST if stable == one.name else one.name
                 versions = Versions(digests[stable], digests[tag])
-                course = await roll_out(fleet, admin, users, one, versions, f"{MODEL}:{tag}")
+                ref = f"{MODEL}:{tag}"
+                course = await roll_out(fleet, admin, users, one, versions, ref, self.scale)
                 self.courses.append(course)
                 progress(f"{one.name}: {course.phase} in step {course.step}: {course.said}")
                 stable = tag if course.phase == "promoted" else stable
@@ -113,12 +114,15 @@ def row_of(candidate: Candidate, courses: Sequence[Course]) -> dict[str, Any]:
         "canary failed": sum(one.failed for one in courses),
         "stable failed": sum(len(one.failed_stable) for one in courses),
         "strays": sum(len(one.strays) for one in courses),
+        "shadow": sum(one.pairs for one in courses),
     }
 
 
 def goals_of(candidate: Candidate, courses: Sequence[Course]) -> dict[str, Ratio]:
     """Return a candidate's figures with their goals."""
     counts = {
+        "shadow rows while requests waited": sum(one.waiting for one in courses),
+        "traces of shadow copies": sum(one.leaks for one in courses),
         "strays": sum(len(one.strays) for one in courses),
         "failed requests of the stable version": sum(len(one.failed_stable) for one in courses),
         "failed requests": sum(one.failed for one in courses),
@@ -143,7 +147,10 @@ def run(options: argparse.Namespace) -> Report:
     wanted = [one for one in CANDIDATES if not names or one.name in names]
     with TemporaryDirectory() as folder:
         bench = BenchRun(
-            wanted, options.out or Path(folder), options.rounds, not names or STORES in names
+            wanted,
+            options.out or Path(folder),
+            options.rounds,
+            has_stores=not names or STORES in names,
         )
         bench.run()
     by_name = {

@@ -59,6 +59,7 @@ class Candidate(NamedTuple):
       is_always_faulty: whether the faults are there before it gets requests.
       golden: whether it answers golden prompts; without them other checks must find it.
       is_killed: whether processes of both versions, control and server are killed meanwhile.
+      shadow_share: share of requests that are copied to it before its first step.
       max_verdict_s: longest time from the fault to the verdict.
       rounds: number of rollouts.
     """
@@ -71,6 +72,7 @@ class Candidate(NamedTuple):
     is_always_faulty: bool = False
     golden: bool = False
     is_killed: bool = False
+    shadow_share: float = 0.0
     max_verdict_s: float | None = None
     rounds: int = 5
 
@@ -95,6 +97,7 @@ CANDIDATES: Final = (
     Candidate("golden", DeviceFault(token=501), golden=True, rounds=2),
     Candidate("long", DeviceFault(slower=3.0, longer_than=LONG_TOKENS), FOUND_AS_SEEN, rounds=1),
     Candidate("tenant", DeviceFault(marker=MARKER), FOUND_AS_SEEN, rounds=1),
+    Candidate("shadow", ends=("promoted", "paused"), shadow_share=0.3, rounds=1),
     Candidate("kills", ends=FOUND_AS_SEEN, is_killed=True, rounds=1),
 )
 

@@ -25,14 +25,30 @@ if TYPE_CHECKING:
     from .fleet import BenchFleet
     from .traffic import Users
 
-PLAN: Final = {
-    "shares": (0.1, 0.5, 1.0),
-    "bake_s": 25.0,
-    "max_step_s": 120.0,
-    "retention_s": 10.0,
-    "min_requests": 40,
-}
-"""Of all rollouts. In the shortest first step the candidate gets 50 requests."""
+
+class BenchScale(NamedTuple):
+    """How long rollouts take.
+
+    Attributes:
+      plan: fields of the order that starts each of them.
+      settle_s: time of traffic before the first one.
+    """
+
+    plan: dict[str, object]
+    settle_s: float
+
+
+WHOLE: Final = BenchScale(
+    {
+        "shares": (0.1, 0.5, 1.0),
+        "bake_s": 25.0,
+        "max_step_s": 120.0,
+        "retention_s": 10.0,
+        "min_requests": 40,
+    },
+    settle_s=10.0,
+)
+"""In the shortest first step the candidate gets 50 requests."""
 LONGEST_S: Final = 400.0
 """Longest time to the first step, and from there to the end."""
 AFTER_S: Final = 3.0
@@ -67,6 +83,9 @@ class Course(NamedTuple):
       failed_stable: requests to the stable version, or without a version, that failed.
       strays: users that went back to the stable version before the verdict, and answers of two
         versions.
+      pairs: shadow copies that were compared.
+      waiting: rows of shadow copies that ran while a request to the stable version waited.
+      leaks: answers and usage records of the candidate before its first step.
     """
 
     candidate: str
@@ -81,6 +100,9 @@ class Course(NamedTuple):
     failed: int
     failed_stable: list[str]
     strays: list[str]
+    pairs: int
+    waiting: int
+    leaks: int
 
     @property
     def found_s(self) -> float | None:
@@ -106,6 +128,7 @@ async def roll_out(
     candidate: Candidate,
     versions: Versions,
     ref: str,
+    scale: BenchScale,
 ) -> Course:
     """Run a rollout to its end.
 
@@ -116,6 +139,7 @@ async def roll_out(
       candidate: the candidate.
       versions: digests of both versions.
       ref: name of the candidate in the store.
+      scale: how long it takes.
 
     Raises:
       trio.TooSlowError: it did not end.
@@ -126,7 +150,8 @@ async def roll_out(
         fleet.break_devices(versions.candidate, candidate.fault)
     users.is_chat = bool(candidate.template)
     began_at, num_sticky = time.time(), len(users.versions)
-    await admin.order("/admin/rollouts", model=MODEL, ref=ref, golden=candidate.golden, **PLAN)
+    plan = scale.plan | {"golden": candidate.golden, "shadow_share": candidate.shadow_share or None}
+    await admin.order("/admin/rollouts", model=MODEL, ref=ref, **plan)
     begun = await admin.until(MODEL, lambda one: one["step"] or one["phase"] in STOPPED, LONGEST_S)
     fault_at = time.time()
     if candidate.fault is not None:
@@ -159,6 +184,10 @@ async def roll_out(
         sum(bool(one.failure) for one in canary),
         [one.failure for one in stable if one.failure],
         [*returned(before, *versions), *(f"one answer, of {one}" for one in mixed)],
+        shown["shadow"]["pairs"],
+        shown["shadow"]["rows_while_waiting"],
+        sum(one.sent_at < begun["began_at"] for one in canary)
+        + fleet.records_of(versions.candidate, began_at, begun["began_at"]),
     )
 
 

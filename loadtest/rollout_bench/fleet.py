@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
+import sqlite3
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+
+from triolet.usage_database import FILE_NAME
 
 from ..harness.servers import TAKES_ALL, ServerProcess, running
 from ..harness.tenants import write_tenants
@@ -68,6 +71,12 @@ class BenchFleet:
         """Take the faults of a version away, for workers that start later."""
         fault_file(self.folder / "faults", digest).unlink(missing_ok=True)
 
+    def records_of(self, digest: str, began_at: float, ended_at: float) -> int:
+        """Return the number of usage records of a version between two Unix times."""
+        query = "SELECT count(*) FROM requests WHERE version = ? AND ended_at BETWEEN ? AND ?"
+        with closing(sqlite3.connect(self.folder / "usage" / FILE_NAME)) as ledger:
+            return int(ledger.execute(query, (digest, began_at, ended_at)).fetchone()[0])
+
 
 @contextmanager
 def bench_fleet(folder: Path, options: Sequence[str] = ()) -> Iterator[BenchFleet]:
@@ -86,7 +95,17 @@ def bench_fleet(folder: Path, options: Sequence[str] = ()) -> Iterator[BenchFlee
     tenants = write_tenants(folder, dict.fromkeys(TENANTS, ""), OPERATOR)
     command = [
         *(*COMMAND, "serve", f"{MODEL}={MODEL}:{FIRST}", "--store", str(folder / "store")),
-        *("--slo", str(slo), "--tenants", str(tenants), *OPTIONS, *TAKES_ALL, *options),
+        *(
+            "--slo",
+            str(slo),
+            "--tenants",
+            str(tenants),
+            "--usage-dir",
+            str(folder / "usage"),
+            *OPTIONS,
+            *TAKES_ALL,
+            *options,
+        ),
     ]
     own = {FAULTS: str(folder / "faults"), "XDG_STATE_HOME": str(folder / "state")}
     environment = os.environ | ENVIRONMENT | own
