@@ -111,8 +111,8 @@ class Course(NamedTuple):
 
     @property
     def late_s(self) -> float:
-        """Time from a verdict against the candidate to the last new request to it."""
-        return 0.0 if self.phase == "promoted" else max(0.0, self.last_at - self.verdict_at)
+        """Time from a rollback to the last new request to the candidate."""
+        return max(0.0, self.last_at - self.verdict_at) if self.phase == "rolled_back" else 0.0
 
     def shown(self) -> dict[str, object]:
         """Return a row of a table."""
