@@ -30,6 +30,7 @@ from .api.operations.probes import ready
 from .api.proxying import is_proxied, proxy_to_owner
 from .api.request_scope import scope_of
 from .api.route import WS
+from .api.versions import note_refused
 from .document.openapi import ServedDocument
 from .edge.quart import PatchedHTTPConnection, PatchedQuart
 from .jobs.endpoints import keeps_no_files
@@ -144,6 +145,7 @@ async def _on_error(services: Services, error: Exception) -> Response:
         # A refused WebSocket handshake skips `_finish`.
         headers["x-request-id"] = secrets.token_hex(16)
     else:
+        note_refused(current_scope(), shown, services)
         current_scope().is_crowded_out = shown.is_crowded_out
         current_scope().entry.leave(shown)
     if shown.status != 503 or route is None or route.view is not ready:

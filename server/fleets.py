@@ -174,6 +174,7 @@ class Fleets:
         self._metrics.slos.subscribe_to(events)
         self._quotas.subscribe_to(events)
         events.subscribe(RequestEnded, write_access_line)
+        self._metrics.rollouts.watch(name, events, self._metrics.fleets[name])
         if self._ledger is not None:
             self._ledger.subscribe_to(events)
         fleet = Links(

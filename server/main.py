@@ -44,6 +44,7 @@ from .metrics.metrics import Metrics
 from .model_changes import ModelChanges, read_models
 from .peers.peers import Peers
 from .rollouts.candidates import Candidates, ServedVersion
+from .rollouts.collector import RolloutCollector
 from .scheduling.control_link import ControlLink
 from .slo.meter import SloMeter
 from .tenants.opening import opened_quotas
@@ -160,7 +161,9 @@ def _metrics(config: ServerConfig) -> Metrics:
     digests = {one.model_name: one.model_digest for one in config.of_models}
     first, *others = digests
     slos = SloMeter(read_objectives(config.objectives), config.objectives, trio.current_time)
-    return Metrics(first, config.metrics_compat, *others, digests=digests, slos=slos)
+    rollouts = RolloutCollector(config.routes, slos)
+    compat = config.metrics_compat
+    return Metrics(first, compat, *others, digests=digests, slos=slos, rollouts=rollouts)
 
 
 def _show(
@@ -338,6 +341,7 @@ async def _follow(
                 changes.use_routes,
                 candidates.use,
                 candidates.reports,
+                services.metrics.rollouts,
             )
             nursery.start_soon(changes.link.run)
         if config.desired_redis.url:

@@ -45,8 +45,9 @@ class FinishedRequest(msgspec.Struct, frozen=True, array_like=True):
       ended_at: Unix time when it ended.
       missed: objectives without a limit that it missed: "errors" (5xx, broken, past its deadline)
         or "rejected" (4xx).
-      seconds: its times by objective with a limit: "ttft", without the wait in the queue, and
-        "itl", the longest but 1 % of the times between two tokens.
+      seconds: its times by objective with a limit: "ttft", without the wait in the queue, and of a
+        stream "itl": twice the limit of the server's objectives if more than 1 % of the times
+        between two tokens were longer, else 0.
     """
 
     user: int

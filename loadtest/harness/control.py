@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 
 POLL_S: Final = 0.02
+START_S: Final = 60.0
+"""Servers may serve before control listens."""
 SLEEP_S: Final = 60.0
 """Timeout for stopping idle workers on a busy machine."""
 
@@ -87,8 +89,12 @@ class Admin:
 
 @asynccontextmanager
 async def admin_of(url: str) -> AsyncIterator[Admin]:
-    """Connect to the control process of the fleet that serves at this URL."""
+    """Connect to the control process of the fleet that serves at this URL, once it listens."""
     path = find_fleet(int(url.rpartition(":")[2]), with_control=True).directory / ADMIN_SOCKET
     transport = httpx2.AsyncHTTPTransport(uds=str(path))
     async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
-        yield Admin(client)
+        admin = Admin(client)
+        with trio.fail_after(START_S):
+            while await admin.models() is None:  # noqa: ASYNC110 (of another process)
+                await trio.sleep(POLL_S)
+        yield admin

@@ -22,7 +22,6 @@ from simulation.text import NumberText
 from transport.rollout_protocol import FinishedRequest, WorkDone
 from triolet.config.routes import NUM_BUCKETS, user_hash
 from triolet.errors import RequestError
-from triolet.ids import Role
 from triolet.sampling import SamplingParams
 from triolet.service_class import Scheduling
 
@@ -162,13 +161,13 @@ class FleetRollout:
     async def _judge(self, fleets: Mapping[str, Links]) -> RolloutEnd:
         """Look every two seconds until the judge ends the rollout."""
         end, slot = None, 0
-        done = {version: work_of(fleet) for version, fleet in fleets.items()}
+        done = {version: fleet.status().work for version, fleet in fleets.items()}
         while end is None:
             await trio.sleep(LOOK_S)
             now = trio.current_time()
             if int(now // BATCH_S) > slot:
                 slot = int(now // BATCH_S)
-                before, done = done, {name: work_of(fleet) for name, fleet in fleets.items()}
+                before, done = done, {name: one.status().work for name, one in fleets.items()}
                 stable, canary = (
                     _difference(done[name], before[name])
                     for name in (self._plan.stable, self._plan.candidate)
@@ -177,19 +176,6 @@ class FleetRollout:
             ended, self._ended = self._ended, []
             end = self._rollout.look(ended, now)
         return end
-
-
-def work_of(fleet: Links) -> WorkDone:
-    """Return the work of a fleet's workers since they started, as their heartbeats say."""
-    loads = [(worker.role, worker.load) for worker in fleet.status().workers]
-    tokens = {role: sum(load.computed_tokens for at, load in loads if at is role) for role in Role}
-    return WorkDone(
-        sum(load.busy_s for _, load in loads),
-        sum(load.steps for _, load in loads),
-        tokens[Role.DECODE],
-        0,
-        tokens[Role.PREFILL],
-    )
 
 
 def _difference(done: WorkDone, before: WorkDone) -> WorkDone:

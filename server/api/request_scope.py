@@ -278,6 +278,11 @@ class RequestScope:
         """Whether workers may have started on the request."""
         return any(running.has_begun for running in self._running)
 
+    @property
+    def has_work(self) -> bool:
+        """Whether it was submitted, or joined what another one submitted."""
+        return bool(self._running)
+
     def __enter__(self) -> RequestScope:
         return self
 

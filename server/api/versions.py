@@ -75,6 +75,18 @@ def assigned_version(model: ServedModel) -> AssignedVersion | None:
     return None if live is None else live.assigned.get(model.public_name)
 
 
+def note_refused(live: RequestScope, error: RequestError, services: Services) -> None:
+    """Record a request that failed before it was submitted as evidence about its version.
+
+    Batch lines return until the server has room for them. A request for `auto` counts if only one
+    model of its ladder has a route: the others are tried, too.
+    """
+    is_put_off = live.owner is not None and error.status >= 500
+    if len(live.assigned) == 1 and not live.has_work and not is_put_off:
+        [assigned] = live.assigned.values()
+        services.metrics.rollouts.refused(assigned, error.status)
+
+
 def _live_scope() -> RequestScope | None:
     return current_scope() if has_request_context() else _MESSAGE.get()
 

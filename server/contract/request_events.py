@@ -158,6 +158,15 @@ class RequestEnded:
     zone: str = ""
 
     @property
+    def is_uneven(self) -> bool | None:
+        """Whether more than 1 % of the times between two tokens were longer than the objective, of
+        fewer than 100 any; None if it was no stream or had none."""
+        num_gaps = self.usage.completion_tokens - 1
+        if not self.facts.is_streamed or num_gaps <= 0:
+            return None
+        return self.usage.slow_gaps > num_gaps // 100
+
+    @property
     def counted(self) -> Usage:
         """Its usage for totals: of several completions, only the first counts the prompt tokens."""
         if self.facts.prompt_id == self.facts.request_id:

@@ -21,6 +21,7 @@ from prometheus_client.process_collector import ProcessCollector
 
 from triolet.ids import Place, Role
 
+from ..rollouts.collector import RolloutCollector
 from ..slo.meter import SloMeter
 from .collectors import (
     alias_families,
@@ -71,12 +72,14 @@ class Metrics:
       others: names of further models.
       digests: digests of the models' versions, by name; models in no store have none.
       slos: counts for the service level objectives; None without objectives.
+      rollouts: collects evidence about versions for control; None without control.
 
     Attributes:
       auto: counts requests for `auto`.
       versions: tokens and worker-seconds of each model version.
       usage_dropped: returns the number of records that the usage ledger dropped.
       slos: see Args.
+      rollouts: see Args.
       membership: whether the store of members answers; None without one.
       desired: returns the desired numbers of workers.
       fleets: observer of each model's scheduler, by the model's name.
@@ -91,6 +94,7 @@ class Metrics:
         *others: str,
         digests: Mapping[str, str] = MappingProxyType({}),
         slos: SloMeter | None = None,
+        rollouts: RolloutCollector | None = None,
     ) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
         self._compat = compat
@@ -103,6 +107,7 @@ class Metrics:
         self.usage_dropped: Callable[[], int] = int
         self._registry.register(Reading(lambda: usage_families(self.usage_dropped())))
         self.slos = slos or SloMeter()
+        self.rollouts = rollouts or RolloutCollector(slos=self.slos)
         self._registry.register(Reading(lambda: slo_families(self.slos.counters)))
         self.membership: StoreHealth | None = None
         self._registry.register(Reading(lambda: membership_families(self.membership)))

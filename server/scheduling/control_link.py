@@ -34,6 +34,7 @@ from .presence import ASLEEP
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from transport.control_protocol import Observed, Said
     from transport.link import Connection, LinkMessage, Network
     from transport.rollout_protocol import CandidateReport, RolloutView
     from triolet.config import ServerConfig
@@ -61,11 +62,13 @@ class _Model:
     Attributes:
       fleet: the model's workers and requests.
       presence: receives the state that control sends.
+      lost_zones: see FleetStatus.
     """
 
     def __init__(self, fleet: Links) -> None:
         self.fleet = fleet
         self.presence: Presence = fleet.admission.presence
+        self.lost_zones = frozenset[str]()
         self._received = 0
         self._used_at: float | None = None
 
@@ -78,11 +81,35 @@ class _Model:
         used_s_ago = None if self._used_at is None else now - self._used_at
         is_missed = self.presence.is_wanted or (status.queued > 0 and not status.is_ready)
         self.presence.note_report(is_idle=not in_flight)
+        self.lost_zones = status.lost_zones
         held, version = self.fleet.adapters.held, self.fleet.version
         activity = ModelActivity(
-            name, in_flight, status.queued, used_s_ago, status.is_ready, held, version
+            name,
+            in_flight,
+            status.queued,
+            used_s_ago,
+            status.is_ready,
+            held,
+            version,
+            status.work,
         )
         return activity, is_missed and self.presence.state in ASLEEP
+
+
+class RolloutReports:
+    """What a server tells control about rollouts. This base class tells nothing."""
+
+    def hear(self, views: tuple[RolloutView, ...]) -> None:
+        """Take the rollouts of control's news."""
+
+    def take(self, server: str) -> Sequence[Observed]:
+        """Return what was seen since the last call."""
+        del server
+        return ()
+
+    def freezes(self) -> Sequence[str]:
+        """Return why no rollout should go on."""
+        return ()
 
 
 class ControlLink:
@@ -98,6 +125,7 @@ class ControlLink:
       use_routes: called with the routes that control orders.
       use_rollouts: called with the rollouts that control reports.
       candidates: returns what is known about their candidates, by version.
+      rollouts: hears of rollouts, and tells what control should know about them.
 
     Raises:
       ConfigError: an address cannot be used, or needs keys.
@@ -114,6 +142,7 @@ class ControlLink:
         use_routes: Callable[[Mapping[str, Route]], object] = dict,
         use_rollouts: Callable[[Sequence[RolloutView]], object] = tuple,
         candidates: Callable[[], dict[str, CandidateReport]] = dict,
+        rollouts: RolloutReports | None = None,
     ) -> None:
         self._config = config
         self._network = network
@@ -124,6 +153,8 @@ class ControlLink:
         self._use_routes = use_routes
         self._use_rollouts = use_rollouts
         self._candidates = candidates
+        self._rollouts = rollouts or RolloutReports()
+        self._in_charge = ""  # address of the control that was heard last
         self._models: dict[str, _Model] = {}
         self._told = Models(())
         self._troubles: dict[str, str] = {}
@@ -171,7 +202,7 @@ class ControlLink:
             try:
                 with closing(self._dial(address)) as connection:
                     async with trio.open_nursery() as nursery:
-                        nursery.start_soon(self._report, connection)
+                        nursery.start_soon(self._report, connection, address)
                         trouble = await self._hear(connection, address)
                         nursery.cancel_scope.cancel()
             except* (ConfigError, PeerBusy, PeerGone, msgspec.MsgspecError) as group:
@@ -200,9 +231,9 @@ class ControlLink:
                     self._troubles.pop(address, None)
                     log.info("control_found", address=address)
                 if isinstance(frame, ControlNews):
-                    self._use(decode_told(frame.body))
+                    self._use(decode_told(frame.body), address)
 
-    def _use(self, told: Models) -> None:
+    def _use(self, told: Models, address: str) -> None:
         """Use control's news, unless a later control was heard.
 
         Raises:
@@ -218,31 +249,38 @@ class ControlLink:
         require_routes(told.routes, "control")
         self._use_routes(told.routes)
         self._use_rollouts(told.rollouts)
-        before, self._told = self._told, told
+        self._rollouts.hear(told.rollouts)
+        before, self._told, self._in_charge = self._told, told, address
         for news in told.models:
             if news.name in self._models:
                 self._models[news.name].presence.note(news, trio.current_time())
         if told != before:  # a model may have gone to sleep just as a request arrived
             self._report_now()
 
-    async def _report(self, connection: Connection) -> None:
+    async def _report(self, connection: Connection, address: str) -> None:
         await connection.send(make_hello(self._me, self._config.control_fleet))
         while True:
             due, now = self._due, trio.current_time()
             reports = [model.report(name, now) for name, model in self._models.items()]
             shown = tuple(activity for activity, _ in reports)
             routes, fence = dict(self._routes()), self._told.fence
+            zones = frozenset[str]().union(*(one.lost_zones for one in self._models.values()))
+            freezes = (*self._rollouts.freezes(), *(f"zone {one} is lost" for one in sorted(zones)))
             activity = Activity(
                 self._me.name,
                 shown,
                 dict(self._refused),
                 routes,
                 fence,
-                candidates=self._candidates(),
+                self._config.zone,
+                freezes,
+                self._candidates(),
             )
-            wakes = (Wake(one.name) for one, is_missed in reports if is_missed)
-            bodies = [encoded(activity), *map(encoded, wakes)]
-            for body in bodies:
-                connection.send_nowait(ServerReport(body))
+            said: list[Said] = [activity]
+            said += (Wake(one.name) for one, is_missed in reports if is_missed)
+            if address == self._in_charge:
+                said += self._rollouts.take(self._me.name)
+            for one in said:
+                connection.send_nowait(ServerReport(encoded(one)))
             with trio.move_on_after(REPORT_S):
                 await due.wait()

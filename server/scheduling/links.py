@@ -363,6 +363,7 @@ class Links:
             queues=tuple(requests.queues),
             told=told,
             is_coming=self.admission.presence.is_coming(trio.current_time()),
+            lost_zones=requests.recovery.lost_zones,
         )
 
     def in_flight(self, tenant: str | None = None) -> int:

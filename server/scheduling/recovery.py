@@ -127,6 +127,9 @@ class ZoneBreakers:
       config: times and shares.
       workers: the fleet's workers, shared with `Requests`.
       observer: receives events.
+
+    Attributes:
+      back_at: since when a worker of a zone answers again; None while all are silent.
     """
 
     def __init__(
@@ -135,12 +138,11 @@ class ZoneBreakers:
         self._config = config
         self._workers = workers
         self._observer = observer
-        # Since when a worker answers again; None while all are silent.
-        self._back_at: dict[tuple[str, str], float | None] = {}
+        self.back_at: dict[tuple[str, str], float | None] = {}
 
     def advance(self, now: float) -> None:
         """Advance to `now`; call at every sweep."""
-        if not self._back_at and not any(worker.is_missed for worker in self._workers):
+        if not self.back_at and not any(worker.is_missed for worker in self._workers):
             return
         zones: dict[tuple[str, str], list[Worker]] = {}
         for worker in self._workers:
@@ -150,32 +152,32 @@ class ZoneBreakers:
             (worker.site.zone, worker.fingerprint)
             for worker in self._workers
             if worker.role is Role.DECODE and worker.is_connected
-        }.difference(self._back_at)
+        }.difference(self.back_at)
         for key, members in zones.items():
             others = any(model == key[1] and zone != key[0] for zone, model in serving)
             share = self._share(key, members, now) if others else 1.0
-            if share >= 1.0 and key in self._back_at:
-                del self._back_at[key]
+            if share >= 1.0 and key in self.back_at:
+                del self.back_at[key]
                 self._observer.breaker_changed(f"zone {key[0]}", BreakerState.CLOSED.value)
             for worker in members:
                 worker.breaker.confine(share, now)
-        while len(self._back_at) > MAX_EVICTED:
-            del self._back_at[next(iter(self._back_at))]
+        while len(self.back_at) > MAX_EVICTED:
+            del self.back_at[next(iter(self.back_at))]
 
     def _share(self, key: tuple[str, str], members: Sequence[Worker], now: float) -> float:
         """Return the share of its usual work that a zone gets beside another one."""
         config, is_back = self._config, any(worker.is_connected for worker in members)
         silences = [worker.monitor.silence_s(now) for worker in members if worker.is_missed]
         if not is_back and silences and min(silences) >= config.zone_evict_s:
-            if self._back_at.get(key, now) is not None:
-                self._back_at[key] = None
+            if self.back_at.get(key, now) is not None:
+                self.back_at[key] = None
                 self._observer.breaker_changed(f"zone {key[0]}", BreakerState.OPEN.value)
-        elif key not in self._back_at:
+        elif key not in self.back_at:
             return 1.0
-        elif is_back and self._back_at[key] is None:
-            self._back_at[key] = now
+        elif is_back and self.back_at[key] is None:
+            self.back_at[key] = now
             self._observer.breaker_changed(f"zone {key[0]}", BreakerState.HALF_OPEN.value)
-        back_at = self._back_at[key]
+        back_at = self.back_at[key]
         num_steps = 0 if back_at is None else int((now - back_at) / config.zone_return_s)
         return config.zone_return_share * (1 + num_steps)
 
@@ -218,6 +220,11 @@ class Recovery:
         # Per worker that may have died: the requests struck by its last epoch, and that epoch.
         self._given_up: dict[Worker, dict[Request, PeerId]] = {}
         self._shown: dict[Worker, BreakerState] = {}
+
+    @property
+    def lost_zones(self) -> frozenset[str]:
+        """Zones of which no worker answers, or which are returning to their usual work."""
+        return frozenset(zone for zone, _ in self._zones.back_at)
 
     @property
     def num_quarantined(self) -> int:
@@ -358,6 +365,7 @@ class Recovery:
             self.paths.broke(attempt.pair.prefill, attempt.pair.decode, now)
         if fault.is_workers:
             worker.breaker.failed(now)
+            self._observer.incident(worker.address)
             self._show(worker)
 
     def _show(self, worker: Worker) -> None:

@@ -254,6 +254,8 @@ class Requests:
         self._attempts.note_pools()
         struck = [request for request in self.table if request.needs(worker)]
         self._observer.worker_lost(str(worker), cause, len(struck))
+        if not left:
+            self._observer.incident(worker.address)
         has_died = not left and cause not in NO_DEATH
         suspects = {s for s in struck if s.computes_on(worker)} if has_died else set()
         if cause == PeerEvent.WEDGED.value:

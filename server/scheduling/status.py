@@ -8,17 +8,18 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from transport.rollout_protocol import WorkDone
 from triolet.config import LABEL_NAMES
+from triolet.ids import Role
 from triolet.service_class import ServiceClass
 
 from .request import ValueCounts
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from transport.control_protocol import ModelState
     from transport.frames import Capacity, Load
-    from triolet.ids import Role
 
     from ..contract.output_stream import OutputStream
     from .queue import FairQueue
@@ -104,6 +105,7 @@ class FleetStatus:
       queues: the queues, for values that need a pass over every tenant.
       told: the model's state as reported by control; None without control.
       is_coming: requests may wait for workers that control starts.
+      lost_zones: zones of which no worker answers, or which are returning to their usual work.
     """
 
     workers: tuple[WorkerStatus, ...]
@@ -123,6 +125,19 @@ class FleetStatus:
     queues: tuple[FairQueue[Any], ...]
     told: ModelState | None = None
     is_coming: bool = False
+    lost_zones: frozenset[str] = frozenset()
+
+    @property
+    def work(self) -> WorkDone:
+        """The work of its workers since they started, as their heartbeats say."""
+        loads = [(one.role, one.load) for one in self.workers]
+        tokens = {of: sum(one.computed_tokens for at, one in loads if at is of) for of in Role}
+        return WorkDone(
+            sum(load.busy_s for _, load in loads),
+            sum(load.steps for _, load in loads),
+            tokens[Role.DECODE],
+            prompt_tokens=tokens[Role.PREFILL],
+        )
 
     @property
     def queue_lag_tokens(self) -> float:
@@ -206,9 +221,11 @@ class Observer:
     Attributes:
       token_gaps: times between two tokens of one sequence [s].
       slow_gap_s: longest time between two tokens by the objectives (docs/SLO.md).
+      incident: called with the address of a worker that crashed, hung or failed a step.
     """
 
     def __init__(self, overload: OverloadObserver | None = None) -> None:
+        self.incident: Callable[[str], object] = str
         self.overload = overload or OverloadObserver()
         self.token_gaps = ValueCounts(())
         self.slow_gap_s = math.inf

@@ -195,13 +195,10 @@ class SloMeter:
         facts, zone, is_failed = event.facts, event.zone, event.status >= 500
         if is_failed or event.status < 400:
             self._count(Indicator.AVAILABILITY, facts, zone, is_bad=is_failed)
-        num_gaps = event.usage.completion_tokens - 1
         if facts.is_streamed:
             self._count(Indicator.STREAM_COMPLETION, facts, zone, is_bad=is_failed)
-        if facts.is_streamed and num_gaps > 0:
-            # The 99th percentile: of 100 gaps one may be slow, of fewer none.
-            is_uneven = event.usage.slow_gaps > num_gaps // 100
-            self._count(Indicator.INTER_TOKEN, facts, zone, is_bad=is_uneven)
+        if event.is_uneven is not None:
+            self._count(Indicator.INTER_TOKEN, facts, zone, is_bad=event.is_uneven)
         tokens = event.counted.prompt_tokens + event.usage.completion_tokens
         if not facts.tenant:
             return

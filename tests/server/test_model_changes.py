@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import trio
+import trio.testing
 from structlog.testing import capture_logs
 
 from server.api.resume import Name, ResumableAnswer
@@ -72,6 +73,9 @@ class Scene:
         self.services = Services(config, ModelTable([model]), self.metrics, quotas=quotas)
         self.metrics.watch(self.fleets.by_model["chat"].status, lambda: 0)
         self.changes = ModelChanges(self.services, self.fleets, nursery)
+        self.nursery = nursery
+        self.decodes = [FakeDecode()]
+        self.decode_process = FakeProcess(self.network, self.decodes[0])
         self.changes.link = ControlLink(
             config, self.network, "server", self.fleets.by_model, self.changes.refused
         )
@@ -99,6 +103,14 @@ class Scene:
                     return
                 await trio.sleep(0.01)
 
+    async def restart_decode(self) -> None:
+        """Kill the decode worker, and start it again."""
+        self.decode_process.kill()
+        await trio.testing.wait_all_tasks_blocked()
+        self.decodes[:] = [FakeDecode(epoch=self.decodes[0].epoch + 1)]
+        self.decode_process = FakeProcess(self.network, self.decodes[0])
+        await self.nursery.start(self.decode_process.run)
+
     def labels(self) -> set[str]:
         """Return the models in a scrape, by their counters of sequences."""
         lines = self.metrics.exposition().decode().splitlines()
@@ -110,9 +122,8 @@ class Scene:
 async def scene(**settings: object) -> AsyncIterator[Scene]:
     async with trio.open_nursery() as nursery:
         one = Scene(nursery, **settings)
-        decode, prefill = FakeDecode(), FakePrefill()
-        await nursery.start(FakeProcess(one.network, decode).run)
-        await nursery.start(FakeProcess(one.network, prefill, [decode]).run)
+        await nursery.start(one.decode_process.run)
+        await nursery.start(FakeProcess(one.network, FakePrefill(), one.decodes).run)
         await one.changes.start()
         await one.fleets.by_model["chat"].wait_ready()
         yield one

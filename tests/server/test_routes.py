@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from server.contract.generation import Finished
 from server.model_changes import read_models
 from server.text.process import at_once
-from tests.server.scheduling.fakes import make_request, server_config
+from tests.server.scheduling.fakes import completion_ids, make_request, server_config
 from tests.server.scheduling.test_fleet import read_all, read_some
 from tests.server.test_model_changes import CHAT, CODE, SQL, Scene, scene
 from triolet.config.members import Member, Members, written_members
@@ -277,3 +277,24 @@ async def test_a_permanent_route_of_control_stays_while_it_is_away() -> None:
         one.changes.use_routes({"chat": PROMOTED})
         one.changes.use_routes({})
         assert one.services.models.routes == {"chat": PROMOTED}
+
+
+async def test_a_retry_after_a_rollback_stays_on_the_workers_of_its_version(
+    autojump_clock: MockClock,
+) -> None:
+    async with scene() as one:
+        await one.changes._read(NEXT, one.changes._serve)
+        object.__setattr__(one.services, "wall", trio.current_time)
+        use(one, Route({"chat": 0, "next": 1}, "next", 2), CHAT, NEXT)
+        until = trio.current_time() + 10.0
+        canary = Route({"chat": 1, "next": 0}, "next", 1, valid_until=until)
+        one.changes.use_routes({"chat": canary})
+        stream = one.fleets.by_model["chat"].submit(make_request(1, max_tokens=40))
+        begun = await read_some(stream, 3)
+        one.changes.use_routes({})
+        assert one.services.models.routes["chat"].stable == "next"
+        assert not one.services.models.routes["chat"].shares["chat"]
+        await one.restart_decode()
+        tokens, end = await read_all(stream)
+        assert isinstance(end, Finished)
+        assert [*begun, *tokens] == completion_ids(0, 40)

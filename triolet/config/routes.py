@@ -39,6 +39,9 @@ class RoutesConfig:
     """Longest time for which a temporary route counts without a renewal, by this server's clock.
     Control renews routes every 2 s, so four renewals may be lost, and says by its own clock until
     when they are valid: a server with a slow clock must not keep a bad version for longer."""
+    max_observed: Count = 10_000
+    """Ended requests of models with a rollout that wait for control; then the oldest are dropped,
+    and counted. 4 MB, and at 1,000 requests per second ten seconds: control restarts in less."""
 
 
 def user_hash(tenant: str, user: str) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from triolet.errors import RequestError
 from triolet.ids import new_request_id
 
 from ...contract.generation import CancelReason, Events
@@ -23,7 +24,7 @@ from ..generate import begin, generation_requests
 from ..limits import enter_answer, renew_tenant, reserved
 from ..request_scope import ClientConnection, RequestScope
 from ..resume import Name, ResumableAnswer, ResumingReader
-from ..versions import enter_message
+from ..versions import enter_message, note_refused
 from .responses import plan_response
 from .responses_events import ResponseEvents, message_frame, response_head
 from .stored_responses import conversation_of, keep_at_end, keeper_here, remember
@@ -268,15 +269,23 @@ class ResponseAnswer:
         with RequestScope(self._connection) as live:
             live.entry.hold, live.conversation = self.hold, self._conversation
             enter_message(live)
-            renew_tenant(self._services.tenancy)
-            enter_answer(self._services, live)
-            create = self._create
-            earlier, own = await conversation_of(create, self._services, self._responses)
-            plan = await plan_response(create, [*earlier, *own], self._services)
-            request, events = self._prepare(own, plan)
-            run = self._run_resumable if create.resumable else self._run_bound
-            await run(request, events, plan.model, live, outbox)
+            try:
+                events = await self._run(live, outbox)
+            except RequestError as error:
+                note_refused(live, error, self._services)
+                raise
         _remember(self._responses, events)
+
+    async def _run(self, live: RequestScope, outbox: WsOutbox) -> ResponseEvents:
+        renew_tenant(self._services.tenancy)
+        enter_answer(self._services, live)
+        create = self._create
+        earlier, own = await conversation_of(create, self._services, self._responses)
+        plan = await plan_response(create, [*earlier, *own], self._services)
+        request, events = self._prepare(own, plan)
+        run = self._run_resumable if create.resumable else self._run_bound
+        await run(request, events, plan.model, live, outbox)
+        return events
 
     def _prepare(
         self, own: Sequence[InputItem], plan: GenerationPlan

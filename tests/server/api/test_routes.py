@@ -3,22 +3,28 @@ stays on its version."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import trio
 
 from server.tenants.tenancy import Tenancy
 from tests.server.api.test_many_models import CODE, COMPLETIONS, DIGEST, TURN, VECTORS, two_models
-from tests.server.support.surface import MODEL
+from tests.server.support.fakes import FakeFleet, by_hand
+from tests.server.support.surface import MODEL, PATIENCE_S
 from tests.server.support.tenants import tenant, tenants_of
 from tests.server.support.websocket import open_socket
+from transport.rollout_protocol import RolloutPhase, RolloutView
 from triolet.config import AutoConfig
 from triolet.config.routes import NUM_BUCKETS, Route, RouteCaps, RoutesConfig, user_hash
+from triolet.errors import invalid_request, overloaded
 from triolet.tenants.plans import TenantRole
 
 if TYPE_CHECKING:
     from server.contract.generation import AssignedVersion
     from tests.server.api.test_many_models import TwoModels
+    from tests.server.support.fakes import FakeGeneration
 
 CHAT = "chat"
 VERSION = "x-triolet-model-version"
@@ -315,3 +321,137 @@ async def test_a_cap_moves_one_message_of_a_conversation_not_all_of_it() -> None
                 assert models.counts == counts
                 assert (latest(models) is None) is bool(running)
                 clear(models)
+
+
+ALL = Route({MODEL: 0.0, CODE: 1.0}, MODEL, 1)
+
+
+async def test_a_resumed_stream_ends_where_it_began_and_new_requests_do_not() -> None:
+    async with two_models(code_fleet=FakeFleet(by_hand)) as models:
+        table = models.server.services.models
+        table.change({CHAT: ALL})
+        body = {"model": CHAT, "messages": [TURN], "stream": True}
+        path, key = "/v1/chat/completions", {"idempotency-key": "one"}
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(models.server.post, path, body, headers=key))
+            with trio.fail_after(PATIENCE_S):
+                generation = await models.code.nth(0)
+            generation.say("one ")
+            table.change({CHAT: ROLLED_BACK})
+            assert (await models.server.post(path, body)).headers.get(VERSION) is None
+            assert models.counts == (1, 1)
+            generation.say("two")
+            generation.finish()
+        resumed = await models.server.post(path, body, headers=key | {"last-event-id": "0"})
+        assert (resumed.headers[VERSION], models.counts) == (DIGEST, (1, 1))
+        assert b"two" in resumed.body
+
+
+async def test_a_repeat_of_what_failed_before_a_rollback_gets_the_stable_version() -> None:
+    def fail(generation: FakeGeneration) -> None:
+        generation.fail(overloaded("the model failed", 1.0))
+
+    async with two_models(code_fleet=FakeFleet(fail)) as models:
+        table = models.server.services.models
+        for route, status, counts in ((ALL, 503, (0, 1)), (ROLLED_BACK, 200, (1, 1))):
+            table.change({CHAT: route})
+            body = {"model": CHAT, "messages": [TURN]}
+            headers = {"idempotency-key": "one"}
+            answer = await models.server.post("/v1/chat/completions", body, headers=headers)
+            assert (answer.status, models.counts) == (status, counts)
+
+
+async def test_an_answer_on_a_websocket_ends_where_it_began() -> None:
+    async with two_models(code_fleet=FakeFleet(by_hand)) as models:
+        table = models.server.services.models
+        table.change({CHAT: ALL})
+        async with await open_socket(models.server) as socket:
+            await socket.send(create())
+            with trio.fail_after(PATIENCE_S):
+                generation = await models.code.nth(0)
+            table.change({CHAT: ROLLED_BACK})
+            generation.say("two")
+            generation.finish()
+            while (event := await socket.event())["type"] != "response.completed":
+                pass
+            assert event["response"]["output"][0]["content"][0]["text"] == "two"
+            await socket.answer(create())
+        assert models.counts == (1, 1)
+
+
+async def test_auto_chooses_the_version_for_each_request() -> None:
+    async with two_models(auto=AutoConfig(ladder=(CHAT,))) as models:
+        table = models.server.services.models
+        for route, version, counts in ((ALL, CODE, (0, 1)), (ROLLED_BACK, MODEL, (1, 1))):
+            table.change({CHAT: route})
+            body = {"model": "auto", "messages": [TURN]}
+            await models.server.post("/v1/chat/completions", body)
+            assert models.counts == counts
+            fleet = {CODE: models.code, MODEL: models.demo}[version]
+            assigned = fleet.generations[-1].request.assigned
+            assert assigned is not None
+            assert (assigned.model, assigned.version) == (CHAT, version)
+
+
+VIEW = RolloutView("r", CHAT, MODEL, CODE, "", RolloutPhase.CANARY, 1, (0.5, 1.0), 0.0, "")
+
+
+def observed(models: TwoModels) -> list[tuple[str, set[str]]]:
+    """Return version and missed objectives of each request that control is told of."""
+    messages = models.server.services.metrics.rollouts.take("server")
+    return [(one.version, {*one.missed}) for message in messages for one in message.requests]
+
+
+async def test_a_request_that_fails_before_it_is_submitted_counts_for_its_version() -> None:
+    async with two_models(fault="the test made this") as models:
+        services = models.server.services
+        services.models.change({CHAT: Route({MODEL: 0, CODE: 1}, MODEL, 1)})
+        services.metrics.rollouts.hear((VIEW,))
+        body = {"model": CHAT, "messages": [TURN]}
+        path = "/v1/chat/completions"
+        text = next(one for one in services.models if one.version == CODE).text
+
+        async def ask(**more: object) -> int:
+            return (await models.server.post(path, body | more)).status
+
+        assert await ask() == 200
+        assert observed(models) == [], "its end is an event of the scheduler"
+        assert await ask(max_tokens=10**6) == 400
+        assert observed(models) == [(CODE, {"rejected"})]
+        for error, status, missed in (
+            (invalid_request("the template raised", "messages"), 400, "rejected"),
+            (ZeroDivisionError("the test made this"), 500, "errors"),
+        ):
+
+            async def fail(*_: object, error: Exception = error, **__: object) -> None:
+                raise error
+
+            text.render_chat = fail  # type: ignore[method-assign,assignment]
+            assert await ask() == status
+            assert observed(models) == [(CODE, {missed})]
+        del text.render_chat
+        models.code.refuse_with = overloaded("full", 1.0)
+        assert await ask() == 503
+        assert observed(models) == [(CODE, {"errors"})]
+        async with await open_socket(models.server) as socket:
+            await socket.send(create())
+            assert (await socket.event())["type"] == "error"
+        assert observed(models) == [(CODE, {"errors"})]
+        services.models.change({CHAT: Route({MODEL: 1, CODE: 0}, MODEL, 2)})
+        assert await ask(model="other") == 404
+        assert observed(models) == [], "no version was chosen"
+
+
+async def test_a_failure_after_submission_is_told_once() -> None:
+    def fail(generation: FakeGeneration) -> None:
+        generation.fail(overloaded("the model failed", 1.0))
+
+    async with two_models(code_fleet=FakeFleet(fail)) as models:
+        services = models.server.services
+        services.models.change({CHAT: Route({MODEL: 0, CODE: 1}, MODEL, 1)})
+        services.metrics.rollouts.hear((VIEW,))
+        for more in ({}, {"idempotency-key": "one"}):
+            body = {"model": CHAT, "messages": [TURN]}
+            answer = await models.server.post("/v1/chat/completions", body, headers=more)
+            assert answer.status == 503
+        assert observed(models) == [], "its end is an event of the scheduler"

@@ -4,16 +4,20 @@ Retry-After."""
 from __future__ import annotations
 
 from contextlib import asynccontextmanager, closing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 import trio
 
 from server.api.served_models import state_of
-from server.contract.generation import Finished
+from server.contract.generation import AssignedVersion, Finished
+from server.contract.request_events import RequestEvents
+from server.rollouts.collector import RolloutCollector
 from server.scheduling.control_link import ControlLink
 from server.scheduling.links import Links
 from server.scheduling.presence import LOST_S
+from server.scheduling.status import Observer
 from tests.server.tiny_text import tiny_text
 from transport.control_protocol import (
     MAX_FRAME_BYTES,
@@ -21,14 +25,16 @@ from transport.control_protocol import (
     ModelNews,
     Models,
     ModelState,
+    Observed,
     Said,
     Wake,
     decode_said,
     encoded,
 )
-from transport.frames import Capacity, ControlNews, Hello, ServerReport
+from transport.frames import Capacity, ControlNews, Hello, Load, ServerReport
 from transport.handshake import answer_hello
 from transport.memory_network import MemoryNetwork
+from transport.rollout_protocol import RolloutPhase, RolloutView, WorkDone
 from triolet.errors import RequestError
 from triolet.ids import PeerId, Role
 
@@ -39,6 +45,8 @@ from .world import World
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from trio.testing import MockClock
 
     from transport.frames import AnyFrame
     from transport.link import Listener
@@ -146,6 +154,11 @@ class FakeControl:
         self.wakes += isinstance(said, Wake)
         return said
 
+    async def hear_observed(self) -> Observed:
+        while not isinstance(said := await self.hear(), Observed):
+            pass
+        return said
+
     async def hear_hello(self) -> None:
         """Wait until the server begins again."""
         while not any(isinstance(one.frame, Hello) for one in await self._listener.receive_many()):
@@ -170,14 +183,31 @@ class Scene:
     def __init__(self, nursery: trio.Nursery) -> None:
         self.nursery = nursery
         self.network = MemoryNetwork()
-        config = server_config(token_window=4, model_dir="/tiny", control_addresses=(CONTROL,))
-        self.fleet = Links(config, tiny_text(), self.network)
-        self.link = ControlLink(config, self.network, "server", {"tiny": self.fleet})
+        self.processes: list[FakeProcess] = []
+        self.heard = trio.Event()
+        config = server_config(
+            token_window=4, model_dir="/tiny", control_addresses=(CONTROL,), zone="eu"
+        )
+        events, observer, rollouts = RequestEvents(), Observer(), RolloutCollector()
+        rollouts.watch("tiny", events, observer)
+        self.fleet = Links(config, tiny_text(), self.network, observer, events=events)
+        self.link = ControlLink(
+            config,
+            self.network,
+            "server",
+            {"tiny": self.fleet},
+            use_routes=lambda _: self.heard.set(),
+            rollouts=rollouts,
+        )
 
     async def start_workers(self) -> tuple[FakeDecode, FakePrefill]:
         decode, prefill = FakeDecode(), FakePrefill()
-        await self.nursery.start(FakeProcess(self.network, decode).run)
-        await self.nursery.start(FakeProcess(self.network, prefill, [decode]).run)
+        self.processes = [
+            FakeProcess(self.network, decode),
+            FakeProcess(self.network, prefill, [decode]),
+        ]
+        for process in self.processes:
+            await self.nursery.start(process.run)
         return decode, prefill
 
     @asynccontextmanager
@@ -264,3 +294,53 @@ async def test_a_control_that_comes_back_hears_what_waits() -> None:
             await control.hear_hello()
         async with server.control() as control:
             await control.hear_activity(in_flight=1, is_ready=False)
+
+
+VIEW = RolloutView("r", "chat", "tiny", "next", "", RolloutPhase.CANARY, 1, (0.1, 1.0), 0.0, "")
+ASSIGNED = AssignedVersion("chat", "tiny", 7, 1.0)
+
+
+async def test_control_hears_of_requests_workers_and_work_of_a_rollout_within_a_second(
+    autojump_clock: MockClock,
+) -> None:
+    async with scene() as server, server.control() as control:
+        await server.start_workers()
+        await server.fleet.wait_ready()
+        control.send(ControlNews(encoded(Models((), rollouts=(VIEW,)))))
+        await server.heard.wait()
+        request = replace(make_request(1, max_tokens=3), assigned=ASSIGNED)
+        await read_all(server.fleet.submit(request))
+        ended_at = trio.current_time()
+        said = await control.hear_observed()
+        assert trio.current_time() - ended_at <= 1.0
+        [seen] = said.requests
+        assert (said.server, seen.user, seen.version, seen.chosen_at) == ("server", 7, "tiny", 1.0)
+        assert seen.missed == frozenset()
+        assert seen.seconds.keys() == {"ttft"}
+        activity = await control.hear_activity(in_flight=0, is_ready=True)
+        while not activity.models[0].work.steps:
+            activity = await control.hear_activity(in_flight=0, is_ready=True)
+        server.processes[0].kill()
+        said = await control.hear_observed()
+        assert [(one.worker, one.version) for one in said.incidents] == [("mem://decode-0", "tiny")]
+        activity = await control.hear_activity(in_flight=0, is_ready=False)
+        assert (activity.zone, activity.freezes) == ("eu", ())
+        # A zone without workers freezes rollouts, also while it returns.
+        server.fleet._requests.recovery._zones.back_at["us", "tiny"] = None
+        while not activity.freezes:
+            activity = await control.hear_activity(in_flight=0, is_ready=False)
+        assert activity.freezes == ("zone us is lost",)
+
+
+async def test_work_is_that_of_all_workers_by_their_role() -> None:
+    async with scene() as server:
+        await server.start_workers()
+        await server.fleet.wait_ready()
+        status = server.fleet.status()
+        loads = {Role.PREFILL: (2.0, 3, 40), Role.DECODE: (0.5, 6, 70)}
+        workers = tuple(
+            replace(one, load=Load(busy_s=busy_s, steps=steps, computed_tokens=tokens))
+            for one in status.workers
+            for busy_s, steps, tokens in (loads[one.role],)
+        )
+        assert replace(status, workers=workers).work == WorkDone(2.5, 9, 70, 0, 40)

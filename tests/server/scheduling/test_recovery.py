@@ -37,6 +37,8 @@ class Seen(Observer):
         self.joined: list[float | None] = []
         self.pauses: list[float] = []
         self.unaffordable = 0
+        self.incidents: list[str] = []
+        self.incident = self.incidents.append
         world.observe(self)
 
     def frames_dropped(self, reason: str, count: int = 1) -> None:
@@ -186,12 +188,14 @@ def test_a_return_says_how_long_the_worker_was_away_and_a_loss_what_it_cost() ->
 
 def test_a_step_that_fails_counts_once_however_many_were_in_it() -> None:
     world = World(num_decodes=2)
+    seen = Seen(world)
     world.worker(world.decodes[1]).busy_until = 1e9
     for number in range(1, 7):
         world.submit(make_request(number))
     world.deliver()
     assert len(world.decode.rows) == 6
     fail_step(world, world.decode)
+    assert seen.incidents == [world.worker(world.decode).address]
     assert world.worker(world.decode).breaker.state.value == "closed"
     assert world.requests.recovery.budget.tokens == world.config.recovery.retry_burst - 1 + 0.0
     world.settle()

@@ -146,11 +146,14 @@ def test_a_zone_that_returns_gets_more_work_step_by_step() -> None:
     world = two_zones()
     silence(world, "a", seconds=1.9)
     assert shares(world, "a") == {1.0}, "not silent for long enough"
+    assert world.requests.recovery.lost_zones == set()
     world.sweep(0.1)
+    assert world.requests.recovery.lost_zones == {"a"}
     return_(world, "a")
     seen = []
     for _ in range(10):
         seen += shares(world, "a")
+        assert bool(world.requests.recovery.lost_zones) is (seen[-1] < 1.0)
         world.sweep(RECOVERY.zone_return_s)
     assert seen == [pytest.approx(n / 10) for n in range(1, 11)]
     assert shares(world, "b") == {1.0}
