@@ -180,6 +180,7 @@ def _show(
             name: one.admission.presence.worker_seconds for name, one in fleets.by_model.items()
         }
     )
+    metrics.route_valid_s = services.route_valid_s
     bodies = services.bodies
     metrics.http.watch_door(processes.turns, lambda: bodies.held_bytes, bodies.refused)
 
@@ -331,6 +332,7 @@ async def _follow(
         if config.control_addresses:
             candidates = Candidates(config.candidates, partial(_find_version, services, fleets))
             nursery.start_soon(candidates.run)
+            services.metrics.rollouts.tested = candidates
             changes.link = ControlLink(
                 config,
                 network,
@@ -339,8 +341,6 @@ async def _follow(
                 changes.refused,
                 lambda: services.models.routes,
                 changes.use_routes,
-                candidates.use,
-                candidates.reports,
                 services.metrics.rollouts,
             )
             nursery.start_soon(changes.link.run)

@@ -34,9 +34,11 @@ from .api.operations.fleet_status import (
     OWN_SLO,
     OWN_STATUS,
     OWN_USAGE,
+    ROLLOUTS,
     SLO,
     fleet_audit,
     fleet_history,
+    fleet_rollouts,
     fleet_slo,
     fleet_status,
     fleet_usage,
@@ -496,13 +498,7 @@ ROWS: Final[tuple[Route, ...]] = (
         OPERATOR,
         Entry("Fleet", "Metrics of one server process.", "text/plain"),
     ),
-    Route(
-        "GET",
-        OWN_LOAD,
-        own_load,
-        OPERATOR,
-        Entry("Fleet", "Get the load of one server process.", "Load"),
-    ),
+    Route("GET", OWN_LOAD, own_load, OPERATOR, Entry("Fleet", "Get one server's load.", "Load")),
     Route(
         "GET",
         "/fleet/audit",
@@ -539,6 +535,9 @@ ROWS: Final[tuple[Route, ...]] = (
         own_history,
         OPERATOR,
         Entry("Fleet", "Get the last hour's rows from one server process.", "HistoryRows"),
+    ),
+    Route(
+        "GET", ROLLOUTS, fleet_rollouts, OPERATOR, Entry("Fleet", "Get rollouts.", "RolloutList")
     ),
     Route(
         "GET",

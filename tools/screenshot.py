@@ -1,7 +1,8 @@
 """`python -m tools.screenshot`: take the documentation's pictures of the chat page and dashboard.
 
 Starts a server, chats with the demo model in Chromium, and writes screenshots to docs/images. The
-picture of the dashboard is taken while other clients send requests.
+picture of the dashboard is taken while other clients send requests; the rollout in its picture is
+an example, because a real one takes minutes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import shutil
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +37,59 @@ NUM_LOOKS = 24
 """Dashboard refreshes before its picture is taken."""
 SAMPLED = ("--set", "server.sample_s=2")
 """Charts get a point every two seconds, so that their lines show in the picture."""
+STARTED = time.time() - 300
+ROLLOUT: dict[str, object] = {
+    "id": "example",
+    "model": "chat",
+    "stable": "chat",
+    "candidate": "chat-2",
+    "candidate_digest": "sha256:9b1f0c54d7aa",
+    "phase": "canary",
+    "step": 2,
+    "shares": [0.01, 0.1, 0.5, 1.0],
+    "share": 0.1,
+    "route_valid_s": 8.0,
+    "began_at": STARTED + 120,
+    "said": "chat-2 has had 148 requests from 17 buckets of users; it needs 200 from 20",
+    "counts": {
+        "errors": [1394, 6, 147, 1],
+        "rejected": [1398, 2, 148, 0],
+        "ttft": [1179, 21, 119, 3],
+        "itl": [1360, 30, 144, 3],
+    },
+    "recent": {
+        "errors": [402, 2, 43, 0],
+        "rejected": [404, 0, 43, 0],
+        "ttft": [391, 7, 40, 1],
+        "itl": [395, 8, 42, 1],
+    },
+    "cost": [0.97, 1.06],
+    "shadow_share": 0.0,
+    "shadow": {
+        "pairs": 412,
+        "failed": 0,
+        "skipped": 31,
+        "rows_while_waiting": 0,
+        "same_finish": 407,
+        "equal_tokens": 20_318,
+        "tokens": [21_010, 20_987],
+        "ttft_s": [49.4, 50.6],
+        "itl_s": [7.0, 7.1],
+    },
+    "history": [
+        {"at": STARTED + at_s, "phase": phase, "step": step, "said": said, "actor": actor}
+        for at_s, phase, step, said, actor in (
+            (0, "preparing", 0, "started, to chat:v2", "alice"),
+            (20, "shadow", 0, "requests are copied to the candidate", ""),
+            (50, "canary", 1, "412 shadow copies were compared, 0 failed", ""),
+            (120, "canary", 2, "step 1 has passed: the lowest p is 0.61, for errors", ""),
+        )
+    ],
+}
+FIGURES = {
+    "chat": {"ttft_p50_s": [0.118], "ttft_p99_s": [0.402]},
+    "chat-2": {"ttft_p50_s": [0.121], "ttft_p99_s": [0.398]},
+}
 SETTINGS = """localStorage["triolet.settings"] = '{"temperature": "0"}'"""
 """Temperature 0, for the same answers in every picture."""
 OTHERS = """async (model) => {
@@ -80,6 +135,7 @@ def take(url: str, folder: Path, scheme: str) -> None:
         page.mouse.move(0, 0)
         page.screenshot(path=folder / "chat.png")
         take_dashboard(page, folder / "dashboard.png")
+        take_rollout(page, folder / "rollouts.png")
         browser.close()
 
 
@@ -95,6 +151,18 @@ def take_dashboard(page: Page, picture: Path) -> None:
     dashboard.screenshot(path=picture)
     budgets = dashboard.locator("section", has=dashboard.locator("#budgets"))
     budgets.screenshot(path=picture.with_name("error_budgets.png"))
+
+
+def take_rollout(page: Page, picture: Path) -> None:
+    """Take a picture of an example of a rollout on the dashboard."""
+    history = {"at_s": [], "all": {}, "models": FIGURES, "tenants": {}, "objectives": {}}
+    dashboard = page.context.new_page()
+    dashboard.route("**/fleet/rollouts", lambda route: route.fulfill(json={"data": [ROLLOUT]}))
+    dashboard.route("**/fleet/history", lambda route: route.fulfill(json=history))
+    dashboard.goto(page.url.partition("#")[0] + "dashboard")
+    dashboard.get_by_text("History", exact=True).click()
+    dashboard.get_by_text("398 ms").wait_for()
+    dashboard.locator("section", has=dashboard.locator("#rollouts")).screenshot(path=picture)
 
 
 def main(arguments: Sequence[str]) -> int:

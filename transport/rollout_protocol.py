@@ -209,9 +209,13 @@ class RolloutView(msgspec.Struct, frozen=True):
     history: tuple[RolloutNote, ...] = ()
 
     @property
+    def has_route(self) -> bool:
+        """Whether the candidate gets new requests by a temporary route."""
+        return self.step > 0 and self.phase in (RolloutPhase.CANARY, RolloutPhase.PAUSED)
+
+    @property
     def share(self) -> float:
         """The candidate's share of new requests now."""
         if self.phase is RolloutPhase.PROMOTED:
             return 1.0
-        is_served = self.phase in (RolloutPhase.CANARY, RolloutPhase.PAUSED)
-        return self.shares[self.step - 1] if is_served and self.step else 0.0
+        return self.shares[self.step - 1] if self.has_route else 0.0

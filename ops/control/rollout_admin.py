@@ -205,9 +205,13 @@ class OrderAsked(msgspec.Struct, forbid_unknown_fields=True):
     full: bool = False
 
 
+class RollbackAsked(OrderAsked, forbid_unknown_fields=False):
+    """Body of a rollback. Other fields are ignored: Alertmanager's webhooks may order it."""
+
+
 async def _order(control: Control, actor: str, name: str, order: str) -> Response:
     """Obey an order."""
-    asked = await _body(OrderAsked)
+    asked = await _body(RollbackAsked if order == RolloutOrder.ROLLBACK else OrderAsked)
     wanted = "promote_fully" if asked.full and order == "promote" else order
     if wanted not in set(RolloutOrder):
         raise RolloutRefused(f"no order is called {order!r}; allowed: pause, promote, rollback")

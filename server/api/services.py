@@ -111,6 +111,14 @@ class Services:
         """The secret of the servers on several hosts; None without other hosts."""
         return None if self.hosts is None else self.hosts.secret
 
+    def route_valid_s(self) -> dict[str, float]:
+        """Return for how long the route of each rollout is valid, by public name; 0 if this server
+        has none, so that its new requests go to the stable version."""
+        now_s, routes = self.wall(), self.models.routes
+        shown = [one.model for one in self.metrics.rollouts.views if one.has_route]
+        ends = {name: routes[name].valid_until if name in routes else None for name in shown}
+        return {name: max(0.0, (end or 0.0) - now_s) for name, end in ends.items()}
+
     def with_store(self, model: ServedModel) -> ServedModel:
         """Return a model with a response cache, if enabled."""
         if self.store is None:

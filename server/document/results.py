@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from transport.rollout_protocol import RolloutPhase
+
 Schema = dict[str, Any]
 
 _INT: Final[Schema] = {"type": "integer"}
@@ -298,6 +300,30 @@ RESULTS: Final[dict[str, Schema]] = {
         objectives={"type": "object"},
     ),
     "HistoryRows": _object(version=_TEXT, observed_s={"type": "number"}, rows={"type": "object"}),
+    "RolloutList": _object(
+        object=_one_of("list"),
+        data=_list(
+            _object(
+                id=_TEXT,
+                model=_TEXT,
+                stable=_TEXT,
+                candidate=_TEXT,
+                candidate_digest=_TEXT,
+                phase=_one_of(*RolloutPhase),
+                step=_COUNT,
+                shares=_list({"type": "number"}),
+                share={"type": "number"},
+                route_valid_s={"type": ["number", "null"]},
+                began_at={"type": "number"},
+                said=_TEXT,
+                counts={"type": "object"},
+                recent={"type": "object"},
+                cost={"type": ["array", "null"]},
+                shadow={"type": "object"},
+                history=_list(_object(at={"type": "number"}, phase=_TEXT, step=_COUNT, said=_TEXT)),
+            )
+        ),
+    ),
     "SloReport": _object(
         object=_one_of("slo_report"),
         observed_s={"type": "number"},

@@ -145,7 +145,7 @@ def _number(value: float) -> str:
     return f"{floatToGoString(value)}\n"  # type: ignore[no-untyped-call]
 
 
-OF_WORKERS: Final = (
+OF_ALL_SERVERS: Final = (
     "triolet_worker_",
     "triolet_kv_",
     "triolet_prefix_cache_",
@@ -156,8 +156,11 @@ OF_WORKERS: Final = (
     "vllm:kv_cache_usage_perc",
     "vllm:num_preemptions",
     "vllm:cache_config",
+    "triolet_rollout_",
+    "triolet_shadow_",
 )
-"""Name prefixes of families that describe workers."""
+"""Name prefixes of families that describe workers, or rollouts as control sees them: all servers
+have the same."""
 SERVER_UP: Final = "triolet_server_up"
 LINES_PER_PIECE: Final = 256
 """Lines read or written before other tasks may run: 0.2 ms."""
@@ -184,7 +187,7 @@ def merging(expositions: Mapping[str, str | None]) -> Iterator[str]:
                 if line not in heads.setdefault(family, []):
                     heads[family].append(line)
                 continue
-            if family.startswith(OF_WORKERS):
+            if family.startswith(OF_ALL_SERVERS):
                 if number == 0:
                     samples.setdefault(family, []).append(line)
             else:

@@ -43,6 +43,7 @@ from .counters import (
 )
 from .exposition import Exposition, Reading
 from .fleet import FleetMetrics
+from .rollouts import rollout_families, route_families
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -82,6 +83,7 @@ class Metrics:
       rollouts: see Args.
       membership: whether the store of members answers; None without one.
       desired: returns the desired numbers of workers.
+      route_valid_s: returns for how long the route of each rollout is valid, by public name.
       fleets: observer of each model's scheduler, by the model's name.
       fleet: observer of the first model's scheduler.
       scrape: like `exposition`, but lets other tasks run while it writes.
@@ -113,6 +115,9 @@ class Metrics:
         self._registry.register(Reading(lambda: membership_families(self.membership)))
         self.desired: Callable[[], Mapping[Place, int]] = dict
         self._registry.register(Reading(lambda: scale_families(self.places())))
+        self._registry.register(Reading(lambda: rollout_families(self.rollouts.views)))
+        self.route_valid_s: Callable[[], Mapping[str, float]] = dict
+        self._registry.register(Reading(lambda: route_families(self.route_valid_s())))
         self._registries: dict[str, CollectorRegistry] = {}
         self._statuses: dict[str, Status] = {}
         self._past: dict[str, dict[str, float]] = {}

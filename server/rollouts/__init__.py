@@ -1,1 +1,1 @@
-"""Rollouts of model versions, on the servers' side."""
+"""The server's part in rollouts of model versions."""

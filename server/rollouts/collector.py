@@ -19,11 +19,12 @@ from ..slo.report import rows_of, slo_report
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from transport.rollout_protocol import RolloutView
+    from transport.rollout_protocol import CandidateReport, RolloutView
 
     from ..contract.generation import AssignedVersion
     from ..contract.request_events import RequestEvents
     from ..scheduling.status import Observer
+    from .candidates import Candidates
 
 AT_ONCE: Final = 1000
 """Requests in one message, and incidents that wait: with names of 200 bytes they take 750 KiB of
@@ -52,6 +53,7 @@ class RolloutCollector(RolloutReports):
 
     Attributes:
       views: the rollouts of the latest news.
+      tested: tests their candidates; None without control.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class RolloutCollector(RolloutReports):
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.views: tuple[RolloutView, ...] = ()
+        self.tested: Candidates | None = None
         self._slos = slos or SloMeter()
         self._wall = wall
         most = (config or RoutesConfig()).max_observed
@@ -76,6 +79,8 @@ class RolloutCollector(RolloutReports):
     def hear(self, views: tuple[RolloutView, ...]) -> None:
         """Collect for these rollouts only."""
         self.views = views
+        if self.tested is not None:
+            self.tested.use(views)
 
     def ended(self, event: RequestEnded) -> None:
         """Record an ended request."""
@@ -135,3 +140,7 @@ class RolloutCollector(RolloutReports):
         burning = [one["name"] for one in report["objectives"] if "page" in one["alerts"]]
         spent = [report["reason"]] if report["is_frozen"] else []
         return [*spent, *(f"the page alert of {name} fires" for name in burning)]
+
+    def candidates(self) -> dict[str, CandidateReport]:
+        """Return what is known about the candidates, by version."""
+        return {} if self.tested is None else self.tested.reports()

@@ -111,6 +111,10 @@ class RolloutReports:
         """Return why no rollout should go on."""
         return ()
 
+    def candidates(self) -> dict[str, CandidateReport]:
+        """Return what is known about the candidates, by version."""
+        return {}
+
 
 class ControlLink:
     """Keep one server's links to control, and to those that stand by.
@@ -123,8 +127,6 @@ class ControlLink:
       refused: why models could not be added here, by name.
       routes: returns this server's routes.
       use_routes: called with the routes that control orders.
-      use_rollouts: called with the rollouts that control reports.
-      candidates: returns what is known about their candidates, by version.
       rollouts: hears of rollouts, and tells what control should know about them.
 
     Raises:
@@ -140,8 +142,6 @@ class ControlLink:
         refused: Mapping[str, str] = MappingProxyType({}),
         routes: Callable[[], Mapping[str, Route]] = dict,
         use_routes: Callable[[Mapping[str, Route]], object] = dict,
-        use_rollouts: Callable[[Sequence[RolloutView]], object] = tuple,
-        candidates: Callable[[], dict[str, CandidateReport]] = dict,
         rollouts: RolloutReports | None = None,
     ) -> None:
         self._config = config
@@ -151,8 +151,6 @@ class ControlLink:
         self._refused = refused
         self._routes = routes
         self._use_routes = use_routes
-        self._use_rollouts = use_rollouts
-        self._candidates = candidates
         self._rollouts = rollouts or RolloutReports()
         self._in_charge = ""  # address of the control that was heard last
         self._models: dict[str, _Model] = {}
@@ -248,7 +246,6 @@ class ControlLink:
             )
         require_routes(told.routes, "control")
         self._use_routes(told.routes)
-        self._use_rollouts(told.rollouts)
         self._rollouts.hear(told.rollouts)
         before, self._told, self._in_charge = self._told, told, address
         for news in told.models:
@@ -274,7 +271,7 @@ class ControlLink:
                 fence,
                 self._config.zone,
                 freezes,
-                self._candidates(),
+                self._rollouts.candidates(),
             )
             said: list[Said] = [activity]
             said += (Wake(one.name) for one, is_missed in reports if is_missed)

@@ -1,4 +1,10 @@
-// Computes rates and quantiles from a server's counters of the last seconds.
+// Computes rates and quantiles from a server's counters of the last seconds, and formats figures.
+
+const number = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
+export const plain = (value) => number.format(value);
+export const percent = (value) => `${number.format(100 * value)} %`;
+export const time = (seconds) => (seconds < 1 ? `${number.format(1000 * seconds)} ms` : `${number.format(seconds)} s`);
+export const minutes = (value) => `${number.format(value)} min`;
 
 /**
  * A quantile of a histogram, in seconds.

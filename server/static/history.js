@@ -2,15 +2,12 @@
 // seconds while the tab is visible.
 
 import { LineChart } from "./charts.js";
+import { minutes, percent, plain, time } from "./figures.js";
 import { keyHeaders, keptKey } from "./keys.js";
+import { noteFigures } from "./rollouts.js";
 
 const PERIOD_MS = 10_000; // the server's usual interval
 const ANSWER_DEADLINE_MS = 8_000;
-const number = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
-const percent = (value) => `${number.format(100 * value)} %`;
-const time = (seconds) => (seconds < 1 ? `${number.format(1000 * seconds)} ms` : `${number.format(seconds)} s`);
-const minutes = (value) => `${number.format(value)} min`;
-const plain = (value) => number.format(value);
 const find = (id) => document.getElementById(id);
 const parent = find("charts");
 const CHARTS = [
@@ -46,6 +43,7 @@ async function look() {
       draw();
     }
     if (slo) showBudgets(slo);
+    noteFigures(past, slo);
   } catch (error) {
     if (!["TypeError", "TimeoutError"].includes(error.name)) throw error; // the server is away
   }

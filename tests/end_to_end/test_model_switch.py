@@ -28,6 +28,7 @@ from .test_residency import PROMPT, body, control_pid, order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 
@@ -48,9 +49,12 @@ class Answer(NamedTuple):
 
 @pytest.fixture(scope="module")
 def versions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Import versions of a model; return their digests by tag, and the store's path as `store`.
-    `v2` has other weights than `v1`, `warm` other sampling defaults."""
-    folder = tmp_path_factory.mktemp("versions")
+    return import_versions(tmp_path_factory.mktemp("versions"))
+
+
+def import_versions(folder: Path) -> dict[str, str]:
+    """Import versions of a model; return the store's path as `store`. `v2` has other weights than
+    `v1`, `warm` other sampling defaults."""
     other = copytree(demo_model_path(), folder / "other")
     weights = load_file(other / "model.safetensors")
     changed = {name: tensor.roll(1, 0).contiguous() for name, tensor in weights.items()}

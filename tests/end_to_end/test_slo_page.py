@@ -22,7 +22,7 @@ from . import paced
 from .fleet_process import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from .fleet_process import FleetProcess
 
@@ -89,9 +89,34 @@ def running(log: Path, *command: str) -> Iterator[None]:
             process.kill()
 
 
+def to_the_webhook(url: str) -> dict[str, Any]:
+    """Return a configuration of Alertmanager that sends every alert to a webhook at once."""
+    return {
+        "route": {
+            "receiver": "hook",
+            "group_by": ["alertname"],
+            "group_wait": "0s",
+            "group_interval": "1s",
+        },
+        "receivers": [{"name": "hook", "webhook_configs": [{"url": url}]}],
+    }
+
+
 @contextmanager
-def monitored(folder: Path, fleet_url: str) -> Iterator[Webhook]:
-    """Run Prometheus, with the shipped rules, and Alertmanager for a fleet."""
+def monitored(
+    folder: Path,
+    fleet_url: str,
+    rules: Sequence[Path] = (RULES,),
+    routes_to: Callable[[str], dict[str, Any]] = to_the_webhook,
+) -> Iterator[Webhook]:
+    """Run Prometheus and Alertmanager for a fleet.
+
+    Args:
+      folder: folder for their files.
+      fleet_url: URL of the fleet.
+      rules: the rules.
+      routes_to: returns the configuration of Alertmanager for the URL of a webhook.
+    """
     prometheus, manager = free_address(), free_address()
     with ExitStack() as stack:
         webhook = stack.enter_context(Webhook(prometheus))
@@ -99,13 +124,13 @@ def monitored(folder: Path, fleet_url: str) -> Iterator[Webhook]:
         thread.start()
         stack.callback(thread.join)
         stack.callback(webhook.shutdown)
-        rules = {
+        scraping = {
             "global": {
                 "scrape_interval": "1s",
                 "scrape_timeout": "1s",
                 "evaluation_interval": "1s",
             },
-            "rule_files": [str(RULES)],
+            "rule_files": [str(file) for file in rules],
             "alerting": {"alertmanagers": [{"static_configs": [{"targets": [manager]}]}]},
             "scrape_configs": [
                 {
@@ -115,16 +140,7 @@ def monitored(folder: Path, fleet_url: str) -> Iterator[Webhook]:
             ],
         }
         url = f"http://127.0.0.1:{webhook.server_port}/"
-        routes = {
-            "route": {
-                "receiver": "hook",
-                "group_by": ["alertname"],
-                "group_wait": "0s",
-                "group_interval": "1s",
-            },
-            "receivers": [{"name": "hook", "webhook_configs": [{"url": url}]}],
-        }
-        for name, document in (("prometheus", rules), ("alertmanager", routes)):
+        for name, document in (("prometheus", scraping), ("alertmanager", routes_to(url))):
             (folder / f"{name}.yml").write_text(yaml.safe_dump(document))
         stack.enter_context(
             running(

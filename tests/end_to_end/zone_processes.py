@@ -105,10 +105,10 @@ class Zones:
                 )
             )
 
-    def kill(self, zone: str) -> None:
-        """Kill all processes of a zone at once."""
+    def send(self, zone: str, number: signal.Signals) -> None:
+        """Send a signal to all processes of a zone at once."""
         for process in self.processes[zone]:
-            process.send_signal(signal.SIGKILL)
+            process.send_signal(number)
 
     def files(self, zone: str) -> list[bytes]:
         """Return the contents of all files of a zone."""
@@ -126,7 +126,7 @@ class Zones:
     def stop(self) -> None:
         """Kill all processes."""
         for zone in self.ports:
-            self.kill(zone)
+            self.send(zone, signal.SIGKILL)
         for process in [process for own in self.processes.values() for process in own]:
             process.wait(STOP_TIMEOUT_S)
         for port in self.ports.values():

@@ -32,6 +32,7 @@ OPERATIONS: Final = "docs/operations"
 ADAPTERS: Final = f"{OPERATIONS}/adapters.md"
 AUTO: Final = f"{OPERATIONS}/auto.md"
 CONFIGURATION: Final = "docs/configuration.md"
+ROLLOUTS: Final = "docs/ROLLOUTS.md"
 SIGNATURES: Final = f"{OPERATIONS}/signatures.md"
 SCENES: Final = {
     "one model": (
@@ -61,6 +62,9 @@ SCENES: Final = {
         f"{OPERATIONS}/residency.md",
         f"{OPERATIONS}/add_models.md",
         f"{OPERATIONS}/restart.md",
+        ROLLOUTS,
+        f"{OPERATIONS}/rollouts.md",
+        f"{OPERATIONS}/rollout_gates.md",
         f"{OPERATIONS}/switch.md",
         AUTO,
     ),
@@ -114,12 +118,14 @@ NOT_RUN: Final = {
         *("kill -STOP ", "curl -s localhost:9090/", "kill -CONT "),
     ),
     "needs another machine": ("ssh ",),
+    "follows a rollout to its end": ("triolet rollout status chat --watch",),
     "needs a Ray cluster, or a Redis with the numbers of a fleet on Kubernetes": (
         *("triolet scale decode=3 --zone ", "triolet scale chat.decode=3 --on "),
         "triolet fleet status --on ray",
     ),
 }
 """Commands that no test runs, by their start, and why."""
+ADMIN: Final = "curl --unix-socket $XDG_RUNTIME_DIR/triolet-*/admin.sock"
 PROMISES: Final = {
     "curl -s localhost:8000/health/ready": '"status":"ready"',
     "curl -s localhost:8000/admin/slo": '"object":"slo_report"',
@@ -129,6 +135,9 @@ PROMISES: Final = {
     "triolet audit prove 2": '"index":2',
     "triolet drain decode-0": "decode-0 has exited",
     "triolet restart": "done:",
+    "triolet rollout start": "preparing",
+    "triolet rollout rollback": "rolled_back",
+    f"{ADMIN} -X POST http://localhost/admin/rollouts": '"phase":"rolled_back"',
     "triolet scale": "done:",
     "triolet model verify": "all match their digests",
     'grep \'"client_request_id"': "request_ended",
@@ -136,7 +145,6 @@ PROMISES: Final = {
 }
 """Expected output of commands, by their start."""
 KEY_ID: Final = re.compile(r"ed25519:[0-9a-f]{64}")
-ADMIN: Final = "curl --unix-socket $XDG_RUNTIME_DIR/triolet-*/admin.sock"
 NEEDED: Final = ("bash", "curl", "make", "openssl")
 """Programs that the documents use besides Triolet's."""
 
@@ -221,6 +229,12 @@ def wait_added(reader: Reader) -> None:
     typed(reader, f"until {ask} | grep -q '\"done\"'; do sleep 0.05; done")
 
 
+def wait_rolled_back(reader: Reader) -> None:
+    """Wait until the rollout of the previous page has left one version."""
+    ended = "triolet rollout status chat --json | grep -q '\"is_over\":true'"
+    typed(reader, f"until {ended}; do sleep 0.05; done")
+
+
 def serve_a_named_model(reader: Reader) -> None:
     reader.stop()
     typed(reader, "triolet serve chat=demo")
@@ -240,10 +254,12 @@ BEFORE: Final[dict[str, Callable[[Reader], None]]] = {
     f"{OPERATIONS}/models.md": make_and_import_models,
     f"{OPERATIONS}/add_models.md": lambda reader: typed(reader, "triolet model drop code"),
     f"{ADMIN} -X DELETE": wait_added,
-    f"{OPERATIONS}/switch.md": lambda reader: typed(
+    ROLLOUTS: lambda reader: typed(
         reader,
         "triolet model import ~/models/Llama-3.2-1B-Instruct-Q4_K_M.gguf --name chat --tag v2",
     ),
+    f"{OPERATIONS}/rollouts.md": wait_rolled_back,
+    f"{OPERATIONS}/switch.md": wait_rolled_back,
     AUTO: lambda reader: write_config(reader, AUTO),
     ADAPTERS: make_adapters,
     f"{OPERATIONS}/store.md": fill_stores,

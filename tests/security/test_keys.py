@@ -220,7 +220,7 @@ async def test_a_key_opens_every_endpoint(headers: dict[str, str]) -> None:
 
 async def test_what_concerns_everybody_needs_an_operators_key() -> None:
     for_operators = paths_with(Permission.OPERATOR)
-    assert for_operators == {"/admin/scale"} | {
+    assert for_operators == {"/admin/scale", "/fleet/rollouts"} | {
         f"{path}{own}"
         for path in (
             *("/metrics", "/load", "/admin/slo"),

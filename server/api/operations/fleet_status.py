@@ -1,5 +1,5 @@
-"""Handlers of the fleet's audit, status, history, usage and objectives, combined over all servers
-on one port.
+"""Handlers of the fleet's audit, status, history, usage, objectives and rollouts, combined over all
+servers on one port.
 
 An audit names requests and queries every worker. So without tenants it is served only to this
 machine, and never through a proxy.
@@ -464,6 +464,22 @@ async def fleet_history(services: Services) -> Response:
             "all": shown["all"].get("", {}),
         }
     )
+
+
+ROLLOUTS: Final = "/fleet/rollouts"
+
+
+def fleet_rollouts(services: Services) -> Response:
+    """Return the latest rollout of each model, as control last told of it. All servers have the
+    same, but for how long their route is valid."""
+    check_is_from_here(services)
+    valid_s = services.route_valid_s()
+    shown = [
+        msgspec.structs.asdict(one)
+        | {"share": one.share, "route_valid_s": valid_s[one.model] if one.has_route else None}
+        for one in services.metrics.rollouts.views
+    ]
+    return json_response({"object": "list", "data": shown})
 
 
 def _own_rows(services: Services) -> dict[str, Any]:

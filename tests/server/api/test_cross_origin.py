@@ -38,6 +38,7 @@ ADMIN = (
     "/fleet/status",
     "/fleet/audit",
     "/fleet/usage",
+    "/fleet/rollouts",
     "/admin/slo",
 )
 

@@ -198,6 +198,7 @@ class FakeServer:
             **{"at_s": [], "all": {}, "models": {}, "tenants": {}, "objectives": {}}
         }
         self.slo: dict[str, Any] = {"is_frozen": False, "reason": "", "objectives": []}
+        self.rollouts: list[dict[str, Any]] = []
         self.status_refused: HTTPStatus | None = None
         self.answers_handshakes = threading.Event()
         self.answers_handshakes.set()
@@ -317,7 +318,11 @@ class FakeServer:
             if self.status_refused is not None:
                 return reply(b"{}", "application/json", self.status_refused)
             return reply(json.dumps(self.status).encode(), "application/json")
-        documents = {"/fleet/history": self.history, "/admin/slo": self.slo}
+        documents = {
+            "/fleet/history": self.history,
+            "/admin/slo": self.slo,
+            "/fleet/rollouts": {"object": "list", "data": self.rollouts},
+        }
         if request.path in documents:
             return reply(json.dumps(documents[request.path]).encode(), "application/json")
         name = PAGES.get(request.path) or request.path.removeprefix("/static/")

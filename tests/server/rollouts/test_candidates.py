@@ -16,6 +16,7 @@ from server.contract.generation import CacheAsk
 from server.contract.request_events import RequestEvent
 from server.main import _find_version
 from server.rollouts.candidates import Candidates, ServedVersion
+from server.rollouts.collector import RolloutCollector
 from server.rollouts.golden import PROMPTS
 from server.scheduling.control_link import ControlLink
 from server.tenants.usage_ledger import opened_ledger
@@ -221,13 +222,10 @@ async def test_news_of_control_lead_to_answers_in_the_next_reports(
         candidates = Candidates(CONFIG, found.get)
         nursery.start_soon(candidates.run)
         config = server_config(control_addresses=(CONTROL,))
+        reports = RolloutCollector()
+        reports.tested = candidates
         link = ControlLink(
-            config,
-            server.network,
-            "server",
-            {"tiny": server.fleet},
-            use_rollouts=candidates.use,
-            candidates=candidates.reports,
+            config, server.network, "server", {"tiny": server.fleet}, rollouts=reports
         )
         nursery.start_soon(link.run)
         async with server.control() as control:
