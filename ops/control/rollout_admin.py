@@ -7,19 +7,25 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
+import trio
 from msgspec import Meta
 from quart import Response, request
 
+from store.measured import KeptMeasurement, MeasuredCapacity, measured_of
+from store.referrers import CAPACITY_TYPE
 from triolet.config.limits import Count, Positive, Share  # noqa: TC001 (msgspec reads annotations)
-from triolet.config.routes import RouteCaps
+from triolet.config.routes import NUM_BUCKETS, RouteCaps
 from triolet.errors import ConfigError
 from triolet.service_class import ServiceClass
 from triolet.slo.objectives import Indicator, read_objectives
 from triolet.units import SECONDS
+from triolet.usage_database import usage_by
 
 from ..audit.events import Action, AuditOutcome, os_user
+from ..models.stored import store_of
 from ..rollouts.evidence import RolloutEvidence
-from ..rollouts.plan import MAX_STEPS, Objective, RolloutPlan
+from ..rollouts.forecast import DAY_S, forecast
+from ..rollouts.plan import MAX_STEPS, Objective, RolloutPlan, StepCosts
 from ..rollouts.rollout import Rollout, RolloutOrder, RolloutRefused, RolloutSettings
 from .auditing import audit
 from .control import new_id, wall
@@ -129,6 +135,7 @@ async def _start(
             "--despite-freeze, which the audit log records"
         )
     rollout = _planned(control, asked, actor)
+    rollout.said = await trio.to_thread.run_sync(_forecast, control.config.usage_dir, rollout)
     noted = partial(audit, Action.ROLLOUT_START, asked.model, actor, rollout.id)
     freeze = "despite a freeze" if freezes else ""
     await noted(AuditOutcome.BEGUN, freeze)
@@ -161,7 +168,7 @@ def _planned(control: Control, asked: RolloutAsked, actor: str) -> Rollout:
         salt=secrets.token_hex(SALT_BYTES),
         shares=shares,
         objectives=objectives_of(read_objectives(control.config.objectives), order.public_name),
-        costs=None,
+        costs=_costs(control, order.replaced),
         bake_s=asked.bake_s,
         max_step_s=asked.max_step_s,
         accept_cost=asked.accept_cost,
@@ -182,6 +189,39 @@ def _planned(control: Control, asked: RolloutAsked, actor: str) -> Rollout:
     )
     evidence = RolloutEvidence().begin_step(plan, 0, now)
     return Rollout(id=new_id(), settings=settings, plan=plan, run=control.run_id, evidence=evidence)
+
+
+def _costs(control: Control, version: str) -> StepCosts | None:
+    """Return the measured step times of a version; None if there are none, or several."""
+    digest = control.controller.models[version].config.digest
+    kept = measured_of(store_of(control.config.store), digest, CAPACITY_TYPE) if digest else []
+    match [one.said for one in kept if isinstance(one, KeptMeasurement)]:
+        case [MeasuredCapacity() as said]:
+            prompt_token_s = 1.0 / max(1.0, said.prefill_tokens_per_s)
+            return StepCosts(said.step_s, said.row_s, said.kv_token_s, prompt_token_s)
+    return None
+
+
+def _forecast(usage_dir: str | None, rollout: Rollout) -> str:
+    """Return what the traffic of the last day makes of a rollout.
+
+    Raises:
+      RolloutRefused: there are too few requests, even if each came from another user.
+    """
+    name, plan = rollout.settings.model, rollout.plan
+    if usage_dir is None:
+        return "the traffic of the last day is not known: the fleet has no --usage-dir"
+    rows = usage_by(usage_dir, ("model",), wall() - DAY_S)
+    requests = next((count for model, count, *_ in rows if model == name), 0)
+    # The ledger has no users: assume one in each bucket.
+    buckets = max(1, min(requests, NUM_BUCKETS))
+    found = forecast(plan, [requests // buckets] * buckets)
+    if found.shares != plan.shares:
+        raise RolloutRefused(
+            f"{name} has too few requests for this rollout: {found.said}. Give larger --steps, a "
+            "longer --max-step, or lower --min-requests and --min-buckets"
+        )
+    return found.said
 
 
 def objectives_of(known: Iterable[ServiceObjective], model: str) -> dict[str, Objective]:

@@ -91,7 +91,7 @@ class ModelSet:
           is_reference_only: accept only versions in the store, not paths.
           replaced: version whose public name and aliases it takes over; empty for none. If both
             have the same compute digest, it replaces that version at once.
-          is_beside: refuse it instead.
+          is_beside: keep that version also then; the new one gets workers.
 
         Raises:
           RestartFailed: it cannot be added; it is rolled back.
@@ -177,13 +177,9 @@ class ModelSet:
                 f"{public} is already served from {old.model_dir}; run `triolet restart` to read "
                 "its files again"
             )
-        if own.compute_digest != old.settings.server.compute_digest or not own.compute_digest:
+        is_alike = own.compute_digest == old.settings.server.compute_digest
+        if is_beside or not own.compute_digest or not is_alike:
             return None
-        if is_beside:
-            raise ConfigError(
-                f"{prepared.model_dir} has the weights of {self._scaling.public_name(name)}, and "
-                "workers serve one of both at a time; use `triolet model switch`, which needs none"
-            )
         if own.model_digest == old.settings.server.model_digest:  # it may be asked for again
             self._stored.release(prepared.name)
             return old

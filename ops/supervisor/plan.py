@@ -396,6 +396,8 @@ def _of_control(plan: FleetPlan, directory: Path) -> Settings:
         models=models,
         server_drain_s=plan.settings.server.drain_timeout_s,
         objectives=plan.settings.server.objectives,
+        usage_dir=plan.settings.server.usage.directory,
+        store=plan.settings.fleet.store,
     )
     return replace(plan.settings, control=control)
 

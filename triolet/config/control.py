@@ -107,6 +107,12 @@ class ControlConfig:
     go on with them. Without it they are in `state_dir`."""
     objectives: ObjectivesConfig = field(default_factory=ObjectivesConfig)
     """Objectives by which rollouts are judged; `triolet serve` sets it to `server.objectives`."""
+    usage_dir: str | None = None
+    """Folder of the usage ledger, from which the traffic of a rollout is forecast; `triolet serve`
+    sets it to `server.usage.directory`."""
+    store: str | None = None
+    """Folder of the model store with measured step times, by which the costs of a rollout are
+    compared; none is this user's. `triolet serve` sets it to `fleet.store`."""
     link: LinkConfig = field(default_factory=LinkConfig)
     directory: str = ""
     """The fleet's own folder with its sockets. `triolet serve` sets it."""

@@ -38,6 +38,8 @@ USERS = [user_hash("tenant", f"user {number}") for number in range(100)]
 ROLLOUTS = "/admin/rollouts"
 FAST = {"shares": [0.2, 0.5, 1.0], "bake_s": 0.3, "min_requests": 20, "min_buckets": 5}
 """A rollout whose steps take tenths of a second."""
+HELD = 10_000_000
+"""`min_requests` with which no step ends by itself."""
 GOLDEN = ("first answer", "second answer")
 
 
