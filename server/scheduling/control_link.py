@@ -229,9 +229,12 @@ class ControlLink:
                     self._troubles.pop(address, None)
                     log.info("control_found", address=address)
                 if isinstance(frame, ControlNews):
-                    self._use(decode_told(frame.body), address)
+                    told = decode_told(frame.body)
+                    self._use(told)
+                    if self._told is told:
+                        self._in_charge = address
 
-    def _use(self, told: Models, address: str) -> None:
+    def _use(self, told: Models) -> None:
         """Use control's news, unless a later control was heard.
 
         Raises:
@@ -247,7 +250,7 @@ class ControlLink:
         require_routes(told.routes, "control")
         self._use_routes(told.routes)
         self._rollouts.hear(told.rollouts)
-        before, self._told, self._in_charge = self._told, told, address
+        before, self._told = self._told, told
         for news in told.models:
             if news.name in self._models:
                 self._models[news.name].presence.note(news, trio.current_time())

@@ -35,6 +35,7 @@ from tests.ops.control.fleets import (
 )
 from transport import frames, handshake
 from transport.control_protocol import Models
+from transport.rollout_protocol import WorkDone
 from transport.zmq_curve import make_keys
 from transport.zmq_network import ZmqNetwork
 from triolet.config import LinkConfig, ServerConfig
@@ -85,7 +86,14 @@ class FakeLinks:
         self.is_ready = True
 
     def status(self) -> SimpleNamespace:
-        return SimpleNamespace(queued=0, running=0, received=0, is_ready=self.is_ready)
+        return SimpleNamespace(
+            queued=0,
+            running=0,
+            received=0,
+            is_ready=self.is_ready,
+            work=WorkDone(),
+            lost_zones=frozenset(),
+        )
 
 
 class FakeServer:

@@ -180,15 +180,16 @@ class FakeControl:
 class Scene:
     """A server with a link to control; tests start its workers."""
 
-    def __init__(self, nursery: trio.Nursery) -> None:
+    def __init__(self, nursery: trio.Nursery, addresses: tuple[str, ...]) -> None:
         self.nursery = nursery
         self.network = MemoryNetwork()
         self.processes: list[FakeProcess] = []
         self.heard = trio.Event()
         config = server_config(
-            token_window=4, model_dir="/tiny", control_addresses=(CONTROL,), zone="eu"
+            token_window=4, model_dir="/tiny", control_addresses=addresses, zone="eu"
         )
         events, observer, rollouts = RequestEvents(), Observer(), RolloutCollector()
+        self.observer = observer
         rollouts.watch("tiny", events, observer)
         self.fleet = Links(config, tiny_text(), self.network, observer, events=events)
         self.link = ControlLink(
@@ -211,10 +212,10 @@ class Scene:
         return decode, prefill
 
     @asynccontextmanager
-    async def control(self) -> AsyncIterator[FakeControl]:
+    async def control(self, address: str = CONTROL) -> AsyncIterator[FakeControl]:
         """Run one process of control."""
         with closing(
-            self.network.listen(CONTROL, hwm=100, max_frame_bytes=MAX_FRAME_BYTES)
+            self.network.listen(address, hwm=100, max_frame_bytes=MAX_FRAME_BYTES)
         ) as listener:
             name, hello = b"", None
             while not isinstance(hello, Hello):
@@ -230,10 +231,10 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene() -> AsyncIterator[Scene]:
+async def scene(*addresses: str) -> AsyncIterator[Scene]:
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
-            one = Scene(nursery)
+            one = Scene(nursery, addresses or (CONTROL,))
             await nursery.start(one.fleet.run)
             nursery.start_soon(one.link.run)
             yield one
@@ -330,6 +331,26 @@ async def test_control_hears_of_requests_workers_and_work_of_a_rollout_within_a_
         while not activity.freezes:
             activity = await control.hear_activity(in_flight=0, is_ready=False)
         assert activity.freezes == ("zone us is lost",)
+
+
+async def test_only_the_control_whose_news_count_hears_what_was_seen(
+    autojump_clock: MockClock,
+) -> None:
+    standby = "mem://standby"
+    async with (
+        scene(CONTROL, standby) as server,
+        server.control() as control,
+        server.control(standby) as other,
+    ):
+        for one, fence in ((control, 2), (other, 1)):
+            one.send(ControlNews(encoded(Models((), fence=fence, rollouts=(VIEW,)))))
+            await server.heard.wait()
+        server.observer.incident("mem://decode-0")
+        with trio.move_on_after(1.2):  # longer than until a report, shorter than a lease
+            await other.hear_observed()
+            raise AssertionError("it stands by")
+        said = await control.hear_observed()
+        assert [one.worker for one in said.incidents] == ["mem://decode-0"]
 
 
 async def test_work_is_that_of_all_workers_by_their_role() -> None:
