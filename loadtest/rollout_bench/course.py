@@ -41,14 +41,14 @@ class BenchScale(NamedTuple):
 WHOLE: Final = BenchScale(
     {
         "shares": (0.1, 0.5, 1.0),
-        "bake_s": 25.0,
-        "max_step_s": 120.0,
-        "retention_s": 10.0,
-        "min_requests": 40,
+        "bake_s": 15.0,
+        "max_step_s": 180.0,
+        "retention_s": 8.0,
+        "min_requests": 20,
     },
     settle_s=10.0,
 )
-"""In the shortest first step the candidate gets 50 requests."""
+"""In the shortest first step the candidate gets 30 requests."""
 LONGEST_S: Final = 400.0
 """Longest time to the first step, and from there to the end."""
 AFTER_S: Final = 3.0
@@ -85,7 +85,7 @@ class Course(NamedTuple):
         versions.
       pairs: shadow copies that were compared.
       waiting: rows of shadow copies that ran while a request to the stable version waited.
-      leaks: answers and usage records of the candidate before its first step.
+      leaks: answers of the candidate, and lines about them in the log, before its first step.
     """
 
     candidate: str
@@ -146,6 +146,7 @@ async def roll_out(
       OrderRefusedError: it could not be started.
     """
     fleet.repair_devices(versions.candidate)
+    num_before = fleet.records_of(versions.candidate, time.time())
     if candidate.fault is not None and candidate.is_always_faulty:
         fleet.break_devices(versions.candidate, candidate.fault)
     users.is_chat = bool(candidate.template)
@@ -189,7 +190,8 @@ async def roll_out(
         shown["shadow"]["pairs"],
         shown["shadow"]["rows_while_waiting"],
         sum(one.sent_at < begun["began_at"] for one in canary)
-        + fleet.records_of(versions.candidate, began_at, begun["began_at"]),
+        + fleet.records_of(versions.candidate, begun["began_at"])
+        - num_before,
     )
 
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import sqlite3
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from triolet.usage_database import FILE_NAME
-
-from ..harness.servers import TAKES_ALL, ServerProcess, running
+from ..harness.servers import TAKES_ALL, ServerProcess, running, seconds_of
 from ..harness.tenants import write_tenants
 from ..overload.real import ENVIRONMENT
 from .candidates import FIRST, MODEL
@@ -71,11 +68,10 @@ class BenchFleet:
         """Take the faults of a version away, for workers that start later."""
         fault_file(self.folder / "faults", digest).unlink(missing_ok=True)
 
-    def records_of(self, digest: str, began_at: float, ended_at: float) -> int:
-        """Return the number of usage records of a version between two Unix times."""
-        query = "SELECT count(*) FROM requests WHERE version = ? AND ended_at BETWEEN ? AND ?"
-        with closing(sqlite3.connect(self.folder / "usage" / FILE_NAME)) as ledger:
-            return int(ledger.execute(query, (digest, began_at, ended_at)).fetchone()[0])
+    def records_of(self, digest: str, ended_at: float) -> int:
+        """Return the number of requests to a version in the log, up to a Unix time."""
+        ended = self.process.log.of("request_ended", model_digest=digest)
+        return sum(seconds_of(entry) < ended_at for entry in ended)
 
 
 @contextmanager
@@ -100,8 +96,6 @@ def bench_fleet(folder: Path, options: Sequence[str] = ()) -> Iterator[BenchFlee
             str(slo),
             "--tenants",
             str(tenants),
-            "--usage-dir",
-            str(folder / "usage"),
             *OPTIONS,
             *TAKES_ALL,
             *options,
