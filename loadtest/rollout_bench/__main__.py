@@ -25,11 +25,12 @@ from ..harness.control import admin_of
 from ..harness.progress import progress
 from ..harness.redis import is_installed
 from ..harness.report import Ratio, Report, describe, run_bench
+from ..harness.statistics import percentile
 from .candidates import CANDIDATES, FIRST, GOOD, MODEL, write_versions
 from .course import WHOLE, Versions, middle, roll_out
 from .fleet import bench_fleet
 from .stores import measure_hosts, measure_journal
-from .traffic import Users
+from .traffic import USERS, Users
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,10 +74,23 @@ class BenchRun:
         """Roll all candidates out in one fleet, one after the other."""
         good = tuple(one for one in CANDIDATES if one.name == GOOD and self.has_stores)
         digests = write_versions(self.folder, (*{*self.candidates, *good},))
-        with bench_fleet(self.folder) as fleet:
+        ttft_s = None
+        if self.scale.settle_s:
+            with bench_fleet(self.folder) as fleet:
+                ttft_s = trio.run(self._usual_ttft_s, fleet)
+            progress(f"objective for first tokens on this machine: {ttft_s:.3f} s")
+        with bench_fleet(self.folder, ttft_s) as fleet:
             trio.run(self._roll_out, fleet, digests)
         if self.has_stores and is_installed():
             self.stores.append(measure_hosts(self.folder, digests))
+
+    async def _usual_ttft_s(self, fleet: BenchFleet) -> float:
+        """Return the time in which 95 % of the first version's first tokens come."""
+        users = Users(fleet.process.url, 0)
+        with trio.move_on_after(2 * self.scale.settle_s):
+            await users.run()
+        times = [one.ttft_s for one in users.asked[USERS // 4 :] if one.ttft_s is not None]
+        return percentile(times, 95)
 
     async def _roll_out(self, fleet: BenchFleet, digests: dict[str, str]) -> None:
         users, stable = Users(fleet.process.url, 1), FIRST

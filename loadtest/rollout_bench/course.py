@@ -42,18 +42,19 @@ WHOLE: Final = BenchScale(
     {
         "shares": (0.1, 0.5, 1.0),
         "bake_s": 15.0,
-        "max_step_s": 180.0,
+        "max_step_s": 300.0,
         "retention_s": 8.0,
         "min_requests": 20,
     },
     settle_s=10.0,
 )
 """In the shortest first step the candidate gets 30 requests."""
-LONGEST_S: Final = 400.0
+LONGEST_S: Final = 600.0
 """Longest time to the first step, and from there to the end."""
 AFTER_S: Final = 3.0
 """Time after the verdict in which requests to the candidate are looked for."""
-SHOWN: Final = 3
+SHOWN: Final = 120
+"""Characters of a text in the table."""
 KILL_EVERY_S: Final = 7.0
 ENDED: Final = ("promoted", "rolled_back")
 STOPPED: Final = (*ENDED, "paused")
@@ -116,9 +117,15 @@ class Course(NamedTuple):
 
     def shown(self) -> dict[str, object]:
         """Return a row of a table."""
-        row: dict[str, object] = {"found_s": self.found_s, **self._asdict()}
-        lists = {"failed_stable": self.failed_stable[:SHOWN], "strays": self.strays[:SHOWN]}
-        return row | lists
+        return {
+            "candidate": self.candidate,
+            "end": f"{self.phase}, step {self.step}",
+            "found s": self.found_s,
+            "late s": self.late_s,
+            "canary": self.canary,
+            "said": self.said[:SHOWN],
+            "wrong": "; ".join([*self.failed_stable, *self.strays])[:SHOWN],
+        }
 
 
 async def roll_out(

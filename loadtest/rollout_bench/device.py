@@ -40,9 +40,20 @@ FAULTS: Final = "TRIOLET_BENCH_FAULTS"
 """Environment variable with the folder of faults."""
 BROKEN_JOURNAL: Final = "journal"
 """While this file is in that folder, control cannot write rollouts to its journal."""
-COST: Final = StepCost(4 * MILLISECONDS, 0.5 * MILLISECONDS, 1 * MILLISECONDS)
-"""A prompt of 40 tokens takes 44 ms: long compared with pauses of the machine, and two prefill
-workers are half idle at 20 prompts a second."""
+
+
+class DeviceCost(StepCost):
+    """Duration of a step. Steps without decode rows have no fixed part: the judge's model of costs
+    has none."""
+
+    def of(self, rows: Sequence[StepRow]) -> float:
+        """Return the duration of a step in seconds."""
+        return StepCost.of(self, rows) - self.step_s * (not any(row.is_decode for row in rows))
+
+
+COST: Final = DeviceCost(20 * MILLISECONDS, 1 * MILLISECONDS, 1 * MILLISECONDS)
+"""A prompt of 40 tokens takes 40 ms, a decode step 20: long compared with pauses of the machine.
+Four prefill workers are mostly idle at 20 prompts a second."""
 
 
 class DeviceFault(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -149,7 +149,9 @@ class Users:
             for more in (last, {}):
                 with suppress(StreamBrokenError, trio.TooSlowError):
                     answers.append(await self._clients.ask(self._post(user, fields, key | more)))
-            self.versions.append([version_of(one) for one in answers if one.status == OK])
+            # A failed answer is not kept: the next try is a new request.
+            whole = [one for one in answers if one.status == OK and not one.code]
+            self.versions.append([version_of(one) for one in whole])
 
     async def _cut_off(self, request: bytes) -> Stream:
         """Return the beginning of an answer, and close its connection."""
