@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,14 +11,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from server.api.served_models import ModelTable
 from server.metrics.exposition import merging
 from server.metrics.metrics import Metrics
-from server.scheduling.control_link import ControlLink
 from tests.server.support.fakes import FakeFleet
 from tests.server.support.rollouts import ENDED, VIEW
 from tests.server.support.surface import requested, surface
-from transport.control_protocol import Models, decode_told, encoded
-from transport.memory_network import MemoryNetwork
 from transport.rollout_protocol import RolloutPhase
-from triolet.config import ServerConfig
 from triolet.config.routes import Route
 
 if TYPE_CHECKING:
@@ -92,7 +87,8 @@ def test_nothing_is_exported_once_control_forgets_a_rollout() -> None:
 def test_servers_on_one_port_show_a_rollout_once_and_each_the_age_of_its_route() -> None:
     metrics = Metrics("demo", "none")
     metrics.watch(FakeFleet().status, lambda: 0)
-    metrics.rollouts, metrics.route_valid_s = lambda: [VIEW], lambda: {"chat": 3.0}
+    metrics.rollouts.hear((VIEW,))
+    metrics.route_valid_s = lambda: {"chat": 3.0}
     own = metrics.exposition().decode()
     merged = "".join(merging({"server-0": own, "server-1": own}))
     families = {family.name: family for family in text_string_to_metric_families(merged)}
@@ -102,24 +98,13 @@ def test_servers_on_one_port_show_a_rollout_once_and_each_the_age_of_its_route()
     assert servers == ["server-0", "server-1"]
 
 
-def test_the_link_to_control_keeps_the_latest_rollouts() -> None:
-    config = ServerConfig(control_addresses=("inproc://control",))
-    with closing(MemoryNetwork()) as network:
-        link = ControlLink(config, network, "server", {})
-        assert link.rollouts == ()
-        link._use(decode_told(encoded(Models((), rollouts=(VIEW, ENDED)))))
-        assert link.rollouts == (VIEW, ENDED)
-        link._use(Models(()))
-        assert link.rollouts == ()
-
-
 async def test_the_answer_has_control_s_words_and_how_long_the_route_is_valid() -> None:
     async with surface() as server:
         assert (await server.request("GET", "/fleet/rollouts")).json["data"] == []
         services = server.services
         route = Route({"demo": 1.0}, "demo", 3, valid_until=services.wall() + 8)
         object.__setattr__(services, "models", ModelTable([*services.models], {"chat": route}))
-        services.metrics.rollouts = lambda: (VIEW, replace(VIEW, id="r2", model="code"), ENDED)
+        services.metrics.rollouts.hear((VIEW, replace(VIEW, id="r2", model="code"), ENDED))
         answer = (await server.request("GET", "/fleet/rollouts")).json
     assert answer["object"] == "list"
     chat, code, ended = answer["data"]
@@ -149,7 +134,7 @@ async def test_a_rollout_without_a_valid_route_shows_0_if_it_should_have_one(
         services = server.services
         routes = {} if route is None else {"chat": route}
         object.__setattr__(services, "models", ModelTable([*services.models], routes))
-        services.metrics.rollouts = lambda: (replace(VIEW, **changes),)
+        services.metrics.rollouts.hear((replace(VIEW, **changes),))
         assert services.route_valid_s().get("chat") == valid_s
 
 
