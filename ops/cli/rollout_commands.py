@@ -39,6 +39,10 @@ TenantShareOption: TypeAlias = Annotated[
 TenantOption: TypeAlias = Annotated[
     list[str] | None, typer.Option(metavar="TENANT", help="Stays on the old one; repeatable.")
 ]
+ZonesOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(metavar="ZONE,…", help="One after another.", show_default="all zones at once"),
+]
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -71,6 +75,7 @@ def start(
     exclude_tenant: TenantOption = None,
     min_requests: Annotated[int, typer.Option(min=1, help="To the new version in a step.")] = 200,
     min_buckets: Annotated[int, typer.Option(min=1, help="Groups of users they come from.")] = 20,
+    zones: ZonesOption = None,
     no_golden: Annotated[
         bool, typer.Option("--no-golden", help="Do not compare answers to golden prompts.")
     ] = False,
@@ -97,6 +102,7 @@ def start(
         "min_buckets": min_buckets,
         "golden": not no_golden,
         "despite_freeze": despite_freeze,
+        "zones": zones.split(",") if zones else [],
     }
     _say(shown(ask_control(port, "POST", ROUTE, body)))
     typer.echo(f"follow it with `triolet rollout status {name} --watch`", err=True)
@@ -169,9 +175,10 @@ def shown(rollout: dict[str, Any]) -> list[str]:
     step, shares = rollout["step"], rollout["shares"]
     stable, candidate = rollout["stable"], rollout["candidate"]
     where = f", step {step} of {len(shares)}" if step else ""
+    share = f"{100 * rollout['share']:.4g} %"
     lines = [
-        f"{rollout['model']}: {rollout['phase']}{where}; {rollout['share']:.4g} of requests to "
-        f"{candidate}, the others to {stable}  (rollout {rollout['id']})"
+        f"{rollout['model']}: {rollout['phase']}{where}; {share} of requests to {candidate}, "
+        f"the others to {stable}  (rollout {rollout['id']})"
     ]
     lines += [f"  {text}" for text in (rollout["said"], rollout["trouble"]) if text]
     for signal, (good, bad, canary_good, canary_bad) in rollout["counts"].items():

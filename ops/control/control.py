@@ -101,7 +101,7 @@ class Control:
         self.channel = ServerChannel(
             config,
             self._hear,
-            lambda: self.rollouts.with_rollouts(self.changes.switches.told(self.news)),
+            lambda zone: self.rollouts.with_rollouts(self.changes.switches.told(self.news), zone),
         )
         self._journal = journal
         self._supervisor = supervisor

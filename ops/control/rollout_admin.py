@@ -83,6 +83,7 @@ class RolloutAsked(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     golden: bool = True
     experiment: Share | None = None
     despite_freeze: bool = False
+    zones: tuple[str, ...] = ()
 
 
 def rollout_routes(
@@ -157,7 +158,12 @@ def _planned(control: Control, asked: RolloutAsked, actor: str) -> Rollout:
       ConfigError: a value is not allowed.
     """
     switches, now = control.changes.switches, wall()
-    known = control.changes.under_way
+    known, zones = control.changes.under_way, {*control.rollouts.zones.values()}
+    if {*asked.zones} - zones or len({*asked.zones}) < len(asked.zones):
+        raise ConfigError(
+            f"zones is {', '.join(asked.zones)}; allowed: each of the servers' zones once, "
+            f"{', '.join(sorted(zones))}"
+        )
     control.changes.require_free(switches.version_of(asked.model))
     candidate, order = switches.plan(asked.model, asked.ref, known)
     caps = RouteCaps(asked.cap_streams, asked.cap_tenant_share)
@@ -186,9 +192,17 @@ def _planned(control: Control, asked: RolloutAsked, actor: str) -> Rollout:
         shadow_share=asked.shadow_share or 0.0,
         is_experiment=asked.experiment is not None,
         ignores_freezes=asked.despite_freeze,
+        zones=asked.zones,
     )
     evidence = RolloutEvidence().begin_step(plan, 0, now)
-    return Rollout(id=new_id(), settings=settings, plan=plan, run=control.run_id, evidence=evidence)
+    return Rollout(
+        id=new_id(),
+        settings=settings,
+        plan=plan,
+        run=control.run_id,
+        permanent_revision=order.revision,
+        evidence=evidence,
+    )
 
 
 def _costs(control: Control, version: str) -> StepCosts | None:

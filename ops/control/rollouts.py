@@ -17,6 +17,7 @@ import trio
 
 from transport.control_protocol import Activity, Observed
 from transport.rollout_protocol import RolloutPhase, WorkDone
+from triolet.config.routes import Route
 from triolet.errors import AuditLogError
 from triolet.units import SECONDS
 
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from transport.control_protocol import Models
     from transport.rollout_protocol import CandidateReport, FinishedRequest, RolloutNote
     from triolet.config import ControlConfig
-    from triolet.config.routes import Route
 
     from ..rollouts.plan import RolloutPlan
     from ..rollouts.rollout import Rollout
@@ -61,6 +61,11 @@ RENEW_S: Final = 2.0 * SECONDS
 """Interval of looks and renewals."""
 WRITE_S: Final = 10.0 * SECONDS
 """Interval of writing the evidence, which has megabytes. A crash loses this much of it."""
+FOLLOW_S: Final = 1.0 * SECONDS
+"""Time in which servers read the members file (`server.members_poll_s`). Without the temporary
+route, one that has not would go back to the stable version for a moment."""
+SHOWN_S: Final = 3600.0 * SECONDS
+"""Servers see a rollout this long after its end."""
 MAX_PENDING: Final = 100_000
 """Ended requests between two looks; more are dropped."""
 JUDGE: Final = "judge"
@@ -90,7 +95,7 @@ class LiveRollout:
       written: revision that was written.
       trouble: why it cannot be written; empty if it can.
       is_moved: whether servers have the permanent route to the candidate.
-      route: the route that servers get; None for none.
+      routes: the routes that servers get, by zone; the empty name is for all other zones.
       view: what servers see of it.
       due: set when a look is due at once.
       ended: set when it has ended.
@@ -104,7 +109,7 @@ class LiveRollout:
         self.written = self.rollout.revision
         self.trouble = ""
         self.is_moved = False
-        self.route: Route | None = None
+        self.routes: dict[str, Route] = {}
         self.view = self.rollout.view()
         self.due = trio.Event()
         self.ended = trio.Event()
@@ -121,13 +126,17 @@ class LiveRollout:
         if candidate in said.candidates:
             self._reports[said.server] = said.candidates[candidate]
 
-    def observe(self, said: Observed, canary_share: float) -> None:
-        """Record requests and incidents of this rollout's versions.
+    def observe(self, said: Observed, zone: str, canary_share: float) -> None:
+        """Record requests and incidents of this rollout's versions in its current zone.
 
         Args:
           said: what a server saw.
+          zone: zone of the server.
           canary_share: the candidate's share of workers.
         """
+        zones = self.rollout.settings.zones
+        if zones and zone != zones[self.rollout.zone]:
+            return
         versions = {self.rollout.plan.stable, self.rollout.plan.candidate}
         own = [one for one in said.requests if one.version in versions]
         self._requests += own[: MAX_PENDING - len(self._requests)]
@@ -183,6 +192,7 @@ class Rollouts:
 
     Attributes:
       latest: the latest rollout of each model, by public name.
+      zones: zone of each server.
     """
 
     def __init__(
@@ -198,6 +208,7 @@ class Rollouts:
         nursery: trio.Nursery,
     ) -> None:
         self.latest: dict[str, LiveRollout] = {}
+        self.zones: dict[str, str] = {}
         self._freezes: dict[str, tuple[str, ...]] = {}
         self._config = config
         self._controller = controller
@@ -292,10 +303,13 @@ class Rollouts:
             live.adding.cancel()
         live.due.set()
 
-    def with_rollouts(self, told: Models) -> Models:
-        """Return news with the routes and views of rollouts."""
-        shown = self.latest.values()
-        routes = {one.view.model: one.route for one in shown if one.route is not None}
+    def with_rollouts(self, told: Models, zone: str) -> Models:
+        """Return news for a zone with the routes and views of rollouts."""
+        since = self._wall() - SHOWN_S
+        latest = self.latest.values()
+        shown = [one for one in latest if not one.rollout.is_over or one.renewed_at > since]
+        own = {one.view.model: one.routes.get(zone, one.routes.get("")) for one in shown}
+        routes = {name: route for name, route in own.items() if route is not None}
         views = tuple(one.view for one in shown)
         return msgspec.structs.replace(told, routes=told.routes | routes, rollouts=views)
 
@@ -304,16 +318,19 @@ class Rollouts:
         live = [one for one in self.latest.values() if not one.rollout.is_over]
         if isinstance(said, Activity):
             self._freezes[said.server] = said.freezes
+            self.zones[said.server] = said.zone
             for one in live:
                 one.hear(said)
         else:
             for one in live:
-                one.observe(said, _workers_share(self._controller.models, one.rollout.plan))
+                share = _workers_share(self._controller.models, one.rollout.plan)
+                one.observe(said, self.zones.get(said.server, ""), share)
 
     def freezes(self) -> list[str]:
         """Return why no rollout should go on, as servers that are alive say."""
         alive = self._controller.heard_at.keys()
         self._freezes = {name: why for name, why in self._freezes.items() if name in alive}
+        self.zones = {name: zone for name, zone in self.zones.items() if name in alive}
         return sorted({one for why in self._freezes.values() for one in why})
 
     def _hold(self, operation: Operation) -> None:
@@ -403,14 +420,14 @@ class Rollouts:
             rollout.look(live.take(self._wall(), heard, self.freezes(), work))
             if not rollout.is_live:
                 live.ended.set()
-            if live.route is not None and rollout.route(0.0) is None:
-                live.route = None  # do not wait for the store
+            if live.routes and rollout.phase is RolloutPhase.ROLLED_BACK:
+                live.routes = {}  # do not wait for the store
                 self._publish()
             try:
                 await self._keep(live)
             except RolloutStolen as error:
                 log.warning("rollout_left", rollout=rollout.id, reason=str(error))
-                live.route = None
+                live.routes = {}
                 self._publish()
                 scope.cancel()
             await trio.sleep(self._config.tick_s)
@@ -428,7 +445,8 @@ class Rollouts:
             return
         if now - live.renewed_at > VALID_S:
             rollout.resume(live.renewed_at, now)
-        view, route = rollout.view(), rollout.route(now + VALID_S)
+        view, zones = rollout.view(), ("", *rollout.settings.zones)
+        routes = {zone: rollout.route(now + VALID_S, zone) for zone in zones}
         try:
             if is_changed:
                 live.number = await self._store.write(rollout, live.number, now)
@@ -441,7 +459,9 @@ class Rollouts:
             live.trouble = str(error)
             return
         live.trouble, live.renewed_at, live.view = "", now, view
-        live.route = None if live.is_moved else route
+        live.routes = {
+            zone: one for zone, one in routes.items() if one is not None and not live.is_moved
+        }
         self._publish()
         if is_over:
             live.over.set()
@@ -473,16 +493,19 @@ class Rollouts:
         order, switches, steps = operation.switch, self._changes.switches, self._changes.steps
         assert order is not None, "a rollout has the settings of a switch"
         if switches.fence:
-            now = switches.routes.get(order.public_name)
-            revision = 0 if now is None else now.revision
-            switches.move_servers(operation, msgspec.structs.replace(order, revision=revision))
+            # Servers report temporary routes only: another control does not know the permanent one.
+            first = Route({order.replaced: 1.0}, order.replaced, live.rollout.permanent_revision)
+            route = switches.routes.setdefault(order.public_name, first)
+            order = msgspec.structs.replace(order, revision=route.revision)
+            switches.move_servers(operation, order)
         else:
             switches.routes = (await ask_models(self._supervisor)).routes
             route = switches.routes[order.public_name]
             if route.stable != operation.model:
                 moved = RouteRequest(operation.model, order.replaced, route.revision, is_moved=True)
                 await steps.ask_route(moved)
-        live.is_moved, live.route = True, None
+            await trio.sleep(FOLLOW_S)
+        live.is_moved, live.routes = True, {}
         self._publish()
         if not switches.fence:
             await steps.wait_let_go(order.replaced)

@@ -13,7 +13,13 @@ import structlog
 import trio
 from trio.lowlevel import ParkingLot
 
-from transport.control_protocol import MAX_FRAME_BYTES, Activity, decode_said, encoded
+from transport.control_protocol import (
+    MAX_FRAME_BYTES,
+    Activity,
+    Observed,
+    decode_said,
+    encoded,
+)
 from transport.frames import Capacity, ControlNews, Goodbye, Hello, ServerReport, Welcome
 from transport.handshake import answer_hello, goodbye
 from transport.link import PeerBusy, PeerGone
@@ -40,17 +46,17 @@ class ServerChannel:
     Args:
       config: address, name of the fleet, and bounds.
       hear: called with each message of a server.
-      news: returns what servers should know.
+      news: returns what servers of a zone should know.
     """
 
     def __init__(
-        self, config: ControlConfig, hear: Callable[[Said], None], news: Callable[[], Models]
+        self, config: ControlConfig, hear: Callable[[Said], None], news: Callable[[str], Models]
     ) -> None:
         self._config = config
         self._hear = hear
         self._news = news
         self._me = PeerId(Role.CONTROL, "control", new_epoch())
-        self._servers: set[bytes] = set()
+        self._servers: dict[bytes, str] = {}  # the zone of each
         self._repeats = Repeats()
         self._changed = ParkingLot()
         self._num_changes = 0
@@ -90,6 +96,8 @@ class ServerChannel:
                 answer = goodbye(f"{shown_identity(sender)} sent an invalid report: {error}")
             else:
                 if isinstance(said, Activity):
+                    self._servers[sender] = said.zone
+                if isinstance(said, Activity | Observed):
                     # Servers of several hosts, or a server and its successor, may have one name.
                     name = f"{said.server}/{shown_identity(sender)}"
                     said = msgspec.structs.replace(said, server=name)
@@ -99,11 +107,11 @@ class ServerChannel:
             self._send(listener, sender, goodbye(f"{self._me} does not know you: send HELLO"))
             return
         if isinstance(answer, Goodbye):
-            self._servers.discard(sender)
+            self._servers.pop(sender, None)
             if self._repeats.due(answer.reason) is not None:
                 log.warning("server_refused", reason=answer.reason)
         else:
-            self._servers.add(sender)
+            self._servers[sender] = ""
             self.publish()
         self._send(listener, sender, answer)
 
@@ -124,15 +132,16 @@ class ServerChannel:
         try:
             listener.send_nowait(sender, frame)
         except (PeerGone, PeerBusy):
-            self._servers.discard(sender)  # it says HELLO when it reads again
+            self._servers.pop(sender, None)  # it says HELLO when it reads again
 
     async def _tell(self, listener: Listener) -> None:
         """Send the news after each change, and at intervals: predictions change as time passes, and
         servers must hear that control is alive."""
         while True:
-            num_changes, frame = self._num_changes, ControlNews(encoded(self._news()))
-            for sender in tuple(self._servers):
-                self._send(listener, sender, frame)
+            num_changes, zones = self._num_changes, {*self._servers.values()}
+            frames = {zone: ControlNews(encoded(self._news(zone))) for zone in zones}
+            for sender, zone in tuple(self._servers.items()):
+                self._send(listener, sender, frames[zone])
             if num_changes == self._num_changes:  # otherwise it changed meanwhile
                 with trio.move_on_after(self._config.link.heartbeat_interval_s):
                     await self._changed.park()

@@ -96,6 +96,8 @@ class RolloutSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         no such phase.
       is_experiment: keep the share of the first step, whatever the verdict, until an order.
       ignores_freezes: whether it goes on while servers say that no rollout should.
+      zones: zones in the order in which they get the candidate: the steps are those of the first
+        one. Empty for all zones at once.
     """
 
     model: str
@@ -106,6 +108,7 @@ class RolloutSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     shadow_share: NotNegative = 0.0
     is_experiment: bool = False
     ignores_freezes: bool = False
+    zones: tuple[str, ...] = ()
 
 
 class RolloutSight(NamedTuple):
@@ -137,9 +140,11 @@ class Rollout(msgspec.Struct, kw_only=True):
       settings: what was asked for.
       plan: steps, objectives and limits.
       run: id of the supervisor's run; another run does not have the candidate.
+      permanent_revision: revision of the permanent route when it began, without a supervisor.
       digest: digest of the candidate; empty until it is known, and outside the store.
       is_prepared: whether all servers can send requests to the candidate.
       phase: current phase.
+      zone: number of the current zone in `zones`.
       evidence: evidence of the current step.
       golden: first answers to the golden prompts.
       work: slot of ten seconds, and the work of both versions at its start.
@@ -154,9 +159,11 @@ class Rollout(msgspec.Struct, kw_only=True):
     settings: RolloutSettings
     plan: RolloutPlan
     run: str = ""
+    permanent_revision: int = 0
     digest: str = ""
     is_prepared: bool = False
     phase: RolloutPhase = RolloutPhase.PREPARING
+    zone: int = 0
     evidence: RolloutEvidence
     golden: tuple[str, ...] = ()
     work: tuple[int, WorkDone, WorkDone] | None = None
@@ -222,7 +229,7 @@ class Rollout(msgspec.Struct, kw_only=True):
         elif order is RolloutOrder.ROLLBACK:
             self._go(RolloutPhase.ROLLED_BACK, step, said, now, actor)
         elif step == self.plan.last_step:
-            self._go(RolloutPhase.PROMOTED, step, said, now, actor)
+            self._end_zone(said, now, actor)
         else:
             is_full = order is RolloutOrder.PROMOTE_FULLY
             to_step = self.plan.last_step if is_full else step + 1
@@ -319,11 +326,27 @@ class Rollout(msgspec.Struct, kw_only=True):
             case "advance" if not is_last:
                 said = verdict.said if step else f"{verdict.said}; {self._forecast()}"
                 self._go(RolloutPhase.CANARY, verdict.to_step, said, now)
-            case "advance" if now - evidence.began_at >= self.settings.retention_s:
-                self._go(RolloutPhase.PROMOTED, step, verdict.said, now)
+            case "advance" if self._is_kept_long_enough(now):
+                self._end_zone(verdict.said, now)
             case "advance":
                 kept_s = self.settings.retention_s
                 self.said = f"{verdict.said}; {plan.stable} stays loaded for {kept_s:g} s in all"
+
+    def _is_kept_long_enough(self, now: float) -> bool:
+        """Return whether the stable version was kept for its time in the last zone."""
+        has_more = self.zone + 1 < len(self.settings.zones)
+        return has_more or now - self.evidence.began_at >= self.settings.retention_s
+
+    def _end_zone(self, said: str, now: float, actor: str = "") -> None:
+        """Go to the next zone, which gets the candidate at once; after the last one, promote it."""
+        step, zones = self.plan.last_step, self.settings.zones
+        if self.zone + 1 >= len(zones):
+            self._go(RolloutPhase.PROMOTED, step, said, now, actor)
+            return
+        self.zone += 1
+        self.evidence = self.evidence.begin_step(self.plan, step, now)
+        said = f"zone {zones[self.zone]} begins: {said}"
+        self._go(RolloutPhase.CANARY, step, said, now, actor)
 
     def _forecast(self) -> str:
         """Return whether the traffic since the candidate was ready will do for the steps."""
@@ -353,12 +376,18 @@ class Rollout(msgspec.Struct, kw_only=True):
         self.is_over = True
         self.evidence = RolloutEvidence(last.step, last.began_at, last.now)
 
-    def route(self, valid_until: float) -> Route | None:
-        """Return the temporary route of the current step; None if there is none."""
+    def route(self, valid_until: float, zone: str = "") -> Route | None:
+        """Return the temporary route of the current step in a zone; None if there is none."""
+        step, zones = self.evidence.step, self.settings.zones
         has_route = self.phase is not RolloutPhase.ROLLED_BACK and not self.is_over
-        if not self.evidence.step or not has_route:
+        if not step or not has_route:
             return None
-        return self.plan.route(self.evidence.step, self.revision, valid_until)
+        if zones and self.is_live:
+            place = zones.index(zone) if zone in zones else len(zones)
+            if place > self.zone:
+                return None
+            step = step if place == self.zone else self.plan.last_step
+        return self.plan.route(step, self.revision, valid_until)
 
     def view(self) -> RolloutView:
         """Return what servers, metrics and people see of it."""

@@ -64,7 +64,11 @@ def chosen_version(name: str | None, services: Services) -> ServedModel:
         return model
     if model.name not in live.versions:
         choose = partial(_choose, model.public_name, live, services)
-        live.versions[model.name] = services.models.version_for(model, choose)
+        found = live.versions[model.name] = services.models.version_for(model, choose)
+        assigned = live.assigned.get(model.public_name)
+        if assigned is not None and assigned.version != found.version:
+            # The version lacks the adapter that the request names, so another one answers.
+            del live.assigned[model.public_name]
     return live.versions[model.name]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from functools import partial
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from transport.control_protocol import Observed
 from transport.rollout_protocol import FinishedRequest, SeenIncident
 from triolet.config.routes import RoutesConfig
+from triolet.units import SECONDS
 
 from ..contract.request_events import RequestEnded
 from ..scheduling.control_link import RolloutReports
@@ -33,6 +35,9 @@ CLIENTS_OWN: Final = frozenset({403, 408, 429, 499})
 """Statuses that say nothing about a version: what a tenant may not do, its limits, a client that
 does not read, and one that left."""
 CLIENT_GONE: Final = 499
+LOOK_S: Final = 1.0 * SECONDS
+"""Interval at which objectives are looked at: a millisecond with ten versions, while reports may be
+more frequent."""
 NOTHING: Final = frozenset[str]()
 
 
@@ -70,6 +75,8 @@ class RolloutCollector(RolloutReports):
         self._ended: deque[FinishedRequest] = deque(maxlen=most)
         self._incidents: deque[SeenIncident] = deque(maxlen=AT_ONCE)
         self._dropped = 0
+        self._looked_at = -math.inf
+        self._freezes: list[str] = []
 
     def watch(self, version: str, events: RequestEvents, observer: Observer) -> None:
         """Collect what happens to a version from now on."""
@@ -135,11 +142,15 @@ class RolloutCollector(RolloutReports):
     def freezes(self) -> list[str]:
         """Return why no rollout should go on, as far as the objectives say."""
         counters, now = self._slos.counters, self._slos.clock()
+        if now < self._looked_at + LOOK_S:
+            return self._freezes
+        self._looked_at = now
         rows, observed_s = rows_of(counters, now), now - self._slos.began_at
         report = slo_report([one.objective for one in counters], rows, observed_s)
         burning = [one["name"] for one in report["objectives"] if "page" in one["alerts"]]
         spent = [report["reason"]] if report["is_frozen"] else []
-        return [*spent, *(f"the page alert of {name} fires" for name in burning)]
+        self._freezes = [*spent, *(f"the page alert of {name} fires" for name in burning)]
+        return self._freezes
 
     def candidates(self) -> dict[str, CandidateReport]:
         """Return what is known about the candidates, by version."""

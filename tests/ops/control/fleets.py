@@ -320,12 +320,14 @@ class ServerEnd:
 
 
 @asynccontextmanager
-async def server_end(address: str, *, greets: bool = True) -> AsyncIterator[ServerEnd]:
+async def server_end(
+    address: str, *, greets: bool = True, identity: bytes = b"server"
+) -> AsyncIterator[ServerEnd]:
     """Connect to control like a server."""
     with (
         closing(ZmqNetwork(LINK)) as network,
         closing(
-            network.connect(address, b"server", hwm=100, max_frame_bytes=MAX_FRAME_BYTES)
+            network.connect(address, identity, hwm=100, max_frame_bytes=MAX_FRAME_BYTES)
         ) as connection,
     ):
         end = ServerEnd(connection)

@@ -58,8 +58,9 @@ class RolloutServer(FakeServer):
       seen: phase and step of the rollout in the news, in order and without repeats.
     """
 
-    def __init__(self, folder: Path, supervisor: FakeSupervisor, name: str = "server") -> None:
+    def __init__(self, folder: Path, supervisor: FakeSupervisor, zone: str = "") -> None:
         super().__init__(folder, supervisor)
+        self.identity = f"server {zone}".encode()
         self.bad: Callable[[str], bool] = lambda version: False
         self.sends = True
         self.golden: tuple[str, ...] = GOLDEN
@@ -69,7 +70,7 @@ class RolloutServer(FakeServer):
         self.served: list[str] = []
         self.seen: list[tuple[str, int]] = []
         self.permanent: Route | None = None
-        self._name = name
+        self._zone = zone
 
     @property
     def view(self) -> RolloutView | None:
@@ -111,7 +112,8 @@ class RolloutServer(FakeServer):
 
     def _activity(self, models: tuple[ModelActivity, ...], refused: dict[str, str]) -> Activity:
         routes = {} if self.permanent is None else {"chat": self.permanent}
-        said = Activity(self._name, models, refused, routes, freezes=self.freezes)
+        frozen = self.freezes
+        said = Activity("server", models, refused, routes, zone=self._zone, freezes=frozen)
         if self.view is None or not self.view.golden_every_s:
             return said
         report = CandidateReport(self.golden, time.time(), self.golden_error)
@@ -131,7 +133,7 @@ class RolloutServer(FakeServer):
             missed = frozenset({"errors"}) if self.bad(version) else frozenset[str]()
             requests.append(FinishedRequest(user, version, now, now, missed, {"ttft": 0.1}))
         self.served += [one.version for one in requests]
-        return Observed(self._name, tuple(requests))
+        return Observed("server", tuple(requests))
 
 
 class RolloutScene:

@@ -72,6 +72,7 @@ class FakeServer:
       keeps: models and adapters that it has not dropped yet.
       hides: models and adapters that it does not report.
       older: models of which it reports an earlier version.
+      identity: identity of its link.
       unready: models for which it has not connected to the workers.
     """
 
@@ -81,6 +82,7 @@ class FakeServer:
         self.hides: set[str] = set()
         self.older: set[str] = set()
         self.unready: set[str] = set()
+        self.identity = b"server"
         self._address = address_in(folder)
         self._supervisor = supervisor
 
@@ -88,7 +90,8 @@ class FakeServer:
         """Report repeatedly, and reconnect if control is away."""
         while True:
             try:
-                async with server_end(self._address) as end, trio.open_nursery() as nursery:
+                linked = server_end(self._address, identity=self.identity)
+                async with linked as end, trio.open_nursery() as nursery:
                     nursery.start_soon(self._hear, end, nursery.cancel_scope)
                     await self._say(end)
             except* PeerGone:

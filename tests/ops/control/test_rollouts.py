@@ -15,10 +15,11 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
+from ops.audit.events import os_user
 from ops.audit.recording import default_folder
 from ops.audit.verification import read_entries, take_snapshot
 from ops.control import model_steps, rollouts
-from ops.control.rollout_stores import RolloutStoreAway, SqliteRollouts
+from ops.control.rollout_stores import RolloutStolen, RolloutStoreAway, SqliteRollouts
 from ops.ports import bind_port
 from ops.rollouts import rollout
 from tests.ops.control import fleets
@@ -30,7 +31,13 @@ from tests.ops.control.fleets import (
     states,
     supervised,
 )
-from tests.ops.control.rollout_fleet import HELD, RolloutScene, rollout_scene, scene_of_hosts
+from tests.ops.control.rollout_fleet import (
+    HELD,
+    RolloutScene,
+    RolloutServer,
+    rollout_scene,
+    scene_of_hosts,
+)
 from tests.server.tenants.redis_server import PROGRAM, RedisServer
 from triolet.config.membership import RedisMembersConfig
 from triolet.usage_database import UsageRecord, open_usage_database, write_records
@@ -48,6 +55,7 @@ def own_audit_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def no_wait_for_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_steps, "MEET_S", 0.0)
+    monkeypatch.setattr(rollouts, "FOLLOW_S", 0.0)
 
 
 async def test_a_good_candidate_gets_all_requests_step_by_step_and_then_the_name() -> None:
@@ -304,6 +312,28 @@ async def test_without_its_store_servers_fall_back_and_the_step_begins_again_lat
         assert after["began_at"] > before["began_at"] + 1.0
 
 
+@pytest.mark.usefixtures("hasty")
+async def test_a_rollout_that_another_control_has_written_is_left_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with rollout_scene() as one:
+        await one.start(min_requests=HELD)
+        await one.phase("canary", 1)
+        while one.server.route is None:
+            await trio.lowlevel.checkpoint()
+
+        def refuse(*_: object) -> None:
+            raise RolloutStolen("chat")
+
+        with capture_logs() as lines:
+            monkeypatch.setattr(SqliteRollouts, "_change", refuse)
+            while "rollout_left" not in [line["event"] for line in lines]:
+                await trio.lowlevel.checkpoint()
+            while one.server.route is not None:
+                await trio.lowlevel.checkpoint()
+        assert [*one.supervisor.added] == ["chat", "chat-2"], "the other one has it"
+
+
 async def test_a_control_of_several_hosts_only_moves_routes() -> None:
     async with scene_of_hosts() as one:
         await one.start()
@@ -316,6 +346,59 @@ async def test_a_control_of_several_hosts_only_moves_routes() -> None:
         one.supervisor.added["chat-v2"] = ""
         status, refused = await one.start(ref="chat-v2")
         assert status == 400, refused
+
+
+async def test_zones_get_the_candidate_one_after_another() -> None:
+    async with rollout_scene() as one, trio.open_nursery() as nursery:
+        servers = {zone: RolloutServer(one.folder, one.supervisor, zone) for zone in "abc"}
+        one.server.sends = False
+        for server in servers.values():
+            nursery.start_soon(server.run)
+        while (await one.start(zones=["b", "a"], min_requests=HELD))[0] != 202:
+            await trio.lowlevel.checkpoint()  # control has not heard every server
+        await one.phase("canary", 1)
+
+        async def routed(*zones: str) -> None:
+            """Wait until servers of these zones, and no other one, have a route."""
+            while {name for name, server in servers.items() if server.route} != {*zones}:
+                await trio.lowlevel.checkpoint()
+
+        await routed("b")
+        assert one.server.route is None, "it has no zone"
+        await one.order("promote", full=True)
+        await one.phase("canary", 3)
+        await one.order("promote")
+        begins = f"zone a begins: ordered by {os_user()}"
+        shown = await one.reaches(lambda shown: shown["history"][-1]["said"] == begins)
+        assert (shown["phase"], shown["step"]) == ("canary", 3)
+        await routed("a", "b")
+        servers["c"].bad = lambda version: True
+        await one.order("promote")
+        assert (await one.ends())["phase"] == "promoted"
+        assert one.supervisor.routes["chat"]["shares"] == {"chat-2": 1.0}
+        status, refused = await one.start(zones=["b", "x"])
+        assert (status, "allowed: each of the servers' zones once" in str(refused)) == (400, True)
+        nursery.cancel_scope.cancel()
+
+
+async def test_only_requests_of_the_current_zone_are_evidence() -> None:
+    async with rollout_scene() as one, trio.open_nursery() as nursery:
+        other = RolloutServer(one.folder, one.supervisor, "b")
+        one.server.sends = False
+        other.sends = True
+        nursery.start_soon(other.run)
+        first = RolloutServer(one.folder, one.supervisor, "a")
+        first.sends = False
+        nursery.start_soon(first.run)
+        while (await one.start(zones=["a", "b"], min_requests=HELD))[0] != 202:
+            await trio.lowlevel.checkpoint()
+        await one.phase("canary", 1)
+        while len(other.served) < 1000:
+            await trio.lowlevel.checkpoint()
+        assert (await one.shown())["counts"]["errors"] == [0, 0, 0, 0]
+        first.sends = True
+        await one.reaches(lambda shown: sum(shown["counts"]["errors"]) > 0)
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_bad_candidate_on_several_hosts_is_rolled_back() -> None:

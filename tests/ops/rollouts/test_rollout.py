@@ -357,6 +357,33 @@ def test_routes_and_views_follow_the_phase() -> None:
     assert (one.route(NOW), one.view().share) == (None, 1.0)
 
 
+def test_zones_follow_one_another_and_roll_back_together() -> None:
+    easy = {"min_requests": 1, "min_buckets": 1}
+    one = made(P.CANARY, 2, easy, zones=("b", "a"), retention_s=600.0)
+
+    def shares() -> list[float]:
+        routes = [one.route(NOW, zone) for zone in ("b", "a", "c", "")]
+        return [0.0 if route is None else route.shares["new"] for route in routes]
+
+    assert shares() == [0.5, 0.0, 0.0, 0.0]
+    one.order(RolloutOrder.PROMOTE, "user:ada", NOW)
+    assert shares() == [1.0, 0.0, 0.0, 0.0]
+    user = next(users(one.plan, "new"))
+    one.look(RolloutSight(NOW + 1, [request(user, "new", NOW + 0.5)]))
+    one.look(RolloutSight(NOW + BAKE_S))
+    assert (at(one), one.zone, shares()) == ((P.CANARY, 3), 1, [1.0, 1.0, 0.0, 0.0])
+    assert one.said == "zone a begins: step 3 has passed"
+    assert one.evidence.canary == [0, 0], "of this zone"
+    one.look(RolloutSight(NOW + 100, [request(user, "new", NOW + 90)]))
+    one.look(RolloutSight(NOW + 500))
+    assert at(one) == (P.CANARY, 3)
+    back = copy.deepcopy(one)
+    back.order(RolloutOrder.ROLLBACK, "user:ada", NOW + 500)
+    assert [back.route(NOW, zone) for zone in ("b", "a", "")] == [None] * 3
+    one.look(RolloutSight(NOW + 700))
+    assert (at(one), shares()) == ((P.PROMOTED, 3), [1.0] * 4)
+
+
 def test_views_count_the_step_and_the_last_minute() -> None:
     one = made(P.CANARY, 1)
     new, old = next(users(one.plan, "new")), next(users(one.plan, "old"))

@@ -16,7 +16,7 @@ from tests.server.support.surface import MODEL, PATIENCE_S
 from tests.server.support.tenants import tenant, tenants_of
 from tests.server.support.websocket import open_socket
 from transport.rollout_protocol import RolloutPhase, RolloutView
-from triolet.config import AutoConfig
+from triolet.config import AdapterConfig, AutoConfig
 from triolet.config.routes import NUM_BUCKETS, Route, RouteCaps, RoutesConfig, user_hash
 from triolet.errors import invalid_request, overloaded
 from triolet.tenants.plans import TenantRole
@@ -321,6 +321,17 @@ async def test_a_cap_moves_one_message_of_a_conversation_not_all_of_it() -> None
                 assert models.counts == counts
                 assert (latest(models) is None) is bool(running)
                 clear(models)
+
+
+async def test_a_version_without_the_adapter_is_no_evidence_for_the_one_that_answers() -> None:
+    async with two_models() as models:
+        table = models.server.services.models
+        table.set_adapters(MODEL, (AdapterConfig("sql", "/sql", "", "sha256:" + "a" * 64),))
+        table.change({CHAT: Route({MODEL: 0.0, CODE: 1.0}, MODEL, 1)})
+        for name, counts, is_evidence in ((f"{CHAT}:sql", (1, 0), False), (CHAT, (0, 1), True)):
+            await models.server.post("/v1/completions", {"model": name, "prompt": "Hi"})
+            assert (models.counts, latest(models) is not None) == (counts, is_evidence)
+            clear(models)
 
 
 ALL = Route({MODEL: 0.0, CODE: 1.0}, MODEL, 1)
