@@ -265,7 +265,7 @@ bench-cache: install-dev  ## measure the prefix cache's hit rate on real convers
 gpu-lease:  ## pack, list or run the stages for a GPU machine without a network (docs/gpu.md; ARGS="run --out DIR --part 1")
 	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m tools.gpu_lease.lease $(or $(ARGS),list)
 
-.PHONY: overload overload-real simulate-rollouts rollout-mutants
+.PHONY: overload overload-real simulate-rollouts bench-rollout rollout-mutants
 overload: install-dev  ## simulate half to ten times the load, with and without each mechanism; curves (ARGS=-h)
 	$(BIN)/python -m loadtest.overload --images docs/images $(ARGS)
 
@@ -274,6 +274,9 @@ overload-real: install-dev  ## the same over HTTP, with real processes and simul
 
 simulate-rollouts: install-dev  ## judge a thousand rollouts of equal versions, and of worse ones, in virtual time (ARGS="--only errors")
 	$(BIN)/python -m loadtest.rollouts $(ARGS)
+
+bench-rollout: install-dev  ## roll faulty versions out in real fleets: times to the verdict, users, streams (ARGS="--only errors20 --rounds 1")
+	$(BIN)/python -m loadtest.rollout_bench $(ARGS)
 
 rollout-mutants: install-dev  ## change one decision of the judge of rollouts at a time; a test must fail (ARGS=judge)
 	$(BIN)/python -m tests.ops.rollouts.mutants $(ARGS)

@@ -69,6 +69,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "loadtest/overload": frozenset(ROOMS) - {"loadtest", "tools"},
     # Runs the production judge of rollouts, also in simulated fleets.
     "loadtest/rollouts": frozenset({"triolet", "transport", "server", "simulation", "ops"}),
+    # Runs them with real processes and simulated devices.
+    "loadtest/rollout_bench": frozenset(ROOMS) - {"loadtest", "tools"},
 }
 ENTRY_POINTS = {
     # The command `triolet`, after checking that `ops` is Triolet's own.
