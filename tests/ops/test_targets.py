@@ -165,7 +165,7 @@ async def test_desired_numbers_are_kept_in_redis_until_they_are_forgotten(
         await register(other, DECODE)
         found = await KubernetesTarget(store, members).observe()
         assert found == {DECODE: Observed(2, alive)}
-    assert told[-1] == "the autoscaler is told 2 of decode --zone a"
+    assert told[-1] == ("wrote 2 as the desired number of decode --zone a; the autoscaler follows")
     target.check(DECODE)
     with pytest.raises(ConfigError, match="their autoscaler follows processor time"):
         target.check(Place("", Role.SERVER))
