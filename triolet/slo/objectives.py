@@ -1,5 +1,5 @@
-"""Service level objectives, read from a file in the format OpenSLO v1 (a subset, without unknown
-fields). The server counts by them, and `triolet slo rules` writes Prometheus rules for them."""
+"""Reads service level objectives from a file in a subset of OpenSLO v1; unknown fields are errors.
+The server counts events for them, and `triolet slo rules` writes Prometheus rules for them."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ if TYPE_CHECKING:
 
 DEFAULT_FILE: Final = Path(__file__).with_name("slo.yaml")
 MAX_FILE_BYTES: Final = MIB
-"""Hundreds of bytes for each objective are usual."""
+"""Largest file of objectives. One objective usually takes some hundred bytes."""
 FREEZE: Final = "freeze rollouts at 0"
-"""The budget policy by which no rollout may begin while the budget is spent."""
+"""Budget policy: no rollout may begin while the budget is spent."""
 WINDOWS_S: Final = range(7 * 86_400, 90 * 86_400 + 1, 86_400)
-"""Whole days: longer than the windows of alerts, and as short as counts in memory make sense."""
+"""Allowed windows, in whole days: longer than the windows of alerts, and not longer than
+counts in memory are useful."""
 CLASSES: Final = {one.name.lower(): one for one in ServiceClass}
 
 
 class Indicator(StrEnum):
-    """What an objective counts (docs/SLO.md)."""
+    """The kind of event that an objective counts (docs/SLO.md)."""
 
     AVAILABILITY = "availability"
     STREAM_COMPLETION = "stream-completion"
@@ -41,7 +42,7 @@ class Indicator(StrEnum):
 
 
 TIMES: Final = frozenset({Indicator.FIRST_TOKEN, Indicator.INTER_TOKEN, Indicator.QUEUE_WAIT})
-"""Indicators with a threshold."""
+"""Indicators that need a threshold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class ServiceObjective:
     Attributes:
       name: its name, unique in its file.
       service: name of the service, for labels.
-      description: one sentence for people; may be empty.
+      description: one sentence for alerts; may be empty.
       indicator: what it counts.
       target: share of events that must be good, between 0 and 1.
       window_s: rolling window of the error budget.
@@ -74,17 +75,17 @@ class ServiceObjective:
 
     @property
     def budget(self) -> float:
-        """Share of events that may be bad."""
+        """The error budget: share of events that may be bad."""
         return round(1 - self.target, 12)
 
     def covers(self, model: str, service_class: ServiceClass) -> bool:
-        """Return whether it counts requests of this class to this model."""
+        """Return whether it covers requests of this class to this model."""
         is_model_covered = not self.models or model in self.models
         return is_model_covered and (not self.classes or service_class in self.classes)
 
 
 class OpenSloAnnotations(Struct, frozen=True, forbid_unknown_fields=True):
-    """Annotations: our settings of an objective for which OpenSLO has no field."""
+    """Annotations: settings for which OpenSLO has no field."""
 
     model: str = msgspec.field(default="", name="triolet/model")
     class_: str = msgspec.field(default="", name="triolet/class")
@@ -116,7 +117,7 @@ class OpenSloTarget(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OpenSloSpec(Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """What is measured, and the objective."""
+    """The indicator, the window and the target."""
 
     service: Annotated[str, Meta(min_length=1, max_length=63)]
     indicator_ref: str
@@ -139,7 +140,7 @@ def read_objectives(config: ObjectivesConfig) -> tuple[ServiceObjective, ...]:
     """Read the configured file.
 
     Raises:
-      ConfigError: it cannot be read, or holds something that the server cannot measure.
+      ConfigError: it cannot be read, or has something that the server cannot measure.
     """
     path = DEFAULT_FILE if config.file is None else Path(config.file)
     try:
