@@ -34,7 +34,7 @@ ANSWER_WAIT_MS = 60_000
 NUM_LOOKS = 24
 """Dashboard refreshes before its picture is taken."""
 SAMPLED = ("--set", "server.sample_s=2")
-"""Charts get a point every two seconds, so that their lines show in the picture."""
+"""Charts get a point every two seconds, so that the picture shows lines."""
 SETTINGS = """localStorage["triolet.settings"] = '{"temperature": "0"}'"""
 """Temperature 0, for the same answers in every picture."""
 OTHERS = """async (model) => {
