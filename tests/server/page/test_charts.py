@@ -118,7 +118,13 @@ def test_a_model_and_a_tenant_are_chosen_and_stay_chosen(board: Page, server: Fa
 def test_a_spent_budget_says_so(board: Page) -> None:
     expect(board.locator("#frozen")).to_have_text("Rollouts are frozen: it is spent.")
     row = board.locator("#budgets li")
-    for words in ("availability", "99 %", "80 % of 1,000", "-5 min of 432 min", "frozen: spent"):
+    for words in (
+        "availability",
+        "99 %",
+        "80 % of 1,000",
+        "-5 min of 432 min",
+        "frozen: budget spent",
+    ):
         expect(row).to_contain_text(words)
     expect(row.locator(".fires")).to_have_text(["1h 20, 5m 30 (page above 14.4): fires"])
     left = chart(board, "Error budget left")
