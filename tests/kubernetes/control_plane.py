@@ -87,7 +87,7 @@ class Api:
 
 
 def must(answer: Json) -> Json:
-    """Return an answer; raise if it is an error."""
+    """Return an answer; assert that it is not an error."""
     assert (answer.get("kind"), answer.get("status")) != ("Status", "Failure"), answer["message"]
     return answer
 

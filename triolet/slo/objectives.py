@@ -158,7 +158,7 @@ def parse_objectives(content: bytes, most: int) -> tuple[ServiceObjective, ...]:
     """Return the objectives of a file's content, in its order.
 
     Raises:
-      ConfigError: it is no OpenSLO, or holds something that the server cannot measure.
+      ConfigError: it is not OpenSLO, or has something that the server cannot measure.
     """
     if len(content) > MAX_FILE_BYTES:
         raise ConfigError(f"the file is larger than {MAX_FILE_BYTES} bytes")
@@ -166,7 +166,7 @@ def parse_objectives(content: bytes, most: int) -> tuple[ServiceObjective, ...]:
         documents = [one for one in yaml.safe_load_all(content) if one is not None]
     # A tag with a wrong value raises whatever its conversion raises.
     except (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError) as error:
-        raise ConfigError(f"this is no YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"this is not YAML: {' '.join(str(error).split())}") from None
     if not 1 <= len(documents) <= most:
         raise ConfigError(f"the file holds {len(documents)} objectives; allowed: 1 to {most}")
     found = tuple(_objective(one, number) for number, one in enumerate(documents, 1))

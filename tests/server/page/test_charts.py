@@ -59,7 +59,7 @@ def objective() -> dict[str, Any]:
 
 @pytest.fixture
 def board(browser: Browser, server: FakeServer) -> Iterator[Page]:
-    """The dashboard with a clock that the test advances. Chromium must report no error."""
+    """The dashboard, with a clock that the test advances. Fails if Chromium reports an error."""
     server.status = status(100.0, [0, 0, 0, 0])
     server.history = history()
     server.slo = {"is_frozen": True, "reason": "it is spent", "objectives": [objective()]}
