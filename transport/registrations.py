@@ -192,9 +192,13 @@ def read_registration(text: str, models: Collection[str]) -> Member:
         raise ConfigError(f"{text[:100]!r} is not a registration: {error}") from None
     require_dialable(found.address)
     if found.role not in (Role.PREFILL, Role.DECODE):
-        raise ConfigError(f"the role of {found.address} is {found.role.value}")
+        raise ConfigError(
+            f"the role of {found.address} is {found.role.value}; allowed: prefill, decode"
+        )
     if found.model not in models:
-        raise ConfigError(f"the model of {found.address} is {found.model!r}, which is not here")
+        raise ConfigError(
+            f"the model of {found.address} is {found.model!r}, which this server does not serve"
+        )
     return Member(found.role, found.address, found.model)
 
 

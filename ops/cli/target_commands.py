@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ..targets.target import Observed, Target
 
 fleet_app = typer.Typer(
-    help="Start, stop and watch a fleet on a Ray cluster.", no_args_is_help=True
+    help="Start and stop a fleet on Ray; show the workers of any fleet.", no_args_is_help=True
 )
 
 
@@ -211,7 +211,9 @@ def run_scale(
     given = [_wanted(target, zone) for target in targets]
     wanted = dict(given)
     if len(wanted) < len(given):
-        raise ConfigError(f"{' '.join(targets)} names one place twice; give one number for it")
+        raise ConfigError(
+            f"{' '.join(targets)} names the same workers twice; give one number for them"
+        )
     where = f"port {fleet_to_change(port).note.port}" if on == Where.LOCAL else on
     subject = f"{where}: {', '.join(targets)}{f' in {zone}' if zone else ''}"
     with recorded(Action.FLEET_SCALE, subject, folder=audit):

@@ -102,7 +102,7 @@ class OwnedProcess:
             await self.leaving.wait()
 
     async def _end_with_parent(self) -> None:
-        while os.getppid() == self._parent:  # noqa: ASYNC110 (the kernel tells nobody)
+        while os.getppid() == self._parent:  # noqa: ASYNC110 (there is no event)
             await trio.sleep(self._settings.ray.parent_poll_s)
         os._exit(1)
 

@@ -45,8 +45,8 @@ def by_model(file: Members, names: Sequence[str]) -> dict[str, list[tuple[Role, 
         name = member.model or names[0]
         if name not in found:
             raise ConfigError(
-                f"the member at {member.address} is of model {name!r}; this server has "
-                f"{', '.join(names)}"
+                f"the member at {member.address} has the model {name!r}, but this server has "
+                f"{', '.join(names)}; correct its `model`"
             )
         found[name].append((member.role, member.address))
     return found

@@ -201,8 +201,7 @@ def test_a_lost_zone_costs_only_streams_of_its_own_server_and_nothing_twice(
                 "server.tenants.file": tenants,
                 "server.tenants.quotas.limits": f"@{folder / 'limits.url'}",
                 "server.tenants.quotas.lease_s": 2,
-                # On a busy machine Redis is slow, and charges made locally in that time are not
-                # shared.
+                # Longer, because local charges are not shared while a busy machine delays Redis.
                 "server.tenants.quotas.call_timeout_s": 1.5,
                 "server.hosts.advertised_url": url,
                 "server.hosts.secret_file": secret_in(folder),

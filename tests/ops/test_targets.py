@@ -222,7 +222,7 @@ async def test_a_local_fleet_is_scaled_and_observed_by_its_supervisor(tmp_path: 
     ("words", "said"),
     [
         ("decode=2 server=3", "the number of servers of `triolet serve` is set at its start"),
-        ("decode=2 decode=3", "decode=2 decode=3 names one place twice"),
+        ("decode=2 decode=3", "decode=2 decode=3 names the same workers twice"),
     ],
 )
 def test_a_wrong_place_beside_a_right_one_changes_nothing(

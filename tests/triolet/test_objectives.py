@@ -125,7 +125,7 @@ def test_objectives_have_names_of_their_own_and_one_threshold_for_gaps() -> None
     for one, value in zip(gaps, (0.1, 0.2), strict=True):
         goal = {"op": "lte", "value": value, "target": 0.9}
         one["spec"] = document(indicatorRef="inter-token", objectives=[goal])["spec"]
-    with pytest.raises(ConfigError, match="inter-token have several values"):
+    with pytest.raises(ConfigError, match="inter-token have different values"):
         read(*gaps)
 
 

@@ -175,8 +175,8 @@ def parse_objectives(content: bytes, most: int) -> tuple[ServiceObjective, ...]:
         raise ConfigError(f"{count} objectives are named {name}; give each its own name")
     if len({one.threshold_s for one in found if one.indicator is Indicator.INTER_TOKEN}) > 1:
         raise ConfigError(
-            f"objectives for {Indicator.INTER_TOKEN} have several values; servers compare every "
-            "token with one, so give all the same"
+            f"objectives for {Indicator.INTER_TOKEN} have different values; give all the "
+            "same, because servers compare all gaps with one value"
         )
     return found
 
