@@ -160,7 +160,7 @@ class FakeControl:
         return said
 
     async def hear_hello(self) -> None:
-        """Wait until the server begins again."""
+        """Wait until the server connects again."""
         while not any(isinstance(one.frame, Hello) for one in await self._listener.receive_many()):
             pass
 
