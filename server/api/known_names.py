@@ -8,7 +8,8 @@ IGNORED: Final = frozenset(
     "metadata user safety_identifier service_tier verbosity prompt_cache_key prompt_cache_options "
     "prompt_cache_retention reasoning reasoning_effort parallel_tool_calls".split()
 )
-"""Bookkeeping of the client, or hints."""
+"""Bookkeeping of the client, or hints. Those that name the user decide the version where a route
+splits a model among several (server/rollouts/conversations.py)."""
 
 UNSUPPORTED: Final[dict[str, tuple[str, tuple[Any, ...]]]] = {
     "tools": ("tool calling (use /v1/chat/completions)", ([],)),

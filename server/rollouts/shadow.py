@@ -137,7 +137,7 @@ class ShadowCopies:
 
     def turn_over(self) -> None:
         """End all copies if a request to the stable version waits."""
-        if self._live and self._stable.num_queued:
+        if self._live and self._stable.in_flight(is_waiting=True):
             self._end_copies()
 
     def _draw(self, request_id: bytes) -> float:
@@ -162,7 +162,7 @@ class ShadowCopies:
     def _begin(self, spec: GenerationRequest, original: AnswerRecord, end: Finished) -> None:
         if self._stable.witness is not self:
             return
-        if self._stable.num_queued or len(self._live) >= self._max_copies:
+        if self._stable.in_flight(is_waiting=True) or len(self._live) >= self._max_copies:
             self.sums += ShadowComparison(skipped=1)
             return
         try:
@@ -175,7 +175,7 @@ class ShadowCopies:
         stream.listen(partial(self._take, record))
 
     def _take(self, record: AnswerRecord, events: Events) -> None:
-        if self._stable.num_queued:
+        if self._stable.in_flight(is_waiting=True):
             self.sums += ShadowComparison(rows_while_waiting=1)
         for _, event in events:
             record.push(event)

@@ -335,11 +335,6 @@ class Links:
         """Maximum tokens of prompt and completion together."""
         return self._requests.max_model_len
 
-    @property
-    def num_queued(self) -> int:
-        """Number of requests that wait for workers."""
-        return self._requests.num_queued
-
     def status(self) -> FleetStatus:
         """Return the state of the fleet."""
         requests, told = self._requests, self.admission.presence.state
@@ -366,9 +361,11 @@ class Links:
             lost_zones=requests.recovery.lost_zones,
         )
 
-    def in_flight(self, tenant: str | None = None) -> int:
-        """Return how many requests run or wait: of a tenant, or all."""
+    def in_flight(self, tenant: str | None = None, *, is_waiting: bool = False) -> int:
+        """Return how many requests run or wait: of a tenant, or all; or how many of all wait."""
         table = self._requests.table
+        if is_waiting:
+            return self._requests.num_queued
         if tenant is None:
             return len(table)
         return sum(one.spec.scheduling.tenant == tenant for one in table)

@@ -399,8 +399,7 @@ class ServerConfig:
     requests_per_turn: Count = 2
     """Requests that begin in one turn of the event loop; the others wait for the next turns. One
     that is read and refused at once costs up to 5 ms, and a liveness probe takes ten turns, so it
-    is answered within 100 ms under any load. Small refused requests cost less CPU time than without
-    the bound (1.41 ms instead of 1.66, 40 connections)."""
+    is answered within 100 ms under any load. Without it, refused requests cost more."""
     listen_backlog: int = 1024
     """Connections that the kernel queues during a burst; hypercorn's default of 100 drops some."""
     max_body_bytes: Count = 16 * MIB
@@ -409,9 +408,8 @@ class ServerConfig:
     """Chunks of one request body, of any size: clients that stream JSON send each number or name as
     a chunk, and this many cost 0.1 s of CPU time."""
     min_chunk_bytes: Count = 64
-    """Beyond `free_chunks` a body may have one more chunk per this many bytes. A chunk costs 90
-    microseconds, so 64 bytes in a chunk cost less than 64 bytes of small requests, and a client
-    that uploads 16 MiB in chunks of 64 bytes is served; smaller chunks get a 400."""
+    """Beyond `free_chunks` a body may have one more chunk per this many bytes, else a 400. Chunks
+    of 64 bytes, 90 µs each, cost less than 64 bytes of small requests."""
     max_header_bytes: int = 16 * 1024
     """Request line and headers of one request: they are read before the client is known."""
     max_header_fields: int = 64

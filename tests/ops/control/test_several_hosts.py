@@ -91,8 +91,8 @@ class FakeLinks:
             running=0,
             received=0,
             is_ready=self.is_ready,
-            work=WorkDone(),
             lost_zones=frozenset(),
+            work=WorkDone(),
         )
 
 

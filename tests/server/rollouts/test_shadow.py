@@ -159,10 +159,10 @@ async def test_none_begins_while_a_request_waits(autojump_clock: MockClock) -> N
         with copies(stable.fleet, own.fleet) as shadow:
             short = stable.fleet.submit(make_request(1, max_tokens=5))
             long = [stable.fleet.submit(make_request(n, max_tokens=60)) for n in range(2, 12)]
-            assert stable.fleet.num_queued
+            assert stable.fleet.in_flight(is_waiting=True)
             await read_all(short)
             await trio.sleep(0.01)
-            assert stable.fleet.num_queued
+            assert stable.fleet.in_flight(is_waiting=True)
             assert (shadow.sums, reserves(own)) == (ShadowComparison(skipped=1), [])
             for stream in long:
                 await read_all(stream)
@@ -177,9 +177,9 @@ async def test_all_end_in_the_turn_in_which_a_request_begins_to_wait(
             await trio.sleep(0.1)
             shadow.share = 0.0
             streams = [stable.fleet.submit(make_request(n)) for n in range(2, 10)]
-            assert (stable.fleet.num_queued, own.fleet.status().running) == (0, 1)
+            assert (stable.fleet.in_flight(is_waiting=True), own.fleet.status().running) == (0, 1)
             streams.append(stable.fleet.submit(make_request(10)))
-            assert (stable.fleet.num_queued, own.fleet.status().running) == (1, 0)
+            assert (stable.fleet.in_flight(is_waiting=True), own.fleet.status().running) == (1, 0)
             assert shadow.sums == ShadowComparison(skipped=1)
             for stream in streams:
                 await read_all(stream)
@@ -220,7 +220,10 @@ async def loaded(kind: type[ShadowCopies], seed: int) -> tuple[ShadowComparison,
         async def look() -> None:
             while True:
                 await trio.sleep(0.003)
-                is_running, is_waiting = own.status().running > 0, stable.num_queued > 0
+                is_running, is_waiting = (
+                    own.status().running > 0,
+                    stable.in_flight(is_waiting=True) > 0,
+                )
                 seen["running"] += is_running
                 seen["waiting"] += is_waiting
                 seen["both"] += is_running and is_waiting
