@@ -411,6 +411,7 @@ class Rollout(msgspec.Struct, kw_only=True):
             cost_bounds(evidence),
             self.shadow,
             tuple(self.history[-SHOWN_NOTES:]),
+            self.settings.zones[: self.zone + 1] if self.is_live else (),
         )
 
 
