@@ -171,7 +171,7 @@ async def test_the_traffic_of_the_last_day_decides_whether_a_rollout_may_begin(
         assert status == 409
         assert "chat has too few requests for this rollout: a step of 20%" in str(refused)
         status, shown = await one.start(max_step_s=86_400)
-        assert (status, "from the last 24 hours" in shown["said"]) == (202, True)
+        assert (status, "from the traffic of a day" in shown["said"]) == (202, True)
 
 
 async def test_while_a_rollout_runs_nothing_else_changes_its_versions() -> None:
