@@ -171,7 +171,20 @@ async def test_the_traffic_of_the_last_day_decides_whether_a_rollout_may_begin(
         assert status == 409
         assert "chat has too few requests for this rollout: a step of 20%" in str(refused)
         status, shown = await one.start(max_step_s=86_400)
-        assert (status, "from the last 24 hours" in shown["said"]) == (202, True)
+        assert (status, "from the traffic of a day" in shown["said"]) == (202, True)
+
+
+async def test_a_fleet_that_was_stopped_ends_its_rollout(tmp_path: Path) -> None:
+    state = str(tmp_path / "state")
+    async with rollout_scene(state_dir=state) as one:
+        await one.start(min_requests=HELD)
+        await one.phase("canary", 1)
+    async with rollout_scene("the next run", state_dir=state) as one:
+        ended = await one.ends()
+        assert ended["phase"] == "rolled_back"
+        assert ended["said"] == "the fleet ended, and its candidate with it"
+        await one.start()
+        assert (await one.ends())["phase"] == "promoted"
 
 
 async def test_while_a_rollout_runs_nothing_else_changes_its_versions() -> None:
