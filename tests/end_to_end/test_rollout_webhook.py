@@ -18,7 +18,14 @@ import yaml
 from . import paced
 from .fleet_process import PATIENCE_S, wait_until
 from .test_model_switch import MEMORY, import_versions
-from .test_slo_page import PROGRAMS, RULES, free_address, monitored, to_the_webhook
+from .test_slo_page import (
+    PROGRAMS,
+    RULES,
+    free_address,
+    has_counters,
+    monitored,
+    to_the_webhook,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,11 +76,7 @@ def user_of_candidate(fleet: FleetProcess, stable: str) -> str:
 def is_scraped(fleet: FleetProcess, webhook: Webhook, user: str) -> bool:
     """Send a good request; return whether Prometheus has counters of the candidate."""
     assert ask(fleet, user)[0] == 200
-    try:
-        found = fleet.client.get(f'{webhook.query_url}{{model="chat-2"}}').json()
-    except httpx2.ConnectError:
-        return False
-    return bool(found["data"]["result"])
+    return has_counters(fleet, webhook, '{model="chat-2"}')
 
 
 def rollout(admin: str) -> dict[str, Any]:

@@ -62,8 +62,8 @@ CASES = {
     ),
     "rolled back": Case(
         "TrioletRolledBack",
-        phase("rolled_back", "0x3 1x380"),
-        {30: "", 40: CANDIDATE, 3600: CANDIDATE, 3650: ""},
+        phase("rolled_back", "0x3 1x10"),
+        {30: "", 40: CANDIDATE},
     ),
     "the candidate burns": Case(
         "TrioletRolloutBurns",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,10 +12,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from server.api.served_models import ModelTable
 from server.metrics.exposition import merging
 from server.metrics.metrics import Metrics
+from server.scheduling.control_link import ControlLink
 from tests.server.support.fakes import FakeFleet
 from tests.server.support.rollouts import ENDED, VIEW
 from tests.server.support.surface import requested, surface
+from transport.control_protocol import Models, decode_told, encoded
+from transport.memory_network import MemoryNetwork
 from transport.rollout_protocol import RolloutPhase
+from triolet.config import ServerConfig
 from triolet.config.routes import Route
 
 if TYPE_CHECKING:
@@ -23,6 +28,7 @@ if TYPE_CHECKING:
     from transport.rollout_protocol import RolloutView
 
 LABELS = 'model="chat",version="chat-2"'
+CONTROL = "inproc://control"
 
 
 def samples(
@@ -96,6 +102,17 @@ def test_servers_on_one_port_show_a_rollout_once_and_each_the_age_of_its_route()
     assert len(families["triolet_shadow_pairs"].samples) == 1
     servers = [one.labels["server"] for one in families["triolet_route_valid_seconds"].samples]
     assert servers == ["server-0", "server-1"]
+
+
+def test_what_control_tells_is_shown_until_it_tells_otherwise() -> None:
+    config = ServerConfig(control_addresses=(CONTROL,))
+    metrics = Metrics("demo", "none")
+    with closing(MemoryNetwork()) as network:
+        link = ControlLink(config, network, "server", {}, rollouts=metrics.rollouts)
+        link._use(decode_told(encoded(Models((), rollouts=(VIEW, ENDED)))), CONTROL)
+        assert metrics.rollouts.views == (VIEW, ENDED)
+        link._use(Models(()), CONTROL)
+        assert metrics.rollouts.views == ()
 
 
 async def test_the_answer_has_control_s_words_and_how_long_the_route_is_valid() -> None:
