@@ -27,16 +27,16 @@ from ..harness.redis import is_installed
 from ..harness.report import Ratio, Report, describe, run_bench
 from ..harness.statistics import percentile
 from .candidates import CANDIDATES, FIRST, GOOD, MODEL, write_versions
-from .course import WHOLE, Versions, middle, roll_out
+from .course import PLAN, BenchScene, Versions, middle, roll_out
 from .fleet import bench_fleet
 from .stores import measure_hosts, measure_journal
 from .traffic import USERS, Users
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from .candidates import Candidate
-    from .course import BenchScale, Course
+    from .course import Course
     from .fleet import BenchFleet
 
 MAX_LATE_S: Final = 2.0
@@ -56,7 +56,8 @@ class BenchRun:
       candidates: candidates to roll out.
       folder: folder with models and logs.
       rounds: rollouts of each; None for those of the candidate.
-      scale: how long rollouts take.
+      plan: fields of the orders that start them.
+      settle_s: time of traffic before the first one; 0 for no objective for first tokens.
       has_stores: whether stores go away, too.
       courses: what happened, in order.
       stores: figures of stores that went away.
@@ -65,7 +66,8 @@ class BenchRun:
     candidates: Sequence[Candidate]
     folder: Path
     rounds: int | None = None
-    scale: BenchScale = WHOLE
+    plan: Mapping[str, object] = field(default_factory=lambda: PLAN)
+    settle_s: float = 10.0
     has_stores: bool = False
     courses: list[Course] = field(default_factory=list)
     stores: list[dict[str, Any]] = field(default_factory=list)
@@ -75,7 +77,7 @@ class BenchRun:
         good = tuple(one for one in CANDIDATES if one.name == GOOD and self.has_stores)
         digests = write_versions(self.folder, (*{*self.candidates, *good},))
         ttft_s = None
-        if self.scale.settle_s:
+        if self.settle_s:
             with bench_fleet(self.folder) as fleet:
                 ttft_s = trio.run(self._usual_ttft_s, fleet)
             progress(f"objective for first tokens on this machine: {ttft_s:.3f} s")
@@ -87,7 +89,7 @@ class BenchRun:
     async def _usual_ttft_s(self, fleet: BenchFleet) -> float:
         """Return the time in which 95 % of the first version's first tokens come."""
         users = Users(fleet.process.url, 0)
-        with trio.move_on_after(2 * self.scale.settle_s):
+        with trio.move_on_after(2 * self.settle_s):
             await users.run()
         times = [one.ttft_s for one in users.asked[USERS // 4 :] if one.ttft_s is not None]
         return percentile(times, 95)
@@ -96,7 +98,7 @@ class BenchRun:
         users, stable = Users(fleet.process.url, 1), FIRST
         async with admin_of(fleet.process.url) as admin, trio.open_nursery() as nursery:
             nursery.start_soon(users.run)
-            await trio.sleep(self.scale.settle_s)
+            await trio.sleep(self.settle_s)
             if self.has_stores:
                 self.stores.append(await measure_journal(fleet, admin, users, digests[GOOD]))
             rounds = ([one] * (self.rounds or one.rounds) for one in self.candidates)
@@ -104,8 +106,8 @@ class BenchRun:
                 # A version that was promoted can only be replaced by the one before.
                 tag = FIRST if stable == one.name else one.name
                 versions = Versions(digests[stable], digests[tag])
-                ref = f"{MODEL}:{tag}"
-                course = await roll_out(fleet, admin, users, one, versions, ref, self.scale)
+                scene, ref = BenchScene(fleet, admin, users), f"{MODEL}:{tag}"
+                course = await roll_out(scene, one, versions, ref, self.plan)
                 self.courses.append(course)
                 progress(f"{one.name}: {course.phase} in step {course.step}: {course.said}")
                 stable = tag if course.phase == "promoted" else stable

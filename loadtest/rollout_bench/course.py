@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from itertools import cycle
 from statistics import median
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import trio
 
@@ -18,37 +18,22 @@ from .candidates import MODEL
 from .traffic import returned
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ..harness.control import Admin
     from .candidates import Candidate
     from .fleet import BenchFleet
-    from .traffic import Users
+    from .traffic import Asked, Users
 
 
-class BenchScale(NamedTuple):
-    """How long rollouts take.
-
-    Attributes:
-      plan: fields of the order that starts each of them.
-      settle_s: time of traffic before the first one.
-    """
-
-    plan: dict[str, object]
-    settle_s: float
-
-
-WHOLE: Final = BenchScale(
-    {
-        "shares": (0.1, 0.5, 1.0),
-        "bake_s": 15.0,
-        "max_step_s": 300.0,
-        "retention_s": 8.0,
-        "min_requests": 20,
-    },
-    settle_s=10.0,
-)
-"""In the shortest first step the candidate gets 30 requests."""
+PLAN: Final[dict[str, object]] = {
+    "shares": (0.1, 0.5, 1.0),
+    "bake_s": 15.0,
+    "max_step_s": 300.0,
+    "retention_s": 8.0,
+    "min_requests": 20,
+}
+"""Of all rollouts. In the shortest first step the candidate gets 30 requests."""
 LONGEST_S: Final = 600.0
 """Longest time to the first step, and from there to the end."""
 AFTER_S: Final = 3.0
@@ -75,7 +60,6 @@ class Course(NamedTuple):
       phase: phase in which it ended or was paused.
       step: step in which it did.
       said: the verdict.
-      began_at: when it was started.
       fault_at: when the candidate got requests and its devices broke; None if it never did.
       verdict_at: time of the verdict.
       last_at: when the last request to the candidate was sent before it was sent away.
@@ -86,14 +70,13 @@ class Course(NamedTuple):
         versions.
       pairs: shadow copies that were compared.
       waiting: rows of shadow copies that ran while a request to the stable version waited.
-      leaks: answers of the candidate, and lines about them in the log, before its first step.
+      leaks: requests to the candidate in the log before its first step.
     """
 
     candidate: str
     phase: str
     step: int
     said: str
-    began_at: float
     fault_at: float | None
     verdict_at: float
     last_at: float
@@ -128,77 +111,93 @@ class Course(NamedTuple):
         }
 
 
+class BenchScene(NamedTuple):
+    """What all rollouts of a run share.
+
+    Attributes:
+      fleet: the fleet.
+      admin: its control.
+      users: its users, who send requests meanwhile.
+    """
+
+    fleet: BenchFleet
+    admin: Admin
+    users: Users
+
+
 async def roll_out(
-    fleet: BenchFleet,
-    admin: Admin,
-    users: Users,
+    scene: BenchScene,
     candidate: Candidate,
     versions: Versions,
     ref: str,
-    scale: BenchScale,
+    plan: Mapping[str, object],
 ) -> Course:
     """Run a rollout to its end.
 
     Args:
-      fleet: the fleet.
-      admin: its control.
-      users: its users, who send requests meanwhile.
+      scene: where.
       candidate: the candidate.
       versions: digests of both versions.
       ref: name of the candidate in the store.
-      scale: how long it takes.
+      plan: fields of the order that starts it.
 
     Raises:
       trio.TooSlowError: it did not end.
       OrderRefusedError: it could not be started.
     """
+    fleet, admin, users = scene
     fleet.repair_devices(versions.candidate)
-    num_before = fleet.records_of(versions.candidate, time.time())
     if candidate.fault is not None and candidate.is_always_faulty:
         fleet.break_devices(versions.candidate, candidate.fault)
     users.is_chat = bool(candidate.template)
     began_at, num_sticky = time.time(), len(users.versions)
-    plan = scale.plan | {"golden": candidate.golden, "shadow_share": candidate.shadow_share or None}
-    # The alert that a candidate has caused fires for minutes.
-    plan["despite_freeze"] = True
-    await admin.order("/admin/rollouts", model=MODEL, ref=ref, **plan)
+    own = {"golden": candidate.golden, "shadow_share": candidate.shadow_share or None}
+    # The alert that the candidate before has caused fires for minutes.
+    own["despite_freeze"] = True
+    await admin.order("/admin/rollouts", **plan, **own, model=MODEL, ref=ref)
     begun = await admin.until(MODEL, lambda one: one["step"] or one["phase"] in STOPPED, LONGEST_S)
-    fault_at = time.time()
+    fault_at = time.time() if begun["step"] else None
     if candidate.fault is not None:
         fleet.break_devices(versions.candidate, candidate.fault)
     async with trio.open_nursery() as nursery:
         if candidate.is_killed:
             nursery.start_soon(_kill, fleet)
-        shown = await admin.until(MODEL, lambda one: one["phase"] in STOPPED, LONGEST_S)
+        stopped = await admin.until(MODEL, lambda one: one["phase"] in STOPPED, LONGEST_S)
         nursery.cancel_scope.cancel()
-    verdict = shown["history"][-1]
     await trio.sleep(AFTER_S)
-    if shown["phase"] == "paused":
+    if stopped["phase"] == "paused":
         await admin.order(f"/admin/rollouts/{MODEL}/rollback")
     await admin.until(MODEL, lambda one: one["is_over"], LONGEST_S)
-    asked = users.since(began_at)
+    mixed = [f"one answer, of {one}" for one in users.versions[num_sticky:] if len({*one}) > 1]
+    course = _course_of(users.since(began_at), versions, stopped)
+    num_leaks = fleet.records_of(versions.candidate, began_at, begun["began_at"])
+    return course._replace(
+        candidate=candidate.name,
+        fault_at=fault_at,
+        strays=[*course.strays, *mixed],
+        leaks=num_leaks,
+    )
+
+
+def _course_of(asked: Sequence[Asked], versions: Versions, stopped: dict[str, Any]) -> Course:
+    """Return what happened in a rollout, as far as its requests and its end say."""
+    verdict, shadow = stopped["history"][-1], stopped["shadow"]
     canary = [one for one in asked if one.version == versions.candidate]
-    stable = [one for one in asked if one.version != versions.candidate]
-    before = [one for one in asked if one.sent_at < verdict["at"]]
-    mixed = [one for one in users.versions[num_sticky:] if len({*one}) > 1]
     return Course(
-        candidate.name,
-        shown["phase"],
-        shown["step"],
+        "",
+        stopped["phase"],
+        stopped["step"],
         verdict["said"],
-        began_at,
-        fault_at if begun["step"] else None,
+        None,
         verdict["at"],
         max((one.sent_at for one in canary), default=0.0),
         len(canary),
         sum(bool(one.failure) for one in canary),
-        [one.failure for one in stable if one.failure],
-        [*returned(before, *versions), *(f"one answer, of {one}" for one in mixed)],
-        shown["shadow"]["pairs"],
-        shown["shadow"]["rows_while_waiting"],
-        sum(one.sent_at < begun["began_at"] for one in canary)
-        + fleet.records_of(versions.candidate, begun["began_at"])
-        - num_before,
+        [one.failure for one in asked if one.failure and one.version != versions.candidate],
+        returned((one for one in asked if one.sent_at < verdict["at"]), *versions),
+        shadow["pairs"],
+        shadow["rows_while_waiting"],
+        0,
     )
 
 

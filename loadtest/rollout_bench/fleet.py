@@ -62,10 +62,10 @@ class BenchFleet:
         """Take the faults of a version away, for workers that start later."""
         fault_file(self.folder / "faults", digest).unlink(missing_ok=True)
 
-    def records_of(self, digest: str, ended_at: float) -> int:
-        """Return the number of requests to a version in the log, up to a Unix time."""
+    def records_of(self, digest: str, began_at: float, ended_at: float) -> int:
+        """Return the number of requests to a version in the log, between two Unix times."""
         ended = self.process.log.of("request_ended", model_digest=digest)
-        return sum(seconds_of(entry) < ended_at for entry in ended)
+        return sum(began_at <= seconds_of(entry) < ended_at for entry in ended)
 
 
 @contextmanager

@@ -16,9 +16,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import trio
 
-from ops.ports import bind_port
-from transport.zmq_curve import make_keys
-
 from ..harness.control import admin_of
 from ..harness.redis import own_redis
 from ..harness.servers import ServerProcess, running
@@ -37,6 +34,10 @@ if TYPE_CHECKING:
     from .fleet import BenchFleet
     from .traffic import Users
 
+NAMES: Final = {MODEL: FIRST, GOOD: GOOD}
+"""Tags of the two servers' models by name."""
+CONTROL: Final = "ipc:0"
+"""A control that does not listen on a port has the number 0."""
 STEP_S: Final = 8.0
 """Time of traffic before and after each change of the route."""
 SAMPLE_S: Final = 0.05
@@ -73,73 +74,47 @@ def apart_s(pairs: Sequence[Pair]) -> float:
 
 
 @contextmanager
-def two_servers(
-    folder: Path, digests: dict[str, str], redis: str
-) -> Iterator[tuple[list[str], str]]:
-    """Run two servers, a decode worker for each version, and control; yield the servers' URLs and
-    control's address.
+def two_servers(folder: Path, digests: dict[str, str], redis: str) -> Iterator[list[str]]:
+    """Run two servers, a decode worker for each version, and control; yield the servers' URLs.
 
     Args:
-      folder: folder with the store.
+      folder: folder with the models.
       digests: digests of both versions by tag.
       redis: URL of the Redis.
     """
     (folder / "faults").mkdir(exist_ok=True)
-    keys = folder / "keys"
-    make_keys(keys)
+    settings, control = folder / "hosts.toml", f"ipc://{folder}/control"
+    models = "".join(
+        f'[[server.models]]\nname = "{name}"\nmodel_dir = "{folder / tag}"\n'
+        f'digest = "{digests[tag]}"\ndecode_addresses = ["ipc://{folder}/{tag}.worker"]\n'
+        for name, tag in NAMES.items()
+    )
+    settings.write_text(
+        f'[server]\ncontrol_addresses = ["{control}"]\n'
+        f'[server.routing]\nlocal_prefill = "always"\n{models}'
+        f'[decode.engine]\nkv_pool_bytes = "32MiB"\n'
+        f'[control]\naddress = "{control}"\nstate_dir = "{folder}/state"\n'
+        f'[control.redis]\nurl = "{redis}"\n'
+    )
     environment = os.environ | ENVIRONMENT | {FAULTS: str(folder / "faults")}
+    config = ("--config", str(settings))
     with ExitStack() as stack, (folder / "hosts.log").open("wb") as log:
-
-        def address() -> str:
-            bound = stack.enter_context(bind_port("127.0.0.1", 0))
-            return f"tcp://127.0.0.1:{bound.getsockname()[1]}"
-
-        def start(*words: str, **settings: object) -> None:
-            given = [f"--set={name.replace('__', '.')}={value}" for name, value in settings.items()]
-            process = subprocess.Popen(
-                [*COMMAND, *words, *given],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-            )
+        for words in (["control"], *(_worker(folder, tag) for tag in NAMES.values())):
+            command = [*COMMAND, *words, *config]
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
             stack.callback(process.wait)
             stack.callback(process.kill)
+        command, port = [*COMMAND, "server", *config], ("--set", "server.port={}")
+        logs = [folder / "server-0.log", folder / "server-1.log"]
+        servers = [ServerProcess(command, path, environment, port_words=port) for path in logs]
+        yield [stack.enter_context(running(one)).url for one in servers]
 
-        control, models = address(), ""
-        for name, tag in ((MODEL, FIRST), (GOOD, GOOD)):
-            place = address()
-            start(
-                "decode",
-                str(folder / tag),
-                decode__name=f"{name}-0",
-                decode__curve_dir=keys,
-                decode__control_address=place,
-                decode__kv_address=address(),
-                decode__engine__kv_pool_bytes="32MiB",
-            )
-            models += f'[[server.models]]\nname = "{name}"\nmodel_dir = "{folder / tag}"\n'
-            models += f'digest = "{digests[tag]}"\ndecode_addresses = ["{place}"]\n'
-        settings = folder / "server.toml"
-        settings.write_text(
-            f'[server]\ncurve_dir = "{keys}"\ncontrol_addresses = ["{control}"]\n'
-            f'[server.routing]\nlocal_prefill = "always"\n{models}'
-        )
-        start(
-            "control",
-            control__address=control,
-            control__curve_dir=keys,
-            control__state_dir=folder / "control",
-            control__redis__url=redis,
-        )
-        command, port = [*COMMAND, "server", "--config", str(settings)], ("--set", "server.port={}")
-        servers = [
-            stack.enter_context(
-                running(ServerProcess(command, folder / f"{n}.log", environment, port_words=port))
-            )
-            for n in range(2)
-        ]
-        yield [one.url for one in servers], control
+
+def _worker(folder: Path, tag: str) -> list[str]:
+    """Return the words of the command that runs the decode worker of a version."""
+    links = {"control": f"{tag}.worker", "kv": f"{tag}.kv"}
+    addresses = [f"--set=decode.{link}_address=ipc://{folder}/{at}" for link, at in links.items()]
+    return ["decode", str(folder / tag), f"--set=decode.name={tag}", *addresses]
 
 
 def measure_hosts(folder: Path, digests: dict[str, str]) -> dict[str, Any]:
@@ -149,14 +124,14 @@ def measure_hosts(folder: Path, digests: dict[str, str]) -> dict[str, Any]:
       folder: folder with the models.
       digests: digests of both versions by tag.
     """
-    with own_redis() as redis, two_servers(folder, digests, redis.url) as (urls, control):
-        return trio.run(_measure, urls, control, redis)
+    with own_redis() as redis, two_servers(folder, digests, redis.url) as urls:
+        return trio.run(_measure, urls, redis)
 
 
-async def _measure(urls: Sequence[str], control: str, redis: OwnRedis) -> dict[str, Any]:
+async def _measure(urls: Sequence[str], redis: OwnRedis) -> dict[str, Any]:
     """Roll out, roll back, roll out again and lose Redis."""
     pairs: list[Pair] = []
-    async with admin_of(control) as admin, trio.open_nursery() as nursery:
+    async with admin_of(CONTROL) as admin, trio.open_nursery() as nursery:
         nursery.start_soon(_sample, urls, pairs)
         for orders in (("promote", "rollback"), ("promote",)):
             await _begin_step(admin, GOOD)

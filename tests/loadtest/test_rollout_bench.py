@@ -9,7 +9,7 @@ import pytest
 
 from loadtest.rollout_bench import __main__ as command
 from loadtest.rollout_bench.candidates import CANDIDATES, Candidate
-from loadtest.rollout_bench.course import BenchScale, Course
+from loadtest.rollout_bench.course import Course
 from loadtest.rollout_bench.device import DeviceFault
 from loadtest.rollout_bench.stores import Pair, apart_s
 from loadtest.rollout_bench.traffic import Asked, returned
@@ -17,24 +17,21 @@ from loadtest.rollout_bench.traffic import Asked, returned
 if TYPE_CHECKING:
     from pathlib import Path
 
-SHORT = BenchScale(
-    {
-        "shares": (0.5, 1.0),
-        "bake_s": 2.0,
-        "max_step_s": 120.0,
-        "retention_s": 1.0,
-        "min_requests": 5,
-        "min_buckets": 5,
-    },
-    settle_s=0.0,
-)
+PLAN = {
+    "shares": (0.5, 1.0),
+    "bake_s": 2.0,
+    "max_step_s": 120.0,
+    "retention_s": 1.0,
+    "min_requests": 5,
+    "min_buckets": 5,
+}
 GOOD, BROKEN = CANDIDATES[:2]
 
 
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_good_version_is_promoted_and_a_broken_one_rolled_back(tmp_path: Path) -> None:
-    bench = command.BenchRun((BROKEN, GOOD._replace(golden=False)), tmp_path, 1, SHORT)
+    bench = command.BenchRun((BROKEN, GOOD._replace(golden=False)), tmp_path, 1, PLAN, settle_s=0.0)
     bench.run()
     broken, good = bench.courses
     assert broken.phase in {"rolled_back", "paused"}, broken
@@ -50,7 +47,6 @@ def course(candidate: Candidate, phase: str, **more: object) -> Course:
         "phase": phase,
         "step": 1,
         "said": "",
-        "began_at": 100.0,
         "fault_at": 110.0,
         "verdict_at": 115.0,
         "last_at": 116.0,

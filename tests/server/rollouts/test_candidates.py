@@ -121,6 +121,17 @@ async def test_golden_prompts_are_asked_at_once_and_again_at_their_interval(
         assert one.report.golden != first.golden
 
 
+async def test_golden_prompts_begin_once_the_news_have_their_interval(
+    autojump_clock: MockClock,
+) -> None:
+    async with following(replace_view(golden_every_s=0.0)) as one:
+        await trio.sleep(3.0)
+        assert (one.report.golden, one.num_asked) == ((), 0)
+        one.views = (VIEW,)
+        await trio.sleep(3.0)
+        assert (len(one.report.golden), one.num_asked) == (4, 4)
+
+
 async def test_an_error_is_reported_beside_the_latest_answers(autojump_clock: MockClock) -> None:
     async with following() as one:
         await trio.sleep(3.0)
