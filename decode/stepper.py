@@ -14,7 +14,7 @@ from transport.frames import MAX_TOKEN_ROWS, EndReason, Tokens
 from transport.lease import LeaseEvent, LeaseState
 from worker.attempt_table import FailedStep
 from worker.chunks import chunk_row
-from worker.rows import END_REASONS, token_row
+from worker.rows import ENDS, token_row
 
 from .prompts import Forks, Prompts, keep_prompt
 from .scheduler import plan_step
@@ -182,7 +182,8 @@ class DecodeStepper:
             if sampled.barred is not None:
                 # With a late mask the row computes the same token again in the next step.
                 if sampled.barred is not Barred.LATE:
-                    self._attempt_table.end(attempt.key, END_REASONS[sampled.barred], now)
+                    reason, message = ENDS[sampled.barred]
+                    self._attempt_table.end(attempt.key, reason, now, message)
                 break
             rows.append(token_row(attempt.key, len(attempt.output_ids), sampled))
             attempt.num_computed_tokens += 1
@@ -212,7 +213,8 @@ class DecodeStepper:
                 attempt.num_computed_tokens -= 1
                 return
             if sampled.barred is not None:
-                self._attempt_table.end(attempt.key, END_REASONS[sampled.barred], now)
+                reason, message = ENDS[sampled.barred]
+                self._attempt_table.end(attempt.key, reason, now, message)
                 return
             self._counters.local_prompts += 1
             self._attempt_table.leases.step(attempt.key, LeaseEvent.COMPLETE)

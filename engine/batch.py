@@ -57,11 +57,12 @@ class AllBut(NamedTuple):
 
 
 class Barred(Enum):
-    """Why a row has no mask, and therefore no token."""
+    """Why a row has no token."""
 
     STUCK = auto()  # no token may follow
     TOO_COSTLY = auto()  # the mask takes too long to compute
     LATE = auto()  # the mask is not ready: the row computes its token again
+    NOT_FINITE = auto()  # its best logit is NaN or infinite: weights or device are damaged
 
 
 PendingMask: TypeAlias = "Future[Mask | Barred] | Future[Mask | AllBut | None]"
@@ -203,7 +204,7 @@ class Sampled:
       token_id: the token's id.
       logprob: natural logarithm before temperature and penalties; None if not requested.
       top: (token id, logprob) of the requested number of best tokens, best first.
-      barred: why the constraint allowed no token; the other fields are meaningless then.
+      barred: why there is no token; the other fields are meaningless then.
     """
 
     token_id: int

@@ -89,8 +89,12 @@ def sample(
     rows = logits[: len(specs)]
     # On a CPU NumPy finds the same index, the first of equals, in a tenth of torch's time.
     token_ids = (rows.numpy() if rows.is_cpu else rows).argmax(-1).tolist()
+    # NaN counts as the largest.
+    best = rows.gather(1, _ids(token_ids, rows).unsqueeze(1))
+    for index in best.isfinite().logical_not().nonzero()[:, 0].tolist():
+        barred.setdefault(index, Barred.NOT_FINITE)
     for index, spec in enumerate(specs):
-        if spec.params.temperature > 0:
+        if spec.params.temperature > 0 and index not in barred:
             number = uniform(spec.params.seed, spec.position)
             token_ids[index] = _draw(logits[index], token_ids[index], spec.params, number)
     return [

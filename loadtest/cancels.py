@@ -1,11 +1,11 @@
 """`python -m loadtest.cancels`: close connections at random moments; check that all KV is freed.
 
-Starts streams over SSE and WebSocket and plain answers, and closes their sockets with FIN or RST at
-any time after the first byte. The time from the closed socket to the freed blocks comes from the
-workers' log, and for some further streams from `triolet_kv_blocks` in /metrics. Exit code 0 if
-afterwards every block is free, no tokens were computed for cancelled requests after the running
-step, no process holds more resources than before, the audit finds no violation and the server still
-answers; 1 if not; 2 if nothing could run.
+Starts SSE and WebSocket streams and plain requests, and closes their sockets with FIN or RST at
+random times after the first byte. The time until the blocks are free comes from the workers' log,
+and for some further streams from `triolet_kv_blocks` in /metrics. Exit code 0 if afterwards every
+block is free, no token was computed for a cancelled request after the running step, no process
+holds more resources than before, the audit finds no violation and the server still answers; 1 if
+not; 2 if the test could not run.
 """
 
 from __future__ import annotations

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 RUNBOOK: Final = "docs/operations/alerts.md#"
 BY_VERSION: Final = " by (model, version) "
 HEADER: Final = """\
-# Prometheus rules for the objectives of a Triolet service, written by `triolet slo rules`.
-# Change the objectives and write them again; docs/SLO.md describes both.
+# Prometheus rules for service level objectives, written by `triolet slo rules`. Do not edit: change
+# the objectives and run it again (docs/SLO.md).
 """
 ALERTS: Final = {
-    "page": ("TrioletSloPage", "The error budget of {} is spent fast"),
-    "ticket": ("TrioletSloTicket", "The error budget of {} is spent slowly"),
-    "deployment": ("TrioletSloDeployment", "A version spends the error budget of {} fast"),
+    "page": ("TrioletSloPage", "Objective {} is using up its error budget fast"),
+    "ticket": ("TrioletSloTicket", "Objective {} is using up its error budget slowly"),
+    "deployment": ("TrioletSloDeployment", "One version is using up the error budget of {} fast"),
 }
 """Name and summary by severity."""
 
@@ -112,7 +112,7 @@ class ObjectiveRules:
         return f"> ({rate:g} * {self._objective.budget})"
 
     def _burning(self, severity: str) -> str:
-        """Return the condition that a pair of a severity burns."""
+        """Return the condition that a pair of this severity burns too fast."""
         conditions = []
         for pair in PAIRS:
             if pair.severity == severity:
@@ -125,8 +125,8 @@ class ObjectiveRules:
         return " or ignoring (sloth_window) ".join(conditions)
 
     def _deployment(self) -> str:
-        """Return the condition that a version burns. Prometheus extrapolates increases, so the
-        number of bad events is rounded."""
+        """Return the condition that a version burns too fast. The number of bad events is rounded,
+        because Prometheus extrapolates increases."""
         long, by = DEPLOYMENT.long, BY_VERSION
         above = self._above(DEPLOYMENT.rate_for(self._objective.window_s))
         total = self._sum("events", "increase", long, by)

@@ -15,7 +15,7 @@ from transport.lease import LeaseEvent
 from worker.attempt_table import FailedStep
 from worker.chunks import ChunkScheduler, PromptChunk, chunk_row
 from worker.rates import StepRates
-from worker.rows import END_REASONS, token_row
+from worker.rows import ENDS, token_row
 
 from .attempt import PrefillAttempt
 from .embedding import Embedder, part_tokens
@@ -182,7 +182,8 @@ class PrefillStepper:
             if attempt.is_computed:
                 assert sampled is not None, "the last chunk of a prompt has a result"
                 if sampled.barred is not None:
-                    self._attempt_table.end(attempt.key, END_REASONS[sampled.barred], now)
+                    reason, message = ENDS[sampled.barred]
+                    self._attempt_table.end(attempt.key, reason, now, message)
                     continue
                 self._finish(attempt, sampled, now)
             else:

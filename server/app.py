@@ -109,7 +109,7 @@ def _nearest_route() -> Route:
 
 async def _finish(services: Services, response: Response) -> Response:
     elapsed_s = trio.current_time() - current_scope().began_at
-    if not is_proxied(services):  # the proxying server has counted it
+    if not is_proxied(services):  # counted by the server that proxied it
         services.metrics.http.request(request.endpoint or "none")
     response.headers.update(HEADERS)
     response.headers.update(current_scope().headers)

@@ -140,7 +140,7 @@ class Fleets:
 
     @property
     def alive(self) -> frozenset[str]:
-        """Addresses of the workers that heartbeats reach."""
+        """Addresses of the workers that answer heartbeats."""
         return frozenset(
             worker.address
             for fleet in self

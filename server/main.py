@@ -186,7 +186,7 @@ def _show(
 
 
 def _other_hosts(config: ServerConfig) -> OtherHosts | None:
-    """Return the servers on other hosts, if keys are shared with them."""
+    """Return the servers on other hosts; None if keys are not shared."""
     if not config.hosts.advertised_url:
         return None
     # Imported late: the library of Redis costs memory and a quarter of a second.
@@ -196,11 +196,11 @@ def _other_hosts(config: ServerConfig) -> OtherHosts | None:
 
 
 async def _start_all(nursery: trio.Nursery, services: Services, processes: TextProcesses) -> None:
-    """Start what requests need."""
+    """Start the parts that requests need."""
     for run in (services.quotas.store.run, services.kept.run, processes.run):
         await nursery.start(run)
     if services.hosts is not None:
-        # Before the first connection is accepted: until then keys are local.
+        # Connect before the first request: until then keys are local.
         await nursery.start(services.hosts.directory.run)
 
 
@@ -271,7 +271,7 @@ def _storage(config: ServerConfig) -> Iterator[Storage | None]:
     if config.batches.directory is None:
         yield None
         return
-    # Servers of other hosts may use the directory, too.
+    # With several hosts, other machines may open the database too.
     journal = Journal.ROLLBACK if config.hosts.advertised_url else Journal.WRITE_AHEAD
     storage = Storage(config.batches.directory, config.batches, secrets.token_hex(8), journal)
     try:
@@ -327,7 +327,7 @@ async def _follow(
     changes: ModelChanges,
     services: Services,
 ) -> None:
-    """Follow the source of members and report the models to control, if these are configured."""
+    """Follow the source of members, and report the models to control, where configured."""
     async with trio.open_nursery() as nursery:
         if config.control_addresses:
             candidates = Candidates(config.candidates, partial(_find_version, services, fleets))

@@ -171,7 +171,7 @@ class Leavers:
         left_at = client.left_at
         if left_at is not None:
             self.result.free_s.append(max(0.0, freed_at - left_at))
-        # Deadlines are found by the next check.
+        # A deadline takes effect at the next check.
         told_after_s = CALM.max_delay_s + SIZES.sweep_s * client.wish.has_deadline
         for worker in self._world.workers:
             assert worker.engine is not None, "no process dies here"

@@ -60,8 +60,8 @@ class Wish:
       stop: stop strings.
       priority: priority; lower is more important.
       comes_after_s: time of its request.
-      leaves_after_s: time from submitting to the cancel, or to the deadline; None for neither.
-      has_deadline: it does not cancel; its request has this deadline.
+      leaves_after_s: time from submission to its cancel or deadline; None for neither.
+      has_deadline: whether `leaves_after_s` is the request's deadline, not a cancel.
       stalls_at: number of tokens after which it stops reading; None for never.
       stalls_s: duration of the stall.
     """
@@ -97,8 +97,8 @@ class Client:
     Attributes:
       ending: how it ended; None while it runs.
       request_id: id of its accepted request; empty before.
-      left_at: time of the cancel or deadline of a running request.
-      left_in: phase of the request at that time.
+      left_at: time of its cancel or deadline, if the request was running then.
+      left_in: the request's phase at that time.
       token_ids: tokens read.
       has_stalled: whether it stopped reading for a while.
       is_over: event that is set at its end.
@@ -258,7 +258,7 @@ class Client:
     def _check_failure(self, error: RequestError) -> None:
         is_fair = {
             "cancelled": self.left_at is not None,
-            "deadline_exceeded": self.wish.has_deadline,  # earlier if it could not be met
+            "deadline_exceeded": self.wish.has_deadline,  # earlier if it cannot be met
             "request_timeout": self.wish.stalls_at is not None,
             "no_worker": True,
             "quarantined": True,

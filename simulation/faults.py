@@ -54,7 +54,7 @@ class Fault(StrEnum):
     STALL = "stalled client"
     SERVER_CRASH = "server crash"
     SERVER_FREEZE = "server freeze"
-    ZONE = "zone loss"  # all workers of a zone stop, and return one after another
+    ZONE = "zone loss"  # all workers of a zone stop, and come back one by one
 
 
 TIMED: Final = (
@@ -73,7 +73,7 @@ TIMED: Final = (
 """Faults that the injector causes at random times."""
 
 DRAWN: Final = tuple(fault for fault in Fault if fault is not Fault.ZONE)
-"""Faults that are drawn together; a zone needs zones."""
+"""Faults that are drawn together; the fault of a zone needs a fleet with zones."""
 
 HARMLESS: Final = frozenset(
     {
@@ -149,14 +149,14 @@ def draw_loss(rng: random.Random) -> Loss:
 
 @dataclass(frozen=True, slots=True)
 class ZoneLoss:
-    """A zone whose workers all stop.
+    """A fault in which all workers of a zone stop.
 
     Attributes:
       zone: its name.
-      begins_s: time until then.
-      silent_s: time until its first worker continues.
+      begins_s: time until they stop.
+      silent_s: time until the first worker continues.
       apart_s: time between two workers.
-      is_death: they die instead of stopping.
+      is_death: whether they die instead of stopping.
     """
 
     zone: str
@@ -167,7 +167,7 @@ class ZoneLoss:
 
 
 def draw_zone_loss(rng: random.Random, zones: Sequence[str]) -> ZoneLoss:
-    """Draw the zone that falls silent, for how long, and how it returns."""
+    """Draw which zone falls silent, for how long, and how it returns."""
     return ZoneLoss(
         rng.choice(zones),
         rng.uniform(0.5, 3.0),

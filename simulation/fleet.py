@@ -201,7 +201,7 @@ def modelled_worker(
     host: Host,
     draw_epoch: Callable[[], int],
 ) -> partial[Any]:
-    """Return a worker with a device of modelled time; see `worker_of`."""
+    """Return a worker with simulated device times; see `worker_of`."""
     config = WorkerConfig(
         name=name,
         model_dir="",

@@ -360,13 +360,13 @@ def zone_shares() -> list[Exchange]:
 
 
 def roster_changes() -> list[Exchange]:
-    """The list of workers that a request may use is not made again when one joins or tells its
+    """The list of workers for a placement is not rebuilt when a worker joins or reports its
     zone."""
     return [Exchange(Roster, "changed", lambda _: None)]
 
 
 def restricted_candidates() -> list[Exchange]:
-    """Workers are drawn whether or not their breaker or zone allows them another attempt."""
+    """Workers are drawn even if their breaker or zone allows no further attempt."""
 
     def draw(self: Roster, pool: WorkerPool, need: Need) -> list[Worker]:
         return [one for role in pool.of_role for one in self._some(role, [], pool, need)]

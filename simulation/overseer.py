@@ -1,7 +1,7 @@
-"""Check that a worker writes KV and runs steps only for the current owner of the blocks, and that
-servers begin attempts only on workers that requests may use.
+"""Checks invariants while a simulation runs: workers write KV and run steps only for the current
+owner of the blocks, and servers start attempts only on workers that requests may use.
 
-The product enforces ownership and zones; these checks do not rely on its tables.
+The product enforces ownership and zones; these checks do not use its tables.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Overseer:
     """Watches one epoch of one worker.
 
     Args:
-      process: process of the worker, with the time for which it was stopped.
+      process: the worker's process, which knows how long it was stopped.
       core: its state machine.
       around: state shared by all processes: lifetimes, zones, and the record of violations.
       zone: the worker's zone.
@@ -128,14 +128,14 @@ class Overseer:
 
 
 class RouteOverseer:
-    """Watches one life of a server: which workers it leaves out, and how much a zone gets that has
-    just returned.
+    """Watches one life of a server: which workers it excludes, and how much work a returning zone
+    gets.
 
     Args:
       name: of the server.
       fleet: its links.
       config: its settings.
-      report: called with a sentence for everything that must not happen.
+      report: called with a sentence for each violation.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class RouteOverseer:
         self._workers: Sequence[Worker] = fleet._workers
         self._recovery = config.recovery
         self._report = report
-        # Zones that were silent for long enough, and since when they answer again.
+        # Evicted zones, and the time since which each answers again.
         self._back_at: dict[str, float | None] = {}
         attempts, recovery = fleet._requests._attempts, fleet._requests.recovery
         begin, sweep = attempts._begin, recovery.sweep
@@ -166,7 +166,7 @@ class RouteOverseer:
         recovery.sweep = sweep_watched  # type: ignore[method-assign]
 
     def look(self) -> None:
-        """Check that at most half of each role is left out."""
+        """Check that at most half of the workers of each role are excluded."""
         for role in (Role.PREFILL, Role.DECODE):
             pool = [one for one in self._workers if one.role is role and one.is_usable]
             num_left = len(_admitted(pool, role, Need(1, 1)))
@@ -174,7 +174,7 @@ class RouteOverseer:
                 self._report(f"{self._name} uses only {num_left} of {len(pool)} {role} workers")
 
     def _note_zones(self, now: float) -> None:
-        """Note which zones are silent beside others, and which answer again."""
+        """Record which zones are silent while others are not, and which answer again."""
         serving = {
             one.site.zone for one in self._workers if one.role is Role.DECODE and one.is_connected
         }.difference(self._back_at)
@@ -190,8 +190,8 @@ class RouteOverseer:
                 self._back_at[zone] = None
 
     def _check_share(self, decode: Worker, now: float) -> None:
-        """Check that a returning zone gets no more than its first share of four rows, one request,
-        beside a worker that is left for the others."""
+        """Check that a returning zone gets no more than its first share (one request of four rows)
+        while another zone has a worker."""
         back_at = self._back_at.get(decode.site.zone, 0.0)
         is_first = back_at is None or now - back_at < self._recovery.zone_return_s / 2
         others = {

@@ -167,7 +167,7 @@ class ServerProcess(Process):
 
     Attributes:
       charges: usage of its clients, one entry per start.
-      routes: watches the attempts of the present life; None before the first.
+      routes: watches the attempts of the current life; None before the first.
     """
 
     def __init__(self, name: str, around: Surroundings, config: ServerConfig) -> None:

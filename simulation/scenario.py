@@ -376,17 +376,18 @@ def _with_claims(wishes: list[Wish], seed: int) -> list[Wish]:
 
 
 def _zones(seed: int) -> tuple[str, str]:
-    """Return the zones of the workers: two, or in every third seed none. Drawn separately."""
+    """Return the workers' zones: two, or none in every third seed. Drawn separately."""
     return random.Random(f"zones {seed}").choice((("", ""), ("a", "b"), ("b", "a")))
 
 
 def _candidates(seed: int) -> int:
-    """Return one worker of each role, or both in every second seed. Drawn separately."""
+    """Return how many workers of each role a request compares: one, or two in every second seed.
+    Drawn separately."""
     return random.Random(f"candidates {seed}").choice((1, 2))
 
 
 def _with_zone_loss(plan: FaultPlan, zones: tuple[str, str], seed: int) -> FaultPlan:
-    """Let a zone fall silent in half of the seeds with zones that are not mild. Drawn
+    """Add the loss of a zone to half of the seeds that have zones and are not mild. Drawn
     separately."""
     rng = random.Random(f"zone loss {seed}")
     if plan.is_mild or not any(zones) or rng.random() < ZONE_LOSS_SHARE:
@@ -396,8 +397,8 @@ def _with_zone_loss(plan: FaultPlan, zones: tuple[str, str], seed: int) -> Fault
 
 
 def _bound(wishes: list[Wish], zones: tuple[str, ...], seed: int) -> list[Wish]:
-    """Bind some wishes to one zone. A zone may lose its only worker of a role for a while, so not
-    all of them get an answer. Drawn separately."""
+    """Bind some clients to one zone. A zone may lose its only worker of a role for a while, so some
+    of them get no answer. Drawn separately."""
     rng = random.Random(f"bound {seed}")
     if not any(zones):
         return wishes

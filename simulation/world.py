@@ -1,4 +1,5 @@
-"""The simulated fleet of a seed: servers, workers and clients on one network, in one Trio run."""
+"""The simulated fleet of one seed: servers, workers and clients on one in-memory network, in one
+Trio run."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ BYTES_PER_BLOCK: Final = BLOCK_SIZE * 4
 HOST_BLOCKS: Final = 6
 """Few bytes of host cache, so that blocks are evicted from it too."""
 RETURN_S: Final = 4 * SECONDS
-"""Short, so that a zone has returned before the end."""
+"""Short, so that a lost zone has returned before the end."""
 SWEEP_S: Final = 250 * MILLISECONDS
 """Five times the default: sweeps are most of an idle process's cost, and no check depends on their
 interval."""

@@ -18,7 +18,7 @@ from triolet.errors import ConfigError
 MAX_IPC_PATH_BYTES: Final = 107
 """`sun_path` has 108 bytes; the last one is a NUL."""
 
-# A host's name is also the name of its key file, which has at most 255 bytes.
+# A host's name is also its key file's name, which may have at most 255 bytes.
 _TCP = re.compile(
     r"tcp://(?P<host>\[[\w:.%]{1,60}\]|[\w.-]{1,240}|\*):(?P<port>\d{1,5}|\*)", re.ASCII
 )

@@ -1,4 +1,4 @@
-"""The connection to Redis, and the scripts that run there.
+"""`RedisCalls`: calls Lua scripts on a Redis connection, with deadlines.
 
 Each script is one round trip and one transaction.
 """
@@ -29,7 +29,7 @@ _STREAM_ENDS = (anyio.ClosedResourceError, anyio.BrokenResourceError, anyio.EndO
 
 
 class StoreGone(TrioletError):
-    """A call to Redis failed, or its answer was lost."""
+    """A call to Redis failed, or its reply was lost."""
 
 
 class RedisCalls:
@@ -37,7 +37,7 @@ class RedisCalls:
 
     Args:
       client: the connected client.
-      digests: the scripts' digests, by script.
+      digests: digest of each script.
       first: the first arguments of every call.
       timeout_s: timeout of a call.
     """
@@ -55,7 +55,7 @@ class RedisCalls:
         self._timeout_s = timeout_s
 
     async def call(self, script: str, *arguments: str | float) -> Any:  # noqa: ANN401 (Redis')
-        """Run a script with the first arguments and these.
+        """Run a script with the first arguments and further ones.
 
         Raises:
           StoreGone: the script may or may not have run.
@@ -81,12 +81,12 @@ async def with_calls(
     connect_timeout_s: float,
     call_timeout_s: float,
 ) -> None:
-    """Connect, load the scripts, pass them to `use`, then disconnect.
+    """Connect, load the scripts, run `use` with the connection, then disconnect.
 
     Args:
       use: works with the connection.
       url: `redis://`, `rediss://` or `unix://`, with the password if there is one.
-      scripts: scripts that `use` may call.
+      scripts: the scripts that `use` may call.
       first: the first arguments of every call.
       connect_timeout_s: for a new connection with its handshake.
       call_timeout_s: for one round trip.
@@ -115,7 +115,7 @@ async def with_calls(
     of_use = trio.CancelScope()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_cancel_with_us, of_use)
-        # A cancelled `use` still sends its last batch; the client must not close before that.
+        # A cancelled `use` still sends its last batch, so do not close the client before it.
         with trio.CancelScope(shield=True):
             async with client:
                 try:
@@ -123,7 +123,7 @@ async def with_calls(
                         digests = await _load(client, scripts, connect_timeout_s)
                         await use(RedisCalls(client, digests, first, call_timeout_s))
                 except StoreGone as error:
-                    gone = error  # raised inside the client's nursery it would arrive in a group
+                    gone = error  # the client's nursery would wrap it in a group
         nursery.cancel_scope.cancel()
     if gone is not None:
         raise gone
@@ -152,7 +152,7 @@ async def _open(url: str, timeout_s: float) -> ByteStream:
                 )
             return await anyio.connect_tcp(host, port)
         except (OSError, *_STREAM_ENDS) as error:
-            # Stream errors: the other side left during the TLS handshake.
+            # A stream error means that the other side closed during the TLS handshake.
             raise StoreGone(f"Redis cannot be reached: {said_by(error)}") from error
     raise StoreGone(f"Redis accepted no connection within {timeout_s} s")
 
@@ -172,13 +172,13 @@ async def _mapped(call: Callable[[], Awaitable[Any]]) -> Any:  # noqa: ANN401 (R
     try:
         return await call()
     except (RedisError, OSError, RuntimeError, *_STREAM_ENDS) as error:
-        # OSError includes timeouts. RuntimeError comes from the library's pool when it is closing.
+        # OSError includes timeouts. The library's pool raises RuntimeError while it closes.
         raise StoreGone(said_by(error)) from error
 
 
 @dataclass(unsafe_hash=True)
 class OpenPlace(Location):
-    """The location of a connection that is already open.
+    """Stands in for the address of a connection that is already open.
 
     Attributes:
       stream: the connection.
@@ -197,7 +197,7 @@ class OpenPlace(Location):
 
 
 class OpenConnection(BaseConnection):
-    """Speaks the protocol over an open stream, once. See `BaseConnection`."""
+    """Speaks Redis's protocol over an open stream, once. See `BaseConnection`."""
 
     location: OpenPlace
 
@@ -211,7 +211,7 @@ class OpenConnection(BaseConnection):
 
 
 class CallEnded(ByteStream):
-    """The stream of a connection that was used up."""
+    """The stream of a connection that has been used."""
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
         """Raise EndOfStream."""

@@ -1,8 +1,9 @@
-"""How workers register in Redis: what a registration says, where it is kept, and the calls.
+"""Worker registrations in Redis, and the desired numbers of workers beside them: their format, keys
+and scripts. Used by workers, servers and `triolet scale`.
 
-All registrations of a fleet are one sorted set, `{triolet}:FLEET:members`. An element is the JSON
-text of a registration, and its score the time at which it ends, by Redis's clock. The hash
-`{triolet}:FLEET:desired` beside it has the desired number of processes of each place.
+A fleet's registrations are one sorted set, `{triolet}:FLEET:members`. An element is a registration
+as JSON; its score is the time at which it expires, by Redis's clock. The hash
+`{triolet}:FLEET:desired` has the desired number of processes of each place.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ if TYPE_CHECKING:
     from triolet.config.membership import RedisMembersConfig
 
 MEMBERS, DESIRED = "members", "desired"
-"""Ends of the keys."""
+"""Last parts of the keys."""
 COUNTED: Final = frozenset({Role.SERVER, Role.PREFILL, Role.DECODE})
 """Roles with a desired number."""
 LABEL_OR_NONE: Final = re.compile(r"[A-Za-z0-9._-]{0,63}")
 """Names of models and zones, which become labels of metrics."""
 MAX_DESIRED: Final = 1024
-"""Places with a desired number: each is a series of the servers' metrics."""
+"""Most places with a desired number: each becomes a series in the servers' metrics."""
 MAX_BYTES: Final = 2 * KIB
-"""Of one registration: an address, a model's name and five labels."""
+"""Most bytes of one registration: an address, a model's name and five labels."""
 
 _NOW: Final = """
 local clock = redis.call('TIME')
@@ -58,8 +59,8 @@ redis.call('ZADD', key, text(now + ttl), registration)
 redis.call('EXPIRE', key, 86400)
 """
 )
-"""Add or renew a registration; remove those that have ended. Arguments: key, registration, its
-lifetime [s]."""
+"""Add or renew a registration, and remove expired ones. Arguments: key, registration, lifetime
+[s]."""
 LIST: Final = (
     _NOW
     + """
@@ -71,8 +72,8 @@ end
 return found
 """
 )
-"""Return the live registrations, the newest first; '' for one that is too long or not ASCII.
-Arguments: key, most, bytes of one."""
+"""Return the live registrations, newest first; '' in place of one that is too long or not ASCII.
+Arguments: key, most registrations, most bytes of one."""
 SET_DESIRED: Final = "redis.call('HSET', ARGV[1], ARGV[2], ARGV[3])"
 """Set a desired number. Arguments: key, place, number."""
 FORGET_DESIRED: Final = "redis.call('DEL', ARGV[1])"
@@ -81,11 +82,12 @@ LIST_DESIRED: Final = """
 if redis.call('HLEN', ARGV[1]) > tonumber(ARGV[2]) then return {} end
 return redis.call('HGETALL', ARGV[1])
 """
-"""Return places and desired numbers in turn; nothing beyond the limit. Arguments: key, most."""
+"""Return places and desired numbers alternately, or nothing if there are too many. Arguments: key,
+most numbers."""
 
 
 class Registration(Member, frozen=True, forbid_unknown_fields=False):
-    """A worker that registered itself. A newer one may add fields.
+    """A worker's registration. Newer releases may add fields.
 
     Attributes:
       labels: where it runs and what it costs, for operators; servers read WELCOME.
@@ -95,11 +97,11 @@ class Registration(Member, frozen=True, forbid_unknown_fields=False):
 
 
 class RegistrationCalls:
-    """Calls about one fleet's registrations, repeated for ever.
+    """Calls scripts on the registrations or desired numbers of one fleet, once or repeatedly.
 
     Args:
       config: the Redis and the fleet.
-      setting: name of the setting of its URL, for errors.
+      setting: name of the setting with the URL, for errors.
       kind: MEMBERS or DESIRED.
 
     Raises:
@@ -146,7 +148,7 @@ class RegistrationCalls:
           interval_s: between two calls.
           script: the script, called with the key and the arguments.
           arguments: its other arguments.
-          took: receives each answer; returns why it cannot be used, or an empty text.
+          took: called with each answer; returns why it cannot be used, or an empty text.
         """
 
         async def go_on(calls: RedisCalls) -> None:
@@ -164,7 +166,7 @@ class RegistrationCalls:
 
 
 def written_registration(member: Member, labels: Mapping[str, str]) -> str:
-    """Return the text of a registration, in ASCII.
+    """Return a registration as ASCII text.
 
     Raises:
       ConfigError: servers could not use it.
@@ -175,14 +177,14 @@ def written_registration(member: Member, labels: Mapping[str, str]) -> str:
 
 
 def read_registration(text: str, models: Collection[str]) -> Member:
-    """Return the member of a registration.
+    """Parse a registration and return its member.
 
     Args:
       text: the registration.
       models: known models; "" for the first one.
 
     Raises:
-      ConfigError: it is not one, or servers cannot use it.
+      ConfigError: it is invalid, or servers cannot use it.
     """
     try:
         found = msgspec.json.decode(text, type=Registration)
@@ -190,14 +192,18 @@ def read_registration(text: str, models: Collection[str]) -> Member:
         raise ConfigError(f"{text[:100]!r} is not a registration: {error}") from None
     require_dialable(found.address)
     if found.role not in (Role.PREFILL, Role.DECODE):
-        raise ConfigError(f"the role of {found.address} is {found.role.value}")
+        raise ConfigError(
+            f"the role of {found.address} is {found.role.value}; allowed: prefill, decode"
+        )
     if found.model not in models:
-        raise ConfigError(f"the model of {found.address} is {found.model!r}, which is not here")
+        raise ConfigError(
+            f"the model of {found.address} is {found.model!r}, which this server does not serve"
+        )
     return Member(found.role, found.address, found.model)
 
 
 def registered_places(texts: Iterable[str]) -> Counter[Place]:
-    """Return how many of these registrations there are of each place."""
+    """Return the number of these registrations by place."""
     found: Counter[Place] = Counter()
     for text in texts:
         with suppress(msgspec.DecodeError, RecursionError):
@@ -207,13 +213,12 @@ def registered_places(texts: Iterable[str]) -> Counter[Place]:
 
 
 def written_place(place: Place) -> str:
-    """Return the field of a place in the hash of desired numbers."""
+    """Return a place's field name in the hash of desired numbers."""
     return json.dumps(place)
 
 
 def read_desired(answer: Sequence[str]) -> dict[Place, int]:
-    """Return the desired numbers in an answer of LIST_DESIRED. What is no place or number is left
-    out."""
+    """Parse an answer of LIST_DESIRED. Entries that are not a place and a number are left out."""
     found = {}
     for field, count in zip(answer[::2], answer[1::2], strict=True):
         with suppress(msgspec.DecodeError, ValueError):

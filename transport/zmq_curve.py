@@ -108,7 +108,7 @@ class KeyDirectory:
         secret, public = _read_key(secret_path), _read_key(path / "key.public")
         status = secret_path.stat()
         mode = stat.S_IMODE(status.st_mode)
-        # Kubernetes lets a pod read its Secrets this way: files of root, for the pod's group.
+        # Kubernetes mounts a Secret like this: files owned by root, readable by the pod's group.
         is_lent = status.st_uid == ROOT != os.geteuid()
         if mode & (0o037 if is_lent else 0o077):
             raise ConfigError(

@@ -50,9 +50,9 @@ class HandshakeLog:
 
     Args:
       place: address of the bound side.
-      keys: ours; None where the link carries none.
+      keys: our keys; None on a link without keys.
       identity: identity of the connecting side.
-      repeats: repeated lines of the network, so that redialling does not log a line again.
+      repeats: lines that were logged already, so that reconnecting does not repeat them.
 
     Attributes:
       address: the same address as text.

@@ -26,12 +26,12 @@ class Role(StrEnum):
 
 
 class Place(NamedTuple):
-    """Processes of which there is a desired number.
+    """A group of processes with one desired number.
 
     Attributes:
-      model: name of the model; empty for the first or only one.
+      model: name of the model; empty for the first or only model.
       role: their role.
-      zone: their zone; empty where there are no zones.
+      zone: their zone; empty without zones.
     """
 
     model: str
@@ -39,7 +39,7 @@ class Place(NamedTuple):
     zone: str = ""
 
     def __str__(self) -> str:
-        """Return it as `triolet scale` takes it."""
+        """Return the place as written for `triolet scale`."""
         model = f"{self.model}." if self.model else ""
         zone = f" --zone {self.zone}" if self.zone else ""
         return f"{model}{self.role.value}{zone}"

@@ -67,13 +67,12 @@ def rank_without_share(rank: int) -> int:
 
 
 class Placement(NamedTuple):
-    """The workers that a tenant's requests may use.
+    """Restricts the workers that a tenant's requests may use.
 
     Attributes:
-      zones: zones that its data must not leave; empty for any.
-      pools: names of its pools; empty for the shared one, which consists of the workers without a
-        pool.
-      has_overflow: its requests may use the shared pool if its own pools have no room.
+      zones: zones that the data must not leave; empty for any.
+      pools: names of the pools; empty for the shared pool, the workers without a pool.
+      has_overflow: whether requests may use the shared pool if these pools have no room.
     """
 
     zones: frozenset[str] = frozenset()
@@ -81,12 +80,12 @@ class Placement(NamedTuple):
     has_overflow: bool = False
 
     def admits(self, zone: str, pool: str, *, is_overflow: bool = True) -> bool:
-        """Return whether a worker may be used.
+        """Return whether requests may use a worker.
 
         Args:
           zone: its zone.
           pool: its pool.
-          is_overflow: whether the shared pool counts for a tenant with overflow.
+          is_overflow: whether to include the shared pool if `has_overflow`.
         """
         if self.zones and zone not in self.zones:
             return False
@@ -95,17 +94,17 @@ class Placement(NamedTuple):
         return pool in self.pools
 
     def meets(self, other: Placement) -> bool:
-        """Return whether some workers are, first of all, for both."""
+        """Return whether some workers are in both placements, overflow apart."""
         if self.zones and other.zones and self.zones.isdisjoint(other.zones):
             return False
         return self.pools == other.pools or not self.pools.isdisjoint(other.pools)
 
     def is_within(self, other: Placement) -> bool:
-        """Return whether its zones are all allowed by another placement."""
+        """Return whether another placement allows all of its zones."""
         return not other.zones or (bool(self.zones) and self.zones <= other.zones)
 
     def __str__(self) -> str:
-        """Return the words that follow "worker" in a message; empty without restrictions."""
+        """Return the text after "worker" in a message; empty without restrictions."""
         where = f" in the pool {' or '.join(sorted(self.pools))}" if self.pools else ""
         if self.has_overflow:
             where += " or in the shared pool"
@@ -121,8 +120,8 @@ class Scheduling:
     """How one request is scheduled.
 
     Attributes:
-      tenant: its name; empty where there are no tenants.
-      flow: the fairness id that a trusted gateway gave the request; empty without one.
+      tenant: its name; empty without tenants.
+      flow: the fairness id from a trusted gateway; empty without one.
       weight: the tenant's share among those waiting in the same class; above 0.
       service_class: its priority.
       max_running: most sequences of the tenant on workers at once; None for no limit.
@@ -142,7 +141,7 @@ class Scheduling:
 
     @property
     def claimant(self) -> str:
-        """Who has a share of the queue, of rows and of caches: the tenant, or without tenants the
+        """The owner of a share of the queue, rows and caches: the tenant, or without tenants the
         flow."""
         return self.tenant or self.flow
 
@@ -152,8 +151,9 @@ class Scheduling:
         return _floor(self.service_class) + own
 
     def rank(self, own: int, *, is_over_share: bool = False) -> int:
-        """Return the rank for workers. With claimants it has only the class and the share: workers
-        compare requests of all of them, and a client's own priority applies only among its own.
+        """Return the rank for workers. With claimants it contains only class and share: workers
+        compare requests of all claimants, but a client's priority applies only among its own
+        requests.
 
         Args:
           own: the client's priority, -100 to 100.

@@ -22,8 +22,8 @@ JOURNAL_TRIES: Final = 1000
 class Journal(StrEnum):
     """How SQLite makes transactions atomic."""
 
-    WRITE_AHEAD = "WAL"  # readers and the writer do not wait for one another; one machine only
-    ROLLBACK = "DELETE"  # needs only POSIX locks, so that several machines may share the folder
+    WRITE_AHEAD = "WAL"  # readers and the writer do not block each other; works on one machine only
+    ROLLBACK = "DELETE"  # needs only POSIX locks, so several machines may share the folder
 
 
 @contextmanager
@@ -42,8 +42,8 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 def _set_journal(
     connection: sqlite3.Connection, journal: Journal, sleep: Callable[[float], None]
 ) -> None:
-    """Set the journal. If several processes open a new database at once, all but one get `busy`
-    immediately, whatever their timeout; therefore retry."""
+    """Set the kind of journal, and retry: if several processes open a new database at once, all but
+    one get `busy` immediately, whatever their timeout."""
     for left in reversed(range(JOURNAL_TRIES)):
         try:
             connection.execute(f"PRAGMA journal_mode = {journal}")
@@ -80,14 +80,14 @@ def open_private_database(
     sleep: Callable[[float], None],
     journal: Journal = Journal.WRITE_AHEAD,
 ) -> sqlite3.Connection:
-    """Open a database for writing, from any thread. Create it and its folder if they are missing.
+    """Open a database for writing from any thread. Create it and its folder if missing.
 
     Args:
       form: schema of the database.
       directory: its folder.
-      busy_s: how long a transaction waits for another process's.
+      busy_s: how long a transaction waits for one of another process.
       sleep: waits for some seconds while another process creates the database.
-      journal: the same for all processes.
+      journal: kind of journal; must be the same for all processes.
 
     Raises:
       ConfigError: it cannot be used.
@@ -101,7 +101,8 @@ def open_private_database(
             path, timeout=busy_s, isolation_level=None, check_same_thread=False
         )
         _set_journal(connection, journal, sleep)
-        # A killed process loses nothing. FULL protects a rollback journal from power cuts.
+        # A killed process loses nothing at any level. FULL protects a rollback journal from power
+        # cuts.
         level = "NORMAL" if journal is Journal.WRITE_AHEAD else "FULL"
         connection.execute(f"PRAGMA synchronous = {level}")
         with transaction(connection):

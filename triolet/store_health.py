@@ -1,4 +1,5 @@
-"""Whether a store of members answers; logs once when it stops and once when it answers again."""
+"""`StoreHealth`: tracks whether DNS or Redis answers, and logs once when it stops and once when it
+answers again."""
 
 from __future__ import annotations
 
@@ -8,11 +9,11 @@ log = structlog.get_logger(__name__)
 
 
 class StoreHealth:
-    """The last answer of a store.
+    """Health of one store of workers.
 
     Args:
       store: its name, for the log.
-      now: time from which its age counts until it answers.
+      now: time that stands for the last answer until there is one.
 
     Attributes:
       answered_at: time of its last good answer.
@@ -24,10 +25,10 @@ class StoreHealth:
         self._trouble = ""
 
     def note(self, trouble: str, now: float) -> None:
-        """Record an answer, or what prevented a good one."""
+        """Record a good answer, or why there was none."""
         if bool(trouble) != bool(self._trouble):
             event = "membership_store_failed" if trouble else "membership_store_answers"
-            # Both are warnings: readers of warnings learn that it is back.
+            # Recovery is a warning too, so that readers of warnings see that the store is back.
             log.warning(
                 event,
                 store=self._store,

@@ -132,10 +132,10 @@ async def run_worker(
 
 
 def registering(role: Role, config: WorkerConfig) -> Callable[[], Awaitable[None]]:
-    """Return what keeps a worker registered in Redis. It never delays or ends the worker.
+    """Return a task that keeps a worker registered in Redis. It never delays or ends the worker.
 
     Raises:
-      ConfigError: the registration, or the file of the URL, cannot be used.
+      ConfigError: the registration, or the file with the URL, is unusable.
     """
     # Imported late: Redis's client costs memory and a quarter of a second.
     from transport.registrations import REGISTER, RegistrationCalls, written_registration

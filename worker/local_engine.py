@@ -1,13 +1,13 @@
-"""The engine of a worker process (`EnginePort`): the loaded model with its KV pool, and the lending
-of CPU cores between idle and busy workers of a machine.
+"""The engine of a worker process (`EnginePort`): the loaded model with its KV pool. Also lends CPU
+cores from idle to busy workers on the same machine.
 
-For lending, each worker has two bytes of a shared file. It locks the first one while it has work. A
+For lending, each worker has two bytes of a shared file. It locks the first while it has work; a
 worker that borrows its cores for a step locks the second. The kernel releases the locks of a dead
-process, so no message is needed. A worker that gets work never waits for lent cores: it starts
-immediately and shares its cores until the borrower's step returns.
+process. A worker that gets work starts immediately and shares lent cores until the borrower's step
+returns.
 
-Where other programs use the idle worker's cores, borrowing makes short steps slower, because each
-layer waits for its slowest thread. So steps of about one size are timed with and without it.
+If other programs use the idle worker's cores, borrowing slows short steps, because each layer waits
+for its slowest thread. So steps of similar size are timed with and without borrowing.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ WANTED_BACK: Final = 0.5
 
 
 TRY_EVERY: Final = 16
-"""One step in so many takes the way that was slower before, because neighbours come and go."""
+"""One step in this many tries the slower way again, because other programs come and go."""
 NEWEST_SHARE: Final = 1 / 8
 """Weight of the newest step in the mean duration."""
 
 
 class BorrowingTrials:
-    """Decides whether a step should borrow cores, from the duration of earlier steps of about its
+    """Decides whether a step should borrow cores, from the durations of earlier steps of similar
     size."""
 
     def __init__(self) -> None:
-        # By the size's number of bits, and whether cores were borrowed.
+        # Keyed by the number of bits of the size, and by whether cores were borrowed.
         self._mean_s: dict[tuple[int, bool], float] = {}
         self._counts: dict[int, int] = {}
 
@@ -94,7 +94,7 @@ class Cores:
         """Mark this worker as busy; return how many cores it may use until `give_back`.
 
         Args:
-          borrows: also those of idle workers.
+          borrows: whether to use the cores of idle workers too.
         """
         self._is_working = self._is_working or self._try_lock(_work_of(self._place))
         if self._is_working and borrows:

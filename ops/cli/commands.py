@@ -319,7 +319,7 @@ def decode(sources: SettingSources, model: ModelArgument = None) -> None:
 @app.command()
 @with_settings()
 def control(sources: SettingSources) -> None:
-    """Move model names between versions at servers on several hosts."""
+    """Run the process that moves model names between versions, for servers on several hosts."""
     _run_control(sources)
 
 
@@ -506,7 +506,7 @@ def usage(
 @slo_app.command("rules")
 @with_settings("slo")
 def slo_rules(sources: SettingSources) -> None:
-    """Write Prometheus rules for the objectives to stdout."""
+    """Print Prometheus recording and alert rules for the objectives."""
     from ..slo_rules import write_rules
 
     write_rules(sources.settings().server.objectives)

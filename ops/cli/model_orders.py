@@ -1,6 +1,6 @@
 """`triolet model load|sleep|wake|unload|add|drop|switch` and `triolet adapter load|unload`.
 
-Each starts an operation of a running fleet through its control process and waits for its end.
+Each command sends an order to the fleet's control process and waits for the result.
 """
 
 from __future__ import annotations

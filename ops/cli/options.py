@@ -106,7 +106,9 @@ NAMED: Final = {
     "usage_dir": Named(
         ("server", "usage", "directory"), _SERVER, "Directory of the usage ledger", "none"
     ),
-    "slo": Named(("server", "objectives", "file"), _SERVER, "File of objectives", "shipped"),
+    "slo": Named(
+        ("server", "objectives", "file"), _SERVER, "File of service level objectives", "shipped"
+    ),
     "responses_ttl": Named(
         ("server", "responses", "ttl_s"), _SERVER, "Seconds to keep responses", "0: off"
     ),

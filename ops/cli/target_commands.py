@@ -1,5 +1,5 @@
-"""`triolet fleet up`, `down` and `status`, and `triolet scale`: the number of a fleet's processes
-on this machine, on Ray, or on Kubernetes.
+"""Commands that start, stop and resize a fleet on this machine, Ray or Kubernetes: `triolet fleet
+up`, `down` and `status`, and `triolet scale`. ops/targets does the work.
 """
 
 from __future__ import annotations
@@ -33,11 +33,13 @@ if TYPE_CHECKING:
     from ..targets.ray_target import RayTarget
     from ..targets.target import Observed, Target
 
-fleet_app = typer.Typer(help="The processes of a fleet, where they run.", no_args_is_help=True)
+fleet_app = typer.Typer(
+    help="Start and stop a fleet on Ray; show the workers of any fleet.", no_args_is_help=True
+)
 
 
 class Where(StrEnum):
-    """Targets without an address."""
+    """Kinds of targets: the values of `--on` without an address."""
 
     LOCAL = "local"
     KUBERNETES = "kubernetes"
@@ -49,31 +51,33 @@ SCALE: Final = re.compile(
     r"(?:(?P<model>[^=]+)\.)?(?P<role>prefill|decode|server)=(?P<count>\d{1,4})"
 )
 MAX_HINDRANCES: Final = 3
-"""Lines of `fleet status` about one model, role and zone."""
+"""Reasons that `fleet status` shows for one model, role and zone."""
 
 OnOption: TypeAlias = Annotated[
     str,
     typer.Option(
-        "--on", metavar="WHERE", help="local, kubernetes, ray, or ray://HOST:PORT of its client."
+        "--on",
+        metavar="WHERE",
+        help="Where the fleet runs: local, kubernetes, ray, ray://HOST:PORT.",
     ),
 ]
 RayOption: TypeAlias = Annotated[
-    str, typer.Option("--on", metavar="WHERE", help="ray, or ray://HOST:PORT of its client.")
+    str, typer.Option("--on", metavar="WHERE", help="The cluster: ray, or ray://HOST:PORT.")
 ]
-ZoneOption: TypeAlias = Annotated[str, typer.Option(help="Zone whose number changes.")]
+ZoneOption: TypeAlias = Annotated[str, typer.Option(help="Zone of the workers.")]
 
 
 def opened(on: str, settings: Settings, port: int | None) -> AbstractAsyncContextManager[Target]:
     """Open a target.
 
     Args:
-      on: where the fleet runs.
+      on: the value of `--on`.
       settings: settings of the fleet, unless it is local.
       port: port of the local fleet, if several run.
 
     Raises:
-      ConfigError: there is no such target, or it lacks a setting.
-      CommandFailed: it does not answer.
+      ConfigError: `--on` is invalid, or a setting is missing.
+      CommandFailed: the target does not answer.
     """
     if on == Where.LOCAL:
         from ..targets.local import LocalTarget
@@ -114,10 +118,11 @@ def opened_ray(on: str, settings: Settings) -> AbstractAsyncContextManager[RayTa
 
 
 def _of_fleet(settings: Settings) -> Settings:
-    """Return the settings of a fleet on Ray, whose processes have other working directories.
+    """Return the settings for processes on Ray. Paths become absolute, because those processes
+    have other working directories.
 
     Raises:
-      ConfigError: one is missing.
+      ConfigError: a required setting is missing.
     """
     for name, value in (
         ("server.membership.redis.url", settings.server.membership.redis.url),
@@ -139,8 +144,8 @@ def _of_fleet(settings: Settings) -> Settings:
 @fleet_app.command()
 @with_settings()
 def up(sources: SettingSources, on: RayOption = Where.RAY, audit: AuditOption = None) -> None:
-    """Start a fleet on Ray, or what is missing of it. Numbers of its first start and of `triolet
-    scale` stay until `triolet fleet down`; changed numbers in the file have no effect."""
+    """Start a fleet on Ray, or the processes that are missing. Their numbers come from the first
+    start or `triolet scale` until `triolet fleet down`; later changes in the file are ignored."""
     with recorded(Action.FLEET_UP, on, folder=audit):
         trio.run(_up, on, sources.settings())
 
@@ -148,7 +153,7 @@ def up(sources: SettingSources, on: RayOption = Where.RAY, audit: AuditOption = 
 @fleet_app.command()
 @with_settings()
 def down(sources: SettingSources, on: RayOption = Where.RAY, audit: AuditOption = None) -> None:
-    """Let every process of a fleet on Ray drain and exit."""
+    """Drain and stop all processes of a fleet on Ray."""
     with recorded(Action.FLEET_DOWN, on, folder=audit):
         trio.run(_down, on, sources.settings())
 
@@ -158,7 +163,7 @@ def down(sources: SettingSources, on: RayOption = Where.RAY, audit: AuditOption 
 def status(
     sources: SettingSources, on: OnOption = Where.LOCAL, port: FleetPortOption = None
 ) -> None:
-    """Show desired and present numbers of processes, and what hinders the others."""
+    """Show how many of the desired processes serve, and why the others do not."""
     for line in shown(trio.run(_observed, on, sources.settings(), port)):
         typer.echo(line)
 
@@ -191,8 +196,8 @@ def run_scale(
 
     Args:
       targets: `decode=3`, or `chat.decode=3` for one of several models.
-      on: where the fleet runs.
-      zone: zone of the workers; empty where there are no zones.
+      on: the value of `--on`.
+      zone: zone of the workers; empty without zones.
       settings: settings of the fleet, unless it is local.
       port: port of the local fleet, if several run.
       audit: directory of the audit log; None for this user's.
@@ -206,7 +211,9 @@ def run_scale(
     given = [_wanted(target, zone) for target in targets]
     wanted = dict(given)
     if len(wanted) < len(given):
-        raise ConfigError(f"{' '.join(targets)} names one place twice; give one number for it")
+        raise ConfigError(
+            f"{' '.join(targets)} names the same workers twice; give one number for them"
+        )
     where = f"port {fleet_to_change(port).note.port}" if on == Where.LOCAL else on
     subject = f"{where}: {', '.join(targets)}{f' in {zone}' if zone else ''}"
     with recorded(Action.FLEET_SCALE, subject, folder=audit):

@@ -67,9 +67,9 @@ SECTIONS: Final[dict[str, type[Any]]] = {
 }
 """Config types of the sections. `worker` sets both kinds of worker, `link` every process."""
 MODELS: Final = "models"
-REDIS_URLS: Final = (("quotas", "limits"), ("redis", "url"))
-"""Ends of the paths of values that may contain a password."""
 """Section of named models, with one subsection per model."""
+REDIS_URLS: Final = (("quotas", "limits"), ("redis", "url"))
+"""Last two names in the paths of settings that may contain a password."""
 _MODEL_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 """Pattern of model names, which appear in worker names, metrics and URL paths without escaping."""
 _WHOLE_BLOCKS: Final = "KV is sent in whole blocks after each step; remove the setting"

@@ -382,7 +382,7 @@ def _of_servers(plan: FleetPlan, control: Mapping[str, str], directory: Path) ->
 
 
 def _control_address(directory: Path) -> str:
-    """Return where control listens for servers."""
+    """Return the address at which control listens for servers."""
     return f"ipc://{directory / CONTROL_SOCKET}"
 
 

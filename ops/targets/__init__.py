@@ -1,1 +1,2 @@
-"""Where workers of a fleet run, and how their number is changed there."""
+"""Targets: the places where a fleet can run (this machine, Ray, Kubernetes), and how the number of
+its processes is changed there."""

@@ -1,4 +1,5 @@
-"""Names of a fleet's actors on Ray, and what the states of actors and nodes mean. No I/O."""
+"""Names of a fleet's Ray actors, and how states of actors and nodes are reported to operators. No
+I/O."""
 
 from __future__ import annotations
 
@@ -15,21 +16,21 @@ if TYPE_CHECKING:
 ZONE: Final = "zone"
 """Label of Ray's nodes that names their zone."""
 SEPARATOR: Final = "/"
-"""In names of actors: it is in no name of a model, role or zone."""
+"""Separates the parts of an actor's name. Names of models, roles and zones do not contain it."""
 MAX_LINE: Final = 200
 """Longest hindrance."""
 
 
 class WorkerState(NamedTuple):
-    """What an actor knows about its process.
+    """State of an actor's process.
 
     Attributes:
       is_ready: whether the process serves.
-      pid: its process id; None while there is none.
+      pid: its process id; None while it does not run.
       zone: zone of its node.
-      url: address for clients, of a server that is ready.
+      url: a ready server's address for clients.
       trouble: why it is not ready; empty if unknown.
-      is_stuck: whether it was given up, until the next try.
+      is_stuck: whether starting it failed and the next attempt is still to come.
     """
 
     is_ready: bool = False
@@ -49,7 +50,7 @@ def require_place(place: Place, model: str, zones: Collection[str]) -> None:
       zones: zones in the settings; empty for a fleet without zones.
 
     Raises:
-      ConfigError: it names the model or zone that is given, and those of the settings.
+      ConfigError: the message has the given model or zone, and those in the settings.
     """
     own = "" if place.role is Role.SERVER else model
     if place.model != own:
@@ -84,12 +85,12 @@ def name_of(place: Place, number: int) -> str:
 
 
 def lacking(nodes: Iterable[Mapping[str, Any]], zone: str, needs: Mapping[str, float]) -> str:
-    """Return what no node has; empty if one could take a process.
+    """Return what all nodes lack for a process; empty if a node could run it.
 
     Args:
       nodes: the cluster's nodes, as Ray lists them.
       zone: zone of the process; empty for any.
-      needs: what it reserves.
+      needs: the resources that it reserves.
     """
     alive = [node for node in nodes if node["Alive"]]
     inside = [node for node in alive if zone in ("", node["Labels"].get(ZONE))]
@@ -107,7 +108,7 @@ def lacking(nodes: Iterable[Mapping[str, Any]], zone: str, needs: Mapping[str, f
 def observed(
     desired: int | None, place: Place, states: Mapping[int, WorkerState | str]
 ) -> Observed:
-    """Return what is known of a place.
+    """Return the observed state of a place.
 
     Args:
       desired: desired number of its processes.
@@ -127,7 +128,7 @@ def observed(
 
 
 def trouble_of(place: Place, number: int, state: WorkerState | str) -> str:
-    """Return in a line why a process does not serve, or not in its zone; empty if it does."""
+    """Return in one line why a process does not serve in its zone; empty if it does."""
     trouble = state
     if isinstance(state, WorkerState):
         trouble = "" if state.is_ready else state.trouble or "it starts"

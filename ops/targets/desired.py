@@ -1,5 +1,5 @@
-"""The desired numbers of a fleet's processes, kept in the Redis of its members. Servers export
-them as `triolet_desired_workers`."""
+"""`DesiredStore`: the desired numbers of a fleet's processes in Redis, which `triolet scale` writes
+and servers export as `triolet_desired_workers`."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ class DesiredStore:
     """The desired numbers of one fleet.
 
     Args:
-      config: the Redis and the fleet.
+      config: URL of Redis, and the fleet's name.
 
     Raises:
-      ConfigError: there is no Redis.
+      ConfigError: no Redis is configured.
     """
 
     def __init__(self, config: RedisMembersConfig) -> None:
         if not config.url:
             raise ConfigError(
-                "server.membership.redis.url is missing: the desired numbers of workers are kept "
-                "there; give --config triolet.toml with it, or server.scale.redis.url"
+                "server.membership.redis.url is missing: that Redis holds the desired numbers of "
+                "workers; give --config triolet.toml with it, or server.scale.redis.url"
             )
         self._config = config
 

@@ -1,5 +1,5 @@
-"""A fleet on Kubernetes. Its autoscaler (KEDA or HPA) reads the desired numbers from the servers'
-metrics, so this target sets the numbers and calls no API of Kubernetes.
+"""`KubernetesTarget`: a fleet on Kubernetes. It only writes the desired numbers to Redis; servers
+export them as metrics, and an autoscaler (KEDA or HPA) acts on them.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class KubernetesTarget:
         """See `Target`."""
         if place.role is Role.SERVER:
             raise ConfigError(
-                "the number of servers on Kubernetes is not set here: their autoscaler follows "
-                "processor time, within the bounds of its manifest"
+                "the number of servers on Kubernetes cannot be set here: their autoscaler follows "
+                "processor time; change the bounds in its manifest"
             )
 
     async def scale(self, place: Place, count: int, tell: Callable[[str], object]) -> None:
         """Set the desired number. The autoscaler acts on it after its next poll."""
         await self._store.set(place, count)
-        tell(f"the autoscaler is told {count} of {place}")
+        tell(f"wrote {count} as the desired number of {place}; the autoscaler follows")
 
     async def observe(self) -> dict[Place, Observed]:
-        """Return the desired numbers, and how many workers are registered, if they register."""
+        """Return the desired numbers and, if workers register, how many are registered."""
         desired = await self._store.numbers()
         registered = None if self._members is None else await self._members.registered()
         return {

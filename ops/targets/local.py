@@ -1,4 +1,4 @@
-"""The fleet of a `triolet serve` on this machine; its supervisor starts and drains the workers."""
+"""`LocalTarget`: a `triolet serve` on this machine. Its supervisor starts and drains workers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""One process of a fleet that its owner, an actor of Ray, starts on this machine, restarts, and
-lets drain.
+"""`OwnedProcess`: one server or worker that a Ray actor starts on its machine, restarts and drains.
 
-The process reads a pipe of its owner and ends with it, so no way in which owner or node may die
-leaves an orphan.
+The process reads a pipe from its owner and exits when the pipe closes, so no death of the owner or
+the node leaves an orphan.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class OwnedProcess:
-    """Starts one process, and restarts it until it is asked to leave. A `Watcher` of its slot.
+    """Runs one process and restarts it until `leaving` is set. A `Watcher` of its slot.
 
     Args:
       name: the process's name in the fleet.
@@ -46,8 +45,8 @@ class OwnedProcess:
       grace_s: time for it to drain, after which it is killed.
 
     Attributes:
-      state: what is known about it.
-      leaving: set to let it drain; `run` then returns.
+      state: the process's state.
+      leaving: set it to drain the process; `run` then returns.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class OwnedProcess:
             nursery.cancel_scope.cancel()
 
     async def _keep(self, slot: Slot) -> None:
-        """Keep the process of a slot alive until it is given up or asked to leave."""
+        """Run a slot until its process keeps failing, or `leaving` is set."""
         async with trio.open_nursery() as nursery:
 
             async def leave() -> None:
@@ -97,13 +96,13 @@ class OwnedProcess:
             nursery.cancel_scope.cancel()
 
     async def _pause(self, reason: GiveUp) -> None:
-        """Note that the process was given up, and wait until the next try."""
+        """Record why the process is not running, and wait until the next attempt."""
         self.failed(self._name, reason)
         with trio.move_on_after(self._settings.ray.retry_s):
             await self.leaving.wait()
 
     async def _end_with_parent(self) -> None:
-        while os.getppid() == self._parent:  # noqa: ASYNC110 (the kernel tells nobody)
+        while os.getppid() == self._parent:  # noqa: ASYNC110 (there is no event)
             await trio.sleep(self._settings.ray.parent_poll_s)
         os._exit(1)
 
@@ -143,7 +142,7 @@ def placed(settings: Settings, role: Role, name: str, zone: str, host: str) -> S
     """Return the settings of a process on this machine.
 
     Args:
-      settings: its settings without a place.
+      settings: its settings without addresses and zone.
       role: its role.
       name: its name in the fleet.
       zone: zone of this machine; empty to keep the labels of the settings.

@@ -1,4 +1,5 @@
-"""Where the processes of a fleet run: the interface of a target."""
+"""`Target`: the interface through which `triolet scale` and `triolet fleet` change and observe a
+fleet, wherever it runs."""
 
 from __future__ import annotations
 
@@ -15,13 +16,13 @@ if TYPE_CHECKING:
 
 
 class Observed(NamedTuple):
-    """What a target sees of one place.
+    """Observed state of one place.
 
     Attributes:
       desired: desired number of processes; None if it was never set.
       alive: number of processes that serve; None if unknown.
-      hindrances: why others do not, one line each.
-      urls: addresses for clients, of servers.
+      hindrances: why the other processes do not serve, one line each.
+      urls: servers' addresses for clients.
     """
 
     desired: int | None
@@ -31,7 +32,7 @@ class Observed(NamedTuple):
 
 
 class Target(Protocol):
-    """Where the processes of a fleet run. Every call ends by a deadline."""
+    """A place where a fleet runs. Every call has a deadline."""
 
     def check(self, place: Place) -> None:
         """Refuse a place whose number cannot be set here.
@@ -42,7 +43,7 @@ class Target(Protocol):
         ...
 
     async def scale(self, place: Place, count: int, tell: Callable[[str], object]) -> None:
-        """Set the number of processes of a checked place, and bring it about. Idempotent.
+        """Start or stop processes until a checked place has this number. Idempotent.
 
         Args:
           place: the processes.
@@ -50,13 +51,13 @@ class Target(Protocol):
           tell: called with a description of each step.
 
         Raises:
-          ConfigError: the model or the number does not exist here; nothing was changed.
-          CommandFailed: the number was not reached; the message says what lacks.
+          ConfigError: the target has no such model, or cannot run this number; nothing was changed.
+          CommandFailed: the number was not reached; the message says what is missing.
         """
         ...
 
     async def observe(self) -> dict[Place, Observed]:
-        """Return what is desired and what there is.
+        """Return the desired and observed state of each place.
 
         Raises:
           CommandFailed: the target does not answer.
@@ -65,10 +66,10 @@ class Target(Protocol):
 
 
 async def together(jobs: Iterable[Callable[[], Awaitable[None]]]) -> None:
-    """Run jobs at once, and wait for all of them.
+    """Run jobs concurrently, and wait for all of them.
 
     Raises:
-      CommandFailed: some failed; it has the reason of the first.
+      CommandFailed: one or more failed; the message is that of the first.
     """
     failures: list[str] = []
 

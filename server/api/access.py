@@ -312,11 +312,11 @@ def check_key(
 
 
 async def let_in(services: Services, asked: Request, route: Route | None) -> None:
-    """Admit the HTTP request before its body is read: take its quota ticket and room for its body.
+    """Admit the HTTP request before its body is read: take a quota ticket and reserve room for its
+    body.
 
-    A client's refusals above a rate are delayed. A request that may join a stored answer needs no
-    ticket because it is free; nor does one that a peer or another host owns, because the owner
-    takes the ticket.
+    A client that is refused too often is delayed. A request that may join a stored answer is free
+    and needs no ticket. If a peer or another host owns the answer, the owner takes the ticket.
 
     Raises:
       RequestError: 429 if the tenant has no quota left or too many requests in flight; 429 or 503

@@ -109,7 +109,7 @@ def shown_request_id() -> str:
 
 
 def longest_s(config: ServerConfig) -> float:
-    """Return the longest deadline of a request to a model: the model's or the plan's."""
+    """Return the longest deadline that the model and the tenant's plan allow."""
     of_plan = current_tenant().plan.deadline_s
     return config.default_deadline_s if of_plan is None else min(of_plan, config.default_deadline_s)
 
@@ -118,7 +118,7 @@ def deadline_s(config: ServerConfig, *, is_streamed: bool = True) -> float:
     """Return the request's deadline: the shortest of the client's, the tenant's and the model's.
 
     Args:
-      config: the model's; the server's where no model is known yet.
+      config: the model's settings; the server's while no model is known.
       is_streamed: whether the response is a stream.
 
     Official clients send how long they wait for the next byte. Unless the response is a stream,

@@ -1,5 +1,5 @@
-"""What a trusted gateway says of a request, in headers of the Gateway API Inference Extension: an
-objective, which has a service class, and a fairness id, by which requests share the queue.
+"""Reads the request headers of an inference gateway (Gateway API Inference Extension): the
+objective, which sets the service class, and the fairness id, by which requests share the queue.
 
 The edge removes these headers unless a trusted proxy sent them.
 """
@@ -27,19 +27,19 @@ OBJECTIVE: Final = "x-gateway-inference-objective"
 FAIRNESS_ID: Final = "x-gateway-inference-fairness-id"
 _FLOW: Final = re.compile(r"[!-~]{1,255}")
 MAX_LOGGED: Final = 100
-"""Unknown objectives that are logged. A gateway may pass on names that its clients choose."""
+"""Unknown objectives to log at most: a gateway may pass on names chosen by its clients."""
 current_hints: Final[ContextVar[tuple[ServiceClass | None, str]]] = ContextVar(
     "hints", default=(None, "")
 )
-"""Of the running task's request or WebSocket: the class of its objective, None without one that is
-known; and its fairness id, empty without a valid one."""
+"""Hints of the running task's request or WebSocket: the class of its objective, None if the
+objective is missing or unknown; and its fairness id, empty if missing or invalid."""
 
 
 class Objectives:
-    """The objectives that the server knows.
+    """The configured objectives.
 
     Args:
-      names: the name of the service class of each.
+      names: name of the service class by objective.
     """
 
     def __init__(self, names: Mapping[str, str]) -> None:
@@ -47,8 +47,7 @@ class Objectives:
         self._logged: set[str] = set()
 
     def enter(self, headers: Headers) -> None:
-        """Set the hints of the running task from its request's headers. A malformed id is ignored,
-        like a malformed address of a client."""
+        """Set the running task's hints from its request's headers. A malformed id is ignored."""
         objective, flow = headers.get(OBJECTIVE, ""), headers.get(FAIRNESS_ID, "")
         service_class = CLASS_OF_NAME.get(self._names.get(objective, ""))
         current_hints.set((service_class, flow if _FLOW.fullmatch(flow) else ""))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 _LINE_ID: Final[ContextVar[str]] = ContextVar("line_id", default="")
-"""The id of the batch line that the running task serves; empty for a client's request."""
+"""Id of the batch line that the running task serves; empty for a client's request."""
 
 _CLASS_OF: Final = {"priority": ServiceClass.CRITICAL, "flex": ServiceClass.SHEDDABLE}
 _SHOWN: Final = {

@@ -1,10 +1,9 @@
-"""Proxies requests to the server that owns their idempotency key: one on this port, or one on
-another host.
+"""Proxies a request to the server that owns its idempotency key, on this port or on another host.
 
-The kernel may deliver a retry to any server of a port. The key alone determines which of them
-stores its answer, and the others proxy to it, so requests with one key meet in one process without
-coordination. That process asks the directory of all hosts, if there is one, whether another host
-has the answer.
+The kernel may deliver a retry to any server on the port. The key alone determines which of them
+stores the answer; the others proxy to it, so all requests with one key reach one process without
+coordination. With several hosts, that process asks the directory whether another host has the
+answer.
 """
 
 from __future__ import annotations
@@ -54,8 +53,8 @@ _TAKEN: Final = (
     OBJECTIVE,
     SECRET_HEADER,
 )
-"""Request headers to forward. Origin is checked where the request arrived. The secret of another
-host goes on to the server that owns the key on this port."""
+"""Request headers to forward. The server where the request arrived has checked Origin. Another
+host's secret is forwarded to the server that owns the key on this port."""
 _OF_CONNECTION: Final = frozenset(
     {"connection", "content-length", "date", "keep-alive", "server", "transfer-encoding"}
 )
@@ -109,12 +108,12 @@ def owner_elsewhere(services: Services) -> str | None:
 
 
 async def claim_answer(services: Services) -> None:
-    """Find the host that holds the answer of the current request's key; if there is none, this host
-    does from now on.
+    """Find the host that holds the answer of the current request's key; if there is none, claim the
+    key for this host.
 
     Raises:
-      RequestError: 400, the key is invalid; 403, another host has another secret; 410, the answer
-        to resume was on a host that is gone; 503, its owner is not known.
+      RequestError: 400, the key is invalid; 403, the other host's secret differs; 410, the answer
+        to resume was on a host that is gone; 503, the owner is unknown.
     """
     hosts, key = services.hosts, current_key()
     if hosts is None or key is None or owner_elsewhere(services) is not None:
@@ -127,7 +126,7 @@ async def claim_answer(services: Services) -> None:
     digest = blake2b(name.scope + name.text.encode(), digest_size=16).hexdigest()
 
     def is_kept() -> bool:
-        # With a successor, retries do not reach this server: only what still runs has to be kept.
+        # A successor gets all retries; this server only keeps the keys of running answers.
         return services.kept.keeps(name, only_running=services.state.has_successor)
 
     claim = hosts.directory.claim(digest, is_kept)
@@ -142,7 +141,7 @@ async def claim_answer(services: Services) -> None:
             code="answer_lost",
             param=LAST_EVENT_ID,
         )
-    # Requests to this host's URL do not reach its predecessor. None is proxied twice.
+    # This host's URL does not lead to the old process, and no request is proxied twice.
     own_url = services.config.hosts.advertised_url
     if place is AnswerPlace.UNKNOWN or (url and (url == own_url or is_from_host(services))):
         message = "the server that answers this idempotency key cannot be reached just now"
@@ -159,9 +158,9 @@ async def _proxy(
     """Return the owner's response.
 
     Args:
-      owner: its name or URL, for the log.
+      owner: the owner's name or URL, for the log.
       connect: opens a connection to it; called with the maximum silence.
-      mark: the header that keeps it from proxying the request again.
+      mark: a header that stops the owner from proxying the request again.
       services: the server's parts.
 
     Raises:

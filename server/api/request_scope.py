@@ -104,14 +104,14 @@ class RequestEntry:
     Attributes:
       expected_bytes: the body's announced size; 0 if unknown.
       waits_for_leave: whether the client sent no size or waits for permission to send the body.
-      may_come_back: whether it names an answer that may already exist.
+      may_come_back: whether its answer may already exist.
       received_bytes: bytes of the body so far.
       is_decided: whether it was admitted or refused.
       is_turned_away: whether its body is dropped unread.
       is_whole: whether the complete body has arrived.
       ticket: counts it as in flight; None if it is not counted.
       hold: the room reserved for its body; None if it is not counted.
-      owner_url: URL of the host that holds its answer; empty for this one.
+      owner_url: URL of the host that holds its answer; empty for this host.
     """
 
     def __init__(self, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:

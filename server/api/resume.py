@@ -367,7 +367,7 @@ class KeptAnswers:
         return answer
 
     def keeps(self, name: Name, *, only_running: bool = False) -> bool:
-        """Return whether a retry joins an answer, or one that still runs."""
+        """Return whether a retry would join a kept answer, or one that still runs."""
         answer = self.find(name)
         return (
             answer is not None

@@ -168,7 +168,7 @@ def kept_answer(key: str, fields: BaseModel, services: Services) -> ResumableAns
 
 
 def name_of(key: str) -> Name:
-    """Return the name of the answer that the current request's key stands for."""
+    """Return the name of the answer of the current request's key."""
     # Keys of different clients never collide. Credentials are checked elsewhere.
     tenant = current_tenant().name
     keys = (request.headers.get(name, "") for name in ("authorization", "x-api-key"))

@@ -213,7 +213,7 @@ class ModelTable:
         self._use(ordered, routes)
 
     def public_name_of(self, version: str) -> str:
-        """Return the public name of a version; its own name if it is not served any more."""
+        """Return the public name of a version, or its own name if it is no longer served."""
         names = (one.base_name for one in self._models if one.version == version)
         return next(names, version)
 

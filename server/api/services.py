@@ -68,7 +68,7 @@ class Services:
     store: ResponseStore | None = field(init=False, default=None)
     """The response cache of all models; None if it is off."""
     objectives: Objectives = field(init=False)
-    """Reads what a gateway says of requests."""
+    """Reads an inference gateway's request headers."""
     responses: ResponseStore = field(init=False)
     """Stored responses; always empty if they are off."""
     lives: Iterator[int] = field(init=False, default_factory=count)

@@ -137,7 +137,7 @@ class GenerationRequest:
         none.
       form: format of the resulting embedding; None for a text request.
       adapter: digest of the LoRA adapter; empty for the base model.
-      is_streamed: whether its client gets the tokens as they come.
+      is_streamed: whether its client gets tokens as they are generated.
       markers: tokens that the reader of the text must see, with their text, even if special tokens
         are skipped; None for none.
       auto: how its model was chosen; None if the client named it.
@@ -238,8 +238,8 @@ class Usage:
       ttft_s: time from submission to the first token; None without one.
       reasoning_tokens: completion tokens before the answer, without markers; None if the model does
         not reason.
-      slow_gaps: times between two tokens that are longer than the objective, apart from those in
-        which the client had to read first.
+      slow_gaps: number of gaps between two tokens above the objective's threshold, except gaps in
+        which the row waited for the client to read.
     """
 
     prompt_tokens: int

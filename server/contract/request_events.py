@@ -40,7 +40,7 @@ class RequestFacts:
       service_class: the class in which it was scheduled.
       is_input: whether it produces an embedding.
       auto: how its model was chosen; None if the client named it.
-      is_streamed: whether its client gets the tokens as they come.
+      is_streamed: whether its client gets tokens as they are generated.
       assigned: see GenerationRequest.
     """
 

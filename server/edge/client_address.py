@@ -145,7 +145,7 @@ class Opening(NamedTuple):
     Attributes:
       host: the client that a proxy connects for; None if it speaks for itself.
       rest: the bytes that follow.
-      is_unnamed: whether it connects for a client without an address.
+      is_unnamed: whether its PROXY header names no address for the client.
     """
 
     host: str | None

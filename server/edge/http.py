@@ -109,7 +109,7 @@ class SharedByConnections:
       writes: number of writes to clients; `direct` ones did not wake a task.
       turns: bounds the requests that start per turn.
       proxies: proxies that may name another client.
-      host_secret: requests that carry it may do so too; None if there are no other hosts.
+      host_secret: requests with it may name another client too; None without other hosts.
       refusals: logs requests refused before the application sees them.
     """
 
@@ -340,8 +340,8 @@ class PatchedH11Protocol(ClientChannel, H11Protocol):
         return self.keep_alive_requests > 0
 
     def speak_for(self, host: str | None) -> None:
-        """Set the client for which a proxy opened this connection; None if it named no address, so
-        that nothing of what the client says about others is trusted."""
+        """Set the client for which a proxy opened this connection. None means that the proxy named
+        no address; then the client's headers about other clients are not trusted."""
         if host is not None:
             self.remote.is_forwarding = True
             self.client = (host, UNKNOWN_PORT)
@@ -546,7 +546,7 @@ class PatchedH11Protocol(ClientChannel, H11Protocol):
         self.keep_alive_requests += 1
 
     def _client_of(self, request: h11.Request) -> tuple[str, int] | None:
-        """Return the client of a request of a trusted proxy, or of another host."""
+        """Return the client of a request from a trusted proxy or another host."""
         host = self._proxies.client_of(request.headers)
         return self.client if host is None else (host, UNKNOWN_PORT)
 

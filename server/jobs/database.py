@@ -93,7 +93,7 @@ def open_database(directory: str, journal: Journal = Journal.WRITE_AHEAD) -> sql
 
     Args:
       directory: the directory.
-      journal: the same for all servers of the directory.
+      journal: kind of journal; must be the same for all servers of the directory.
 
     Raises:
       ConfigError: it cannot be used.

@@ -72,8 +72,8 @@ class InnerRequest:
       host: host name that the application accepts.
       path: path of the endpoint.
       body: JSON.
-      request_id: id for the log and the response; however often a request with this id is sent, by
-        any server, its tenant is charged once.
+      request_id: id for the log and the response. Its tenant is charged once, however many servers
+        send a request with this id.
       owner: the request's tenant; empty without tenants.
       within_s: its deadline.
     """
@@ -168,7 +168,7 @@ class BatchRunner:
       host: host name that the application accepts.
       hold_s: returns how long [s] a line is held back for interactive requests.
       on_line: called with the outcome of each line.
-      wait_charged: waits until the charge of an answer survives this process.
+      wait_charged: waits until the charges of ended requests are saved outside this process.
     """
 
     def __init__(
@@ -288,7 +288,7 @@ class BatchRunner:
                 if answer.status == LIMIT_MET or answer.is_crowded_out:
                     self._rest(line, answer)
                     return
-                # A line that is stored is not computed again, which would charge it.
+                # Wait for the charge first: a stored line is never computed, and charged, again.
                 await self._wait_charged()
                 await self._keep(line, answer)
         finally:

@@ -167,13 +167,13 @@ class Storage:
       directory: the directory of the database.
       config: limits.
       holder: this process's name in the lease.
-      journal: the same for all servers of the directory.
+      journal: kind of journal; must be the same for all servers of the directory.
 
     Attributes:
       files: stored files; call through `run`.
       batches: stored batches; call through `run`.
       changed: set when there may be new work; replaced by the waiting task.
-      paused: why no lines start, for lack of space; None while lines start.
+      paused: why no lines start (lack of space); None while lines start.
 
     Raises:
       ConfigError: the directory cannot be used.

@@ -1,1 +1,1 @@
-"""Where a server learns which workers it has: settings, a file, DNS or Redis."""
+"""Sources of a server's list of workers: settings, a file, DNS or Redis."""

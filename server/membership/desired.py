@@ -1,4 +1,5 @@
-"""Follows the desired numbers of workers, which `triolet scale` writes to Redis for autoscalers."""
+"""Polls Redis for the desired numbers of workers, which `triolet scale` writes and servers export
+to autoscalers."""
 
 from __future__ import annotations
 
@@ -20,16 +21,16 @@ if TYPE_CHECKING:
 
 
 class DesiredWorkers:
-    """The desired numbers of one fleet. While Redis is away, the last ones stay.
+    """The desired numbers of one fleet. While Redis is away, the last ones stay in effect.
 
     Args:
       config: the server's settings.
 
     Raises:
-      ConfigError: the file of the URL cannot be read.
+      ConfigError: the file with the URL cannot be read.
 
     Attributes:
-      numbers: the numbers by place.
+      numbers: desired number by place.
     """
 
     def __init__(self, config: ServerConfig) -> None:

@@ -1,4 +1,4 @@
-"""Follows the workers that DNS names: all addresses of a name, or its SRV records with ports."""
+"""`DnsSource`: finds workers by polling DNS, as all addresses of a name or its SRV records."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class DnsSource:
         self._table = table
 
     async def run(self, use: Callable[[Members], None]) -> None:
-        """Look the names up at an interval."""
+        """Look up the names at an interval, until cancelled."""
         names = {Role.PREFILL: self._config.prefill, Role.DECODE: self._config.decode}
         while True:
             told = [await self._look_up(role, name, use) for role, name in names.items() if name]
@@ -61,12 +61,12 @@ class DnsSource:
 
 
 async def places_of(name: str, config: DnsConfig) -> set[str]:
-    """Return HOST:PORT of every worker of a name. SRV priorities and weights are ignored.
+    """Look up a name and return HOST:PORT of every worker. SRV priorities and weights are ignored.
 
     Raises:
-      DNSException: there is no answer, or it is an error.
+      DNSException: DNS gave no answer, or an error.
       OSError: no DNS server can be reached.
-      ValueError: the configured DNS server's address is none.
+      ValueError: the address of the configured DNS server is invalid.
     """
     resolver = dns.asyncresolver.Resolver(configure=not config.nameserver)
     resolver.lifetime = config.timeout_s
@@ -84,7 +84,7 @@ async def places_of(name: str, config: DnsConfig) -> set[str]:
         hosts = [(record.target, record.port) for record in await ask(name, "SRV")]
     found: set[str] = set()
     for host, port in hosts:
-        # Not both: a worker with an address of each kind is one worker.
+        # Either IPv4 or IPv6: a worker with an address of each kind is one worker.
         found |= {f"{record.address}:{port}" for record in await ask(host, "A")} or {
             f"[{record.address}]:{port}" for record in await ask(host, "AAAA")
         }

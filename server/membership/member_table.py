@@ -1,15 +1,16 @@
-"""Decides which workers stay members when answers of DNS or Redis name others, fewer or none.
+"""`MemberTable`: decides which workers a server keeps when DNS or Redis names others, fewer or
+none.
 
-Such a store may be down, late, empty or wrong, so an answer that lacks a worker proves little:
+Such a store may be down, late, empty or wrong, so a worker's absence from an answer proves little:
 
-- an answer without any worker that heartbeats reach changes nothing about those it lacks;
-- a worker is dropped when several answers in a row lack it; one that registers itself when it is
-  dead, too, and an answer lacks it;
-- answers may be partial (round robin, a limit on addresses). An answer that names a new worker
-  drops no other. After one that brings a living worker back, many more answers must lack a living
-  worker.
+- an answer that contains no live worker (one that heartbeats reach) drops no worker;
+- with DNS a worker is dropped after several answers in a row without it; with Redis once it is dead
+  and an answer lacks it;
+- answers may be partial (round robin, a limit on addresses). An answer with a new worker drops no
+  other. Once an answer brings a missing live worker back, answers count as partial, and many more
+  of them must lack a live worker before it is dropped.
 
-A dropped worker gets nothing new and keeps its streams (`Links.set_members`).
+A dropped worker gets no new requests and finishes its streams (`Links.set_members`).
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from triolet.ids import Role
 
 PARTIAL_ROUNDS: Final = 20
-"""If answers are partial, as many answers in a row must lack a living worker as could have named
-all workers so many times. Answers that draw at random leave a worker out that often once in e^20
+"""With partial answers, a live worker is dropped after as many answers without it as could have
+named all workers this many times. Random answers leave out a worker that often in one of e^20
 cases."""
 
 
@@ -33,11 +34,11 @@ class MemberTable:
     """The members according to one store.
 
     Args:
-      members: those of the settings; they count like members of an earlier answer.
-      alive: returns the addresses of the workers that heartbeats reach.
-      absent_answers: answers in a row that must lack a worker before it is dropped; None if workers
-        register themselves. Then one that is dead is dropped at once, and no other: an operator
-        removes a worker by draining it.
+      members: configured workers; they count like those of an earlier answer.
+      alive: returns the addresses of live workers.
+      absent_answers: answers in a row without a worker before it is dropped. None if workers
+        register themselves: then only a dead worker is dropped, at once; operators remove a live
+        one by draining it.
     """
 
     def __init__(
@@ -58,8 +59,8 @@ class MemberTable:
         """Apply an answer; return why it is not used, or an empty text.
 
         Args:
-          found: the workers that it names, each address once.
-          roles: roles for which it names all workers.
+          found: workers in the answer, each address once.
+          roles: roles whose workers the answer lists.
           use: receives the members if they change.
         """
         before, new = [*self._absent], {*found}
@@ -68,7 +69,7 @@ class MemberTable:
         if (count := len(new.union(before))) > MAX_MEMBERS:
             return f"there would be {count} members; allowed: {MAX_MEMBERS}"
         named, alive = {one.address for one in found}, self._alive()
-        # Another role or model at an address: the worker there was replaced.
+        # If the role or model at an address changed, the worker there was replaced.
         for member in [one for one in before if one.address in named and one not in new]:
             del self._absent[member]
         is_news = not new.issubset(self._absent)

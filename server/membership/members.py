@@ -1,6 +1,7 @@
-"""Sources of a server's workers: the interface, the members file, and the choice of the source.
+"""`MemberSource`, the interface of a source of workers; the members file; and the choice of the
+configured source.
 
-Members stay in use until the source drops them; heartbeats tell whether they are alive.
+Members stay in use until the source drops them. Only heartbeats decide whether they are alive.
 """
 
 from __future__ import annotations
@@ -44,15 +45,15 @@ def by_model(file: Members, names: Sequence[str]) -> dict[str, list[tuple[Role, 
         name = member.model or names[0]
         if name not in found:
             raise ConfigError(
-                f"the member at {member.address} is of model {name!r}; this server has "
-                f"{', '.join(names)}"
+                f"the member at {member.address} has the model {name!r}, but this server has "
+                f"{', '.join(names)}; correct its `model`"
             )
         found[name].append((member.role, member.address))
     return found
 
 
 class MemberSource(Protocol):
-    """Where a server learns which workers it has."""
+    """A source of a server's list of workers."""
 
     @property
     def health(self) -> StoreHealth | None:
@@ -60,8 +61,7 @@ class MemberSource(Protocol):
         ...
 
     async def run(self, use: Callable[[Members], None]) -> None:
-        """Pass the members to `use` at each change. While the source has trouble, the last ones
-        stay."""
+        """Pass the members to `use` at each change. If the source fails, the last members stay."""
         ...
 
 
@@ -105,14 +105,14 @@ class MemberFile:
 
 
 def member_source(config: ServerConfig, alive: Callable[[], Set[str]]) -> MemberSource | None:
-    """Return the configured source; None if the workers are those of the settings.
+    """Return the configured source; None if only configured addresses are used.
 
     Args:
       config: the server's settings.
-      alive: returns the addresses of the workers that heartbeats reach.
+      alive: returns the addresses of live workers.
 
     Raises:
-      ConfigError: the file of the Redis's URL cannot be read.
+      ConfigError: the file with Redis's URL cannot be read.
     """
     if config.members_file is not None:
         return MemberFile(config.members_file, config.members_poll_s)
@@ -126,7 +126,7 @@ def member_source(config: ServerConfig, alive: Callable[[], Set[str]]) -> Member
         )
         for address in addresses
     ]
-    # Both are imported late: few servers need their libraries.
+    # Imported late: few servers need these libraries.
     if own.dns.is_on:
         from .dns_source import DnsSource
 

@@ -1,4 +1,4 @@
-"""Follows the workers that register themselves in Redis."""
+"""`RedisSource`: finds workers by polling the registrations that they write to Redis."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RedisSource:
       models: names of this server's models.
 
     Raises:
-      ConfigError: the file of the URL cannot be read.
+      ConfigError: the file with the URL cannot be read.
     """
 
     def __init__(
@@ -46,14 +46,14 @@ class RedisSource:
         self._ignores = False
 
     async def run(self, use: Callable[[Members], None]) -> None:
-        """Read the registrations at an interval."""
+        """Read the registrations at an interval, until cancelled."""
         await self._calls.repeat(
             self._poll_s, LIST, MAX_MEMBERS, MAX_BYTES, took=partial(self._take, use)
         )
 
     def _take(self, use: Callable[[Members], None], texts: Sequence[str]) -> str:
-        """Apply the live registrations, the newest first; log once that some cannot be used. Return
-        why none is used, or an empty text."""
+        """Apply the live registrations, newest first; log once that some cannot be used. Return why
+        the whole answer is not used, or an empty text."""
         found: dict[str, Member] = {}
         wrong: list[str] = []
         for text in texts:

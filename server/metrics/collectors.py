@@ -220,11 +220,11 @@ def usage_families(dropped: int) -> Iterator[Metric]:
 
 
 def slo_families(counters: Sequence[ObjectiveCounter]) -> list[Metric]:
-    """Return the events of all objectives, read in one go: a share of two counters would be wrong
-    if one was read later than the other."""
+    """Return the events of all objectives, read at one moment: if good and total were read at
+    different times, their ratio would be wrong."""
     found = []
     for which, text in ((1, "events"), (0, "good")):
-        help_of = "Events that an objective counts" if which else "Those of them that are good"
+        help_of = "Events that an objective counts" if which else "Good events of an objective"
         series = [
             ((one.objective.name, *labels), float(counts[which]))
             for one in counters
@@ -243,22 +243,22 @@ def slo_families(counters: Sequence[ObjectiveCounter]) -> list[Metric]:
 
 
 def membership_families(health: StoreHealth | None) -> Iterator[Metric]:
-    """Yield metrics of the store of members; without samples if there is none."""
+    """Yield metrics of the store of members; without samples if no store is configured."""
     text = "Time since DNS or Redis last named workers"
     ages = [] if health is None else [((), trio.current_time() - health.answered_at)]
     yield family(GAUGE, "membership_age_seconds", text, (), ages)
 
 
 def scale_families(places: Mapping[Place, tuple[int | None, int | None]]) -> Iterator[Metric]:
-    """Yield desired and present numbers of processes.
+    """Yield desired and observed numbers of processes.
 
     Args:
-      places: desired and present numbers by place; None if unknown.
+      places: desired and observed number by place; None if unknown.
     """
     for at, (name, text) in enumerate(
         (
-            ("desired_workers", "Processes that `triolet scale` asked for"),
-            ("observed_workers", "Workers that are alive"),
+            ("desired_workers", "Number of processes set by `triolet scale`"),
+            ("observed_workers", "Live workers"),
         )
     ):
         known = (

@@ -269,7 +269,7 @@ class FleetMetrics(Observer):
         tell("worker_lost", worker=worker, cause=cause, requests=num_requests)
 
     def worker_refused(self, worker: str, reason: str, *, is_again: bool = False) -> None:
-        """Count a worker that cannot be used, and log each reason once; an operator must act."""
+        """Count a worker that cannot be used, and log each reason once. An operator must fix it."""
         self.counters["workers_refused"].inc()
         if not is_again:
             log.error("worker_refused", worker=worker, reason=reason)

@@ -1,5 +1,5 @@
-"""Counters and histograms over time: their increases in the last seconds for the fleet status, and
-one row for each interval of the last hour for the charts of the dashboard."""
+"""`FleetHistory`: samples metrics over time, for the recent figures of /fleet/status and for the
+dashboard's charts of the last hour."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from .metrics import Metrics
 
 HistoryRow: TypeAlias = "dict[str, dict[str, Sequence[float]]]"
-"""The numbers of one interval: rates and gauges of each of the `models` and `tenants`, and events
-of the `objectives`. Rows of several servers can be added, quantiles cannot."""
+"""The numbers of one interval: rates and gauges by model and tenant, and events by objective.
+Histograms instead of quantiles, so that rows of several servers can be added."""
 
 GROWING: Final = (
     "requests_accepted",
@@ -45,7 +45,7 @@ LATENCIES: Final = {
     "queue": "queue_seconds",
 }
 BURN_WINDOW: Final = "1h"
-"""Window of the burn rates in the history: the long one of the alert that pages first."""
+"""Window of the burn rates in the history: the long window of the fastest page."""
 
 
 class FleetHistory:
@@ -58,7 +58,7 @@ class FleetHistory:
       wall: returns the Unix time. All servers on a port sample at multiples of the interval.
 
     Attributes:
-      rows: the rows of the last hour by end of their interval, in intervals since 1970.
+      rows: the rows of the last hour, by the number of their interval since 1970.
     """
 
     def __init__(
@@ -83,9 +83,9 @@ class FleetHistory:
             await trio.sleep(self._config.sample_s - self._wall() % self._config.sample_s)
 
     def sample(self) -> None:
-        """Sample the current values, once in each interval."""
+        """Sample the current values, once per interval."""
         slot = round(self._wall() / self._config.sample_s)
-        if self._samples and self._samples[-1]["slot"] == slot:  # the timer was early
+        if self._samples and self._samples[-1]["slot"] == slot:  # the timer fired early
             return
         now = self._now() | {
             "slot": slot,
@@ -93,14 +93,14 @@ class FleetHistory:
             "tenants": dict(self._metrics.slos.tenant_tokens),
         }
         if self._samples:
-            # Both bounds, because the clock may be set back.
+            # Two bounds, because the clock may be set back.
             oldest = slot - round(self._config.history_s / self._config.sample_s)
             kept = {at: row for at, row in self.rows.items() if oldest < at < slot}
             self.rows = kept | {slot: self._row(self._samples[-1], now)}
         self._samples.append(now)
 
     def since_then(self) -> dict[str, Any]:
-        """Return all increases since the oldest sample of the last seconds, and its age."""
+        """Return all increases since the oldest recent sample, and its age."""
         now = self._now()
         then = self._samples[0] if self._samples else now
         return {"seconds": now["at_s"] - then["at_s"], **_increases(now, then)}
@@ -118,7 +118,7 @@ class FleetHistory:
             numbers = _numbers(increases, seconds, statuses.get(name))
             shown = name if place < self._config.history_models else OTHERS
             models[shown] = array("d", map(add, numbers, models.get(shown, [0.0] * len(numbers))))
-        # A tenant that was counted with others before has a smaller count than it had then.
+        # A tenant that used to count under OTHERS may have a smaller count now.
         tenants: dict[str, Sequence[float]] = {
             name: [max(0.0, tokens - then["tenants"].get(name, 0)) / seconds]
             for name, tokens in now["tenants"].items()
@@ -135,8 +135,7 @@ class FleetHistory:
 
 
 def grown(metrics: Metrics, model: str | None = None) -> dict[str, Any]:
-    """Return the current values of counters and histograms that only grow, of one model or of
-    all."""
+    """Return the current values of one model's counters and histograms, or of all models."""
     figures = metrics.figures(model)
     return {
         "counters": {name: sum(figures[name].values()) for name in GROWING},
@@ -154,7 +153,7 @@ def _histogram(buckets: Mapping[str, float]) -> dict[str, list[float]]:
 
 
 def _increases(now: dict[str, Any], then: dict[str, Any]) -> dict[str, Any]:
-    """Return by how much all values grew."""
+    """Return the increases of all values."""
     return {
         "counters": {
             name: value - then["counters"][name] for name, value in now["counters"].items()
@@ -175,12 +174,12 @@ def _increases(now: dict[str, Any], then: dict[str, Any]) -> dict[str, Any]:
 
 
 def _numbers(increases: dict[str, Any], seconds: float, status: FleetStatus | None) -> list[float]:
-    """Return a model's numbers: rates, gauges and the running totals of both histograms."""
+    """Return a model's numbers: rates, gauges and cumulative counts of both histograms."""
     counters = increases["counters"]
     ttft, itl = (increases["latencies"][name]["totals"] for name in ("ttft", "itl"))
     workers = () if status is None else status.workers
     decode = [one for one in workers if one.role is Role.DECODE and one.capacity is not None]
-    # First tokens, and those after a gap: counted when they are sent, not when the request ends.
+    # First tokens plus gaps: counted when tokens are sent, not when the request ends.
     rates = (ttft[-1] + itl[-1], counters["prompt_tokens"], counters["requests_rejected"])
     return [
         *(max(0.0, one) / seconds for one in rates),
@@ -192,7 +191,7 @@ def _numbers(increases: dict[str, Any], seconds: float, status: FleetStatus | No
 
 
 def add_row(row: HistoryRow, other: HistoryRow) -> None:
-    """Add another server's row of the same interval."""
+    """Add another server's row for the same interval."""
     for kind, of_kind in other.items():
         for name, numbers in of_kind.items():
             before = row[kind].get(name, [0.0] * len(numbers))
@@ -200,7 +199,7 @@ def add_row(row: HistoryRow, other: HistoryRow) -> None:
 
 
 def model_figures(numbers: Sequence[float]) -> dict[str, float | None]:
-    """Return what the charts show of a model in one interval; None where nothing happened."""
+    """Return a model's figures of one interval for the charts; None where nothing happened."""
     tokens, prompt_tokens, refusals, queued, used, blocks, *totals = numbers
     ttft, itl = totals[: len(TTFT_BUCKETS) + 1], totals[len(TTFT_BUCKETS) + 1 :]
     return {
@@ -219,7 +218,7 @@ def model_figures(numbers: Sequence[float]) -> dict[str, float | None]:
 def objective_figures(
     objective: ServiceObjective, numbers: Sequence[float], observed_s: float
 ) -> dict[str, float | None]:
-    """Return an objective's burn rate and the rest of its budget at the end of an interval."""
+    """Return an objective's burn rate and remaining budget at the end of an interval."""
     burnt, whole = EventCounts(*map(int, numbers[:2])), EventCounts(*map(int, numbers[2:]))
     return {
         "burn_rate": burn_rate(objective, burnt),
@@ -228,12 +227,12 @@ def objective_figures(
 
 
 def _quantile(bounds: Sequence[float], totals: Sequence[float], share: float) -> float | None:
-    """Return a quantile of running totals, interpolated in its bucket as Prometheus does."""
+    """Return a quantile of cumulative counts, interpolated in its bucket as in Prometheus."""
     wanted = share * totals[-1]
     if not wanted:
         return None
     place = bisect_left(totals, wanted)
-    if place >= len(bounds):  # above all bounds: at least this
+    if place >= len(bounds):  # above the highest finite bound
         return bounds[-1]
     lower, below = (bounds[place - 1], totals[place - 1]) if place else (0.0, 0.0)
     return lower + (bounds[place] - lower) * (wanted - below) / (totals[place] - below)

@@ -1,7 +1,7 @@
 """All metrics of one server process: one object that owns the counters and writes them for
 Prometheus.
 
-Every label has a bounded set of values: nothing that a client sends becomes a label's value.
+Every label has a bounded set of values: no client input becomes a label value.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Metrics:
       model_name: name of the first model; `model_name` label of the aliases.
       compat: `vllm` to add aliases under vLLM's names, `none` for own names only.
       others: names of further models.
-      digests: digests of the models' versions, by name; models in no store have none.
+      digests: digest of each model's version, by name; models outside a store have none.
       slos: counts for the service level objectives; None without objectives.
       rollouts: collects evidence about versions for control; None without control.
 
@@ -81,7 +81,7 @@ class Metrics:
       usage_dropped: returns the number of records that the usage ledger dropped.
       slos: see Args.
       rollouts: see Args.
-      membership: whether the store of members answers; None without one.
+      membership: health of the store of members; None without a store.
       desired: returns the desired numbers of workers.
       route_valid_s: returns for how long the route of each rollout is valid, by public name.
       fleets: observer of each model's scheduler, by the model's name.
@@ -185,7 +185,7 @@ class Metrics:
         return self._exposition.whole()
 
     def figures(self, model: str | None = None) -> dict[str, dict[str, float]]:
-        """Return counters by label values and histograms' cumulative counts by upper bound, of one
+        """Return counters by label values, and histograms' cumulative counts by upper bound: of one
         model, or summed over all models, including removed ones."""
         is_whole = model is None
         found = {name: dict(values) for name, values in self._past.items() if is_whole}
@@ -195,9 +195,9 @@ class Metrics:
         return found
 
     def places(self) -> dict[Place, tuple[int | None, int | None]]:
-        """Return how many processes are desired and alive at each place of this server's models;
-        None if unknown. Servers do not see one another. The first model may have two numbers, and
-        that under its name counts."""
+        """Return the desired and live number of processes by place, for this server's models; None
+        if unknown, as for servers, which do not see one another. If the first model has a number
+        with and without its name, the one with its name counts."""
         first = next(iter(self.fleets))
         desired = {
             place._replace(model=place.model or first): count

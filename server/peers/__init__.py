@@ -1,1 +1,1 @@
-"""The other servers: those on this port, and those on other hosts that share idempotency keys."""
+"""Other servers: those on the same port, and those on other hosts that share idempotency keys."""

@@ -1,16 +1,15 @@
-"""Which server holds the answer of an idempotency key, for servers on several hosts: a directory in
-Redis.
+"""`AnswerDirectory`: a directory in Redis that records which server holds the answer of an
+idempotency key, shared by servers on several hosts.
 
-All keys start with PREFIX, which contains one hash tag in braces:
+Keys in Redis start with PREFIX, which contains one hash tag in braces:
 
-- `answer:DIGEST`: the id of its owner. An id is random per process: a server never takes its
-  predecessor's answers for its own, and both may run at the same time;
-- `server:ID`, a lease: the URL of the process's host, or ENDED;
-- `beat`: exists while any server renews its lease; `settling`: exists for a while after Redis was
-  away, when leases have expired although their servers live.
+- `answer:DIGEST`: the owner's id, random per process, so that a restarted server does not take its
+  predecessor's answers for its own, even while both run;
+- `server:ID`, a lease of that process: its host's URL, or ENDED;
+- `beat`: exists while any server renews its lease; `settling`: exists for a short time after Redis
+  was away, when leases of live servers have expired.
 
-Each script is one round trip and one transaction. A value that is not of this form counts as
-absent.
+Each script is one round trip and one transaction. Values in any other form count as absent.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ log = structlog.get_logger(__name__)
 
 PREFIX: Final = "{triolet}:hosts:"
 MAX_RELEASED: Final = 1000
-"""Entries that are removed together, which takes Redis a millisecond. Beyond this they expire."""
+"""Most entries to remove in one call, which takes Redis a millisecond. The rest expire."""
 
 _HEAD: Final = """
 local P, id, ENDED = ARGV[1], ARGV[2], '-'
@@ -72,9 +71,9 @@ redis.call('SET', entry, id, 'EX', ttl_s)
 return {'here', ''}
 """
 )
-"""Return where the answer of a key is; if no live server has it, it is here from now on, unless the
-request resumes an earlier one. Arguments: the key's digest, how long the entry is kept [s], whether
-the request resumes."""
+"""Return where the answer of a key is. If no live server has it, claim it for this server, unless
+the request resumes an answer. Arguments: the key's digest, lifetime of the entry [s], whether the
+request resumes."""
 RENEW: Final = (
     _HEAD
     + """
@@ -85,7 +84,7 @@ redis.call('SET', beat, '', 'PX', lease_ms)
 redis.call('SET', lease, url, 'PX', lease_ms)
 """
 )
-"""Renew this server's lease. Arguments: this host's URL, length of the lease [ms]."""
+"""Renew this server's lease. Arguments: this host's URL, duration of the lease [ms]."""
 RELEASE: Final = (
     _HEAD
     + """
@@ -95,24 +94,24 @@ for i = 3, #ARGV do
 end
 """
 )
-"""Remove the entries of keys that are this server's. Arguments: the keys' digests."""
+"""Remove this server's entries for these keys. Arguments: the keys' digests."""
 LEAVE: Final = _HEAD + "redis.call('SET', lease, ENDED, 'PX', ARGV[3])"
-"""Record that this process has ended, which a lease that has expired does not say. Argument: length
-of the lease [ms]."""
+"""Record that this process has ended: an expired lease would not prove it. Argument: duration of
+the lease [ms]."""
 
 
 class AnswerClaim:
-    """A request's interest in the answer of a key. The request holds it until it ends; when the
-    last one of a key has ended, the key is free as soon as no retry joins its answer.
+    """One request's claim on an idempotency key, held until the request ends. After the last claim
+    of a key has ended, the key is freed as soon as no retry could join its answer.
 
     Args:
       directory: the directory.
       digest: digest of the key and its client.
-      is_kept: whether a retry of the key joins an answer of this server.
+      is_kept: returns whether a retry would join an answer of this server.
 
     Attributes:
-      has_begun: False; nothing is computed for it.
-      owner: who holds the answer.
+      has_begun: always False: nothing is computed for a claim.
+      owner: the holder of the answer.
     """
 
     has_begun = False
@@ -126,7 +125,8 @@ class AnswerClaim:
         self._is_kept = is_kept
 
     async def ask(self, *, is_resuming: bool) -> None:
-        """Ask Redis for the owner, and become it if there is none. Bounded in time, never fails.
+        """Ask Redis for the owner; without one, this server becomes the owner. Has a deadline, and
+        never raises.
 
         Args:
           is_resuming: whether the request can only continue an answer.
@@ -134,28 +134,28 @@ class AnswerClaim:
         self.owner = await self._directory.owner_of(self._digest, is_resuming=is_resuming)
 
     def cancel(self, reason: CancelReason) -> None:
-        """End it."""
+        """End the claim."""
         del reason
         self._directory.leave(
-            # An answer from Redis that came too late may have made the key ours.
+            # Redis may have made this server the owner although its reply came too late.
             self._digest,
             lambda: self.owner.place is not AnswerPlace.ELSEWHERE and not self._is_kept(),
         )
 
 
 class AnswerDirectory:
-    """The directory, as one server uses it.
+    """One server's view of the directory.
 
     Args:
       config: Redis, this host's URL, and times.
 
     Raises:
-      ConfigError: the file of Redis's URL cannot be read.
+      ConfigError: the file with Redis's URL cannot be read.
     """
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config.hosts
-        # No answer is kept for longer than it may run and be kept.
+        # No answer exists for longer than its deadline plus the time that it is kept.
         self._ttl_s = int(config.default_deadline_s + config.resume.ttl_s) + 1
         self._lease_ms = str(int(config.hosts.lease_s * 1000))
         quotas = config.tenants.quotas
@@ -172,18 +172,19 @@ class AnswerDirectory:
         self._requests: Counter[str] = Counter()  # by digest
         self._released: set[str] = set()
         self._max_kept = config.resume.max_kept
-        self._kept: dict[str, Callable[[], bool]] = {}  # keys without requests: is it free?
+        self._kept: dict[str, Callable[[], bool]] = {}  # keys without requests
         self._has_released = trio.Event()
 
     def claim(self, digest: str, is_kept: Callable[[], bool]) -> AnswerClaim:
-        """Count a request with a key, until its claim is cancelled. See `AnswerClaim`."""
+        """Count a request with a key until its claim is cancelled. See `AnswerClaim`."""
         self._requests[digest] += 1
         self._released.discard(digest)
         self._kept.pop(digest, None)
         return AnswerClaim(self, digest, is_kept)
 
     def leave(self, digest: str, is_free: Callable[[], bool]) -> None:
-        """Count the end of a request; after the last one, free its key as soon as `is_free`."""
+        """Count the end of a request. After the last one, free its key once `is_free` returns
+        true."""
         self._requests[digest] -= 1
         if self._requests[digest]:
             return
@@ -198,7 +199,7 @@ class AnswerDirectory:
             self._has_released.set()
 
     async def owner_of(self, digest: str, *, is_resuming: bool) -> AnswerOwner:
-        """Return who holds an answer, and claim it if there is no owner. See `AnswerClaim.ask`."""
+        """Return the owner of an answer, and claim it if there is none. See `AnswerClaim.ask`."""
         if self._calls is None:
             return AnswerOwner(AnswerPlace.ALONE)
         try:
@@ -209,8 +210,8 @@ class AnswerDirectory:
         return AnswerOwner(AnswerPlace(place), url)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Keep this server's lease, and connect again while Redis is away, until cancelled. Started
-        after one attempt."""
+        """Renew this server's lease until cancelled, reconnecting if Redis was away. Reports
+        `started` after the first attempt."""
         is_first = True
 
         async def use(calls: RedisCalls) -> None:
@@ -266,7 +267,7 @@ class AnswerDirectory:
         self._note("")
 
     def _note(self, trouble: str) -> None:
-        """Log once that keys are not shared, and once that they are again."""
+        """Log once when keys stop being shared, and once when they are shared again."""
         if trouble and not self._trouble:
             log.warning("keys_are_local", reason=trouble)
         elif self._trouble and not trouble:

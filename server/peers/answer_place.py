@@ -1,4 +1,4 @@
-"""Where the answer of an idempotency key is, among servers on several hosts."""
+"""Types that say which host holds the answer of an idempotency key (see answer_directory.py)."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import NamedTuple
 
 
 class AnswerPlace(StrEnum):
-    """Where the answer of a key is."""
+    """Location of the answer of a key."""
 
     HERE = "here"
-    ELSEWHERE = "elsewhere"  # on a server that lives
-    LOST = "lost"  # on a server that is dead
-    UNKNOWN = "unknown"  # Redis was away: whether its server lives will be known soon
-    ALONE = "alone"  # no server has it that the directory knows
+    ELSEWHERE = "elsewhere"  # on a live server
+    LOST = "lost"  # on a dead server
+    UNKNOWN = "unknown"  # Redis was away, so it is not known yet whether the server is alive
+    ALONE = "alone"  # on no server that the directory knows
 
 
 class AnswerOwner(NamedTuple):
-    """Who holds the answer of a key.
+    """The holder of the answer of a key.
 
     Attributes:
-      place: where it is.
-      url: of its host; empty unless it is elsewhere.
+      place: location of the answer.
+      url: URL of its host; empty unless it is on another host.
     """
 
     place: AnswerPlace

@@ -1,4 +1,5 @@
-"""The secret that servers of several hosts share; a request with it comes from one of them."""
+"""The secret shared by servers on several hosts. It proves that a request comes from one of
+them."""
 
 from __future__ import annotations
 
@@ -30,11 +31,11 @@ class HostSecret:
         self.text = text
 
     def matches(self, value: str) -> bool:
-        """Compare in a time that does not depend on the content."""
+        """Compare in constant time."""
         return hmac.compare_digest(value.encode(), self.text.encode())
 
     def is_in(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-        """Return whether headers, with names in lower case, carry the secret."""
+        """Return whether headers (with lower-case names) contain the secret."""
         wanted = SECRET_HEADER.encode()
         return any(
             name == wanted and self.matches(value.decode("latin-1")) for name, value in headers

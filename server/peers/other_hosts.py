@@ -1,4 +1,5 @@
-"""Servers on other hosts: connections to the one that holds the answer of an idempotency key."""
+"""`OtherHosts`: opens connections to servers on other hosts, to proxy requests to the holder of an
+answer."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 _PORTS: Final = {"http": 80, "https": 443}
 _PROBES: Final = 3
-"""Unanswered TCP probes, a second apart, after which a silent host counts as gone."""
+"""Unanswered TCP keepalive probes, one per second, after which a host counts as gone."""
 
 
 class OtherHosts:
@@ -32,9 +33,9 @@ class OtherHosts:
       config: this host's URL, and bounds.
 
     Attributes:
-      secret: the secret of all hosts.
-      directory: who holds which answer.
-      answers: the responses of the others that are being proxied.
+      secret: the secret that all hosts share.
+      directory: records which host holds which answer.
+      answers: responses from other hosts that are being proxied.
 
     Raises:
       ConfigError: a file cannot be used.
@@ -80,7 +81,7 @@ class OtherHosts:
         raise OSError(f"no connection within {self._config.timeout_s:g} s")
 
     def _watch(self, stream: trio.SocketStream) -> None:
-        """Let the kernel end a connection to a host that has gone without a word."""
+        """Let the kernel close a connection whose host has vanished."""
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         idle_s = max(1, int(self._config.lease_s))
         values = {"TCP_KEEPIDLE": idle_s, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": _PROBES}

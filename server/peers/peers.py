@@ -23,12 +23,12 @@ _R = TypeVar("_R")
 
 READ_BYTES: Final = 65_536
 ALONE: Final = "server"
-"""The name of a server that is alone on its port, for workers and audits."""
+"""Name of the only server on a port, for workers and audits."""
 
 
 class PeerAnswer:
-    """A response being read from a peer. The client's request owns it, and its end closes the
-    connection.
+    """A response being read from a peer. The client's request owns it; when that ends, the
+    connection closes.
 
     Args:
       stream: connection to the peer, over TLS or not.
@@ -89,7 +89,7 @@ class PeerAnswer:
                 }
 
     async def next_data(self) -> bytes:
-        """Return the next part of the body; empty at its end.
+        """Return the next part of the body; empty at the end.
 
         Raises:
           OSError, trio.BrokenResourceError, h11.RemoteProtocolError: it was cut off.
@@ -159,7 +159,7 @@ class Peers:
 
     Attributes:
       own_name: this server's name.
-      answers: the responses of the others that are being proxied.
+      answers: responses from peers that are being proxied.
     """
 
     def __init__(self, config: PeerServersConfig) -> None:
@@ -169,9 +169,9 @@ class Peers:
         self.answers = PeerAnswers()
 
     def owner_of(self, key: str) -> str | None:
-        """Return the peer that owns a key; None if this server does.
+        """Return the peer that owns a key; None if this server owns it.
 
-        All servers return the same owner for a key, whichever of them are alive.
+        All servers compute the same owner, whether or not it is alive.
         """
         names = (self.own_name, *self._paths)
         owner = max(names, key=lambda name: blake2b(f"{name}\0{key}".encode()).digest())
@@ -206,7 +206,7 @@ class Peers:
         return answers
 
     async def _get(self, name: str, target: str) -> bytes | None:
-        """Return the body of a response with 200; None for any other."""
+        """Return the body if the status is 200, else None."""
         stream = await trio.open_unix_socket(self._paths[name])
         # The drain does not wait for this request.
         answer = PeerAnswer(stream, self._ask_timeout_s, lambda _: None)

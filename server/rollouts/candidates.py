@@ -99,7 +99,7 @@ class Candidates:
         self._find = find
         self._views: Sequence[RolloutView] = ()
         self._news = trio.Event()
-        self._known: dict[tuple[str, Links, Links], _Candidate] = {}
+        self._known: dict[tuple[str, Links, Links, float], _Candidate] = {}
 
     def use(self, rollouts: Sequence[RolloutView]) -> None:
         """Follow these rollouts from now on. Call it with all of control's news: without any for
@@ -129,10 +129,11 @@ class Candidates:
                 continue
             if stable.links is own.links:
                 continue  # versions with the same compute digest share their workers
-            key = view.id, stable.links, own.links
+            # The interval is 0 until all servers have the candidate.
+            key = view.id, stable.links, own.links, view.golden_every_s
             one = before.pop(key, None)
             if one is None:
-                shadow = ShadowCopies(*key, self._config.max_copies)
+                shadow = ShadowCopies(*key[:3], self._config.max_copies)
                 one = _Candidate(view, own, shadow)
                 nursery.start_soon(one.run, self._config)
             one.shadow.share = view.shadow_share

@@ -175,8 +175,8 @@ class Admission:
         return bool(self.overload.look(whole, ahead, now).refused_for)
 
     def max_tokens(self, scheduling: Scheduling, prompt_tokens: int) -> int | None:
-        """Return the current limit on the tokens of an answer; None for no limit, as for a tenant
-        that uses less than its share or has its own pool."""
+        """Return the current limit on the tokens of an answer; None for no limit. Tenants below
+        their share or with their own pool have no limit."""
         if scheduling.placement.pools or is_under_share(
             self._queue, [QueuePlace(scheduling, 0, 0.0, 0, prompt_tokens, UNKNOWN_TOKENS)]
         ):
@@ -283,13 +283,14 @@ class Admission:
         return forecasts
 
     def _tokens_waiting(self, service_class: ServiceClass) -> float:
-        """Return the prompt tokens of this class and higher ones that wait for the shared pool."""
+        """Return the prompt tokens of this and higher classes that wait for the shared pool."""
         classes = self._queue.classes[: service_class + 1]
         tokens = sum(one.ready_tokens(ANYWHERE) for one in classes if not one.is_paused)
         return self._scaled(tokens, ANYWHERE)
 
     def _scaled(self, tokens: float, placement: Placement) -> float:
-        """Return how many tokens all workers compute while those of a placement compute these."""
+        """Return how many tokens all workers compute in the time in which a placement's workers
+        compute these."""
         everyone = self._roster.workers
         workers = self._roster.pool(placement).workers if tokens else everyone
         if len(workers) == len(everyone):
@@ -299,8 +300,8 @@ class Admission:
 
 
 def is_under_share(queue: FairQueue[Any], places: Iterable[QueuePlace]) -> bool:
-    """Return whether a tenant's new requests ask for so much less than its share that others, not
-    they, should yield. False for the only tenant.
+    """Return whether a tenant is so far below its share that other tenants should yield to its new
+    requests. False for the only tenant.
 
     Args:
       queue: the waiting requests.
@@ -315,9 +316,9 @@ def is_under_share(queue: FairQueue[Any], places: Iterable[QueuePlace]) -> bool:
 
 
 def num_crowding(queue: FairQueue[Any], scheduling: Scheduling, count: int, most: int) -> int:
-    """Return how many requests of a class and those above it wait for the same workers if there is
-    no room for `count` more, else 0. There is room up to `most` in all, for a tenant up to its
-    share of `most` by weight, and if none waits."""
+    """Return how many requests of this and higher classes wait for the same workers if `count` more
+    would be too many, else 0. The bound is `most`; a tenant always has room up to its share of
+    `most` by weight, and so has everyone while none waits."""
     scheduling = effective_scheduling(queue.config, scheduling)
     classes = queue.classes[: scheduling.service_class + 1]
     num_before = sum(one.num_waiting for one in classes)

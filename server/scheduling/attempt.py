@@ -558,7 +558,7 @@ class Attempts:
                 gap_s, observer = now - times.last_token_at, self._observers[request.spec.is_silent]
                 observer.token_gaps.observe(gap_s)
                 if gap_s > observer.slow_gap_s:
-                    # With half a window unread the row was paused: the client is slow.
+                    # With half a window unread the row was paused, because the client is slow.
                     num_unread = num_before - request.output.num_taken
                     times.slow_gaps += num_unread <= request.window // 2
             times.last_token_at = now

@@ -254,7 +254,9 @@ class ControlLink:
         for news in told.models:
             if news.name in self._models:
                 self._models[news.name].presence.note(news, trio.current_time())
-        if told != before:  # a model may have gone to sleep just as a request arrived
+        # A model may have gone to sleep just as a request arrived. Rollouts change with each report
+        # of evidence: answering them at once would go round and round.
+        if (told.models, told.routes) != (before.models, before.routes):
             self._report_now()
 
     async def _report(self, connection: Connection, address: str) -> None:

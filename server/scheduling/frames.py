@@ -349,7 +349,7 @@ def _fault_at(role: Role, frame: Ended, *, is_local: bool = False) -> FrameFault
                 role, is_shared=True, step=frame.failed_step, num_suspects=frame.failed_rows
             )
         case EndReason.ERROR:
-            # Decode's only errors are KV that arrived damaged or out of order.
+            # Decode errs if KV arrived damaged or out of order, or gave logits that are not finite.
             is_path = role is Role.DECODE and not is_local
             return FrameFault(role, is_workers=not is_path, is_path=is_path)
         case EndReason.PEER_LOST:

@@ -265,7 +265,7 @@ class Links:
             for role, of_role in addresses.items()
             for address in of_role
         ]
-        # The epoch is random, so each server draws other workers.
+        # The epoch is random, so servers draw different workers.
         rng = random.Random(self._me.epoch)
         self._roster = Roster(workers, text.max_model_len, config.routing.candidates, rng)
         self._workers = self._roster.workers
@@ -388,7 +388,7 @@ class Links:
             try:
                 self._links.begin(worker, self._intake.receive)
             except (ConfigError, OSError, ValueError) as error:
-                # A store outside may name an address that files or sockets reject.
+                # DNS or Redis may name an address that sockets or file systems reject.
                 log.error("member_refused", role=role.value, address=address, reason=str(error))
                 continue
             self._roster.add(worker)

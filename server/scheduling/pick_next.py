@@ -81,7 +81,7 @@ class PickNext:
       roster: the fleet's workers, shared with `Requests`.
       queue: the waiting requests.
       recovery: the record of faults.
-      overload: returns the share of each worker that is withheld from a class.
+      overload: returns the share of each worker that is reserved for others than a class.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class PickNext:
         self._recovery = recovery
         self._overload = overload
         self._handover_s = 0.0
-        # In one call of `next`: workers that a request ahead waits for.
+        # Within one call of `next`: workers that an earlier request waits for.
         self._claimed: set[Worker] = set()
 
     def handed_over(self, took_s: float) -> None:
@@ -109,7 +109,7 @@ class PickNext:
     def next(self, now: float) -> tuple[Request, Route | Failure] | None:
         """Return the request that leaves the queue now, with its workers or its failure.
 
-        A request without room holds up those behind it, except on workers that it may not use.
+        A request that does not fit holds up those behind it, except on workers that it may not use.
         """
         queue = self._queue
         blocked: set[Placement] = set()
@@ -179,8 +179,8 @@ class PickNext:
         return None
 
     def _is_typical(self, route: Route | None, pool: WorkerPool, now: float) -> bool:
-        """Return whether a route over some workers of a pool is good enough. If not, all are
-        compared: others may have room, a prefill worker, or KV paths within a zone."""
+        """Return whether a route found among a few workers is good enough. If not, all workers are
+        compared: others may have room, a prefill worker, or a KV path within a zone."""
         if route is None:
             return False
         decode, prefill = route.pair

@@ -128,7 +128,7 @@ class TenantQueue(Generic[T]):
 
     @property
     def placement(self) -> Placement:
-        """The workers that its first request may use."""
+        """The workers that the first request may use."""
         return self.head.place.scheduling.placement
 
     def add(self, entry: QueueEntry[T]) -> None:
@@ -173,7 +173,7 @@ class ClassQueue(Generic[T]):
     Args:
       usages: usage and limits of all tenants.
       head_start: tokens / weight by which a tenant that asks for little may be ahead of the others.
-      placements: number of requests by the workers that they may use, in all classes.
+      placements: number of requests by placement, in all classes.
 
     Attributes:
       is_paused: no request is dispatched.
@@ -212,12 +212,12 @@ class ClassQueue(Generic[T]):
         return bool(self._turns) and not self.is_paused
 
     def ready_tokens(self, placement: Placement = ANYWHERE) -> int:
-        """Return the prompt tokens that wait for workers of a placement. Requests that wait for
-        their tenant's limit are not load and do not count."""
+        """Return the prompt tokens that wait for workers of a placement. Requests held back by
+        their tenant's limit do not count."""
         return sum(queue.prompt_tokens for queue in self.rivals(placement))
 
     def rivals(self, placement: Placement) -> Iterator[TenantQueue[T]]:
-        """Iterate over the tenants that wait for workers of a placement."""
+        """Iterate over the tenants with requests that wait for workers of a placement."""
         is_simple = len(self._placements) < 2
         return (q for _, _, q in self._turns if is_simple or q.placement.meets(placement))
 
@@ -232,9 +232,9 @@ class ClassQueue(Generic[T]):
         return self._tenants.get(tenant)
 
     def first(self, blocked: Collection[Placement] = ()) -> QueueEntry[T] | None:
-        """Return the next entry, except those of blocked placements. Return None while the class is
-        paused, or if the next tenant must leave the last rows to others: tenants of its class are
-        ahead of it anyway, and lower classes may use the rows. In its own pool it leaves none."""
+        """Return the next entry outside blocked placements. Return None while the class is paused,
+        or if the next tenant must leave the last rows to others (lower classes may then use them).
+        A tenant need not leave rows in its own pool."""
         if self.is_paused:
             return None
         has_to_leave = False
@@ -381,7 +381,7 @@ class FairQueue(Generic[T]):
       usages: what each tenant uses on workers.
       classes: the queue of each service class, in order.
       num_running: dispatched requests that have not ended.
-      placements: number of requests by the workers that they may use.
+      placements: number of requests by placement.
     """
 
     def __init__(self, config: QueueConfig) -> None:
@@ -461,8 +461,8 @@ class FairQueue(Generic[T]):
         """Return the next request; None if none may be dispatched.
 
         Args:
-          blocked: placements with requests that are passed over.
-          is_aged_too: let a lower class be first by its aging credit.
+          blocked: placements to skip.
+          is_aged_too: whether a lower class may go first by its aging credit.
         """
         chosen: QueueEntry[T] | None = None
         for one in self.classes:

@@ -1,14 +1,14 @@
 """Fault handling: the retry budget, circuit breakers of workers and zones, and the quarantine of
-prompts that crash workers. Open it when a retry is refused, or a worker or zone gets no requests.
+prompts that crash workers. Read it when a retry is refused, or a worker or zone gets no requests.
 
 The retry budget is a token bucket. Every accepted request adds a tenth of a retry, and time adds a
 little, so that a small fleet can recover at all; the bucket holds a burst. Retries cost:
 
-* Attempts that fail by one event are one fault and cost one token together: the loss of a worker,
-  a device step that raised, a broken path between two workers, a silence for which a worker gave
-  up leases. The death of a worker costs one token however many streams it had: they move once.
-* Every other attempt costs one token: a RESERVE without an answer, tokens that never came, an
-  attempt that a worker ended with an error. Retries can multiply these faults.
+* Attempts that fail together through one event cost one token: the loss of a worker, a device step
+  that raised, a broken path between two workers, a silence after which a worker gave up leases. So
+  the death of a worker costs one token, however many streams it had.
+* Every other failed attempt costs one token: a RESERVE without an answer, tokens that never came,
+  an error from a worker. Retries can multiply these faults.
 
 A refusal for lack of capacity, a preemption and a drain are not faults and cost nothing. If the
 budget does not cover a retry, the request ends with an error.
@@ -112,16 +112,17 @@ class RetryBudget:
 
 
 MAX_EVICTED: Final = 64
-"""Silent zones, by model, to remember. They are kept without workers too: new ones may come."""
+"""Most silent zones to remember, counted per model. A zone without workers is remembered too,
+because its workers may return."""
 
 
 class ZoneBreakers:
-    """The zones in which all workers fell silent, by zone and model.
+    """Circuit breakers of zones in which all workers fell silent, by zone and model.
 
-    A zone is evicted after `zone_evict_s`. Once one of its workers answers, each gets
-    `zone_return_share` of its usual work, and as much more after every `zone_return_s`. This
-    applies only while another zone decodes the model: a server that was cut off itself would
-    otherwise hold back all workers.
+    A zone is evicted after `zone_evict_s` of silence. When one of its workers answers again, each
+    gets `zone_return_share` of its usual work, and the same amount more after every
+    `zone_return_s`. This applies only while another zone decodes the model: a server that is cut
+    off itself would otherwise hold back all workers.
 
     Args:
       config: times and shares.
@@ -138,6 +139,7 @@ class ZoneBreakers:
         self._config = config
         self._workers = workers
         self._observer = observer
+        # Time since which a worker answers again; None while all are silent.
         self.back_at: dict[tuple[str, str], float | None] = {}
 
     def advance(self, now: float) -> None:
@@ -165,7 +167,7 @@ class ZoneBreakers:
             del self.back_at[next(iter(self.back_at))]
 
     def _share(self, key: tuple[str, str], members: Sequence[Worker], now: float) -> float:
-        """Return the share of its usual work that a zone gets beside another one."""
+        """Return the share of its usual work that a zone gets."""
         config, is_back = self._config, any(worker.is_connected for worker in members)
         silences = [worker.monitor.silence_s(now) for worker in members if worker.is_missed]
         if not is_back and silences and min(silences) >= config.zone_evict_s:

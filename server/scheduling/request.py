@@ -165,7 +165,7 @@ class Attempt:
 
 @dataclass(slots=True)
 class Times:
-    """Times of a request's events, by the server's monotonic clock; `slow_gaps` as in Usage."""
+    """Times of a request's events by the server's monotonic clock; for `slow_gaps` see `Usage`."""
 
     submitted_at: float
     dispatched_at: float | None = None

@@ -198,7 +198,7 @@ class Requests:
         self.end(requests, outcome.cancelled(reason, self._config), now)
 
     def cancel_tenants(self, tenants: Set[str], now: float) -> None:
-        """End all requests of tenants that were disabled, removed or bound to zones."""
+        """End all requests of tenants that have been disabled, removed or bound to zones."""
         failure = Outcome.DISMISSED.failure(
             "the tenant of this request was disabled, removed or bound to zones while it ran"
         )

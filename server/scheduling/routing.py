@@ -16,7 +16,7 @@ Ahead of a prompt are those that are no longer than it; longer ones are overtake
 equal length that arrive together are divided between both kinds of worker, and a short prompt
 behind a long one goes to prefill as if the long one were not there.
 
-Both workers are of one zone if possible: moving KV to another zone costs as much as a wait of
+Both workers are in one zone if possible: moving KV to another zone costs as much as a wait of
 `cross_zone_penalty_s`.
 """
 
@@ -193,10 +193,10 @@ class Need(NamedTuple):
       band: position in the order of computing.
       input_share: share of prefill's credit that inputs may use; 0 for a completion.
       adapter: digest of its adapter; empty for the base model.
-      cross_zone_s: wait that is better than moving its KV to another zone.
+      cross_zone_s: longest wait that is better than moving its KV to another zone.
       home_zone: the server's zone; empty for none.
       placement: workers that it may use.
-      claimed: of these, workers that a request ahead of it waits for.
+      claimed: those of them that an earlier request waits for.
     """
 
     prompt_tokens: int
@@ -413,15 +413,16 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
 def choose_pair(
     workers: Collection[Worker], need: Need, paths: BrokenPaths, now: float
 ) -> Pair | None:
-    """Return the workers for a request; None if it must wait. If the best pair is of two zones,
-    another decode worker as good may have a prefill worker in its own."""
+    """Return the workers for a request; None if it must wait. If the best pair spans two zones, an
+    equally good decode worker with a prefill worker in its own zone is preferred."""
     prefills = [w for w in _admitted(workers, Role.PREFILL, need) if _has_token_credit(w, need)]
     decodes = [w for w in _admitted(workers, Role.DECODE, need) if has_room(w, need, now)]
     last_choice = across = None
     for decode in _ranked(decodes, need):
 
         def cost(worker: Worker, decode: Worker = decode) -> tuple[bool, float]:
-            """Return the tokens to compute until decode has the KV; failed workers are last."""
+            """Return the tokens to compute until decode has the KV. Workers where it failed come
+            last."""
             tokens: float = worker.waiting_tokens + tokens_to_compute(worker, need)
             if is_across(worker, decode):
                 rate = worker.load.prompt_tokens_per_s
@@ -447,12 +448,12 @@ def choose_pair(
 
 
 def is_across(prefill: Worker, decode: Worker) -> bool:
-    """Return whether KV moves from one zone to another on this way."""
+    """Return whether KV moves between zones on this route."""
     return prefill.site.zone != decode.site.zone
 
 
 def _merit(decode: Worker, need: Need) -> tuple[bool, bool, int]:
-    """Return what may not get worse for a pair in one zone; lower is better."""
+    """Return how well a decode worker suits a request; lower is better."""
     held_tokens = decode.prefixes.held_tokens(need.chain, decode.capacity)
     return decode.address in need.shunned, _is_tight(decode, need), -held_tokens
 
@@ -522,7 +523,7 @@ def needed_roles(config: RoutingConfig) -> tuple[Role, ...]:
 
 
 def _admitted(workers: Collection[Worker], role: Role, need: Need) -> list[Worker]:
-    """Return the usable workers of a role that may get this request, with or without room."""
+    """Return the usable workers of a role that this request may use, even if they have no room."""
     pool = [w for w in workers if w.role is role and w.is_usable]
     left_out = ejected(pool)
     return [

@@ -220,7 +220,7 @@ class Observer:
 
     Attributes:
       token_gaps: times between two tokens of one sequence [s].
-      slow_gap_s: longest time between two tokens by the objectives (docs/SLO.md).
+      slow_gap_s: time between two tokens above which a gap is slow (docs/SLO.md).
       incident: called with the address of a worker that crashed, hung or failed a step.
     """
 
@@ -251,14 +251,14 @@ class Observer:
         """Called when a worker is given up, with the number of requests that needed it."""
 
     def worker_refused(self, worker: str, reason: str, *, is_again: bool = False) -> None:
-        """Called when a worker cannot be used by this server; an operator must act. With
-        `is_again`, the last attempt to use it failed for the same reason."""
+        """Called when this server cannot use a worker and an operator must act. `is_again` means
+        that the previous attempt failed for the same reason."""
 
     def worker_stepped(self, num_steps: int, num_tokens: int) -> None:
         """Called with a worker's steps and tokens between two heartbeats."""
 
     def breaker_changed(self, worker: str, state: str) -> None:
-        """Called when a worker, or `zone NAME`, is left out, tried, or used again."""
+        """Called when a worker, or `zone NAME`, is excluded, tried, or used again."""
 
     def frames_dropped(self, reason: str, count: int = 1) -> None:
         """Called when frames of workers are ignored."""

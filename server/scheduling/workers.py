@@ -1,5 +1,5 @@
-"""The server's view of one worker: liveness, circuit breaker, its attempts, and a guess of its
-prefix cache; and of the paths between two of them.
+"""`Worker`, the server's view of one worker: liveness, circuit breaker, attempts, and a guess of
+its prefix cache. Also `BrokenPaths`, pairs of workers that cannot reach each other.
 
 The guess is based on the prompts that were sent to the worker, with the same LRU eviction as there.
 A wrong guess changes no answer: decode reports its cached tokens in GRANT, and prefill looks up its
@@ -62,17 +62,17 @@ class PrefixChain:
 
 
 PrefixHolders: TypeAlias = "dict[int, tuple[Worker, ...]]"
-"""The workers of one role that probably hold a prefix block, by its name."""
+"""The workers of one role that probably hold a prefix block, by the block's name."""
 
 
 class PrefixIndex:
-    """The prefix blocks that a worker was given recently, since it started.
+    """The prefix blocks of prompts sent to a worker recently, since it started.
 
     Args:
       owner: the worker.
 
     Attributes:
-      holders: updated with what it holds; shared by the workers of one role.
+      holders: index of all workers' blocks, shared by the workers of one role.
     """
 
     def __init__(self, owner: Worker) -> None:
@@ -185,7 +185,7 @@ class Breaker:
       opened_at: time when it last opened.
       probe: the attempt that tests the worker while HALF_OPEN.
       share: share of its usual work that the worker gets while its zone returns; else 1.
-      confined_at: time when it was last 1.
+      confined_at: time when `share` was last 1.
     """
 
     def __init__(self, config: RecoveryConfig) -> None:
@@ -211,12 +211,12 @@ class Breaker:
 
     @property
     def failed_at(self) -> tuple[bool, float]:
-        """Sorts restricted workers: open breakers before confined ones, then the oldest."""
+        """Sort key of restricted workers: open breakers before confined ones, then the oldest."""
         is_confined = self.is_admitting
         return is_confined, self.confined_at if is_confined else self.opened_at
 
     def confine(self, share: float, now: float) -> None:
-        """Set the share of its usual work, which a restart does not change."""
+        """Set the share of its usual work. A restart does not change it."""
         if self.share >= 1.0:
             self.confined_at = now
         self.share = share
@@ -285,8 +285,8 @@ class Breaker:
 
 
 def ejected(pool: Sequence[Worker]) -> list[Worker]:
-    """Return the workers to leave out or to confine because of their breakers: at most half of each
-    model's workers, those that failed first.
+    """Return the workers to exclude or confine because of their breakers: those that failed first,
+    and at most half of each model's workers.
 
     Args:
       pool: the usable workers of one role.
@@ -306,10 +306,10 @@ def ejected(pool: Sequence[Worker]) -> list[Worker]:
 
 
 class Site(NamedTuple):
-    """Where a worker runs, as its labels say.
+    """Zone and pool of a worker, from its labels.
 
     Attributes:
-      zone: its zone; empty without one, which counts as a zone of its own.
+      zone: its zone; empty without a label. Workers without one form one zone.
       pool: its pool; empty for the shared one.
     """
 
@@ -425,7 +425,8 @@ class Worker:
 
     @property
     def has_share_left(self) -> bool:
-        """Whether it may get one more attempt while it is confined: one, or up to its share."""
+        """Whether a confined worker may get one more attempt: always one, and more up to its
+        share."""
         if not self.breaker.is_admitting or self.beat is None:
             return False
         used, usual = self.waiting_tokens, self.beat.token_credit
@@ -555,11 +556,11 @@ class BrokenPaths:
         return len(self._until)
 
     def broke(self, prefill: Worker, decode: Worker, now: float) -> None:
-        """Record that KV does not get from one to the other."""
+        """Record that KV cannot be sent from one worker to the other."""
         self._until[prefill.peer_id, decode.peer_id] = now + self._avoid_s
 
     def is_broken(self, prefill: Worker, decode: Worker, now: float) -> bool:
-        """Return whether other workers should be paired instead."""
+        """Return whether this pair should be avoided."""
         until = self._until.get((prefill.peer_id, decode.peer_id))
         return until is not None and now < until
 

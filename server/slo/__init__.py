@@ -1,1 +1,2 @@
-"""Service level objectives: counts, burn rates and error budgets of this server."""
+"""Service level objectives in the server: counts events, and reports burn rates and error
+budgets."""

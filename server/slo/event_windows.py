@@ -1,4 +1,4 @@
-"""Counts of good and total events over sliding windows, in constant memory."""
+"""`EventWindows`: counts good and total events over sliding windows, in constant memory."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 SLOTS: Final = 60
-"""Slots of each window. The oldest is left out while the newest fills, so a figure covers between
-59/60 of its window and all of it."""
+"""Slots of each window. The oldest is dropped while the newest fills, so a figure covers between
+59/60 and all of its window."""
 
 
 class EventCounts(NamedTuple):
@@ -32,7 +32,7 @@ class EventCounts(NamedTuple):
 
 
 class _Ring:
-    """The counts at the beginning of each slot of one window."""
+    """The counts at the start of each slot of one window."""
 
     def __init__(self, slot_s: float) -> None:
         self.slot_s = slot_s
@@ -41,7 +41,7 @@ class _Ring:
         self.total = array("q", bytes(8 * SLOTS))
 
     def advance(self, elapsed_s: float, good: int, total: int) -> float:
-        """Begin the slots up to now; return when the next one begins."""
+        """Start the slots up to now; return when the next one starts."""
         now = int(elapsed_s / self.slot_s)
         for slot in range(max(self.last + 1, now - SLOTS + 1), now + 1):
             self.good[slot % SLOTS] = good
@@ -51,7 +51,7 @@ class _Ring:
 
 
 class EventWindows:
-    """Good and total events, in all and over windows.
+    """Good and total events, overall and over windows.
 
     Args:
       spans_s: lengths of the windows.

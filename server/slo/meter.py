@@ -1,5 +1,5 @@
-"""Counts good and total events of each service level objective, from request events
-(docs/SLO.md says what counts where)."""
+"""`SloMeter`: counts good and total events of each service level objective, from request events.
+docs/SLO.md defines which events are good."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ if TYPE_CHECKING:
     from ..contract.request_events import RequestEvents, RequestFacts
 
 ModelVersion: TypeAlias = tuple[str, str]
-"""Name of a model and digest of its version, which is empty for a model in no store."""
+"""Name of a model, and digest of its version (empty for a model outside a store)."""
 VERSION_SPANS_S: Final = (SPANS_S[DEPLOYMENT.long], SPANS_S[DEPLOYMENT.short])
 
 
 OTHERS: Final = "other"
-"""All tenants without counters of their own."""
+"""Name for all tenants without their own counters."""
 
 
 class TopTenants:
-    """Chooses the tenants that are shown by name.
+    """Chooses the tenants to show by name: those with the most tokens.
 
     Args:
       shown: number of tenants shown by name.
-      tracked: number of tenants that are compared; they are ranked after as many requests.
+      tracked: number of tenants to compare; they are ranked again after this many requests.
 
     Attributes:
-      names: the tenants that are shown.
+      names: the tenants to show by name.
     """
 
     def __init__(self, shown: int, tracked: int) -> None:
@@ -72,7 +72,7 @@ class TopTenants:
         self._num_requests = 0
         ranked = heapq.nlargest(self._most_tracked // 2, self._tokens, key=self._tokens.__getitem__)
         self.names = set(ranked[: self._most_shown])
-        # Halved, so that a tenant that was large once makes room.
+        # Halve the counts, so that a tenant that was large long ago makes room.
         self._tokens = {name: self._tokens[name] / 2 for name in ranked}
         return True
 
@@ -87,7 +87,7 @@ class ObjectiveCounter:
 
     Attributes:
       objective: see Args.
-      windows: all of its events.
+      windows: all events.
       versions: the latest events of each version, the least recently used version first.
       series: good and total events by model, digest, class and zone.
       tenants: good and total events by tenant.
@@ -108,8 +108,8 @@ class ObjectiveCounter:
 
         Args:
           of: the request.
-          zone: zone of the worker that has it; empty if there is none.
-          tenant: the name under which its tenant counts; empty for none.
+          zone: zone of its decode worker; empty without one.
+          tenant: name under which its tenant counts; empty without tenants.
           now: the current time.
           good: whether the event is good.
         """
@@ -148,8 +148,8 @@ class SloMeter:
       counters: the counts of each objective.
       clock: see Args.
       public_name: returns the public name of a version.
-      began_at: time since which it counts.
-      slow_gap_s: time between two tokens above which a gap of a stream is slow.
+      began_at: time when counting began.
+      slow_gap_s: time between two tokens above which a gap is slow.
       tenant_tokens: prompt and completion tokens of ended requests by shown tenant.
     """
 
@@ -170,15 +170,15 @@ class SloMeter:
         self.tenant_tokens: dict[str, int] = {}
 
     def subscribe_to(self, events: RequestEvents) -> None:
-        """Count these events from now on."""
+        """Start counting these events."""
         events.subscribe(RequestRefused, self.refused)
         events.subscribe(RequestDispatched, self.dispatched)
         events.subscribe(FirstTokenArrived, self.first_token)
         events.subscribe(RequestEnded, self.ended)
 
     def refused(self, event: RequestRefused) -> None:
-        """Count a refusal that is not the client's fault. Refused batch lines return until they are
-        accepted, so they do not count."""
+        """Count a refusal that is not the client's fault. Refused batch lines do not count, because
+        they are retried until accepted."""
         if event.status >= 500 and event.service_class is not ServiceClass.BATCH:
             self._count(Indicator.AVAILABILITY, event, "", is_bad=True)
 
@@ -191,7 +191,7 @@ class SloMeter:
         self._count(Indicator.FIRST_TOKEN, event.facts, event.zone, event.ttft_s)
 
     def ended(self, event: RequestEnded) -> None:
-        """Count a request, and whether its stream was whole and even."""
+        """Count a request, and whether its stream was complete and without too many slow gaps."""
         facts, zone, is_failed = event.facts, event.zone, event.status >= 500
         if is_failed or event.status < 400:
             self._count(Indicator.AVAILABILITY, facts, zone, is_bad=is_failed)
@@ -232,8 +232,8 @@ class SloMeter:
           indicator: the indicator.
           of: the request.
           zone: see `ObjectiveCounter.add`.
-          elapsed_s: a time that is good up to the objective's threshold.
-          is_bad: whether the event is bad in any case.
+          elapsed_s: time to compare with the objective's threshold.
+          is_bad: whether the event is bad whatever its time.
         """
         tenant = of.tenant and self._top_tenants.name_of(of.tenant)
         for counter in self.counters:

@@ -1,5 +1,5 @@
-"""Burn rates, error budgets and whether rollouts are frozen, from the counts of all servers on one
-port. Pure: counts in, JSON out."""
+"""The report of GET /admin/slo: burn rates, error budgets and whether rollouts are frozen, from the
+counts of all servers on one port. Pure: counts in, JSON out."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from .meter import ObjectiveCounter
 
 BUDGET: Final = "budget"
-"""The window of an objective's error budget, beside those of SPANS_S."""
+"""Name of the error budget's window, beside those of SPANS_S."""
 CountRow: TypeAlias = tuple[str, str, str, str, int, int]
-"""Objective, model, digest, window, good and total events; without a model for all versions."""
+"""Objective, model, digest, window, good and total events. No model means all versions."""
 WindowCounts: TypeAlias = "Mapping[str, EventCounts]"
 
 
@@ -45,7 +45,7 @@ def slo_report(
     Args:
       objectives: the objectives.
       rows: the rows of all servers.
-      observed_s: for how long the first of them has counted.
+      observed_s: time for which the longest-running server has counted.
     """
     counts: dict[tuple[str, str, str], dict[str, EventCounts]] = {}
     for name, model, digest, window, good, total in rows:
@@ -110,19 +110,19 @@ def _shown(
 
 
 def minutes_left(objective: ServiceObjective, found: EventCounts, observed_s: float) -> float:
-    """Return the rest of an error budget. The time that was not observed counts as good: a server
-    that has just started has a whole budget."""
+    """Return the remaining error budget. Time that was not observed counts as good, so a server
+    that has just started has its whole budget."""
     spent_s = (found.bad_share or 0.0) * min(observed_s, objective.window_s)
     return (objective.window_s * objective.budget - spent_s) / 60
 
 
 def burn_rate(objective: ServiceObjective, found: EventCounts) -> float | None:
-    """Return how many times too fast the budget is spent; None without events."""
+    """Return the burn rate: how many times too fast the budget is spent; None without events."""
     return None if found.bad_share is None else found.bad_share / objective.budget
 
 
 def fires(pair: BurnAlert, objective: ServiceObjective, whole: WindowCounts) -> bool:
-    """Return whether both windows of a pair burn too fast."""
+    """Return whether an alert fires: both of its windows burn too fast."""
     both = [whole.get(window, EventCounts()) for window in (pair.long, pair.short)]
     limit = pair.rate_for(objective.window_s)
     is_burning = all((burn_rate(objective, found) or 0.0) > limit for found in both)

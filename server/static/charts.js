@@ -1,5 +1,5 @@
-// Draws lines as inline SVG: small ones beside a figure, and charts with axes with units, a legend
-// with the last values, and the values at the pointer or, with the arrow keys, at any time.
+// Draws line charts as inline SVG: sparklines beside figures, and charts with axes and units, a
+// legend with the latest values, and values at the pointer or, by the arrow keys, at any time.
 
 const NAMESPACE = "http://www.w3.org/2000/svg";
 const [WIDTH, HEIGHT] = [480, 170];
@@ -7,7 +7,7 @@ const [LEFT, RIGHT, TOP, BOTTOM] = [58, 470, 10, 146]; // of the lines
 const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });
 const exact = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium" });
 
-/** The end of an axis from 0 that shows `highest`, and the distance of its lines, at most four. */
+/** Return the end of an axis from 0 that includes `highest`, and the step between its gridlines (at most four). */
 export function scaleOf(highest) {
   if (!(highest > 0)) return { end: 1, step: 1 };
   const size = 10 ** Math.floor(Math.log10(highest / 4));
@@ -15,7 +15,7 @@ export function scaleOf(highest) {
   return { end: step * Math.ceil((highest / step) * 0.9999), step };
 }
 
-/** The commands of a path; null leaves a gap. */
+/** Return the commands of an SVG path; null leaves a gap. */
 export function pathOf(values, x, y) {
   let path = "";
   values.forEach((value, place) => {
@@ -28,11 +28,11 @@ export function pathOf(values, x, y) {
 }
 
 /**
- * Draw a small line. It is hidden from screen readers, which read the text beside it.
+ * Draw a sparkline. It is hidden from screen readers, which read the text beside it.
  *
  * @param {SVGElement} svg
- * @param {(number|null)[]} values the latest last; null leaves a gap.
- * @param {number} places how many values fit.
+ * @param {(number|null)[]} values oldest first; null leaves a gap.
+ * @param {number} places number of values that fit.
  */
 export function drawSparkline(svg, values, places) {
   svg.setAttribute("viewBox", "0 0 120 32");

@@ -1,5 +1,5 @@
-// The dashboard's last hour and error budgets: requests /fleet/history and /admin/slo every ten
-// seconds while the tab is visible.
+// The dashboard's charts of the last hour and its error budgets. Requests /fleet/history and
+// /admin/slo every ten seconds while the tab is visible.
 
 import { LineChart } from "./charts.js";
 import { minutes, percent, plain, time } from "./figures.js";
@@ -19,7 +19,7 @@ const CHARTS = [
   ["Refusals per second", plain, { refused: "refusals_per_s" }],
 ].map(([title, format, lines]) => [new LineChart(parent, title, format), lines]);
 const tenantChart = new LineChart(parent, "Tokens per second, by tenant (ended requests)", plain);
-const burnChart = new LineChart(parent, "Burn rate over 1 h (1: the budget lasts its window)", plain);
+const burnChart = new LineChart(parent, "Burn rate over 1 h (above 1: too fast)", plain);
 const leftChart = new LineChart(parent, "Error budget left", minutes);
 let history = null;
 let timer = 0;
@@ -34,7 +34,7 @@ async function look() {
   if (document.hidden) return;
   timer = setTimeout(look, PERIOD_MS);
   try {
-    // The notice of dashboard.js says what is wrong; old charts stay.
+    // Errors leave the old charts in place; dashboard.js shows a notice.
     const [past, slo] = await Promise.all([ask("/fleet/history"), ask("/admin/slo")]);
     if (past) {
       history = past;
@@ -45,7 +45,7 @@ async function look() {
     if (slo) showBudgets(slo);
     noteFigures(past, slo);
   } catch (error) {
-    if (!["TypeError", "TimeoutError"].includes(error.name)) throw error; // the server is away
+    if (!["TypeError", "TimeoutError"].includes(error.name)) throw error; // the server does not answer
   }
 }
 
@@ -55,7 +55,7 @@ async function ask(path) {
   return answer.ok ? answer.json() : null;
 }
 
-/** Offer these names in a select, without losing the choice. */
+/** Set a select's options to these names, and keep the current choice if possible. */
 function offer(id, all, names) {
   const select = find(id);
   const wanted = select.value;
@@ -93,7 +93,7 @@ function showBudgets({ objectives, is_frozen, reason }) {
       target: percent(one.target),
       good: total ? `${percent(good / total)} of ${plain(total)}` : "no events",
       left: `${minutes(one.budget.remaining_minutes)} of ${minutes(one.budget.minutes)}`,
-      frozen: one.freezes ? (one.budget.is_spent ? "frozen: spent" : "not frozen") : "never",
+      frozen: one.freezes ? (one.budget.is_spent ? "frozen: budget spent" : "allowed") : "never frozen",
     };
     for (const [figure, text] of Object.entries(words)) row.querySelector(`[data-figure="${figure}"]`).textContent = text;
     row.querySelector('[data-figure="burn"]').append(...one.pairs.map((pair) => burnWords(one.burn_rates, pair)));

@@ -126,9 +126,10 @@ class Settlement:
       tokens: tokens used.
       cost: cost of these tokens [nanos].
       is_begun: a worker was asked to compute it; otherwise it does not count as a request.
-      once_id: names work that may be computed several times, perhaps on several servers. The month
-        is charged for its largest computation only; limits per minute count each. Empty for other
-        work. The server chooses it: a client that could would compute for nothing.
+      once_id: id of work that may be computed several times, perhaps on several servers; empty for
+        other work. The month is charged only for the largest computation; limits per minute count
+        each. The server chooses it, because clients could otherwise reuse an id to compute for
+        free.
     """
 
     id: str

@@ -142,7 +142,7 @@ ON CONFLICT DO UPDATE SET nanos = max(nanos, excluded.nanos),
   tokens = max(tokens, excluded.tokens), at = excluded.at
 """,
 )
-"""Add what exceeds earlier charges of the same work, and remember its charge."""
+"""Add what exceeds earlier charges for the same work, and remember this charge."""
 
 
 class Spend(NamedTuple):
@@ -155,7 +155,7 @@ class Spend(NamedTuple):
 Key: TypeAlias = tuple[str, str]
 """Month and tenant."""
 SpendParts: TypeAlias = dict[str, Spend]
-"""Spending by the id of work that is charged once; that of all other work under the empty id."""
+"""Spending by `once_id` (see `Settlement`); all other work is under the empty id."""
 
 
 class SpendFile:
@@ -294,8 +294,8 @@ class MemoryStore:
             self._add_unsaved((month, tenant), more, settlement.once_id)
 
     async def wait_saved(self) -> None:
-        """Save what was settled before, so that it is charged even if this process dies now. If the
-        file cannot be written, an error is logged, and it is saved later."""
+        """Save all settlements so far, so that they are charged even if this process dies. If the
+        file cannot be written, log an error and save them later."""
         if self._file is not None:
             await self._flush(self._file)
 
@@ -348,7 +348,7 @@ class MemoryStore:
             is_broken = isinstance(error, sqlite3.Error | OverflowError)
             for key, parts in added.items():
                 for once_id, more in parts.items():
-                    # Without its id: while the file fails, memory does not grow with each line.
+                    # Drop the id, so that memory does not grow with each line while the file fails.
                     self._add_unsaved(key, more, "" if is_broken else once_id)
             if not is_broken:
                 raise

@@ -180,9 +180,9 @@ redis.call('EXPIRE', batch_key, DAY)
 return result
 """
 )
-"""Replace reservations, if any, by the use. A batch that is sent again changes nothing and gets the
-same answer. Arguments: the batch's number, its settlements, how long charges of work that is
-charged once are kept [s]."""
+"""Replace reservations by what was used. A batch that is sent again changes nothing and gets the
+same answer. Arguments: the batch's number, its settlements, how long to remember charges by
+`once_id` [s]."""
 
 BEAT: Final = (
     _HEAD

@@ -70,12 +70,12 @@ class Batch(NamedTuple):
 
 
 class Unsent:
-    """Settlements that Redis has not acknowledged. Bounded: while Redis is away, only requests that
-    were reserved there are added.
+    """Settlements that Redis has not acknowledged. Bounded, because while Redis is away only
+    requests reserved there are added.
 
     Attributes:
       num_added: settlements ever added.
-      num_sent: the first of these, which Redis has acknowledged.
+      num_sent: settlements that Redis has acknowledged.
     """
 
     def __init__(self) -> None:
@@ -188,8 +188,8 @@ class RedisStore:
         self._local.settle(settlement, part, _month(), trio.current_time())
 
     async def wait_saved(self) -> None:
-        """Wait until Redis has what was settled before, so that it is charged even if this process
-        dies now; at most until Redis counts as away."""
+        """Wait until Redis has all settlements so far, so that they are charged even if this
+        process dies. Stop waiting when Redis counts as away."""
         wanted = self._unsent.num_added
         with trio.move_on_after(MAX_FAILURES * self._config.call_timeout_s):
             while self.is_well and self._unsent.num_sent < wanted:

@@ -184,7 +184,7 @@ class Tenancy:
 
           Raises:
             RequestError: 401 if no key, or a wrong or expired one, was sent; 403 if the tenant is
-            disabled; 421 if its data must not come to this server's zone.
+            disabled; 421 if its data must stay out of this server's zone.
         """
         if self._tenants is None:
             return ANONYMOUS
@@ -207,8 +207,8 @@ class Tenancy:
         """Return a tenant by name, for an internal request.
 
         Raises:
-          RequestError: 401 if it was removed; 403 if it is disabled; 421 in a zone that its data
-            must not come to.
+          RequestError: 401 if it was removed; 403 if it is disabled; 421 if its data must stay out
+            of this server's zone.
         """
         if self._tenants is None:
             return ANONYMOUS
@@ -248,7 +248,7 @@ class Tenancy:
         self.report = replace(self.report, num_refused=self.report.num_refused + 1, problem=problem)
 
     def _served(self, tenant: Tenant) -> Tenant:
-        """Return a tenant that this server may serve."""
+        """Return the tenant if this server may serve it."""
         zones = tenant.placement.zones
         if tenant.is_disabled:
             raise RequestError(

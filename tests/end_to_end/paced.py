@@ -26,13 +26,13 @@ STEP: Final = StepCost(50 * MILLISECONDS, 0.0, 0.0)
 
 
 HOLD: Final = "TRIOLET_TEST_HOLD"
-"""Environment variable with a path. While a file is there, a server that has computed and charged a
-line of a batch appends its pid and a newline to it instead of storing the line."""
+"""Environment variable with the path of a file. While the file exists, a server that has computed
+and charged a batch line appends its pid and a newline to it instead of storing the line."""
 HOLD_POLL_S: Final = 0.01
 
 
 def hold_lines(path: Path) -> None:
-    """Hold lines as `HOLD` says."""
+    """Hold batch lines; see `HOLD`."""
     from server.jobs.batches import Batches
 
     finish_line = Batches.finish_line

@@ -1,5 +1,5 @@
-"""Tests of a control without a supervisor beside servers on two hosts: a model name moves under
-streams, and of two controls at once one counts."""
+"""Tests of `triolet control` with servers on two hosts: it moves a model name while streams run,
+and of two controls the later one wins."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class Hosts:
     """A decode worker for each version, and a server on each of two addresses.
 
     Attributes:
-      urls: of the servers.
-      controls: addresses that they know.
+      urls: URLs of the servers.
+      controls: addresses of controls that they know.
       answers: version and text of each whole answer, in order of their ends.
     """
 
@@ -116,7 +116,7 @@ class Hosts:
                 await trio.sleep(0.05)
 
     async def ask(self, url: str) -> None:
-        """Send one request after the other; each is answered whole and once."""
+        """Send one request after another; each must get exactly one complete answer."""
         async with httpx2.AsyncClient(timeout=PATIENCE_S) as client:
             while True:
                 with trio.CancelScope(shield=True):
@@ -136,7 +136,7 @@ class Hosts:
                 await trio.lowlevel.checkpoint()
 
     async def until_only(self, version: str) -> None:
-        """Wait until as many answers in a row as there are clients are of one version."""
+        """Wait for as many consecutive answers from one version as there are clients."""
         begun = len(self.answers)
         count = len(self.urls) * CLIENTS
         last: list[str] = []

@@ -1,5 +1,5 @@
-"""Tests of workers that join and leave under live streams by DNS, by Redis and by a file, while the
-store dies and comes back: no stream is affected."""
+"""Tests that workers join and leave through DNS, Redis and a file, while the store dies and comes
+back, without affecting a stream."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ class Roles:
 
     Attributes:
       keys: their key directory.
-      port: of every worker's control socket.
+      port: port of every worker's control socket.
       url: of the server.
-      log: what all of them log.
+      log: file with the logs of all processes.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -158,7 +158,7 @@ AGE: Final = "triolet_membership_age_seconds"
 
 
 class ByDns:
-    """Two names in a DNS server; processes run all the time."""
+    """Membership by two names in a DNS server; processes run all the time."""
 
     def __init__(self, roles: Roles, folder: Path, nursery: trio.Nursery) -> None:
         self._roles, self._nursery = roles, nursery
@@ -202,7 +202,8 @@ class ByDns:
 
 
 class ByFile:
-    """A members file; processes run all the time. It is down while it holds nonsense."""
+    """Membership by a file; processes run all the time. It counts as down while its content is
+    invalid."""
 
     def __init__(self, roles: Roles, folder: Path, nursery: trio.Nursery) -> None:
         self._roles, self._path = roles, folder / "members.json"
@@ -230,7 +231,7 @@ class ByFile:
 
 
 class ByRedis:
-    """Workers that register in a Redis while they run."""
+    """Membership by Redis: workers register while they run."""
 
     def __init__(self, roles: Roles, folder: Path, nursery: trio.Nursery) -> None:
         self._roles, self._folder, self._names = roles, folder, set[str]()
@@ -282,10 +283,10 @@ async def started(kind: Any, folder: Path) -> AsyncIterator[tuple[Roles, Any]]: 
 
 
 class Load:
-    """Streams that are asked again and again.
+    """Clients that request streams repeatedly.
 
     Attributes:
-      stories: what happened to those that ended.
+      stories: what happened to each ended stream.
     """
 
     def __init__(self, url: str, asks: list[Ask], nursery: trio.Nursery) -> None:
@@ -306,7 +307,7 @@ class Load:
 
 
 async def outage(roles: Roles, store: Any, load: Load, outage_s: float) -> None:  # noqa: ANN401
-    """Take the store away and give it back; the server goes on with the workers that it has."""
+    """Stop the store and start it again; the server must keep its workers."""
     before, has_age = await roles.alive(), await roles.age_s() is not None
     await store.down()
     ends_at = trio.current_time() + outage_s

@@ -1,5 +1,5 @@
-"""Tests that a bad minute reaches a person: a real fleet, Prometheus and Alertmanager, and a
-webhook that gets the page."""
+"""Tests that an outage pages someone: a real fleet, Prometheus and Alertmanager, and a webhook that
+receives the alerts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ PROGRAMS: Final = ("prometheus", "prometheus-alertmanager")
 AWAITED: Final = {("TrioletSloPage", "firing"), ("TrioletSloDeployment", "firing")}
 ALL_GOOD: Final = 20
 RESOLVED_S: Final = 300.0
-"""For the deployment's window of 30 s to be good, and Alertmanager to tell."""
+"""Time until the 30 s window of the deployment alert is good again and Alertmanager has reported
+it."""
 
 
 class Webhook(ThreadingHTTPServer):
@@ -165,7 +166,7 @@ def monitored(
 
 
 def ask(fleet: FleetProcess, *, is_late: bool = False) -> int:
-    """Send a request, perhaps with a deadline that its tokens cannot meet; return the status."""
+    """Send a request, optionally with a deadline that it cannot meet; return the status."""
     body = {"prompt": "Once", "max_tokens": 60 if is_late else 1, "ignore_eos": True}
     headers = {"x-request-timeout-ms": "300"} if is_late else {}
     return fleet.client.post("/v1/completions", json=body, headers=headers).status_code

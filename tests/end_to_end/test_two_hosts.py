@@ -50,7 +50,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 def asked(
     fleet: FleetProcess, key: str, body: dict[str, Any] = STREAM, **headers: str
 ) -> httpx2.Response:
-    """Send a request with a key; wait while its answer's server is not known to be dead."""
+    """Send a request with a key; retry while the answer's server is not yet known to be dead."""
     answer = httpx2.Response(503)
     sent = headers_of(ALICE) | {"idempotency-key": key} | headers
 
@@ -64,7 +64,8 @@ def asked(
 
 
 def read_some(fleet: FleetProcess, key: str, num_events: int, victim: int | None = None) -> int:
-    """Read the first events of a stream, and close it, or kill its server and read until it breaks.
+    """Read the first events of a stream; then close it, or kill its server and read until the
+    stream breaks.
 
     Returns:
       The id of the last event.
@@ -152,15 +153,15 @@ def lines_of(fleet: FleetProcess) -> float:
 
 
 def kill_runner(hosts: Hosts) -> None:
-    """Kill the server that runs the batch when it has charged a line but has not stored it, and
-    wait until the other one has completed a line."""
+    """Kill the server that runs the batch after it has charged a line and before it stores the
+    line. Wait until the other server has completed a line."""
     hosts.hold.touch()
     wait_until(lambda: hosts.hold.read_text().endswith("\n"), PATIENCE_S, "a line is charged")
     victim = int(hosts.hold.read_text())
     is_first = victim in hosts.fleets[0].pids("server")
     runner, other = hosts.fleets if is_first else reversed(hosts.fleets)
     count = lines_of(other)
-    # Without its supervisor it is not restarted, so that only the other one can continue.
+    # Kill its supervisor too, so that only the other server can continue.
     runner.process.send_signal(signal.SIGSTOP)
     try:
         os.kill(victim, signal.SIGKILL)

@@ -1,6 +1,5 @@
-"""Tests of the loss of a zone under load. Of three zones with a server each, all processes of one
-are killed, or stopped for longer than leases last. `--whole -s` prints the table of
-docs/operations/zones.md."""
+"""Tests of losing one of three zones under load: all its processes are killed, or stopped for
+longer than leases last. `--whole -s` prints the table of docs/operations/zones.md."""
 
 from __future__ import annotations
 
@@ -35,15 +34,15 @@ ALICE: Final = "alice"
 NUM_TOKENS: Final = 40
 """Two seconds of a stream."""
 CLIENTS, CLIENTS_WHOLE = 2, 8
-"""Per zone, one request after the other."""
+"""Clients per zone; each sends one request after another."""
 ROUNDS, ROUNDS_WHOLE = 3, 15
 """Requests of each client."""
 SOME_TOKENS: Final = 4
 STOPPED_S: Final = 5.0
-"""Longer than `link.lease_ttl_s`, so that the others take the zone for dead; `--whole` stops it for
-half a minute."""
+"""Longer than `link.lease_ttl_s`, so that the other zones treat this zone as dead; `--whole` stops
+it for half a minute."""
 KILL_AFTER, KILL_AFTER_WHOLE = 1, 4
-"""Answers of the doomed zone before it is killed."""
+"""Answers of the lost zone before it is killed."""
 BODY: Final[dict[str, Any]] = {
     "prompt": "Once upon a time",
     "max_tokens": NUM_TOKENS,
@@ -60,9 +59,9 @@ class Load:
 
     Attributes:
       began: start of the load.
-      texts: whole answers by seed and zone of the server that gave them, in order of their end.
-      tokens: tokens that whole answers told.
-      cut: answers that were cut off, by the zone of their server, and the tokens that had come.
+      texts: complete answers by seed and zone of the server, in order of their end.
+      tokens: tokens reported by complete answers.
+      cut: answers that were cut off, by zone of the server, with the tokens received.
       seconds: counts by second and kind: answers, tokens, cut off, refused.
       streaming: tokens that running streams have, by zone and key.
       longest_gap_s: longest time without a token in a stream of a surviving server.
@@ -78,12 +77,12 @@ class Load:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def count(self, kind: str, number: int = 1) -> None:
-        """Count something in the present second."""
+        """Count something in the current second."""
         with self._lock:
             self.seconds[int(time.monotonic() - self.began), kind] += number
 
     def ask(self, url: str, zone: str, seed: int, key: str) -> bool:
-        """Ask for one answer; return whether it came whole."""
+        """Request one answer; return whether it was complete."""
         headers = headers_of(ALICE) | {"idempotency-key": key}
         text, num_tokens, told, last = "", 0, 0, time.monotonic()
         try:
@@ -127,7 +126,7 @@ class Load:
 
 
 def run_client(load: Load, zones: Zones, home: str, number: int, rounds: int) -> None:
-    """Ask one request after the other at the home zone, and retry elsewhere with the same key."""
+    """Send one request after another to the home zone; retry elsewhere with the same key."""
     others = [zone for zone in HOSTS if zone != home]
     for round_number in range(rounds):
         key = f"{home}-{number}-{round_number}"
@@ -157,7 +156,7 @@ def tokens_charged(zones: Zones) -> int:
 
 
 def secret_in(folder: Path) -> Path:
-    """Return the file with the hosts' secret."""
+    """Write the hosts' secret to a file and return its path."""
     secret = folder / "secret"
     secret.touch(0o600)
     secret.write_text("a secret of three hosts, at least thirty-two")
@@ -165,7 +164,7 @@ def secret_in(folder: Path) -> Path:
 
 
 def lose(zones: Zones, stopped_s: float) -> None:
-    """Stop a zone for some time, or kill it if that is 0."""
+    """Stop a zone for this long, or kill it if 0."""
     zones.send(LOST, signal.SIGSTOP if stopped_s else signal.SIGKILL)
     if stopped_s:
         time.sleep(stopped_s)
@@ -202,7 +201,7 @@ def test_a_lost_zone_costs_only_streams_of_its_own_server_and_nothing_twice(
                 "server.tenants.file": tenants,
                 "server.tenants.quotas.limits": f"@{folder / 'limits.url'}",
                 "server.tenants.quotas.lease_s": 2,
-                # On a busy machine Redis is slow; what is charged locally meanwhile is not shared.
+                # Longer, because local charges are not shared while a busy machine delays Redis.
                 "server.tenants.quotas.call_timeout_s": 1.5,
                 "server.hosts.advertised_url": url,
                 "server.hosts.secret_file": secret_in(folder),
@@ -244,6 +243,6 @@ def test_a_lost_zone_costs_only_streams_of_its_own_server_and_nothing_twice(
     for seed, _, text in load.texts:
         of_seeds.setdefault(seed, set()).add(text)
     assert [len(texts) for texts in of_seeds.values()] == [1] * rounds, "every answer is exact"
-    # One that was whole when its server died may have been charged before.
+    # An answer that was complete when its server died may already have been charged.
     whole_before = sum(num_tokens >= NUM_TOKENS for _, num_tokens in load.cut)
     assert load.tokens <= charged <= load.tokens + whole_before * (charged // len(load.texts) + 1)

@@ -1,5 +1,5 @@
-"""Two zones with real processes: a canary text of a tenant that is bound to one zone is in no
-process memory and no file of the other."""
+"""Tests data residency with real processes in two zones: a canary text of a tenant bound to one
+zone never appears in the other zone's process memory or files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ pytestmark = pytest.mark.slow
 ZONES = dict.fromkeys(("eu", "us"), "127.0.0.1")
 NUM_ROWS = 2
 NUM_AT_ONCE = 12
-"""Far more than the rows of a zone: without its zones some of them would go elsewhere."""
+"""Far more requests than a zone has rows, so that without the restriction some would go
+elsewhere."""
 WORKERS = {
     "worker.engine.dtype": "float32",
     "worker.engine.kv_pool_bytes": "64MiB",
@@ -51,7 +52,7 @@ def children_of(pid: int) -> Iterator[int]:
 
 
 def pids(zones: Zones, zone: str) -> list[int]:
-    """Return the processes of a zone, including those of servers that read texts."""
+    """Return the processes of a zone, including servers' text processes."""
     return [pid for process in zones.processes[zone] for pid in children_of(process.pid)]
 
 
@@ -69,7 +70,7 @@ def is_in_memory(pid: int, needles: list[bytes]) -> bool:
                     memory.seek(at)
                     piece = kept + memory.read(min(PIECE_BYTES, end - at))
                 except (OSError, OverflowError):
-                    break  # a device's, or gone
+                    break  # memory of a device, or gone
                 if any(needle in piece for needle in needles):
                     return True
                 kept = piece[-1024:]

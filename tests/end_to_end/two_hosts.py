@@ -1,4 +1,4 @@
-"""Test helper: two fleets on two addresses that share idempotency keys and limits."""
+"""Test helper that runs two fleets on two addresses, which share idempotency keys and limits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 NUM_TOKENS: Final = 24
 ALICE: Final = "alice"
 LEASE_S: Final = 2.0
-"""Of reservations; no server stands still for so long unless the machine does."""
+"""Lease of reservations: longer than any pause of a server."""
 PATH: Final = "/v1/completions"
 BODY: Final[dict[str, Any]] = {
     "model": MODEL,
@@ -40,8 +40,8 @@ class Hosts:
     """Two fleets on two addresses.
 
     Attributes:
-      fleets: see above.
-      hold: the file that holds lines of batches; see `paced.HOLD`.
+      fleets: the two fleets.
+      hold: the file that holds batch lines; see `paced.HOLD`.
     """
 
     fleets: tuple[FleetProcess, FleetProcess]
@@ -53,7 +53,7 @@ class Hosts:
         return [fleet.url.removeprefix("http://") for fleet in self.fleets]
 
     def tokens(self) -> int:
-        """Return alice's tokens, once no request of hers is reserved."""
+        """Return alice's tokens, once she has no reserved requests."""
         usage: dict[str, Any] = {}
 
         def is_settled() -> bool:
@@ -125,7 +125,7 @@ def events_of(text: str) -> list[str]:
 
 
 def usage_told(text: str) -> int:
-    """Return the tokens that a whole stream told."""
+    """Return the token count that a complete stream reported."""
     lines = [line.removeprefix("data: ") for line in text.splitlines() if '"usage"' in line]
     [told] = [usage["total_tokens"] for line in lines if (usage := json.loads(line)["usage"])]
     assert text.endswith("data: [DONE]\n\n")

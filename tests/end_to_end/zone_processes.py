@@ -1,4 +1,4 @@
-"""Test helper that starts zones: in each a server, a prefill and a decode worker of the demo model,
+"""Test helper that starts zones: each has a server, a prefill and a decode worker of the demo model
 as separate processes. All servers know all workers."""
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def fields_of(packed: Packed) -> LinearFields:
 def product(
     library: Library, packed: Packed, given_rows: torch.Tensor, *, is_bf16: bool, threads: int
 ) -> np.ndarray:
-    """Return the whole panels of a product in a model of one of both dtypes."""
+    """Return the complete panels of a product in a model of either dtype."""
     output = torch.empty(len(given_rows), packed.panels * library.panel)
     room = torch.empty(packed.steps * 8 * len(given_rows), dtype=torch.uint8)
     addresses = (given_rows.data_ptr(), room.data_ptr(), output.data_ptr())

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.batch import Sampled, SampleSpec
+from engine.batch import Barred, Sampled, SampleSpec
 from engine.sampler import TOP_P_CANDIDATES, sample
 from triolet.sampling import SamplingParams
 
@@ -141,12 +141,23 @@ def test_penalties_and_bias_move_the_logits(fields: dict[str, Any], expected: li
     assert result.token_id == int(logits.argmax())
 
 
-@pytest.mark.parametrize("special", [3.0, float("inf"), float("nan"), float("-inf")])
+@pytest.mark.parametrize("special", [3.0, float("-inf")])
 def test_a_greedy_row_takes_the_first_of_the_largest_as_torch_does(special: float) -> None:
     logits = torch.randint(-3, 4, (8, 4099)).float()
     logits[:, 2000::700] = special
     chosen = sample(logits, [SampleSpec(SamplingParams(temperature=0.0), 4)] * 8)
     assert [one.token_id for one in chosen] == logits.argmax(dim=-1).tolist()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_a_row_with_a_logit_that_is_not_finite_gets_no_token(
+    broken: float, temperature: float
+) -> None:
+    logits = LOGITS.repeat(3, 1)
+    logits[1, 5] = broken
+    specs = [SampleSpec(SamplingParams(temperature=temperature), 4)] * 3
+    assert [one.barred for one in sample(logits, specs)] == [None, Barred.NOT_FINITE, None]
 
 
 def test_penalties_before_the_first_token_do_nothing() -> None:

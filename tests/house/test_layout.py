@@ -67,8 +67,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "loadtest/harness": frozenset({"triolet", "transport", "ops"}),
     # So does loadtest, in virtual time and as processes with a simulated device.
     "loadtest/overload": frozenset(ROOMS) - {"loadtest", "tools"},
-    # Runs the production judge of rollouts, also in simulated fleets.
+    # Runs the production rollout judge, also on simulated fleets.
     "loadtest/rollouts": frozenset({"triolet", "transport", "server", "simulation", "ops"}),
+    # Runs rollouts with real processes and simulated devices.
+    "loadtest/rollout_bench": frozenset(ROOMS) - {"loadtest", "tools"},
 }
 ENTRY_POINTS = {
     # The command `triolet`, after checking that `ops` is Triolet's own.

@@ -73,7 +73,8 @@ def expressions() -> dict[str, str]:
 
 
 def name_of(rule: dict[str, Any]) -> str:
-    """Return the name of a rule of an objective; its labels tell it apart from those of others."""
+    """Return a rule's name with its objective, because the rules of all objectives have the same
+    names."""
     return f"{rule.get('alert') or rule['record']} {rule['labels']['sloth_slo']}"
 
 
@@ -117,7 +118,7 @@ def test_panels_are_told_apart_and_cover_nothing() -> None:
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: str(rule["alert"]))
 def test_an_alert_says_what_is_wrong_and_where_to_read_on(rule: dict[str, Any]) -> None:
     assert rule["labels"]["severity"] in {"page", "ticket", "deployment", "info"}
-    # A pair of windows waits by itself.
+    # A pair of windows already delays the alert.
     assert "sloth_slo" in rule["labels"] or re.fullmatch(r"\d+[sm]", rule["for"])
     notes = rule["annotations"]
     assert set(notes) == {"summary", "description", "runbook"}

@@ -1,5 +1,6 @@
-"""Test helper: a cluster of process kubelets under a real control plane, with DNS and a Service.
-Clients of the Service learn late that a pod has gone, as through kube-proxy."""
+"""Test helper: a Kubernetes cluster with a real control plane, kubelets that run processes instead
+of containers, DNS and a Service. Clients of the Service learn late that a pod is gone, as with
+kube-proxy."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ TENANT: Final = "tests"
 PATIENCE_S: Final = 180.0
 POLL_S: Final = 0.25
 LATE_S: Final = 2.0
-"""How long clients go on using a pod that has left the Service."""
+"""How long clients keep using a pod that has left the Service."""
 START_S: Final = 2.0
 NUM_NODES: Final = 3
 DOMAIN: Final = f"{SPACE}.svc.cluster.local"
@@ -61,7 +62,7 @@ class Cluster:
 
     Attributes:
       kubelets: the nodes.
-      desired: the numbers of workers that are set, by role; 1 where there is none.
+      desired: desired number of workers by role; 1 where none is set.
     """
 
     def __init__(self, api: Api, folder: Path, kubeconfig: Path) -> None:
@@ -73,7 +74,7 @@ class Cluster:
         self._seen_at: dict[str, float] = {}
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Run until cancelled; started once the nodes are there."""
+        """Run until cancelled; reports `started` once the nodes exist."""
         async with trio.open_nursery() as nursery:
             redis = made(self.folder / "redis")
             with running_redis(redis) as server, running_adapter(self.folder) as self.desired:
@@ -116,7 +117,7 @@ class Cluster:
         return (await self.api.call("GET", path)).get("status") != "Failure"
 
     async def _follow(self) -> None:
-        """Keep DNS and the view of the Service's clients up to date."""
+        """Keep DNS and the endpoints that clients see up to date."""
         while True:
             for one in (await self.api.get(f"/api/v1/namespaces/{SPACE}/endpoints"))["items"]:
                 parts = one.get("subsets", ())
@@ -129,7 +130,7 @@ class Cluster:
             await trio.sleep(POLL_S)
 
     async def url(self) -> str:
-        """Return the address of a server as a client's connection gets one."""
+        """Return a server's address, chosen as for a client's connection."""
         while True:
             since = trio.current_time() - LATE_S
             if usable := [ip for ip, seen_at in self._seen_at.items() if seen_at >= since]:
@@ -141,7 +142,7 @@ class Cluster:
         return await self.api.get(f"{DEPLOYMENTS}/{name}")
 
     async def wait_rolled_out(self, *names: str) -> None:
-        """Wait until Deployments have only pods of their newest version, and all are ready."""
+        """Wait until Deployments have only ready pods of their newest version."""
         for name in names:
             await until(partial(self._is_rolled_out, name))
 
@@ -166,48 +167,48 @@ class Cluster:
         await self.api.patch(f"{DEPLOYMENTS}/{name}", {"spec": {"template": {"spec": pod}}})
 
     async def pods(self, name: str) -> list[Json]:
-        """Return the pods of a role, those that end too."""
+        """Return the pods of a role, including ending ones."""
         label = f"labelSelector=app.kubernetes.io/component={name}"
         found = (await self.api.get(f"/api/v1/namespaces/{SPACE}/pods?{label}"))["items"]
         assert isinstance(found, list)
         return found
 
     def process(self, pod: Json) -> tuple[Kubelet, PodProcess]:
-        """Return what runs a pod."""
+        """Return the process of a pod."""
         uid = pod["metadata"]["uid"]
         [kubelet] = (one for one in self.kubelets if uid in one.pods)
         return kubelet, kubelet.pods[uid]
 
     async def roll_out(self, name: str, version: str) -> None:
-        """Change a Deployment's pods, as another image does."""
+        """Change a Deployment's pods, as a new image would."""
         template = {"metadata": {"annotations": {"triolet/version": version}}}
         await self.api.patch(f"{DEPLOYMENTS}/{name}", {"spec": {"template": template}})
 
 
 class Load:
-    """Clients that ask again and again, without retries.
+    """Clients that send requests repeatedly, without retries.
 
     Attributes:
-      stories: of the requests that have ended.
+      stories: what happened to each ended request.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         self.stories: list[Story] = []
         self._cluster = cluster
         self._is_over = False
-        # Short ones find each server that refuses; long ones are longer than preStop.
+        # Short streams find every server that refuses; long ones last longer than preStop.
         asks = [*long_asks(3, max_tokens=24, seed=3), *long_asks(2, max_tokens=200, seed=4)]
         key = key_of(TENANT)
         self._asks = [replace(ask, number=n, key=key) for n, ask in enumerate(asks)]
 
     async def run(self) -> None:
-        """Ask until `end`, and let the last streams end."""
+        """Send requests until `end` is called, then wait for the last streams."""
         async with trio.open_nursery() as nursery:
             for ask in self._asks:
                 nursery.start_soon(self._repeat, ask)
 
     def end(self) -> None:
-        """Begin no more requests."""
+        """Stop sending requests."""
         self._is_over = True
 
     async def _repeat(self, ask: Ask) -> None:
@@ -218,19 +219,19 @@ class Load:
 
     @property
     def failures(self) -> list[str]:
-        """Why streams failed."""
+        """Reasons why streams failed."""
         return [story.failure for story in self.stories if story.failure]
 
     @property
     def is_exact(self) -> bool:
-        """Whether each request had the same answer each time."""
+        """Whether every repetition of a request got the same answer."""
         answers = [(story.ask.number, story.answer) for story in self.stories if story.answer]
         first = dict(reversed(answers))
         return all(first[number] == answer for number, answer in answers)
 
 
 async def under_load(cluster: Cluster, change: Callable[[], Awaitable[None]]) -> Load:
-    """Make a change while clients ask; return what they saw."""
+    """Make a change under load; return what the clients saw."""
     load = Load(cluster)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(load.run)
@@ -280,9 +281,10 @@ class Portal:
     @contextmanager
     def running(self) -> Iterator[Portal]:
         """Run the cluster."""
-        # Its first fork waits until the template has imported everything; kubelets must not.
+        # Fork once here: the first fork waits for the template's imports, and kubelets must not
+        # wait.
         forked.Popen([sys.executable, "-c", "pass"]).wait()
-        # An interrupt may come before it can be cancelled; the namespace ends its processes.
+        # After an early interrupt it cannot be cancelled; the namespace then ends its processes.
         thread = threading.Thread(target=self._run, name="cluster", daemon=True)
         thread.start()
         self._is_up.wait()
@@ -318,7 +320,7 @@ class Portal:
 
 
 def prepare_network(folder: Path) -> None:
-    """Give this network and mount namespace addresses and the cluster's resolv.conf."""
+    """Set up addresses and the cluster's resolv.conf in this network and mount namespace."""
     (folder / "resolv.conf").write_text(RESOLV_CONF)
     for command in (
         "ip link set lo up",

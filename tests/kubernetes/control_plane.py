@@ -1,5 +1,5 @@
-"""Test helper: a real control plane of Kubernetes 1.20 on loopback (etcd, API server, controllers,
-scheduler), and a client of its API."""
+"""Test helper: runs a real Kubernetes 1.20 control plane on loopback (etcd, API server,
+controllers, scheduler), and a client of its API."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ PLURALS: Final = {"NetworkPolicy": "networkpolicies", "Endpoints": "endpoints"}
 
 
 class Api:
-    """Calls of the API server as an administrator.
+    """Calls the API server as an administrator.
 
     Args:
-      token: a token of the group system:masters.
+      token: a token for the group system:masters.
 
     Attributes:
       client: the HTTP client.
@@ -68,11 +68,11 @@ class Api:
         return must(await self.call("GET", path))
 
     async def patch(self, path: str, body: Json) -> Json:
-        """Merge into an object."""
+        """Merge fields into an object."""
         return must(await self.call("PATCH", path, body))
 
     async def apply(self, one: Json) -> Json:
-        """Create an object, or replace what it says of an existing one."""
+        """Create an object, or update the given fields of an existing one."""
         path, name = path_of(one), one["metadata"]["name"]
         created = await self.call("POST", path, one)
         if created.get("reason") == "AlreadyExists":
@@ -87,7 +87,7 @@ class Api:
 
 
 def must(answer: Json) -> Json:
-    """Return an answer that is not an error."""
+    """Return an answer; assert that it is not an error."""
     assert (answer.get("kind"), answer.get("status")) != ("Status", "Failure"), answer["message"]
     return answer
 
@@ -115,7 +115,7 @@ async def control_plane(folder: Path) -> AsyncIterator[tuple[Api, Path]]:
             output = stack.enter_context((folder / f"{name}.log").open("wb"))
             stack.callback(stop, start([str(BIN / name), *arguments], folder, output))
             if name == "kube-apiserver":
-                # The others exit if it is not there.
+                # The other processes exit without the API server.
                 with trio.fail_after(STARTS_S):
                     while not await api.is_up():  # noqa: ASYNC110
                         await trio.sleep(POLL_S)
@@ -128,7 +128,7 @@ def commands(folder: Path, kubeconfig: Path) -> dict[str, list[str]]:
     peer = "http://127.0.0.1:2380"
     client = [
         *(f"--kubeconfig={kubeconfig}", "--leader-elect=false", "--port=0", "--secure-port=0"),
-        # The default of 20 calls per second delays Endpoints while much changes.
+        # The default of 20 calls per second delays Endpoints during many changes.
         *("--kube-api-qps=500", "--kube-api-burst=500"),
     ]
     return {
@@ -136,7 +136,7 @@ def commands(folder: Path, kubeconfig: Path) -> dict[str, list[str]]:
             *(f"--data-dir={folder / 'etcd'}", f"--listen-client-urls={ETCD}"),
             *(f"--advertise-client-urls={ETCD}", f"--listen-peer-urls={peer}"),
             *(f"--initial-advertise-peer-urls={peer}", f"--initial-cluster=default={peer}"),
-            # Nothing here outlives the test.
+            # No durability: nothing here outlives the test.
             "--unsafe-no-fsync",
         ],
         "kube-apiserver": [
@@ -165,7 +165,7 @@ def commands(folder: Path, kubeconfig: Path) -> dict[str, list[str]]:
 
 
 def quiet() -> dict[str, str]:
-    """Return an environment without proxies."""
+    """Return an environment without HTTP proxies."""
     return {key: value for key, value in os.environ.items() if "proxy" not in key.lower()}
 
 

@@ -1,5 +1,5 @@
-"""Test helper: an aggregated API that serves the desired number of workers as an external metric,
-as prometheus-adapter and KEDA do."""
+"""Test helper: serves the desired number of workers as an external metric through an aggregated
+API, as prometheus-adapter and KEDA do."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ OBJECTS: Final[tuple[dict[str, Any], ...]] = (
 
 
 class Adapter(BaseHTTPRequestHandler):
-    """Answers with the class's numbers, by role."""
+    """Returns the numbers of its class by role."""
 
     desired: ClassVar[dict[str, int]] = {}
 
@@ -81,12 +81,12 @@ class Adapter(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Print nothing."""
+        """Do not log."""
 
 
 @contextmanager
 def running_adapter(folder: Path) -> Iterator[dict[str, int]]:
-    """Serve; yields the numbers by role."""
+    """Run the adapter; yield its numbers by role."""
     write_certificate(folder)
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(folder / "ca.pem", folder / "key.pem")

@@ -1,7 +1,7 @@
-"""Test helper: turns the manifests of ops/kubernetes, which are for Kubernetes 1.35 to 1.37, into
-an overlay for the 1.20 that tests can build, and for tiny models.
+"""Test helper: converts the manifests of ops/kubernetes (for Kubernetes 1.35 to 1.37) to Kubernetes
+1.20, which tests can build, and to a tiny model.
 
-Everything that is changed is in `SUBSTITUTIONS`.
+`SUBSTITUTIONS` lists all changes, with reasons.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PRE_STOP_S: Final = 5
 SETTINGS: Final = {
     'model = "/models/chat"': 'model = "demo"',
     'kv_pool_bytes = "8GiB"': 'kv_pool_bytes = "16MiB"\ndtype = "float32"',
-    # Longer than a busy machine pauses a process.
+    # Longer than the pauses of a process on a busy machine.
     "[fleet]": (
         "[link]\npeer_timeout_s = 6.0\nprogress_timeout_s = 6.0\nlease_ttl_s = 8.0\n\n[fleet]"
     ),
@@ -69,7 +69,7 @@ def _probes(one: Manifest) -> None:
     for container in _pod(one).get("containers", ()):
         for name in ("startupProbe", "readinessProbe"):
             container[name]["periodSeconds"] = 1
-        # Not a claim about speed: a busy machine answers late.
+        # Patient, because a busy machine answers late.
         container["livenessProbe"]["timeoutSeconds"] = 30
 
 
@@ -101,16 +101,16 @@ SUBSTITUTIONS: Final[dict[str, Callable[[Manifest], None]]] = {
     "pods share one network namespace, so a server takes its own address only": _host,
     "a tiny model, patient links": _settings,
 }
-"""Reasons and changes."""
+"""Changes by reason."""
 
 
 def overlay_for_1_20() -> list[Manifest]:
-    """Return the manifests for the test's API server."""
+    """Return the manifests for the tests' API server."""
     objects = manifests(OVERLAY)
     for one in objects:
         for change in SUBSTITUTIONS.values():
             change(one)
-    # Nothing here measures processor time.
+    # The tests have no metrics of processor time.
     return [
         one
         for one in objects

@@ -1,8 +1,8 @@
-"""Test helper: a kubelet whose containers are processes of this machine.
+"""Test helper: a kubelet that runs each container as a process on this machine.
 
-It runs the pods of one node: expands a container's arguments, writes its volumes to a folder,
-starts `triolet …`, probes it, and honours preStop, SIGTERM and the grace period. Mount paths are
-replaced by folders in arguments, environment and settings, because nothing is mounted.
+For the pods of one node it expands the container's arguments, writes its volumes to folders, starts
+`triolet …`, probes it, and honours preStop, SIGTERM and the grace period. Nothing is mounted: mount
+paths in arguments, environment and settings are replaced by these folders.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ POLL_S: Final = 0.25
 HEARTBEAT_S: Final = 1.0
 BACK_OFF_S: Final = 2.0
 MIN_GRACE_S: Final = 2.0
-"""The kubelet's own minimum after preStop."""
+"""Minimum grace after preStop, as in the real kubelet."""
 MAX_MESSAGE: Final = 2048
 READY_NODE: Final = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
 
 
 @dataclass
 class Ignored:
-    """What a broken kubelet would ignore; a proof must fail with each."""
+    """What a broken kubelet would ignore; a proof must fail with each of these."""
 
     readiness: bool = False
     pre_stop: bool = False
@@ -54,13 +54,13 @@ class Kubelet:
 
     Args:
       api: the API server.
-      number: of the node; its pods have addresses 10.244.number.m.
+      number: number of the node; its pods have addresses 10.244.number.m.
       folder: for volumes and logs.
-      start_s: time from a container's start to its first instruction. A real one imports Python
-        packages; processes of tests are forked from one that has.
+      start_s: delay before a container's first instruction. It stands for imports, because the
+        tests' processes are forked from one that has done these.
 
     Attributes:
-      ignored: what it does not honour.
+      ignored: what this kubelet ignores.
       pods: by uid.
     """
 
@@ -89,15 +89,15 @@ class Kubelet:
                     await trio.sleep(POLL_S)
 
     def lose(self) -> None:
-        """Lose the node: its processes die, and it is silent."""
+        """Lose the node: kill its processes, and stop reporting."""
         self._scope.cancel()
         for pod in self.pods.values():
             pod.kill()
 
     async def _register(self) -> None:
         meta = {"name": self.name, "labels": {"kubernetes.io/hostname": self.name}}
-        # Ready from the start: a node that once was not may block the queue of the controller that
-        # evicts pods from lost ones.
+        # Ready from the start, because a node that was once not ready may block the controller that
+        # evicts pods from lost nodes.
         node = {"apiVersion": "v1", "kind": "Node", "metadata": meta, "status": self._status()}
         await self.api.apply(node)
 
@@ -107,7 +107,7 @@ class Kubelet:
         return {"capacity": capacity, "allocatable": capacity, "conditions": [ready]}
 
     async def _report(self) -> None:
-        """Report the node as ready again and again."""
+        """Report the node as ready, periodically."""
         while True:
             await self.api.patch(f"/api/v1/nodes/{self.name}/status", {"status": self._status()})
             await trio.sleep(HEARTBEAT_S)
@@ -134,14 +134,14 @@ class PodProcess:
 
     Args:
       kubelet: its node.
-      pod: as the API server has it.
-      address: its own.
+      pod: the pod object of the API server.
+      address: the pod's address.
 
     Attributes:
       grace_s: the grace period of its deletion.
-      is_deleted: set when it shall end.
+      is_deleted: event set when the pod is deleted.
       process: the running process, if there is one.
-      log: what it has written.
+      log: file with its output.
     """
 
     def __init__(self, kubelet: Kubelet, pod: Json, address: str) -> None:
@@ -161,7 +161,7 @@ class PodProcess:
         self._ended = trio.Event()
 
     async def run(self) -> None:
-        """Run the container again and again until the pod is deleted."""
+        """Run the container, and restart it until the pod is deleted."""
         self._folder.mkdir()
         run_ip("addr", "add", f"{self._address}/32", "dev", "lo")
         places = await self._write_volumes()
@@ -213,7 +213,7 @@ class PodProcess:
             )
 
     async def _exit(self) -> None:
-        """Wait for the end of the process, and note its last words as Kubernetes does."""
+        """Wait for the process to exit, and record the end of its output as Kubernetes does."""
         assert self.process is not None
         await trio.lowlevel.wait_readable(self.process.ended)
         code = self.process.wait()
@@ -223,7 +223,7 @@ class PodProcess:
         self._last = {"terminated": ended}
 
     async def _stop(self) -> None:
-        """End it: preStop, SIGTERM, and SIGKILL when the grace period is over."""
+        """Stop the process: preStop, SIGTERM, and SIGKILL after the grace period."""
         ends_at = trio.current_time() + self.grace_s
         hook = self._container["lifecycle"]["preStop"]["exec"]["command"]
         if self.process is None:
@@ -242,7 +242,7 @@ class PodProcess:
             await self._kill()
 
     async def _kill(self) -> None:
-        """Kill the process, and wait until its connections are closed."""
+        """Kill the process, and wait until its connections have closed."""
         self.kill()
         await self._ended.wait()
 
@@ -271,7 +271,8 @@ class PodProcess:
         self.kill()
 
     async def _passes(self, probe: Json, *, until: bool) -> bool:
-        """Probe until it succeeds, or until it has failed often enough; return the last result."""
+        """Repeat a probe until it succeeds or reaches its failure threshold; return the last
+        result."""
         failures = 0
         while True:
             is_ok = await self._ask(probe["httpGet"], probe.get("timeoutSeconds", 1))
@@ -290,7 +291,7 @@ class PodProcess:
         return False
 
     async def _tell(self, state: Json) -> None:
-        """Report the pod's state."""
+        """Report the pod's status."""
         ready = {True: "True", False: "False"}[self._is_ready]
         types = {"PodScheduled": "True", "Initialized": "True", "ContainersReady": ready}
         conditions = [{"type": t, "status": s} for t, s in (types | {"Ready": ready}).items()]
@@ -321,7 +322,7 @@ class PodProcess:
         return str(variable.get("value", ""))
 
     async def _write_volumes(self) -> dict[str, str]:
-        """Write each volume to a folder; return the folder of each mount path."""
+        """Write each volume to a folder; return the folders by mount path."""
         folders = {one["name"]: self._folder / one["name"] for one in self._spec["volumes"]}
         mounts = self._container["volumeMounts"]
         places = {one["mountPath"]: str(folders[one["name"]]) for one in mounts}
@@ -351,7 +352,7 @@ def elsewhere(text: str, places: dict[str, str]) -> str:
 
 
 def now() -> str:
-    """Return the time as the API writes it."""
+    """Return the current time in the API's format."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

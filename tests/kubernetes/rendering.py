@@ -1,5 +1,5 @@
-"""Test helper that renders the overlays of ops/kubernetes with kubectl, and reads what their pods
-would run."""
+"""Test helper that renders the overlays of ops/kubernetes with kubectl, and reads the commands and
+settings of their pods."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ OVERLAYS: Final = sorted(
     for path in (KUBERNETES / "overlays").rglob("kustomization.yaml")
 )
 WHOLE: Final = [name for name in OVERLAYS if name.count("/") == 1]
-"""Overlays that can be applied by themselves; the others are one zone of one."""
+"""Overlays that can be applied alone; the others are single zones."""
 OWN_KUBECTL: Final = ROOT / "build" / "kubectl" / "kubectl"
-"""Fetched by `make kubectl` where none is installed."""
+"""The kubectl that `make kubectl` fetches if none is installed."""
 LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""Several times faster where libyaml is."""
+"""Several times faster with libyaml."""
 RENDER_S: Final = 60.0
 VARIABLE: Final = re.compile(r"\$\((\w+)\)")
 POD_IP: Final = "10.244.1.2"
@@ -88,7 +88,7 @@ class Workload:
       name: of the Deployment, or of the role.
       labels: of its pods.
       pod: their specification.
-      objects: everything that is applied with it.
+      objects: all objects that are applied with it.
     """
 
     name: str
@@ -98,7 +98,7 @@ class Workload:
 
     @property
     def role(self) -> Role:
-        """What its only container runs."""
+        """The role that its only container runs."""
         return Role(self.container["args"][0])
 
     @property
@@ -114,10 +114,10 @@ class Workload:
         return int(found)
 
     def arguments(self) -> list[str]:
-        """Return the arguments as a kubelet expands them.
+        """Return the container's arguments, expanded as by a kubelet.
 
         Raises:
-          KeyError: a variable is not defined: Kubernetes would leave it as it is.
+          KeyError: a variable is undefined; Kubernetes would leave it unexpanded.
         """
         values = {one["name"]: self._value(one) for one in self.container.get("env", ())}
         return [expanded(text, values) for text in self.container["args"]]
@@ -133,7 +133,7 @@ class Workload:
         return str(variable["value"])
 
     def mounted(self) -> dict[str, Manifest]:
-        """Return the volume of each mount path."""
+        """Return the volumes by mount path."""
         volumes = {one["name"]: one for one in self.pod["volumes"]}
         return {one["mountPath"]: volumes[one["name"]] for one in self.container["volumeMounts"]}
 

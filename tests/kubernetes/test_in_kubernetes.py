@@ -1,5 +1,5 @@
-"""Proofs that the manifests work under a real control plane, with real processes: a fleet comes up,
-rolls, scales, loses a node. Run by `make k8s-test`."""
+"""Tests of the manifests with a real control plane and real processes: a fleet starts, is rolled
+out, scales and loses a node. Run by `make k8s-test`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 COMMAND_S: Final = 120.0
 ROLES: Final = ("prefill", "decode", "server")
 MAX_ROLLOUTS: Final = 10
-"""Until a stream must have failed where a kubelet is broken; each takes about half a minute."""
+"""Most rollouts until a stream must have failed with a broken kubelet; each takes about half a
+minute."""
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,8 @@ def portal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Portal]:
         )
     if [name for _, name in socket.if_nameindex()] != ["lo"]:
         pytest.skip("this network is not the tests' own: `make k8s-test` runs them in one")
-    # The first process of a namespace ignores it otherwise, and nothing would end the processes.
+    # By default the first process of a namespace ignores this signal, and nothing would end the
+    # processes.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     folder = tmp_path_factory.mktemp("k8s")
     prepare_network(folder)
@@ -71,14 +73,14 @@ def test_a_fleet_comes_up_and_answers(portal: Portal, cluster: Cluster) -> None:
 
 PAGE: Final = "docs/operations/kubernetes.md"
 ANOTHER: Final = "page"
-"""A namespace for what the page makes."""
+"""Namespace for the objects that the page creates."""
 NOT_FOR_1_20: Final = ("kubectl apply -k chat",)
 
 
 def test_the_commands_of_the_page_are_taken(
     portal: Portal, cluster: Cluster, tmp_path: Path
 ) -> None:
-    """Those that the page shows in blocks, with kubectl and with triolet."""
+    """The commands in the page's code blocks, of kubectl and triolet."""
     environment = quiet() | {"KUBECONFIG": str(cluster.kubeconfig), "HOME": str(tmp_path)}
     environment["PATH"] = f"{Path(kubectl()).parent}:{Path(sys.executable).parent}:/usr/bin:/bin"
     (tmp_path / "url").write_text("redis://:PASSWORD@redis.default:6379/0")
@@ -121,7 +123,7 @@ def test_a_rollout_of_every_role_fails_no_stream(portal: Portal, cluster: Cluste
 def test_streams_fail_where_a_kubelet_ignores_it(
     portal: Portal, cluster: Cluster, what: str
 ) -> None:
-    """A request must come in a window of seconds, so one rollout may find none."""
+    """A request must arrive within a few seconds, so one rollout may not be enough."""
     failures: list[str] = []
     try:
         for kubelet in cluster.kubelets:
@@ -197,7 +199,7 @@ def test_pods_without_the_model_say_so_and_the_old_ones_stay(
 
 
 async def ends(cluster: Cluster, name: str, words: list[str]) -> bool:
-    """Return whether a pod's container has ended, and note its last words."""
+    """Return whether a pod's container has ended, and record the end of its output."""
     for pod in await cluster.pods(name):
         for status in pod["status"].get("containerStatuses", ()):
             if ended := status["lastState"].get("terminated"):
@@ -227,7 +229,7 @@ def test_a_worker_with_a_key_of_its_own_is_not_used_and_is_named(
 
 
 async def is_unready(cluster: Cluster, seen: list[str]) -> bool:
-    """Return whether the server is not ready, and note what it says."""
+    """Return whether the server is not ready, and record its reason."""
     [pod] = await cluster.pods("server")
     url = f"http://{pod['status']['podIP']}:8000/health/ready"
     async with httpx2.AsyncClient() as client:

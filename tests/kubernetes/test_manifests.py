@@ -1,5 +1,5 @@
-"""Tests that the manifests of ops/kubernetes are valid, and that they fit each other and the real
-command line and configuration."""
+"""Tests that the manifests of ops/kubernetes are valid, and match each other, the real command line
+and the configuration."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ WORKER_MARGIN_S: Final = 15
 
 
 def check_schema(one: Manifest) -> None:
-    """Check an object of Kubernetes itself against each version's schema, unknown fields too."""
+    """Check a Kubernetes object against each version's schema; unknown fields fail."""
     for version in VERSIONS:
         kubernetes_validate.validate(one, version, strict=True)
 
@@ -91,7 +91,7 @@ def test_parts_of_a_limit_add_up_to_the_limit(overlay: str, tmp_path: Path) -> N
 
 
 def check_config(one: Workload, folder: Path) -> None:
-    """Check what a workload's process reads, and that the rest of its pod fits it."""
+    """Check the configuration that a workload's process reads, and that the pod matches it."""
     config = one.config(folder)
     if isinstance(config, ServerConfig):
         check_server(one, config)
@@ -186,7 +186,7 @@ def test_objects_select_the_pods_that_they_mean(overlay: str) -> None:
 
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
-    """The folder of an operator's overlay, beside a copy of ours."""
+    """Create a folder for an operator's overlay beside a copy of ops/kubernetes."""
     shutil.copytree(KUBERNETES, tmp_path / "ops" / "kubernetes")
     (folder := tmp_path / "chat").mkdir()
     return folder
@@ -238,7 +238,7 @@ CONNECTIONS: Final = (
 )
 """From, to, and the port's name."""
 WITH_REDIS: Final = (*CONNECTIONS, ("server", "server", "http"))
-"""Servers that share idempotency keys ask one another."""
+"""Servers that share idempotency keys connect to one another."""
 
 
 @pytest.mark.parametrize("overlay", WHOLE)
@@ -273,7 +273,7 @@ def admits(
     other: Workload | None,
     port: str | int,
 ) -> bool:
-    """Return whether a rule admits a connection; `other` is None for a pod of no role."""
+    """Return whether a rule admits a connection; `other` is None for a pod outside the fleet."""
     for policy in policies:
         if not policy_selects(policy["podSelector"], one):
             continue

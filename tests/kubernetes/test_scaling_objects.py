@@ -1,4 +1,4 @@
-"""Tests of ops/kubernetes that concern autoscalers and LeaderWorkerSet."""
+"""Tests of the objects in ops/kubernetes for autoscalers and LeaderWorkerSet."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ OF_PROMETHEUS_TRIGGER: Final = {
     *("serverAddress", "query", "queryParameters", "threshold", "activationThreshold"),
     *("namespace", "customHeaders", "ignoreNullValues", "unsafeSsl", "timeout"),
 }
-"""Its fields in KEDA 2.20; the schema of a ScaledObject leaves them open."""
+"""Fields of a Prometheus trigger in KEDA 2.20, which the schema of a ScaledObject leaves open."""
 SCALED: Final = [name for name in OVERLAYS if any(word in name for word in ("hpa", "keda"))]
-"""Autoscaled overlays, and their parts, which are applied one by one."""
+"""Autoscaled overlays, and their parts that are applied one by one."""
 
 
 @cache
 def schema_of(kind: str) -> Manifest:
-    """Return a schema that refuses unknown fields, as an API server's validation does."""
+    """Return a schema that refuses unknown fields, as an API server does."""
     text = (SCHEMAS / f"{kind.lower()}.yaml").read_text(encoding="utf-8")
     schema = closed(yaml.safe_load(text))
     assert isinstance(schema, dict)
@@ -75,7 +75,7 @@ def test_a_disaggregated_set_has_the_pods_of_the_deployments_that_it_replaces() 
 
 
 def labels_asked_for(scaler: Manifest) -> tuple[str, dict[str, str]]:
-    """Return the metric that an autoscaler follows, and the labels that it selects."""
+    """Return the metric that an autoscaler follows and the labels by which it selects series."""
     if scaler["kind"] == "ScaledObject":
         (trigger,) = scaler["spec"]["triggers"]
         assert trigger["metadata"].keys() <= OF_PROMETHEUS_TRIGGER

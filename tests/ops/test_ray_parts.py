@@ -1,5 +1,5 @@
-"""Tests of actors that fail to start, to run or to leave. `ray` is a fake module, everything else
-production code."""
+"""Tests of Ray actors that fail to start, to run or to leave. `ray` is a fake module; everything
+else is production code."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ELSEWHERE: Final = "192.0.2.1"
-"""An address that no machine has (RFC 5737)."""
+"""An address that no machine has (reserved by RFC 5737)."""
 PATIENCE_S: Final = 60.0
 MODULES: Final = ("ops.targets.ray_worker", "ops.targets.ray_target")
 
 
 class FakeRayError(Exception):
-    """Stands for all errors of Ray: that of a task, of an actor, and of a deadline."""
+    """Stands for all of Ray's errors: failed tasks, dead actors and timeouts."""
 
 
 class FakeRay:
-    """An actor whose `leave` fails, and a node with an address that is not this machine's."""
+    """Fake module with an actor whose `leave` fails, and a node with an address of another
+    machine."""
 
     def __init__(self) -> None:
         self.killed: list[object] = []

@@ -1,4 +1,4 @@
-"""Tests of Scaling: the processes for another number of workers, and the files it writes."""
+"""Tests of `Scaling`: the processes for a new number of workers, and the files that it writes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Tests of `triolet slo rules`: real promtool checks them, and each pair of windows fires and rests
-as docs/SLO.md says (tests/server/slo/test_report.py does the same with the server's figures)."""
+"""Tests of `triolet slo rules` with the real promtool: the rules are valid, and each pair of
+windows fires and stops as docs/SLO.md says. tests/server/slo/test_report.py tests the same for the
+server's figures."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ DEPLOYED = "TrioletSloDeployment"
 PER_STEP = 10_000
 BEFORE = 10
 INTERVALS_S = {"5m": 60, "30m": 300, "2h": 1800, "6h": 1800}
-"""Scrapes, by the short window of a pair."""
+"""Scrape interval by the short window of a pair."""
 TIMEOUT_S = 60.0
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="promtool (of the package prometheus) is missing"
@@ -52,7 +53,7 @@ def promtool(*arguments: str, cwd: Path) -> str:
 
 
 class Stretch(NamedTuple):
-    """Some scrapes with the same traffic."""
+    """Consecutive scrapes with the same traffic."""
 
     num_steps: int
     events: int
@@ -60,7 +61,7 @@ class Stretch(NamedTuple):
 
 
 def series(labels: str, *stretches: Stretch) -> list[dict[str, str]]:
-    """Return the samples of both counters, which begin at 0."""
+    """Return the samples of both counters, which start at 0."""
     found = []
     for name in ("events", "good"):
         values, value = ["0"], 0
@@ -77,8 +78,8 @@ def series(labels: str, *stretches: Stretch) -> list[dict[str, str]]:
 def check_firing(
     folder: Path, interval_s: int, inputs: list[dict[str, str]], firing: dict[int, list[str]]
 ) -> None:
-    """Run the shipped rules of one objective over some series, and compare which alerts fire at
-    which step."""
+    """Run the shipped rules of one objective on these series, and compare which alerts fire at each
+    step."""
     own = [one for one in GROUPS if one["name"].endswith("-availability")]
     (folder / "rules.yml").write_text(json.dumps({"groups": own}))
     query = 'count by (alertname) (ALERTS{alertstate="firing"})'
@@ -119,7 +120,7 @@ def steps_of(window: str, interval_s: int) -> int:
 def test_each_pair_fires_above_its_rate_and_rests_when_its_short_window_is_good(
     tmp_path: Path, pair: BurnAlert, excess: float
 ) -> None:
-    """Earlier traffic is good and so large that no longer pair fires, too."""
+    """Earlier traffic is good, and large enough that no pair with longer windows fires."""
     interval_s = INTERVALS_S[pair.short]
     long, short = steps_of(pair.long, interval_s), steps_of(pair.short, interval_s)
     bad = round(PER_STEP * pair.rate * AVAILABILITY.budget * excess)

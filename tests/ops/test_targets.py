@@ -1,5 +1,5 @@
-"""Tests of targets without Ray: the choice of one, the numbers in Redis, local fleets, what states
-of actors and nodes mean, and a process that its owner keeps alive."""
+"""Tests of targets that need no Ray: choosing one, desired numbers in Redis, local fleets, reports
+on actors and nodes, and `OwnedProcess`."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ async def test_desired_numbers_are_kept_in_redis_until_they_are_forgotten(
         await register(other, DECODE)
         found = await KubernetesTarget(store, members).observe()
         assert found == {DECODE: Observed(2, alive)}
-    assert told[-1] == "the autoscaler is told 2 of decode --zone a"
+    assert told[-1] == ("wrote 2 as the desired number of decode --zone a; the autoscaler follows")
     target.check(DECODE)
     with pytest.raises(ConfigError, match="their autoscaler follows processor time"):
         target.check(Place("", Role.SERVER))
@@ -180,7 +180,7 @@ async def test_desired_numbers_are_kept_in_redis_until_they_are_forgotten(
 
 
 class Supervisor:
-    """Answers on a supervisor's socket."""
+    """A fake supervisor that answers on its socket."""
 
     def __init__(self) -> None:
         self.asked: list[Request] = []
@@ -222,13 +222,13 @@ async def test_a_local_fleet_is_scaled_and_observed_by_its_supervisor(tmp_path: 
     ("words", "said"),
     [
         ("decode=2 server=3", "the number of servers of `triolet serve` is set at its start"),
-        ("decode=2 decode=3", "decode=2 decode=3 names one place twice"),
+        ("decode=2 decode=3", "decode=2 decode=3 names the same workers twice"),
     ],
 )
 def test_a_wrong_place_beside_a_right_one_changes_nothing(
     words: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # There is no supervisor here: to scale anything would fail with another error.
+    # No supervisor runs here, so scaling anything would fail with another error.
     fleet = RunningFleet(tmp_path, Note(8000))
     monkeypatch.setattr("ops.cli.target_commands.fleet_to_change", lambda _: fleet)
     with pytest.raises(ConfigError, match=said):
@@ -257,7 +257,7 @@ def test_a_place_that_is_not_in_the_settings_of_ray_is_refused(
 
 
 def of_ray(tmp_path: Path) -> list[str]:
-    """Return the options of a fleet that lacks nothing but Ray."""
+    """Return the options of a fleet that needs only Ray."""
     (url := tmp_path / "redis.url").write_text("redis://127.0.0.1:1/0")
     told = {f"{role}.membership.redis.url": f"@{url}" for role in ("server", "worker")}
     told |= {f"{role}.curve_dir": "keys" for role in ("server", "worker")}
@@ -299,7 +299,7 @@ def test_a_wrong_target_is_one_line(
 
 
 class PastFleet:
-    """A target with numbers of an earlier start."""
+    """A target with desired numbers from an earlier start."""
 
     def __init__(self) -> None:
         self.scaled: dict[Place, int] = {}
@@ -365,7 +365,7 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN if {is_deaf} else lambda *_: sys.ex
 print(json.dumps({{"event": "server_ready", "url": own["server"]["zone"]}}), flush=True)
 sys.stdin.read()
 """
-"""Stands for a server: says its zone as its address, and ends with its owner's pipe."""
+"""Stands for a server: reports its zone as its URL, and exits when its owner's pipe closes."""
 
 
 def owned(*, is_broken: bool = False, is_deaf: bool = False, retry_s: float = 60) -> OwnedProcess:

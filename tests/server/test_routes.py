@@ -42,7 +42,7 @@ def use(one: Scene, route: Route | None, *models: ServedModelConfig) -> None:
 
 
 def serves_both(one: Scene) -> bool:
-    """Return whether the server has both versions, and the route between them."""
+    """Return whether the server has both versions and the route to them."""
     versions = {model.version for model in one.services.models}
     return {"chat", "next"} <= versions and one.services.models.routes == {"chat": BOTH}
 

@@ -1,7 +1,7 @@
-"""Tests that all servers and workers of a fleet may start at once.
+"""Tests that all servers and workers of a fleet can start at the same time.
 
-Both are production code; devices take modelled time, links are in memory, and time is virtual. So
-the tests show what the protocol makes of a storm, not whether a machine computes fast enough.
+Servers and workers are production code, with simulated devices, in-memory links and virtual time.
+So the tests show how the protocol handles a storm, not whether a machine is fast enough.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 STORM_S = 1.0
 """All processes start within this time."""
 STAY_S = 8.0
-"""Several peer timeouts."""
+"""Time to watch, from the start: several peer timeouts."""
 LOOK_S = 0.05
 KNOWN_S = STORM_S + 0.5
 RING_BYTES = 1 << 14
-"""Host memory of each prefill worker: no prompt is computed."""
+"""Little host memory for each prefill worker, because no prompt is computed."""
 LINK = LinkConfig(kv_chunk_bytes=RING_BYTES, kv_ring_bytes=RING_BYTES)
 PER_BEAT_S = LINK.heartbeat_interval_s + LOOK_S
-"""The longest silence without a missed heartbeat."""
+"""Longest silence in which no heartbeat was missed."""
 
 
 class Storm(NamedTuple):
@@ -54,8 +54,8 @@ class Storm(NamedTuple):
 
     Attributes:
       known_s: seconds from the first start until every server could use every worker.
-      lost: workers that a server gave up.
-      silence_s: longest time in which a server did not hear a worker that it had greeted.
+      lost: workers that a server considered lost.
+      silence_s: longest time without a message from a connected worker.
     """
 
     known_s: float
@@ -68,7 +68,7 @@ class Storm(NamedTuple):
 
 
 class LossObserver(Observer):
-    """Notes the workers that a server gives up."""
+    """Records the workers that a server considers lost."""
 
     def __init__(self, lost: list[str]) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ def storm_of(num_servers: int, num_of_role: int) -> Storm:
 
 
 async def watch(num_servers: int, shape: FleetShape) -> Storm:
-    """Start a fleet, and look at it until `STAY_S`."""
+    """Start a fleet, and watch it for `STAY_S`."""
     began_at, rng, lost = trio.current_time(), random.Random(1), list[str]()
     network, host, epochs = MemoryNetwork(1), Host(1), count(1, LIVES)
     network.conditions = CalmConditions(1)
@@ -153,6 +153,6 @@ def test_a_server_that_hears_nothing_every_other_second_is_noticed(
 @pytest.mark.slow
 @pytest.mark.proof
 def test_a_join_storm_costs_no_heartbeat(whole: bool) -> None:
-    """Whole: 8 servers and 200 workers."""
+    """The whole form has 8 servers and 200 workers."""
     storm = storm_of(8, 100) if whole else storm_of(3, 16)
     assert storm.is_calm, storm

@@ -1,5 +1,5 @@
-"""Tests of a zone, or host, whose workers all stand still for longer than a lease and go on: no
-token is delivered twice and no block is lost, in virtual time with production code."""
+"""Tests that after all workers of a zone or host were paused for longer than a lease, no token is
+delivered twice and no block is lost. Production code in virtual time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SEEDS = (15, 22)
-"""Of their faults, the loss of a zone hits two running workers."""
+"""Seeds in which the loss of a zone stops two running workers."""
 SILENT_S = 3.0
 """Longer than `link.lease_ttl_s`."""
 

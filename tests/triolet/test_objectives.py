@@ -1,4 +1,4 @@
-"""Tests of the file of objectives: what is read, and what is refused with which words."""
+"""Tests of reading the objectives file: valid documents, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LATE: dict[str, Any] = {"op": "lte", "value": 2.5, "target": 0.95}
 
 
 def document(**spec: object) -> dict[str, Any]:
-    """Return a valid document with changes of its spec."""
+    """Return a valid document with changes to its spec."""
     return {
         "apiVersion": "openslo/v1",
         "kind": "SLO",
@@ -125,7 +125,7 @@ def test_objectives_have_names_of_their_own_and_one_threshold_for_gaps() -> None
     for one, value in zip(gaps, (0.1, 0.2), strict=True):
         goal = {"op": "lte", "value": value, "target": 0.9}
         one["spec"] = document(indicatorRef="inter-token", objectives=[goal])["spec"]
-    with pytest.raises(ConfigError, match="inter-token have several values"):
+    with pytest.raises(ConfigError, match="inter-token have different values"):
         read(*gaps)
 
 
@@ -133,10 +133,10 @@ def test_objectives_have_names_of_their_own_and_one_threshold_for_gaps() -> None
     ("content", "said"),
     [
         (b"", "the file holds 0 objectives; allowed: 1 to 3"),
-        (b"a: [", "this is no YAML: while parsing a flow"),
-        (b"a: \xff", "this is no YAML"),
+        (b"a: [", "this is not YAML: while parsing a flow"),
+        (b"a: \xff", "this is not YAML"),
         (b"a: !!python/object:os.system x", "could not determine a constructor"),
-        (b"[" * 100_000, "this is no YAML"),
+        (b"[" * 100_000, "this is not YAML"),
         (b"- 1", "document 1: Expected `object`, got `array`"),
         (b"#" * (1 << 21), "larger than"),
     ],

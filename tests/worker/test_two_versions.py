@@ -252,7 +252,7 @@ async def test_streams_go_on_when_a_worker_of_another_version_is_announced(
         await trio.sleep(60.0)
         await tokens_of(old, 3, found, NEW)
         assert found[OLD] == found[NEW] == reference(OLD, 3)
-        # Each of the two is logged once and counted at every attempt.
+        # Each worker is logged once and counted at every attempt.
         assert refusals.was_again.count(False) == 2
         assert len(refusals.was_again) > 4
         assert len(refusals.reasons) == 2

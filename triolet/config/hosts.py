@@ -1,4 +1,5 @@
-"""Settings of servers on several hosts that share idempotency keys, each with its reason."""
+"""Settings of `server.hosts`, with which servers on several hosts share idempotency keys; each with
+its reason."""
 
 from __future__ import annotations
 
@@ -14,29 +15,30 @@ from .limits import Positive, require
 
 @dataclass(frozen=True, slots=True)
 class HostsConfig:
-    """Servers on other hosts, which know through the Redis of `--limits` who holds the answer of an
-    idempotency key."""
+    """Sharing idempotency keys with servers on other hosts, through the Redis of `--limits`."""
 
     advertised_url: str = ""
-    """Where servers of other hosts reach the servers of this one: `https://HOST[:PORT]`, or http if
-    that is allowed. Not the load balancer's: it must lead to this host. Empty by default: keys are
-    then known to the servers of one port only, and Redis is not asked."""
+    """URL at which other hosts reach this host: `https://HOST[:PORT]`, or http if allowed. It must
+    not lead to a load balancer. Empty by default: then only servers on one port share keys, without
+    Redis."""
     secret_file: str = ""
-    """File with a secret of at least 32 characters, the same on every host. A request that carries
-    it may name its client's address and is not proxied again."""
+    """File with a secret of at least 32 characters, the same on every host. A request with the
+    secret may state its client's address and is not proxied again."""
     ca_file: str | None = None
-    """PEM file of the authority that signs the other hosts' certificates; None for the system's."""
+    """PEM file of the authority that signs the other hosts' certificates; None for the system's
+    authorities."""
     allow_http: bool = False
-    """Whether other hosts may be reached by http. It shows the secret and the clients' keys to the
-    network in between, so only loopback needs no permission."""
+    """Whether other hosts may be reached by http. The network in between can then read the secret
+    and the clients' keys. Loopback is always allowed."""
     lease_s: Positive = 3.0 * SECONDS
     """A server that has not renewed its lease for this long counts as dead, and its answers are
-    computed again elsewhere. Longer than pauses of a living process, shorter than clients retry."""
+    computed again elsewhere. Longer than the pauses of a live process, and shorter than clients
+    keep retrying."""
     renew_s: Positive = 1.0 * SECONDS
-    """Interval at which the lease is renewed: two renewals may be lost."""
+    """Interval of lease renewals; two may be lost."""
     timeout_s: Positive = 500 * MILLISECONDS
-    """For one call of Redis, and for a connection to another host with its handshake. Requests with
-    a key wait for it; without an answer of Redis they are served as if this host were alone."""
+    """Deadline of a call to Redis, and of connecting to another host with its handshake. Requests
+    with a key wait for it; if Redis does not answer, they are served as if this host were alone."""
 
     def __post_init__(self) -> None:
         require(
@@ -56,8 +58,8 @@ class HostsConfig:
             )
 
     def may_reach(self, url: str) -> bool:
-        """Return whether a URL names a host and nothing else, by a scheme that is allowed. Plain
-        HTTP to this machine is allowed if this host is reached in the same way."""
+        """Return whether a URL names only a host, by an allowed scheme. HTTP to this machine is
+        allowed if this host's own URL is of that kind."""
         try:
             parts = urlsplit(url)
             is_host = bool(parts.hostname) and parts.port != 0 and parts.username is None

@@ -18,10 +18,10 @@ NotNegative: TypeAlias = Annotated[float, Meta(ge=0)]
 Share: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
 ShareOrZero: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 LabelText: TypeAlias = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._-]{0,63}\Z")]
-"""A label's value, as Kubernetes allows it, or nothing."""
+"""A label value as in Kubernetes; may be empty."""
 
 LABEL: Final = re.compile(r"[A-Za-z0-9._-]{1,63}")
-"""A label's value, as Kubernetes allows it."""
+"""A label value as in Kubernetes."""
 
 
 def require(is_allowed: bool, name: str, value: object, allowed: str) -> None:

@@ -1,4 +1,4 @@
-"""Settings of membership: where servers look for workers, and where workers register."""
+"""Settings of membership: where servers find workers, and where workers register."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ _SERVER: Final = re.compile(r"(([\d.]+|\[[0-9A-Fa-f:.]+\]):\d{1,5})?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class DnsConfig:
-    """Workers that a server finds by names in DNS, such as headless services of Kubernetes."""
+    """Workers found in DNS, such as Kubernetes headless Services."""
 
     prefill: str = ""
-    """Name and port of the prefill workers, `NAME:PORT`; every address of the name is a worker. A
-    name that begins with `_`, such as `_control._tcp.NAME`, has SRV records, which hold the ports.
-    Empty for the workers at `server.prefill_addresses`."""
+    """`NAME:PORT` of the prefill workers; every address of the name is a worker. A name that begins
+    with `_`, such as `_control._tcp.NAME`, is looked up as SRV records, which have the ports. Empty
+    for the workers at `server.prefill_addresses`."""
     decode: str = ""
-    """The same for decode workers. Empty for those at `server.decode_addresses`."""
+    """The same for decode workers; empty for those at `server.decode_addresses`."""
     nameserver: str = ""
     """`ADDRESS:PORT` of the DNS server; empty for those in /etc/resolv.conf."""
     resolve_s: Positive = 2.0 * SECONDS
-    """Interval between two look-ups: a new worker takes longer to start."""
+    """Interval of look-ups: shorter than a new worker takes to start."""
     timeout_s: Positive = 1.0 * SECONDS
-    """For one look-up of one name. A nearby server takes milliseconds; a later answer is not
-    used."""
+    """Deadline of one look-up of one name. A nearby DNS server takes milliseconds; later answers
+    are not used."""
     absent_answers: Count = 3
-    """A worker is dropped when so many answers in a row lack its address: one answer may be wrong
-    or from a cache. While heartbeats reach it, it needs more of them if earlier answers turned out
-    to hold only a part of the addresses."""
+    """A worker is dropped after this many answers in a row without its address: a single answer may
+    be wrong or cached. For a live worker it takes more if earlier answers were found to be
+    partial."""
 
     def __post_init__(self) -> None:
         for name, value, form, allowed in (
@@ -46,21 +46,21 @@ class DnsConfig:
 
     @property
     def is_on(self) -> bool:
-        """Whether a name is given."""
+        """Whether a name is set."""
         return bool(self.prefill or self.decode)
 
 
 @dataclass(frozen=True, slots=True)
 class RedisMembersConfig:
-    """The Redis or Valkey in which workers register and servers look for them."""
+    """The Redis or Valkey in which workers register and servers find them."""
 
     url: str = field(default="", repr=False)
-    """URL of the Redis, or `@` and a file that holds the URL; empty for none. Never shown: it may
+    """URL of the Redis, or `@` and a file with the URL; empty for none. Never shown, because it may
     contain a password."""
     fleet: str = "triolet"
-    """Servers find only workers that register under the same name."""
+    """Name of the fleet. Servers find only workers that register under the same name."""
     timeout_s: Positive = 1.0 * SECONDS
-    """For a new connection with its handshake, and for each round trip. No request waits for
+    """Deadline of connecting with the handshake, and of each round trip. No request waits for
     it."""
 
     def __post_init__(self) -> None:
@@ -76,39 +76,39 @@ class RedisMembersConfig:
 
 @dataclass(frozen=True, slots=True)
 class MembershipConfig:
-    """Where a server learns which workers it has, if neither from addresses nor from a file."""
+    """Where a server finds its workers, unless it uses addresses or a file."""
 
     dns: DnsConfig = field(default_factory=DnsConfig)
     redis: RedisMembersConfig = field(default_factory=RedisMembersConfig)
     redis_poll_s: Positive = 1.0 * SECONDS
-    """Interval at which registrations are read: with `renew_s` of workers, a new one is used within
-    two seconds."""
+    """Interval at which registrations are read. With the workers' `renew_s`, a new worker is used
+    within two seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleConfig:
-    """Where a server reads the desired numbers of workers that `triolet scale` sets."""
+    """Where a server reads the desired numbers of workers set by `triolet scale`."""
 
     redis: RedisMembersConfig = field(default_factory=RedisMembersConfig)
-    """The Redis, if it is not that of `membership.redis`."""
+    """The Redis, unless it is that of `membership.redis`."""
     poll_s: Positive = 2.0 * SECONDS
-    """Interval at which they are read: autoscalers ask every 15 to 30 s."""
+    """Interval at which they are read: shorter than autoscalers' intervals of 15 to 30 s."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegistrationConfig:
-    """How a worker registers itself, so that servers find it."""
+    """How a worker registers, so that servers find it."""
 
     redis: RedisMembersConfig = field(default_factory=RedisMembersConfig)
     address: str = ""
-    """Where servers reach this worker, if not at its `control_address`: behind NAT, or in a
+    """Address at which servers reach this worker, if not its `control_address`: behind NAT, or in a
     container with published ports."""
     model: str = ""
-    """Name of its model in the servers; empty for their first one."""
+    """Name of its model in the servers' settings; empty for their first model."""
     renew_s: Positive = 1.0 * SECONDS
-    """Interval of registrations."""
+    """Interval of renewals."""
     ttl_s: Positive = 5.0 * SECONDS
-    """A registration that is not renewed for this long ends: four renewals may be lost."""
+    """A registration expires when not renewed for this long; four renewals may be lost."""
 
     def __post_init__(self) -> None:
         require(

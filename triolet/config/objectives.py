@@ -12,15 +12,16 @@ class ObjectivesConfig:
     """Service level objectives (docs/SLO.md)."""
 
     file: str | None = None
-    """File with the objectives, in the format OpenSLO v1; None for those that Triolet ships."""
+    """File with objectives in the format OpenSLO v1; None for those that Triolet ships."""
     max_objectives: Count = 32
-    """Objectives in the file. Each takes 11 KiB of counts, and 2 KiB for each version of a model. A
-    request costs 12 microseconds with the five that are shipped."""
+    """Most objectives in the file. Each takes 11 KiB, and 2 KiB for each version of a model. With
+    the five that are shipped, a request costs 12 microseconds."""
     shown_tenants: Count = 20
-    """Tenants with counters of their own, those with the most tokens; all others count together as
-    `other`. Detail for each tenant is in the usage ledger."""
+    """Tenants with their own counters: those with the most tokens. The rest count together as
+    `other`; the usage ledger has every tenant."""
     tracked_tenants: Count = 1024
-    """Tenants whose tokens are compared for that. They are ranked again after as many requests."""
+    """Tenants whose tokens are compared for that; they are ranked again after this many
+    requests."""
     kept_versions: Count = 128
-    """Versions of models with counts of their own. A further one replaces the least recently used.
-    More than serve at once: two for each of 64 models."""
+    """Versions of models with their own counters; a further one replaces the least recently used.
+    Enough for two versions of each of 64 models."""

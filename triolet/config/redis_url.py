@@ -1,4 +1,4 @@
-"""URLs of a Redis or Valkey: their check, and how to show them without passwords."""
+"""URLs of Redis or Valkey: checks them, reads them from files, and hides passwords for logs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from urllib.parse import SplitResult, urlsplit
 from ..errors import ConfigError, SettingError
 
 AT: Final = "@"
-"""Prefix of a file that holds the URL: every user that can list processes sees their options."""
+"""Prefix of the name of a file with the URL: options are visible to every user that can list
+processes."""
 
 
 SCHEMES: Final = ("redis", "rediss", "unix")
 
 
 def require_redis_url(name: str, url: str, others: str = "") -> None:
-    """Raise a SettingError unless a setting is the URL of a Redis, or `@` and a file's name.
+    """Raise a SettingError unless a setting is a Redis URL, or `@` and a file's name.
 
     Args:
       name: of the setting.
@@ -32,7 +33,7 @@ def require_redis_url(name: str, url: str, others: str = "") -> None:
 
 
 def resolved_url(given: str, setting: str) -> str:
-    """Return a URL, read from its file if it is given as `@FILE`.
+    """Return the URL, read from a file if given as `@FILE`.
 
     Args:
       given: the value of the setting.
@@ -53,7 +54,8 @@ def resolved_url(given: str, setting: str) -> str:
 
 
 def _is_place(url: str) -> bool:
-    """Return whether a URL names a Redis, without parts that are ignored, such as a query."""
+    """Return whether a URL names a Redis and has no parts that would be ignored, such as a
+    query."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -64,7 +66,7 @@ def _is_place(url: str) -> bool:
 
 
 def _is_numbered(parts: SplitResult) -> bool:
-    """Return whether port and database of a URL, if given, are numbers."""
+    """Return whether a URL's port and database, if given, are numbers."""
     try:
         port = parts.port
     except ValueError:

@@ -38,15 +38,17 @@ class ResponseCacheConfig:
     """Bounds of the response cache."""
 
     max_bytes: CountOrZero = 0
-    """Total size of a server's answers. Shares of tenants work as in prefix caches. 0 turns it off:
-    answers stay in memory after their clients have gone only if the operator wants it."""
+    """Most bytes of cached answers in a server; tenants share it as they share prefix caches. 0,
+    the default, turns the cache off, so that answers stay in memory after their clients have gone
+    only if the operator wants this."""
     ttl_s: NotNegative = 300 * SECONDS
-    """An answer stays valid forever; this is how long a client's text may be found in memory."""
+    """Lifetime of an answer. Answers never become wrong; this bounds how long a client's text stays
+    in memory."""
     max_answer_bytes: int = 256 * KIB
-    """Longer answers are not kept: about 7,000 tokens that arrive one by one, or 400 with 20
-    alternatives each. Nor are answers that take more than an eighth of the cache."""
+    """Larger answers are not cached: about 7,000 tokens that arrive one by one, or 400 with 20
+    alternatives each. Neither are answers that take more than an eighth of the cache."""
 
     @property
     def most_answer_bytes(self) -> int:
-        """Bytes of the largest answer that is kept."""
+        """Size of the largest answer that is cached."""
         return min(self.max_answer_bytes, self.max_bytes // 8)

@@ -55,14 +55,14 @@ class RecoveryConfig:
     breaker_max_cooldown_s: float = 30.0 * SECONDS
     """A repaired worker is used again within this time."""
     zone_evict_s: Positive = 2.0 * SECONDS
-    """All workers of a zone are silent for this long before it counts as lost: longer than the
-    silence of a single worker (`peer_timeout_s`), and than most partitions that heal themselves."""
+    """A zone counts as lost when all its workers have been silent for this long: longer than the
+    timeout of one worker (`peer_timeout_s`), and than most partitions that heal by themselves."""
     zone_return_share: Share = 0.1
-    """Share of its usual work that a zone gets when it answers again: its caches are empty, and its
-    fault may come back."""
+    """Share of its usual work that a zone gets when it answers again. Little, because its caches
+    are empty and its fault may come back."""
     zone_return_s: Positive = 30.0 * SECONDS
-    """It gets that much more after every period of this length, and all of it after less than five
-    minutes."""
+    """Interval after which a zone gets this share more. With the defaults it gets everything in
+    under five minutes."""
     retry_share: float = 0.1
     """Retries earned by each accepted request: if more than one request in ten needs a retry, the
     fleet is in trouble, and more retries would make it worse."""
@@ -130,15 +130,15 @@ class RoutingConfig:
     their tenants' shares."""
 
     cross_zone_penalty_s: NotNegative = 0.5 * SECONDS
-    """Longest wait for a prefill worker in decode's zone that is better than one in another zone:
-    the KV of 2,000 tokens of a model with 8 billion parameters has 256 MiB, which a flow of 5
-    Gbit/s between zones carries in 0.4 s; its transfer is also charged by the byte."""
+    """Extra wait for a prefill worker that is accepted to keep KV within a zone. The KV of 2,000
+    tokens of a model with 8 billion parameters is 256 MiB; at 5 Gbit/s between zones that takes 0.4
+    s, and providers charge for it by the byte."""
 
     candidates: Count = 3
-    """Workers of each role that a request compares: up to half of them, rounded up, hold most of
-    its prompt, the others are random; all workers if there are no more. Two random ones keep the
-    fullest worker within a few requests of the average in a fleet of any size; the third replaces
-    one that is full or away. Each costs a server about 5 µs per request."""
+    """Workers of each role that a request compares: up to half of them, rounded up, are those with
+    most of its prompt cached; the others are random. Two random ones keep the fullest worker within
+    a few requests of the average in a fleet of any size; the third replaces one that is full or
+    away. Each costs a server about 5 µs per request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,8 +359,8 @@ class QuotaConfig:
     """A server's reservations are given back when it has been silent for this long. Longer than any
     pause of a living process; one that returns late is still charged."""
     charged_once_s: Annotated[float, Meta(ge=1, le=31_536_000)] = 86_400 * SECONDS
-    """How long the charge of a batch's line is remembered, so that a server that computes the line
-    again does not charge it again. Longer than all servers of a batch are away at once; Redis holds
+    """How long the charge of a batch line is remembered, so that computing the line again does not
+    charge it again. Longer than any time in which all servers of a batch are away. Redis holds
     about 150 bytes per line for this time."""
 
     def __post_init__(self) -> None:

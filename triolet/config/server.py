@@ -299,8 +299,8 @@ class ServerConfig:
     """sha256:… of the part of the version that determines the computed bits; its workers have the
     same one. Empty for a directory outside the store."""
     control_addresses: tuple[str, ...] = ()
-    """Where control listens, which loads and unloads models or moves their routes; several if some
-    stand by; none if the workers of all models always run."""
+    """Addresses of control, which loads and unloads models or moves their routes. Several if some
+    are standbys; none if the workers of all models always run."""
     control_fleet: str = "triolet"
     """As `control.fleet`."""
     model_adapters: tuple[AdapterConfig, ...] = ()
@@ -350,9 +350,9 @@ class ServerConfig:
     grammar: GrammarConfig = field(default_factory=GrammarConfig)
     template: TemplateConfig = field(default_factory=TemplateConfig)
     zone: LabelText = ""
-    """The server's zone, with the values of `worker.labels.zone`; empty for none. Of workers with
-    equally many streams those of this zone go first, and tenants that are bound to zones are
-    served only here if it is one of theirs."""
+    """The server's zone, as in `worker.labels.zone`; empty for none. Of workers with equally many
+    streams, those in this zone are preferred. Tenants bound to zones are served only if this is one
+    of them."""
     curve_dir: str | None = None
     """Key directory (`triolet keys make`); required for any tcp address."""
     token_window: Count = 64
@@ -363,12 +363,12 @@ class ServerConfig:
     """Interval of SSE comments, starting when a request is queued; below every proxy's idle
     limit."""
     default_deadline_s: float = 600.0 * SECONDS
-    """Longest deadline of a request, and that of requests which set none: nothing may live forever.
-    A tenant's plan and the client may shorten it."""
+    """Deadline of a request; a tenant's plan and the client may only shorten it. No request may run
+    forever."""
     max_queued_requests: CountOrZero = 1024
-    """Waiting requests of a class and those above it, for each pool of workers: a flood of lower
-    classes takes none of these places. When they are full, a tenant below its part by weight still
-    gets a place. About 8 KiB each plus their prompt."""
+    """Most waiting requests of a class and the classes above it, for each pool of workers, so that
+    a flood of lower classes takes none of these places. When they are full, a tenant below its
+    share by weight still gets a place. Each takes about 8 KiB plus its prompt."""
     worker_wait_s: float = 30.0 * SECONDS
     """How long requests are kept while no worker of a role is there: a restart, including loading
     the model. After that they are refused with 503."""
@@ -385,10 +385,11 @@ class ServerConfig:
     counts."""
     trusted_proxies: tuple[str, ...] = ()
     """Networks (CIDR) of proxies that may state a client's address (PROXY protocol v2, `Forwarded`,
-    `X-Forwarded-For`), objective and fairness id. None by default: any client could claim any."""
+    `X-Forwarded-For`), objective and fairness id. None by default, because any client could claim
+    these."""
     gateway_objectives: Mapping[str, str] = field(default_factory=dict)
-    """Service class of each objective that a trusted proxy may name in
-    `x-gateway-inference-objective`. Others leave a request in its usual class."""
+    """Service class by objective, for `x-gateway-inference-objective` from trusted proxies. Other
+    objectives are ignored."""
     allow_origins: tuple[str, ...] = ()
     """Origins of pages that may use the API from a browser (CORS); `*` means all. None by default:
     without keys, any page that the user opens could send requests. The chat page does not need
@@ -475,12 +476,13 @@ class ServerConfig:
     """Window of the rates and latencies in `/fleet/status`: a dashboard that was just opened shows
     them at once."""
     sample_s: Positive = 10.0 * SECONDS
-    """Interval at which counters are sampled for it and for the history."""
+    """Interval at which counters are sampled for recent figures and for the history."""
     history_s: Positive = 3600.0 * SECONDS
-    """Time that `/fleet/history` covers: an incident and what led to it. It takes 430 KiB with one
-    model, and 160 KiB for each further one."""
+    """Time that `/fleet/history` covers: an incident and what led to it. An hour takes 430 KiB with
+    one model, and 160 KiB for each further one."""
     history_models: Count = 16
-    """Models with charts of their own, in the order of `/fleet/status`; others count together."""
+    """Models with their own charts, in the order of `/fleet/status`; the rest count together as
+    `other`."""
     audit_timeout_s: float = 1.0 * SECONDS
     """How long an audit waits for its workers. A live one answers between two frames; shorter than
     `peer_timeout_s`, so that a worker listed as silent is not simply dead."""
@@ -507,7 +509,7 @@ class ServerConfig:
     members_poll_s: Positive = 250 * MILLISECONDS
     """Interval at which this file is checked: a new worker takes longer to start."""
     membership: MembershipConfig = field(default_factory=MembershipConfig)
-    """Other sources of the workers. The addresses above count until the source has answered."""
+    """DNS or Redis as the source of workers. The addresses above are used until it answers."""
     scale: ScaleConfig = field(default_factory=ScaleConfig)
     exit_grace_s: float = 5.0 * SECONDS
     """The process exits within this time after the drain, whatever a socket does."""
@@ -545,7 +547,7 @@ class ServerConfig:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Settings that name a source of workers which change; at most one."""
+        """Configured sources of changing workers; at most one is allowed."""
         given = {
             "members_file": self.members_file,
             "membership.dns": self.membership.dns.is_on,
@@ -555,7 +557,7 @@ class ServerConfig:
 
     @property
     def desired_redis(self) -> RedisMembersConfig:
-        """The Redis with the desired numbers of workers; without a URL there are none."""
+        """The Redis with the desired numbers of workers; its URL is empty if there is none."""
         return self.scale.redis if self.scale.redis.url else self.membership.redis
 
     @property

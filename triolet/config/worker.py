@@ -324,7 +324,7 @@ class LabelsConfig:
     host: str = ""
     """The machine."""
     pool: str = ""
-    """Machines reserved for the tenants and plans that name this pool; empty for all others."""
+    """Pool: the worker serves only tenants and plans that name it. Empty for the shared pool."""
     price_class: str = ""
     """Machines with the same price."""
     preemptible: bool = False
@@ -394,7 +394,7 @@ class WorkerConfig:
     labels: LabelsConfig = field(default_factory=LabelsConfig)
     """Where it runs and what it costs."""
     membership: RegistrationConfig = field(default_factory=RegistrationConfig)
-    """How servers find it, if they do not have its address."""
+    """How servers find the worker, if they do not have its address."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     link: LinkConfig = field(default_factory=LinkConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)

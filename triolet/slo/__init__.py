@@ -1,1 +1,1 @@
-"""Service level objectives: their file, and the burn rates at which alerts fire."""
+"""Service level objectives: reads their file, and defines the burn rates at which alerts fire."""

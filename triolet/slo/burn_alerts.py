@@ -1,8 +1,9 @@
-"""The burn rates at which alerts fire, with their windows; for the rules of Prometheus and for the
-server's own figures.
+"""Table of burn rates and windows at which alerts fire, used for Prometheus rules and for GET
+/admin/slo.
 
-A burn rate is how many times too fast an error budget is spent: at 1 it lasts exactly as long as
-its window. The long window of a pair shows that it matters, the short one that it continues.
+A burn rate says how many times too fast an error budget is spent: at 1 the budget lasts exactly its
+window. An alert needs two windows: the long one shows that the loss matters, the short one that it
+continues.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Final, NamedTuple
 from ..units import parse_span
 
 USUAL_WINDOW_S: Final = 30 * 86_400
-"""The window of a budget for which `BurnAlert.rate` is given."""
+"""The budget window for which `BurnAlert.rate` is given."""
 
 
 class BurnAlert(NamedTuple):
@@ -21,10 +22,10 @@ class BurnAlert(NamedTuple):
     Attributes:
       severity: `page` needs a person now, `ticket` can wait until the morning, and `deployment` is
         for what deploys a version.
-      rate: burn rate of both windows, above which it fires; for a budget of 30 days.
+      rate: burn rate that both windows must exceed, for a budget of 30 days.
       long: the longer window, as Prometheus writes it.
       short: the shorter window.
-      min_bad: least number of bad events in the long window.
+      min_bad: fewest bad events in the long window.
     """
 
     severity: str
@@ -46,7 +47,8 @@ PAIRS: Final = (
 )
 """2 % of the budget in an hour, 5 % in six hours, 10 % in a day or in three."""
 DEPLOYMENT: Final = BurnAlert("deployment", 14.4, "5m", "30s", min_bad=5)
-"""Of each version of a model: soon enough to take a bad one back, and not for one failure."""
+"""Per version of a model: fires soon enough to roll a bad version back, and not for a single
+failure."""
 
 
 def span_s(window: str) -> int:

@@ -1,5 +1,5 @@
-"""Service level objectives, read from a file in the format OpenSLO v1 (a subset, without unknown
-fields). The server counts by them, and `triolet slo rules` writes Prometheus rules for them."""
+"""Reads service level objectives from a file in a subset of OpenSLO v1; unknown fields are errors.
+The server counts events for them, and `triolet slo rules` writes Prometheus rules for them."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ if TYPE_CHECKING:
 
 DEFAULT_FILE: Final = Path(__file__).with_name("slo.yaml")
 MAX_FILE_BYTES: Final = MIB
-"""Hundreds of bytes for each objective are usual."""
+"""Largest file of objectives. One objective usually takes some hundred bytes."""
 FREEZE: Final = "freeze rollouts at 0"
-"""The budget policy by which no rollout may begin while the budget is spent."""
+"""Budget policy: no rollout may begin while the budget is spent."""
 WINDOWS_S: Final = range(7 * 86_400, 90 * 86_400 + 1, 86_400)
-"""Whole days: longer than the windows of alerts, and as short as counts in memory make sense."""
+"""Allowed windows, in whole days: longer than the windows of alerts, and not longer than
+counts in memory are useful."""
 CLASSES: Final = {one.name.lower(): one for one in ServiceClass}
 
 
 class Indicator(StrEnum):
-    """What an objective counts (docs/SLO.md)."""
+    """The kind of event that an objective counts (docs/SLO.md)."""
 
     AVAILABILITY = "availability"
     STREAM_COMPLETION = "stream-completion"
@@ -41,7 +42,7 @@ class Indicator(StrEnum):
 
 
 TIMES: Final = frozenset({Indicator.FIRST_TOKEN, Indicator.INTER_TOKEN, Indicator.QUEUE_WAIT})
-"""Indicators with a threshold."""
+"""Indicators that need a threshold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class ServiceObjective:
     Attributes:
       name: its name, unique in its file.
       service: name of the service, for labels.
-      description: one sentence for people; may be empty.
+      description: one sentence for alerts; may be empty.
       indicator: what it counts.
       target: share of events that must be good, between 0 and 1.
       window_s: rolling window of the error budget.
@@ -74,17 +75,17 @@ class ServiceObjective:
 
     @property
     def budget(self) -> float:
-        """Share of events that may be bad."""
+        """The error budget: share of events that may be bad."""
         return round(1 - self.target, 12)
 
     def covers(self, model: str, service_class: ServiceClass) -> bool:
-        """Return whether it counts requests of this class to this model."""
+        """Return whether it covers requests of this class to this model."""
         is_model_covered = not self.models or model in self.models
         return is_model_covered and (not self.classes or service_class in self.classes)
 
 
 class OpenSloAnnotations(Struct, frozen=True, forbid_unknown_fields=True):
-    """Annotations: our settings of an objective for which OpenSLO has no field."""
+    """Annotations: settings for which OpenSLO has no field."""
 
     model: str = msgspec.field(default="", name="triolet/model")
     class_: str = msgspec.field(default="", name="triolet/class")
@@ -116,7 +117,7 @@ class OpenSloTarget(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OpenSloSpec(Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """What is measured, and the objective."""
+    """The indicator, the window and the target."""
 
     service: Annotated[str, Meta(min_length=1, max_length=63)]
     indicator_ref: str
@@ -139,7 +140,7 @@ def read_objectives(config: ObjectivesConfig) -> tuple[ServiceObjective, ...]:
     """Read the configured file.
 
     Raises:
-      ConfigError: it cannot be read, or holds something that the server cannot measure.
+      ConfigError: it cannot be read, or has something that the server cannot measure.
     """
     path = DEFAULT_FILE if config.file is None else Path(config.file)
     try:
@@ -157,7 +158,7 @@ def parse_objectives(content: bytes, most: int) -> tuple[ServiceObjective, ...]:
     """Return the objectives of a file's content, in its order.
 
     Raises:
-      ConfigError: it is no OpenSLO, or holds something that the server cannot measure.
+      ConfigError: it is not OpenSLO, or has something that the server cannot measure.
     """
     if len(content) > MAX_FILE_BYTES:
         raise ConfigError(f"the file is larger than {MAX_FILE_BYTES} bytes")
@@ -165,7 +166,7 @@ def parse_objectives(content: bytes, most: int) -> tuple[ServiceObjective, ...]:
         documents = [one for one in yaml.safe_load_all(content) if one is not None]
     # A tag with a wrong value raises whatever its conversion raises.
     except (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError) as error:
-        raise ConfigError(f"this is no YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"this is not YAML: {' '.join(str(error).split())}") from None
     if not 1 <= len(documents) <= most:
         raise ConfigError(f"the file holds {len(documents)} objectives; allowed: 1 to {most}")
     found = tuple(_objective(one, number) for number, one in enumerate(documents, 1))
@@ -174,8 +175,8 @@ def parse_objectives(content: bytes, most: int) -> tuple[ServiceObjective, ...]:
         raise ConfigError(f"{count} objectives are named {name}; give each its own name")
     if len({one.threshold_s for one in found if one.indicator is Indicator.INTER_TOKEN}) > 1:
         raise ConfigError(
-            f"objectives for {Indicator.INTER_TOKEN} have several values; servers compare every "
-            "token with one, so give all the same"
+            f"objectives for {Indicator.INTER_TOKEN} have different values; give all the "
+            "same, because servers compare all gaps with one value"
         )
     return found
 

@@ -40,7 +40,7 @@ MAX_TENANTS: Final = 10_000
 MAX_KEYS: Final = 16
 """Keys of one tenant: present ones and those being replaced."""
 MAX_LABELS: Final = 64
-"""Pools, or zones, of one plan or tenant."""
+"""Most pools, or zones, of one plan or tenant."""
 MAX_NUMBER: Final = 1e15
 """Above this a float cannot represent every whole number."""
 MAX_PRICE: Final = 1_000_000_000

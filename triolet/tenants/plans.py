@@ -44,14 +44,14 @@ class Plan:
       max_running: sequences on workers at once; the rest waits.
       max_context_tokens: prompt and completion of one request together.
       max_output_tokens: completion of one request.
-      deadline_s: longest time that a request may take, waiting included; batches are exempt.
+      deadline_s: longest time for a request, waiting included; batch lines are exempt.
       kv_share: maximum share of all decode blocks.
       cache_share: share of each worker's prefix cache.
       budget: spend per calendar month (UTC) beyond which requests are refused.
       budget_alerts: shares of the budget at which an alert is logged and counted.
-      pools: pools of workers for its requests; empty for the shared one.
-      overflow: its requests may use the shared pool if these have no room.
-      zones: zones that its data must not leave; empty for any.
+      pools: pools of workers for its requests; empty for the shared pool.
+      overflow: whether its requests may use the shared pool if these have no room.
+      zones: zones that its data must stay in; empty for any.
     """
 
     name: str = "default"
@@ -95,14 +95,14 @@ class Tenant:
     """One tenant.
 
     Attributes:
-      name: up to 64 letters, digits, dots, - and _; empty where there are no tenants.
+      name: up to 64 letters, digits, dots, - and _; empty without tenants.
       plan: its limits.
       role: what its keys give access to.
       keys: its keys.
       is_disabled: its keys are refused with 403.
-      secret: its parts of caches are hashed with it, so that no other tenant shares them; empty
-        where there are no tenants.
-      auto: ladder for its requests for the model `auto`; None for that of the settings.
+      secret: hashed into its cache keys, so that no other tenant shares its parts of caches; empty
+        without tenants.
+      auto: ladder for its requests for the model `auto`; None for the configured ladder.
       placement: workers that its requests may use.
     """
 

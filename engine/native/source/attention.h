@@ -86,7 +86,7 @@ INLINE void attend_keys(const int is_bf16, const Job *job, Tile *tile) {
     }
 }
 
-/* queries, output: numbers [tokens][num_heads][head_dim]; the latter floats unless `to_bf16`. */
+/* queries: numbers [tokens][num_heads][head_dim]; output: the same, but floats unless `to_bf16`. */
 INLINE void attend_job(const int is_bf16, const int to_bf16, const Job *job, const char *queries,
                        char *output, Tile *tile) {
     const Model *model = job->model;

@@ -376,8 +376,8 @@ EXPORT void triolet_weights(const Linear *layer, int64_t inputs, int64_t output,
                   inputs / GROUP, output % VL, to);
 }
 
-/* One product alone, for tests and benchmarks. input: numbers, of a quantised layer floats; output:
- * floats [rows][panels * PANEL]; room: triolet_product_bytes. */
+/* Compute a single product, for tests and benchmarks. input: numbers, but floats for a quantised
+ * layer; output: floats [rows][panels * PANEL]; room: triolet_product_bytes. */
 EXPORT int64_t triolet_product_bytes(const Linear *layer, int64_t rows) {
     return rows * layer->steps * 8;
 }

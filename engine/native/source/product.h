@@ -201,8 +201,8 @@ INLINE void wide_panel(const Finish finish, const Linear *layer, const Added *ad
 }
 
 /* Apply a linear layer to all rows of a step, divided among the threads of the enclosing region.
- * input: numbers [rows][steps words], of a quantised layer floats; `room` holds them as floats, or
- * rounded. output: floats, or for GATE numbers, [rows][stride]. */
+ * input: numbers [rows][steps words], but floats for a quantised layer; `room` holds them as
+ * floats, or rounded. output: [rows][stride], floats, but numbers for GATE. */
 INLINE void linear(const int is_bf16, const Finish finish, const Linear *layer,
                    const Added *added, const char *input, int64_t rows, char *room, void *output,
                    int64_t stride) {

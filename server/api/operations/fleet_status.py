@@ -1,8 +1,8 @@
-"""Handlers of the fleet's audit, status, history, usage, objectives and rollouts, combined over all
-servers on one port.
+"""Handlers of /fleet/* and /admin/slo: audit, status, history, usage, rollouts and objectives,
+combined over all servers on one port.
 
-An audit names requests and queries every worker. So without tenants it is served only to this
-machine, and never through a proxy.
+An audit shows request ids and queries every worker, so without tenants it is served only to this
+machine, never through a proxy.
 """
 
 from __future__ import annotations
@@ -383,12 +383,12 @@ OWN_SLO: Final = "/admin/slo/own"
 
 
 def own_slo(services: Services) -> Response:
-    """Return the counts of this server process."""
+    """Return this server process's counts of the objectives."""
     return json_response(_counted_slos(services))
 
 
 async def fleet_slo(services: Services) -> Response:
-    """Return burn rates and budgets from the counts of all servers on this port."""
+    """Return burn rates and error budgets, computed from the counts of all servers on this port."""
     found = [_counted_slos(services)]
     if services.peers is not None:
         bodies = (await services.peers.ask(OWN_SLO)).values()
@@ -418,19 +418,19 @@ async def own_history(services: Services) -> Response:
 
 
 async def fleet_history(services: Services) -> Response:
-    """Return the last hour's figures of all servers on this port, as one list for each."""
+    """Return the last hour's figures of all servers on this port, one list per figure."""
     check_is_from_here(services)
     found = [_own_rows(services)]
     if services.peers is not None:
         bodies = (await services.peers.ask(OWN_HISTORY)).values()
         others = [msgspec.json.decode(body) for body in bodies if body is not None]
-        found += [one for one in others if one["version"] == VERSION]  # others may have other rows
+        found += [one for one in others if one["version"] == VERSION]  # rows of servers may differ
     slots = sorted({int(slot) for one in found for slot in one["rows"]})
     sample_s = services.config.sample_s
     objectives = [one.objective for one in services.metrics.slos.counters]
     observed_s = max(one["observed_s"] for one in found)
     shown: dict[str, dict[str, Any]] = {"all": {}, "models": {}, "tenants": {}, "objectives": {}}
-    # Servers send rows with histograms, so quantiles come from the requests of all of them.
+    # Servers send histograms, so that quantiles cover the requests of all servers.
     for place, slot in enumerate(slots):
         row: dict[str, Any] = {"models": {}, "tenants": {}, "objectives": {}}
         for one in found:
@@ -453,7 +453,7 @@ async def fleet_history(services: Services) -> Response:
                 for figure, value in figures.items():
                     line = of_name.setdefault(figure, [None] * len(slots))
                     line[place] = None if value is None else round(value, 4)
-        await trio.lowlevel.checkpoint()  # tokens go first
+        await trio.lowlevel.checkpoint()  # token counters come first
     return json_response(
         {
             "object": "fleet_history",

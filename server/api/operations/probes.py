@@ -141,11 +141,11 @@ def _is_paired(worker: WorkerStatus, workers: Sequence[WorkerStatus]) -> bool:
 
 
 def scale(services: Services) -> Response:
-    """Return desired and present numbers of processes: those of all places, or of the model, role
-    and zone that the query names.
+    """Return desired and observed numbers of processes, of all places or of the model, role and
+    zone in the query.
 
     Raises:
-      RequestError: no number is set for them; an autoscaler must not take that for 0.
+      RequestError: no number is set; an autoscaler must not read that as 0.
     """
     asked = {name: request.args[name] for name in SCALED if name in request.args}
     rows = [

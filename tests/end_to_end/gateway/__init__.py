@@ -1,1 +1,1 @@
-"""Tests of servers behind Envoy with its configuration in ops/deploy."""
+"""Tests of servers behind Envoy, with the configuration in ops/deploy."""

@@ -1,6 +1,6 @@
-"""Test helper: an endpoint picker as the Gateway API Inference Extension describes it.
+"""Test helper: an endpoint picker of the Gateway API Inference Extension.
 
-Envoy asks it about each request by gRPC (external processing), and it names servers in a header.
+Envoy asks it about each request by gRPC (external processing), and it returns servers in a header.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ POLICY: Final = "    lb_policy: LEAST_REQUEST\n"
 CLUSTERS: Final = "  clusters:\n"
 NUM_THREADS: Final = 8
 SIGNALS: Final = ("num_requests_waiting", "num_requests_running", "kv_cache_usage_perc")
-"""Metrics by vLLM's names: requests, and the share of KV blocks in use."""
+"""Metrics with vLLM's names: requests, and the share of KV blocks in use."""
 
 
 def least_loaded(hosts: Hosts) -> str:
@@ -76,12 +76,12 @@ def running_picker(
     """Run a picker.
 
     Args:
-      choose: returns `HOST:PORT` of servers, the best first, separated by commas.
+      choose: returns servers as `HOST:PORT`, best first, separated by commas.
       timeout_s: how long Envoy waits for its answer.
 
     Yields:
-      The changes of Envoy's configuration that the page describes, and a function that ends the
-      picker and all its connections at once.
+      The configuration changes that docs/operations/gateway.md describes, and a function that kills
+      the picker and all its connections.
     """
     filters, policy, cluster = YAML.findall(PAGE.read_text(encoding="utf-8"))
     with ThreadPoolExecutor(NUM_THREADS) as threads:

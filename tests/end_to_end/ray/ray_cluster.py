@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).parents[3]
 PATIENCE_S: Final = 120.0
 CPUS: Final = 8
-"""Of each node; processes of these tests reserve half of one."""
+"""CPUs of each node; the tests' processes reserve half of one."""
 STORE_BYTES: Final = 80 * 2**20
 QUICK: Final = {
     "RAY_health_check_initial_delay_ms": "500",
@@ -48,7 +48,7 @@ class RayFleet:
     Args:
       folder: for keys, settings and the audit log.
       redis: where the workers register.
-      zones: a node is started for each.
+      zones: zones; one node is started for each.
       settings: further settings, as TOML by section.
 
     Attributes:
@@ -194,7 +194,7 @@ class RayFleet:
 
 
 def raylet_of(process: psutil.Process) -> int | None:
-    """Return the process id of the raylet whose actor started a process."""
+    """Return the process id of the raylet of the node on which an actor started this process."""
     with suppress(psutil.Error, KeyError):
         if process.status() != psutil.STATUS_ZOMBIE:
             return int(process.environ()["RAY_RAYLET_PID"])
@@ -205,7 +205,7 @@ def raylet_of(process: psutil.Process) -> int | None:
 def ray_fleet(
     folder: Path, zones: Sequence[str], **settings: Mapping[str, object]
 ) -> Iterator[RayFleet]:
-    """Run a cluster. Nothing of it is left at the end."""
+    """Run a cluster, and leave no process behind."""
     before = {name: os.environ.get(name) for name in (*QUICK, "PYTHONPATH", "RAY_TMPDIR")}
     os.environ |= QUICK | {"PYTHONPATH": str(ROOT)}
     try:

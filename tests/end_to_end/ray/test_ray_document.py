@@ -1,5 +1,5 @@
-"""Tests that the commands of docs/operations/ray.md work as written, but for ports, and print what
-it quotes."""
+"""Tests that the commands of docs/operations/ray.md work as written, except for ports, and print
+the output that the page quotes."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def with_free_ports(script: str) -> str:
 
 
 def kill_all_of(folder: str) -> None:
-    """Kill what commands in a folder have left: it has the marker, or, as Redis overwrites its
-    environment, still this working directory."""
+    """Kill processes that commands in a folder have left running. They have the marker in their
+    environment or, like Redis, which overwrites its environment, this working directory."""
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             if folder in (process.environ().get(MARKER), process.cwd()):

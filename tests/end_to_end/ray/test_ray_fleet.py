@@ -1,5 +1,5 @@
-"""Tests of fleets on Ray under load: nodes, zones and Ray's head are killed, and the number of
-workers changes, while every stream is exact. `-s` prints the figures of docs/operations/ray.md."""
+"""Tests that streams stay exact on a Ray fleet while nodes, zones and Ray's head are killed and the
+number of workers changes. `-s` prints the figures of docs/operations/ray.md."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ASKS: Final = long_asks(STREAMS, max_tokens=100, seed=3)
 
 
 class Load:
-    """Streams at one server, all at once, whose answers are known from an undisturbed run.
+    """Concurrent streams at one server, with answers known from an undisturbed run.
 
     Args:
       url: the server.
@@ -53,8 +53,8 @@ class Load:
         self._expected = {story.ask.number: story.answer for story in stories}
 
     async def run_while(self, happens: Callable[[], None]) -> None:
-        """Ask for all streams, again and again until something has happened that begins while all
-        of them run, and check their answers."""
+        """Run all streams repeatedly until an event that starts while all of them run has ended,
+        and check their answers."""
         stories: list[Story] = []
         is_over = trio.Event()
 

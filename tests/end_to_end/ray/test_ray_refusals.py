@@ -1,4 +1,5 @@
-"""Tests of what a fleet on Ray cannot do: each ends in time, in one line that says what lacks."""
+"""Tests that commands which a Ray fleet cannot carry out end in time, with one line that says what
+is missing."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayFleet]:
 
 
 def refused(fleet: RayFleet, *words: str) -> str:
-    """Return the line of a command that fails."""
+    """Return the error line of a command that fails."""
     return fleet.run(*words, code=1).splitlines()[-1]
 
 

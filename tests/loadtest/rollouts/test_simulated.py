@@ -13,7 +13,7 @@ from loadtest.rollouts.traffic import Scenario
 EQUAL_RUNS = 3
 WORSE_RUNS = 5
 MAX_BAKE_S = 60.0
-"""Longer steps are left to the whole campaign."""
+"""Longest step of a rollout here; the whole campaign has longer ones."""
 
 
 @pytest.mark.slow

@@ -280,12 +280,12 @@ def config_of(folder: Path, *models: str, **fields: float) -> ControlConfig:
 
 
 def address_in(folder: Path) -> str:
-    """Return where control listens."""
+    """Return control's address."""
     return f"ipc://{folder / CONTROL_SOCKET}"
 
 
 class ServerEnd:
-    """A server's link to control."""
+    """A server's end of its link to control."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -312,7 +312,7 @@ class ServerEnd:
         return decode_told(frame.body)
 
     async def hear(self, state: str) -> ModelNews:
-        """Wait until the only model has a state."""
+        """Wait until the only model is in this state."""
         while True:
             (news,) = (await self.told()).models
             if news.state == state:
@@ -323,7 +323,7 @@ class ServerEnd:
 async def server_end(
     address: str, *, greets: bool = True, identity: bytes = b"server"
 ) -> AsyncIterator[ServerEnd]:
-    """Connect to control like a server."""
+    """Connect to control as a server does."""
     with (
         closing(ZmqNetwork(LINK)) as network,
         closing(

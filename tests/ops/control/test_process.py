@@ -175,7 +175,7 @@ async def test_sockets_are_this_users_alone() -> None:
 
 
 async def use(server: ServerEnd, in_flight: int, *, is_ready: bool = True) -> None:
-    """Report requests of the only model."""
+    """Report requests for the only model."""
     last_used = 0.0 if in_flight else None
     model = ModelActivity("chat", in_flight, 0, last_used, is_ready)
     await server.say(Activity("server", (model,)))

@@ -1,5 +1,5 @@
-"""Tests of a control without a supervisor: servers on several hosts follow its routes over tcp with
-keys, and of two such controls at once."""
+"""Tests of control without a supervisor: servers on several hosts follow its routes over tcp with
+keys, and of two controls the later one wins."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ LINK = LinkConfig(
 IMPATIENT = LinkConfig(
     heartbeat_interval_s=0.02, local_reconnect_s=0.01, peer_timeout_s=0.1, lease_ttl_s=0.2
 )
-"""Of a server that takes control for silent soon."""
+"""Timeout of a server that quickly considers control silent."""
 DIALS = 5
 VERSIONS = ("chat", "chat-v2", "chat-v3")
 
@@ -100,10 +100,10 @@ class FakeServer:
     """A server on another host: a real link to control, and models that are ready.
 
     Attributes:
-      routes: routes that it uses.
-      seen: revisions of `chat` that it has used, in order.
+      routes: the routes in use.
+      seen: revisions of `chat` used so far, in order.
       models: its models by name.
-      dials: connections that it has made.
+      dials: number of connections made.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class FakeServer:
         )
 
     def connect(self, *given: Any, **bounds: Any) -> Connection:  # noqa: ANN401
-        """Count and make a connection."""
+        """Connect, and count it."""
         self.dials += 1
         return self._network.connect(*given, **bounds)
 
@@ -144,7 +144,7 @@ class FakeServer:
 
     @property
     def stable(self) -> str:
-        """The version that `chat` leads to."""
+        """The version to which `chat` is routed."""
         return self.routes["chat"].stable if "chat" in self.routes else ""
 
     def close(self) -> None:
@@ -177,7 +177,7 @@ async def control(keys: str | None, address: str) -> AsyncIterator[Path]:
 
 
 async def switch(folder: Path, to: str, name: str = "chat") -> dict[str, Any]:
-    """Move a name, and return the ended operation."""
+    """Move a name and return the finished operation."""
     path = f"/admin/models/{name}/switch"
     status, operation = await ask_soon(folder, "POST", path, json={"ref": to})
     assert status == 202, operation
@@ -189,13 +189,13 @@ def are_at(followers: Sequence[FakeServer], version: str) -> bool:
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    """Wait for servers, one of which may connect late."""
+    """Wait for a condition; a server may connect late."""
     while not is_so():
         await trio.lowlevel.checkpoint()
 
 
 async def until_known(folder: Path) -> None:
-    """Wait until control has heard a server."""
+    """Wait until control has heard from a server."""
     while not (await ask_soon(folder, "GET", "/admin/models"))[1]["models"]:
         await trio.lowlevel.checkpoint()
 
@@ -248,7 +248,7 @@ async def test_a_later_control_adopts_the_routes_of_servers(keys: str) -> None:
             await until_known(folder)
             assert (await switch(folder, "chat-v2"))["status"] == "done"
             await until(lambda: all(one.stable == "chat-v2" for one in followers))
-        followers[1].routes.clear()  # it was restarted while control was away
+        followers[1].routes.clear()  # the server was restarted while control was away
         async with control(keys, address) as folder:
             await until(lambda: followers[1].stable == "chat-v2")
             assert (await switch(folder, "chat-v3"))["status"] == "done"
@@ -273,7 +273,7 @@ async def test_orders_of_two_controls_for_one_revision_end_in_one_route(keys: st
         await until_known(folder)
         assert (await switch(folder, "chat-v2"))["status"] == "done"
         await until(lambda: all(one.stable == "chat-v2" for one in followers))
-        followers[1].routes["chat"] = Route({"chat-v3": 1.0}, "chat-v3", 1)  # of another control
+        followers[1].routes["chat"] = Route({"chat-v3": 1.0}, "chat-v3", 1)  # another control's
         await until(lambda: followers[0].routes == followers[1].routes)
         assert followers[1].routes["chat"].stable == "chat-v2"
 
@@ -295,7 +295,7 @@ async def test_a_port_without_keys_is_refused_on_both_sides(given: str) -> None:
 async def logged(
     address: str, keys: str, fleet: str = "triolet", link: LinkConfig = LINK
 ) -> AsyncIterator[tuple[FakeServer, list[Any]]]:
-    """Run a server, and yield it and what it and control log."""
+    """Run a server; yield it, its log and control's log."""
     with structlog.testing.capture_logs() as lines, trio.fail_after(PATIENCE_S):
         server = FakeServer([address], keys, fleet, link)
         async with trio.open_nursery() as nursery:
@@ -390,7 +390,7 @@ class ControlRole:
         )
 
     async def wait_ready(self) -> Path:
-        """Return the folder of its sockets."""
+        """Wait until it is ready; return the folder of its sockets."""
         line = await trio.to_thread.run_sync(self.process.stdout.readline)
         assert line, await self.said_at_the_end()
         said = json.loads(line)
@@ -398,7 +398,7 @@ class ControlRole:
         return Path(said["admin"]).parent
 
     async def said_at_the_end(self) -> tuple[int, str]:
-        """Wait for its end; return its exit code and stderr."""
+        """Wait until it exits; return its exit code and stderr."""
         _, said = await trio.to_thread.run_sync(self.process.communicate)
         return self.process.returncode, said.decode()
 
@@ -446,7 +446,7 @@ async def test_of_two_controls_the_later_one_counts_also_after_a_pause_of_the_ot
             first.process.send_signal(signal.SIGCONT)
             code, said = await first.said_at_the_end()
             assert (code, "follows a control that was started later" in said) == (2, True), said
-            # Once more from its journal: it counts, and does not give the order of then.
+            # Started again from its journal it wins, and does not repeat its old order.
             again = start(0)
             folder = await again.wait_ready()
             ended_so = await ended(folder, waiting["id"])

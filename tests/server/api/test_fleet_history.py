@@ -81,7 +81,7 @@ async def test_it_keeps_an_hour_and_nothing_of_a_future(mock_clock: trio.testing
     for _ in range(most + 5):
         hour.next_sample()
     assert len(hour.history.rows) == most
-    hour.at_s -= 11 * SAMPLE_S  # the clock is set back
+    hour.at_s -= 11 * SAMPLE_S  # the clock was set back
     hour.next_sample()
     assert max(hour.history.rows) == round(hour.at_s / SAMPLE_S)
     assert len(hour.history.rows) == most - 10

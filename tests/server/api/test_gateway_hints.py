@@ -1,5 +1,5 @@
-"""Tests of the headers of the Gateway API Inference Extension: from trusted proxies they choose the
-class and the flow of a request, from others nothing."""
+"""Tests of the Gateway API Inference Extension's headers: from trusted proxies they set a request's
+class and flow; from others they have no effect."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SAID: Final = {OBJECTIVE: "premium", FAIRNESS_ID: "team-a"}
 
 
 async def said(server: Surface, headers: dict[str, str], **fields: object) -> tuple[str, str]:
-    """Send a request; return the class and the flow of what it started."""
+    """Send a request; return the class and flow of the generation."""
     assert (await server.post(CHAT, ASK | fields, headers=headers)).status == 200
     scheduling = schedulings(server)[-1]
     return scheduling.service_class.name.lower(), scheduling.flow
@@ -58,7 +58,7 @@ async def test_from_anyone_else_they_are_removed(trusted: tuple[str, ...]) -> No
 
 
 async def test_a_proxy_that_names_no_client_is_not_trusted_for_it() -> None:
-    """HAProxy and others send such a header for addresses that they do not know."""
+    """HAProxy and others send such a header if they do not know the client's address."""
     unnamed = PROXY_SIGNATURE + b"\x21\x00\x00\x00"
     headers = {**SAID, "Connection": "close"}
     request = request_bytes("POST", CHAT, body=json.dumps(ASK).encode(), headers=headers)

@@ -1,4 +1,5 @@
-"""Tests of the desired numbers of workers: read from Redis, in metrics, and at GET /admin/scale."""
+"""Tests of the desired numbers of workers: read from Redis, exported in metrics and at GET
+/admin/scale."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests of a tenant that is bound to other zones: 421 on every path, before the body is read."""
+"""Tests that a tenant bound to other zones gets 421 on every path, before the body is read."""
 
 from __future__ import annotations
 

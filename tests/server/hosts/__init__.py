@@ -1,1 +1,1 @@
-"""Tests of servers on several hosts."""
+"""Tests of sharing idempotency keys between servers on several hosts."""

@@ -1,4 +1,4 @@
-"""A Redis server for the tests of hosts, emptied for each test, and the leases in it."""
+"""Fixture with a real Redis server, emptied before each test, and a helper to find leases in it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def lease_of(redis: RedisServer, url: str) -> str:
-    """Return the key of the only lease with a URL."""
+    """Return the Redis key of the only lease that has a URL."""
     keys = redis.command("KEYS", f"{PREFIX}server:*").decode().split("\r\n")
     leases = [key for key in keys if key.startswith(PREFIX)]
     [found] = [key for key in leases if url in redis.command("GET", key).decode()]

@@ -1,5 +1,5 @@
-"""Tests of the directory of answers with a real Redis: claims, dead servers, strange values, and a
-Redis that goes away."""
+"""Tests of `AnswerDirectory` with a real Redis: claims, dead servers, invalid values, and a Redis
+that goes away."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def url_of(host: str) -> str:
 
 
 def directory_of(redis: RedisServer, host: str, **times: float) -> AnswerDirectory:
-    """Return a directory with leases that outlast the test, renewed only where a test says so."""
+    """Return a directory whose leases outlast the test and are renewed only when a test says so."""
     times = {"lease_s": 90.0, "renew_s": 60.0, "timeout_s": 30.0} | times
     hosts = HostsConfig(url_of(host), "unread", **times)
     tenants = TenantsConfig(quotas=QuotaConfig(limits=redis.url, connect_timeout_s=30))
@@ -55,7 +55,7 @@ async def run(*directories: AnswerDirectory) -> AsyncIterator[trio.Nursery]:
 async def claimed(
     directory: AnswerDirectory, digest: str = "k", *, is_kept: bool = True
 ) -> AnswerClaim:
-    """Return the claim of a request that begins an answer."""
+    """Return the claim of a request that starts an answer."""
     claim = directory.claim(digest, lambda: is_kept)
     await claim.ask(is_resuming=False)
     return claim
@@ -68,7 +68,7 @@ async def owner(
 
 
 def let_expire(redis: RedisServer) -> None:
-    """Let the lease of host a expire, while the other hosts renew theirs."""
+    """Let host a's lease expire while the other hosts renew theirs."""
     redis.command("DEL", lease_of(redis, url_of("a")), f"{PREFIX}settling")
 
 
@@ -105,7 +105,7 @@ async def test_what_a_dead_server_had_is_lost_to_who_resumes_and_free_for_who_be
         assert await owner(b, is_resuming=True) == LOST
         assert await owner(b) == HERE
         assert await owner(b, is_resuming=True) == HERE
-        assert await owner(a) == ALONE  # until it renews its lease
+        assert await owner(a) == ALONE  # unknown until it renews its lease
 
 
 async def test_a_server_that_ends_is_dead_at_once(redis: RedisServer) -> None:
@@ -142,7 +142,7 @@ async def test_nothing_to_resume_claims_nothing(redis: RedisServer) -> None:
 
 
 async def free_another(directory: AnswerDirectory, watcher: AnswerDirectory) -> None:
-    """Let a directory free a key; what it freed before is free then, too."""
+    """Make a directory free a key; all keys that it freed earlier are then free too."""
     (await claimed(directory, "another", is_kept=False)).cancel(CancelReason.CLIENT_GONE)
     while await owner(watcher, "another") != HERE:
         await trio.lowlevel.checkpoint()
@@ -201,7 +201,7 @@ async def test_a_key_that_another_host_took_over_is_not_freed(redis: RedisServer
         let_expire(redis)
         assert await owner(b) == HERE
         claim.cancel(CancelReason.CLIENT_GONE)
-        while await owner(a) == ALONE:  # after it has freed keys, it renews its lease
+        while await owner(a) == ALONE:  # it renews its lease after freeing keys
             await trio.lowlevel.checkpoint()
         assert await owner(a) == elsewhere("b")
 
@@ -245,7 +245,7 @@ async def test_after_redis_was_away_a_silent_server_is_not_dead_for_a_while(
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_without_redis_every_server_is_alone_and_says_so_once(redis: RedisServer) -> None:
     a = directory_of(redis, "a", renew_s=0.2, timeout_s=5.0)
-    # If Redis leaves during its handshake, the library does not close its streams.
+    # If Redis disconnects during the handshake, the library does not close its streams.
     with structlog.testing.capture_logs() as logs:
         async with run(a):
             assert await owner(a) == HERE

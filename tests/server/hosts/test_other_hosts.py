@@ -1,4 +1,4 @@
-"""Tests of the settings of several hosts, their secret, and connections over TLS."""
+"""Tests of `server.hosts` settings, the shared secret, and connections over TLS."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_what_is_no_secret_is_refused_without_showing_it(tmp_path: Path, content
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A certificate of 127.0.0.1 that is its own authority, and its key."""
+    """A self-signed certificate of 127.0.0.1, and its key."""
     folder = tmp_path_factory.mktemp("certificate")
     certificate, key = folder / "certificate.pem", folder / "key.pem"
     subprocess.run(

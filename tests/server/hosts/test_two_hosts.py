@@ -58,9 +58,9 @@ async def two_hosts(
       redis: the directory.
       script: generates answers.
       tenancy: the tenants.
-      secrets: of each server.
-      advertised_url: of both servers; by default each has its own.
-      renew_s: interval at which keys are freed whose answers are no longer kept.
+      secrets: secret of each server.
+      advertised_url: URL of both servers; by default each has its own.
+      renew_s: interval at which keys of dropped answers are freed.
     """
     servers: list[Surface] = []
     async with trio.open_nursery() as nursery:
@@ -291,7 +291,7 @@ async def test_what_a_draining_server_refuses_another_host_may_begin(
 async def test_what_a_predecessor_still_computes_is_not_computed_again(
     tmp_path: Path, redis: RedisServer
 ) -> None:
-    url = "http://127.0.0.1:9"  # a successor has the same, which leads to the successor only
+    url = "http://127.0.0.1:9"  # a successor has the same URL, which leads only to the successor
     async with two_hosts(tmp_path, redis, by_hand, advertised_url=url, renew_s=0.02) as both:
         old, new = both
         direct = await begin(old, STREAM)
@@ -348,7 +348,7 @@ async def test_a_server_gives_the_answer_that_it_has_whatever_redis_says(
         lease = lease_of(redis, first.url)
         redis.command("DEL", lease)
         _, _, after = await ask(second, ASK)
-        redis.command("SET", lease, first.url)  # it stood still, and continues
+        redis.command("SET", lease, first.url)  # it was stopped, and continues
         assert before != after
         assert (await ask(first, ASK))[2] == before
         assert (await ask(second, ASK))[2] == after
@@ -366,7 +366,7 @@ async def test_an_answer_on_another_host_costs_nothing_here(
         second.services.quotas.count_request(alice)
         assert (await ask(second, ASK, idempotency_key="two", **headers))[0] == 429
         assert (await ask(second, ASK, **headers))[0] == 200
-        assert requests_counted(first) == 1  # the other host has counted what it passed on
+        assert requests_counted(first) == 1  # the other host counted its own
         assert requests_counted(second) == 2
 
 

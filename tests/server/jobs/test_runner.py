@@ -42,7 +42,7 @@ async def app(
 
 
 async def charged() -> None:
-    """Wait for nothing: these lines are not charged."""
+    """Return at once: these lines are not charged."""
     await trio.lowlevel.checkpoint()
 
 
@@ -183,7 +183,7 @@ async def test_who_came_first_leaves_places_to_others(tmp_path: Path) -> None:
 
 
 async def test_a_line_is_stored_when_its_charge_is(tmp_path: Path) -> None:
-    """A server that dies before is replaced by one that computes the line again."""
+    """If a server dies before the charge, another one computes the line again."""
     storage, is_waiting, is_charged = Storage(str(tmp_path), CONFIG, "one"), False, trio.Event()
 
     async def wait_charged() -> None:

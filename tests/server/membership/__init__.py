@@ -1,1 +1,1 @@
-"""Tests of the sources from which a server learns its workers."""
+"""Tests of the sources of a server's list of workers."""

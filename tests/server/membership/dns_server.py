@@ -1,4 +1,4 @@
-"""A real DNS server on loopback, over UDP and TCP, whose answers a test chooses."""
+"""Test helper: a real DNS server on loopback, over UDP and TCP, with answers chosen by the test."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ MAX_UDP_BYTES: Final = 512
 
 
 class DnsServer:
-    """A server of a few names.
+    """A DNS server for a few names.
 
     Args:
       port: its port on 127.0.0.1; 0 takes any free one.
 
     Attributes:
-      records: texts by name and type, such as `{("p.test", "A"): ["127.0.0.2"]}`.
-      rcode: for every answer, instead of its records.
-      is_silent: receive questions and answer none.
-      num_asked: questions received.
+      records: records by name and type, such as `{("p.test", "A"): ["127.0.0.2"]}`.
+      rcode: error code to send instead of records.
+      is_silent: whether to answer no question.
+      num_asked: number of questions received.
     """
 
     def __init__(self, port: int = 0) -> None:
@@ -42,15 +42,15 @@ class DnsServer:
 
     @property
     def address(self) -> str:
-        """Its address, as in `dns.nameserver`."""
+        """Its address, in the form of `dns.nameserver`."""
         return f"127.0.0.1:{self._port}"
 
     def addresses(self, name: str, *addresses: str) -> None:
-        """Give a name these IPv4 addresses only."""
+        """Set a name's records to these IPv4 addresses."""
         self.records[(name, "A")] = list(addresses)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled, at the same port as before."""
+        """Serve until cancelled, on the same port each time."""
         with trio.socket.socket(trio.socket.AF_INET, trio.socket.SOCK_DGRAM) as udp:
             [tcp] = await trio.open_tcp_listeners(self._port, host="127.0.0.1")
             self._port = tcp.socket.getsockname()[1]
@@ -73,8 +73,8 @@ class DnsServer:
                         await udp.sendto(answer, sender)
 
     async def send_late(self) -> None:
-        """Send the answers that were held back, except to the last question, which may still
-        wait."""
+        """Send the answers that were held back, except the last, whose question may still be
+        waiting."""
         assert self._udp is not None
         for answer, sender in self._late[:-1]:
             await self._udp.sendto(answer, sender)

@@ -1,4 +1,4 @@
-"""Tests of workers named by a real DNS server that is late, empty, wrong or away."""
+"""Tests of `DnsSource` with a real DNS server that is late, empty, wrong or away."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ WELL = {"event": "membership_store_answers", "store": "dns", "reason": ""}
 
 
 class Followed:
-    """A source that follows a server, with a short interval.
+    """A source that polls a DNS server at a short interval.
 
     Attributes:
       server: the DNS server.
       source: the source.
       changes: the addresses after each change.
-      alive: addresses of the workers that heartbeats reach.
+      alive: addresses of live workers.
     """
 
     def __init__(self, server: DnsServer, timeout_s: float) -> None:
@@ -53,7 +53,7 @@ class Followed:
         self.changes.append(sorted(one.address for one in members.members))
 
     async def rounds(self, count: int = 8) -> None:
-        """Wait for some look-ups."""
+        """Wait for this many look-ups."""
         before = self.server.num_asked
         await until(lambda: self.server.num_asked >= before + count)
 

@@ -1,4 +1,4 @@
-"""Tests of what answers of a store change: they add workers at once and drop them slowly."""
+"""Tests of `MemberTable`: answers of a store add workers at once and drop them slowly."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ A, B, C, D = (member(name) for name in "abcd")
 
 
 class Told:
-    """A table, and what it told the server.
+    """A table, and the changes that it reported.
 
     Attributes:
-      alive: names of the workers that heartbeats reach.
+      alive: names of live workers.
       changes: the members after each change.
     """
 
@@ -108,7 +108,7 @@ def test_random_parts_soon_stop_to_flap(size: int) -> None:
     for _ in range(5_000):
         told.answer(*draw.sample((A, B, C, D), size))
     assert len(told.changes) <= flaps + 1
-    # A worker that has really left leaves nevertheless.
+    # A worker that has really left is still dropped.
     for _ in range(4 * PARTIAL_ROUNDS + 1):
         told.answer(*draw.sample((A, B, C), size))
     assert D not in told.changes[-1]
@@ -156,7 +156,7 @@ def test_the_number_of_members_is_bounded() -> None:
     assert "1025 members; allowed: 1024" in told.answer(*many)
     assert told.changes == []
     assert told.answer(*many[1:]) == ""
-    # Other strangers at each answer do not add up, and the real workers come back.
+    # Different strangers in each answer do not accumulate, and the real workers come back.
     assert told.answer(*(member(f"t{number}") for number in range(9)))
     for _ in range(ABSENT):
         assert told.answer(A) == ""

@@ -1,5 +1,5 @@
-"""Tests of workers that register in a real Redis, and of a Redis that is away, empty or full of
-garbage."""
+"""Tests of `RedisSource` with a real Redis: workers that register, and a Redis that is away, empty
+or full of garbage."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def redis(tmp_path: Path) -> Iterator[RedisServer]:
 
 
 class Followed:
-    """A source that follows a Redis, with a short interval.
+    """A source that polls Redis at a short interval.
 
     Attributes:
       source: the source.
       changes: the members after each change.
-      alive: addresses of the workers that heartbeats reach.
+      alive: addresses of live workers.
     """
 
     def __init__(self, url: str, timeout_s: float) -> None:
@@ -68,7 +68,7 @@ class Followed:
         self.changes.append({*members.members})
 
     async def register(self, member: Member, ttl_s: float = TTL_S) -> None:
-        """Register a worker and renew that, as a worker does."""
+        """Register a worker and renew its registration."""
         calls = RegistrationCalls(self.config, "worker.membership.redis.url")
         text = written_registration(member, {"zone": "z1"})
         await calls.repeat(OFTEN_S, REGISTER, text, ttl_s)
@@ -157,7 +157,7 @@ GARBAGE = {
 
 @pytest.mark.parametrize("garbage", GARBAGE)
 async def test_garbage_is_ignored_with_one_line(redis: RedisServer, garbage: str) -> None:
-    redis.command("ZADD", KEY, "1", garbage)  # has ended long ago
+    redis.command("ZADD", KEY, "1", garbage)  # expired long ago
     redis.command("ZADD", KEY, "5e9", garbage)
     redis.command("ZADD", KEY, "6e9", written_registration(A, {}))
     with capture_logs() as lines:

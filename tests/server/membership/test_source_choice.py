@@ -1,4 +1,4 @@
-"""Tests of the choice of the source of members, and of its figure in the metrics."""
+"""Tests of which source of workers is chosen, and of its age in the metrics."""
 
 from __future__ import annotations
 

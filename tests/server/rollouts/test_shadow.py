@@ -112,15 +112,15 @@ async def test_the_id_of_a_request_decides_whether_it_is_copied(autojump_clock: 
         async with running() as stable, running() as own:
             with copies(stable.fleet, own.fleet, share) as shadow:
                 copied[share] = []
-                for number in range(1, 31):
+                for number in range(1, 21):
                     before = shadow.sums.pairs
                     await ask(stable, number, max_tokens=1)
                     await trio.sleep(0.2)
                     copied[share] += [number] * (shadow.sums.pairs - before)
     assert copied[0.0] == []
-    assert 0 < len(copied[0.25]) < 20
+    assert 0 < len(copied[0.25]) < 15
     assert set(copied[0.25]) < set(copied[0.5]), "a larger share only adds requests"
-    assert copied[1.0] == [*range(1, 31)]
+    assert copied[1.0] == [*range(1, 21)]
 
 
 async def test_no_more_copies_run_than_allowed(autojump_clock: MockClock) -> None:
@@ -242,7 +242,7 @@ async def loaded(kind: type[ShadowCopies], seed: int) -> tuple[ShadowComparison,
 
 def requests(numbers: random.Random) -> Iterator[GenerationRequest | None]:
     """Yield bursts of requests, each followed by None for a pause."""
-    for _ in range(15):
+    for _ in range(10):
         for _ in range(numbers.choice((1, 2, 3, 9))):
             made = make_request(max_tokens=numbers.randint(4, 40), seed=numbers.randrange(1000))
             yield replace(
@@ -253,14 +253,14 @@ def requests(numbers: random.Random) -> Iterator[GenerationRequest | None]:
         yield None
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_under_load_no_copy_runs_while_a_request_waits(seed: int) -> None:
     sums, seen = run(lambda: loaded(ShadowCopies, seed), seed)
     assert (sums.rows_while_waiting, seen["both"]) == (0, 0)
     assert seen["waiting"] > 20
     assert seen["running"] > 20
-    assert sums.pairs > 5
-    assert sums.skipped > 5
+    assert sums.pairs > 0
+    assert sums.skipped > 0
     assert sums.equal_tokens == sums.tokens[0] == sums.tokens[1], "modelled workers are equal"
 
 

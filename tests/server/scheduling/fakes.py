@@ -117,7 +117,7 @@ class FakeDecode:
     """A decode worker.
 
     Attributes:
-      end_at: position at which the model ends by itself; None for never.
+      end_at: position at which the model generates its end token; None for never.
       refusal: answer to every RESERVE, if set.
       held_blocks: cached blocks that it reports for every prompt.
       labels: its labels.

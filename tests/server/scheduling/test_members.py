@@ -203,11 +203,15 @@ def test_each_model_has_its_members_and_an_unknown_one_is_an_error() -> None:
         "x": [(Role.PREFILL, "c")],
         "y": [],
     }
-    with pytest.raises(ConfigError, match="the member at c is of model 'x'; this server has chat"):
+    with pytest.raises(
+        ConfigError, match="the member at c has the model 'x', but this server has chat"
+    ):
         by_model(own, ["chat"])
     # If the file names models, those count, even if they do not exist yet.
     x = msgspec.structs.replace(own, models=(ServedModelConfig("x", "/x"),))
-    with pytest.raises(ConfigError, match="the member at b is of model 'chat'; this server has x"):
+    with pytest.raises(
+        ConfigError, match="the member at b has the model 'chat', but this server has x"
+    ):
         by_model(x, ["chat"])
 
 

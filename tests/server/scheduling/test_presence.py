@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import trio
+from msgspec import structs
 
 from server.api.served_models import state_of
 from server.contract.generation import AssignedVersion, Finished
@@ -160,7 +161,7 @@ class FakeControl:
         return said
 
     async def hear_hello(self) -> None:
-        """Wait until the server begins again."""
+        """Wait until the server connects again."""
         while not any(isinstance(one.frame, Hello) for one in await self._listener.receive_many()):
             pass
 
@@ -351,6 +352,21 @@ async def test_only_the_control_whose_news_count_hears_what_was_seen(
             raise AssertionError("it stands by")
         said = await control.hear_observed()
         assert [one.worker for one in said.incidents] == ["mem://decode-0"]
+
+
+async def test_news_of_evidence_are_not_answered_at_once(autojump_clock: MockClock) -> None:
+    async with scene() as server, server.control() as control:
+        await control.hear()
+        for number in range(20):
+            view = structs.replace(VIEW, said=f"look {number}")
+            control.send(ControlNews(encoded(Models((), rollouts=(view,)))))
+            await trio.sleep(0.02)
+        reports = 0
+        with trio.move_on_after(0.5):
+            while True:
+                await control.hear()
+                reports += 1
+        assert reports <= 1, "one a second"
 
 
 async def test_work_is_that_of_all_workers_by_their_role() -> None:

@@ -1,4 +1,4 @@
-"""A tenant that is bound to zones: its text reaches no worker of another zone."""
+"""Tests that the text of a tenant bound to zones reaches no worker in another zone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ EU = Scheduling("bound", placement=Placement(frozenset({"eu"})))
 
 
 class Recorder(Conditions):
-    """Records the addresses whose links carried the canary."""
+    """Records the addresses of links that carried the canary."""
 
     def __init__(self) -> None:
         super().__init__(0, Faults())

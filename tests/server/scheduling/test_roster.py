@@ -1,4 +1,5 @@
-"""Tests that a request compares few workers of a large fleet, and that this costs it nothing."""
+"""Tests that a request compares few workers of a large fleet, and is placed as well as if it
+compared all."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 MOST = RoutingConfig().candidates
 MANY = 40
-"""Workers of each role, far more than are compared."""
+"""Workers of each role: far more than a request compares."""
 LONG = "a prompt that is long enough to matter to a cache of prefixes, of at least 64 tokens " * 2
 ACME = Placement(pools=frozenset({"acme"}))
 

@@ -26,7 +26,7 @@ KEY = AttemptKey(b"x" * 16, 0)
 PENALTY_S = 0.5
 TEN = Need(10, 10, cross_zone_s=PENALTY_S)
 RATE = 1000.0
-"""Prompt tokens per second of every prefill worker: the penalty is 500 tokens."""
+"""Prompt tokens per second of every prefill worker, so that the penalty is 500 tokens."""
 
 
 def prefill(name: str, zone: str = "", **values: float) -> FakePrefill:
@@ -126,7 +126,7 @@ def workers_of(world: World, zone: str) -> list[Worker]:
 
 
 def silence(world: World, zone: str, cause: str = "silent", seconds: float = 2.0) -> None:
-    """Lose a zone's workers, and wait."""
+    """Lose a zone's workers, and let time pass."""
     for worker in workers_of(world, zone):
         world.lose(worker, cause)
     world.sweep(seconds)
@@ -221,7 +221,7 @@ def test_silence_during_its_return_starts_it_over() -> None:
 
 
 class Changes(Observer):
-    """Records changes of breakers."""
+    """Records breaker changes."""
 
     def __init__(self) -> None:
         super().__init__()

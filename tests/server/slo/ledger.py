@@ -1,4 +1,5 @@
-"""What the usage ledger says about availability, to compare the objectives' counts with."""
+"""Test helper that computes availability from the usage ledger, to compare with the objectives'
+counts."""
 
 from __future__ import annotations
 
@@ -13,11 +14,11 @@ if TYPE_CHECKING:
 SERVED: Final = frozenset({"stop", "length", "embedded"})
 FAILED: Final = frozenset({"deadline", "expired", "drain", "no_worker", "error", "quarantined"})
 OF_CLIENTS: Final = frozenset({"client_gone", "stopped", "stalled", "dismissed", "refused"})
-"""Outcomes that availability leaves out."""
+"""Outcomes that do not count for availability."""
 
 
 def availability_by(folder: str, fields: Sequence[str]) -> dict[tuple[str, ...], list[int]]:
-    """Return served and all counted requests in a ledger, by fields of its records."""
+    """Return good and total requests in a ledger, by fields of its records."""
     found: defaultdict[tuple[str, ...], list[int]] = defaultdict(lambda: [0, 0])
     for row in usage_by(folder, [*fields, "outcome"], since=0.0):
         *key, outcome, num_requests = row[: len(fields) + 2]

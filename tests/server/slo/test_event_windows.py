@@ -37,7 +37,7 @@ def test_a_window_holds_what_is_younger_and_nothing_that_is_older(
     now += last_s
     for span_s in SPANS_S:
         found = windows.over(span_s, now)
-        # A slot may begin by one rounding error earlier or later.
+        # A rounding error may move the start of a slot.
         least = counted(events, now - span_s * (SLOTS - 1) / SLOTS + 1e-6)
         most = counted(events, now - span_s - 1e-6)
         assert least.total <= found.total <= most.total

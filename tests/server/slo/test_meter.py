@@ -1,5 +1,5 @@
-"""Tests of what counts as good, bad or not at all for each objective, from request events; and that
-the counts equal the usage ledger's."""
+"""Tests of which request events count as good, bad or not at all for each objective, and that the
+counts match the usage ledger."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ EVEN = Usage(10, 101)
 
 
 def counted(*events: RequestEvent, meter: SloMeter | None = None) -> dict[str, list[int]]:
-    """Return good and total events of each objective with any."""
+    """Return good and total events of each objective that has events."""
     meter = meter or SloMeter(OBJECTIVES)
     stream = RequestEvents()
     meter.subscribe_to(stream)
@@ -249,7 +249,7 @@ def run_of(rng: Random, world: World) -> dict[bytes, bool]:
             world.submit(request)
             streamed[request.request_id] = request.is_streamed
         except RequestError:
-            pass  # refusals are in no ledger
+            pass  # the ledger has no refusals
         match rng.randrange(5):
             case 0:
                 world.cancel(rng.choice(world.readers), rng.choice([*CancelReason]))

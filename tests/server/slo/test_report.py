@@ -1,5 +1,5 @@
-"""Tests of burn rates and budgets: the examples of the documents, computed by the server's code;
-and GET /admin/slo, which sums up all servers on the port."""
+"""Tests of burn rates and budgets: the tables in docs/SLO.md and slo_rules.md, computed by the
+server's code; and GET /admin/slo, which sums over all servers on the port."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TEXT = "\n\n".join((ROOT / "docs" / page).read_text("utf-8") for page in PAGES)
 
 
 def table(heading: str) -> list[list[str]]:
-    """Return the rows of the documents' table with this heading."""
+    """Return the rows of the table with this heading in the documents."""
     _, _, rest = TEXT.partition(f"| {heading}")
     rows = re.findall(r"^\|(.+)\|$", rest.partition("\n\n")[0], re.MULTILINE)[1:]
     assert rows
@@ -114,7 +114,8 @@ def test_the_documents_delays_are_those_of_the_pairs(
 ) -> None:
     told = {"deployment": deployment, "page": page, "ticket": ticket}
     for severity, delay in told.items():
-        # In an outage all events are bad: a window is above a share after that share of its length.
+        # In an outage all events are bad, so a window exceeds a share after that share of its
+        # length.
         delays_s = [
             pair.rate * objective(target).budget * max(SPANS_S[pair.long], SPANS_S[pair.short])
             for pair in (*PAIRS, DEPLOYMENT)

@@ -1,4 +1,4 @@
-"""Tests of the choice of tenants with counters of their own."""
+"""Tests of which tenants get their own counters."""
 
 from __future__ import annotations
 

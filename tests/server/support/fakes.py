@@ -1,7 +1,7 @@
 """A scripted fleet and a text model for tests of the API. They run in this process, without
 workers.
 
-The text model's tokens are the bytes of UTF-8, so every text can be told from its ids by eye.
+The text model's tokens are UTF-8 bytes, so texts can be read from their ids.
 """
 
 from __future__ import annotations

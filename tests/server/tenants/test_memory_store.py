@@ -134,7 +134,7 @@ async def test_what_cannot_be_written_now_is_written_later(
 
 
 async def test_a_line_that_stops_waiting_for_its_charge_is_charged_once(host: Host) -> None:
-    """Its batch went to another server, which computes and charges it again."""
+    """Another server took over its batch, and computes and charges it again."""
     store = host.store(flush_s=3600)
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
@@ -159,7 +159,7 @@ async def test_a_line_that_stops_waiting_for_its_charge_is_charged_once(host: Ho
 
 
 async def test_work_that_is_computed_again_is_charged_once(host: Host) -> None:
-    """Its first server ends before it has stored the result, or it ends before it is complete."""
+    """The first server dies before it stores the result, or before the work is complete."""
 
     async def compute(name: str, cost: int, once_id: str = "line") -> int:
         store = host.store(flush_s=3600)

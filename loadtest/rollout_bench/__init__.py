@@ -1,0 +1,1 @@
+"""Benchmark of rollouts: real processes, and candidates with faults."""
