@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -30,7 +31,7 @@ from ..template import SERVER_MODULES, WORKER_MODULES, ForkAnswer, ForkRequest, 
 from .placement import VISIBLE_GPUS, gpu_names
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from typing import IO, TypeAlias
 
     from ..settings.form import Settings
@@ -334,14 +335,22 @@ def fork_templates(roles: Sequence[Role], run: Run) -> dict[Role, Template]:
       roles: roles of the processes to fork.
       run: entry point of `triolet` for these processes.
     """
-    of_modules: dict[tuple[str, ...], Template] = {}
+    return templates_of(roles, partial(Template.fork, run=run))
+
+
+def templates_of(
+    roles: Collection[Role], begin: Callable[[Sequence[str]], Template]
+) -> dict[Role, Template]:
+    """Start a template for each role; roles with the same modules share one.
+
+    Args:
+      roles: roles of the processes to fork.
+      begin: starts a template that imports these modules.
+    """
     if roles:
         # Adopt the processes that templates fork, and their orphans.
         prctl(PR_SET_CHILD_SUBREAPER, 1)
-    for role in roles:
-        modules = MODULES[role]
-        if modules not in of_modules:
-            of_modules[modules] = Template.fork(modules, run)
+    of_modules = {modules: begin(modules) for modules in {MODULES[role] for role in roles}}
     return {role: of_modules[MODULES[role]] for role in roles}
 
 
@@ -429,11 +438,15 @@ class Starter:
         when templates are used."""
         with trio.open_signal_receiver(signal.SIGCHLD) as signals:
             async for _ in signals:
-                while (pid := _ended_child()) is not None:
-                    if self._num_pending or pid in self._running:
-                        await trio.sleep(REAP_POLL_S)
-                    else:
-                        _reap(pid)
+                await self.reap_ended()
+
+    async def reap_ended(self) -> None:
+        """Reap the orphans that have ended."""
+        while (pid := _ended_child()) is not None:
+            if self._num_pending or pid in self._running:
+                await trio.sleep(REAP_POLL_S)
+            else:
+                _reap(pid)
 
     def _replace(self, old: Template) -> None:
         roles = [role for role, template in self._templates.items() if template is old]

@@ -3,6 +3,7 @@ I/O."""
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from triolet.errors import ConfigError
@@ -12,6 +13,8 @@ from .target import Observed
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
+
+    from triolet.config import RayConfig
 
 ZONE: Final = "zone"
 """Label of Ray's nodes that names their zone."""
@@ -76,6 +79,34 @@ def place_of(name: str) -> tuple[Place, int]:
     """Return the place and number in an actor's name."""
     model, role, zone, number = name.split(SEPARATOR)
     return Place(model, Role(role), zone), int(number)
+
+
+def is_stand_in(place: Place, number: int) -> bool:
+    """Return whether an actor stands in for lost ones: the first server's of each zone."""
+    return place.role is Role.SERVER and number == 0
+
+
+def stood_in_for(lost: Collection[str], place: Place, config: RayConfig) -> list[str]:
+    """Return the names of the lost actors that a zone's stand-in stands in for: those of its zone,
+    and of the zones before it, up to the next whose stand-in is not lost.
+
+    Args:
+      lost: names of the lost actors.
+      place: a place of its zone and model.
+      config: zones of the fleet, and whether workers need GPUs, which it does not reserve.
+    """
+    places = {name: place_of(name) for name in sorted(lost)}
+    alone = [one.zone for one, number in places.values() if is_stand_in(one, number)]
+    zones = config.zones or ("",)
+    at = zones.index(place.zone)
+    before = reversed((*zones[at + 1 :], *zones[:at]))
+    covered = {place.zone, *takewhile(alone.__contains__, before)}
+    roles = (Role.SERVER,) if config.gpus else Role
+    return [
+        name
+        for name, (one, _) in places.items()
+        if one.zone in covered and one.role in roles and one.model in ("", place.model)
+    ]
 
 
 def name_of(place: Place, number: int) -> str:

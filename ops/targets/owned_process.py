@@ -20,7 +20,6 @@ from ..settings.form import STDIN, document, of_role
 from ..supervisor.process_spec import ProcessSpec
 from ..supervisor.restart_policy import GiveUp
 from ..supervisor.slot import Slot, see_out
-from ..supervisor.starter import Starter
 from .actors import WorkerState
 
 if TYPE_CHECKING:
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
     from ..settings.form import Settings
     from ..supervisor.restart_policy import Ending, Verdict
+    from ..supervisor.starter import Starter
 
 
 class OwnedProcess:
@@ -42,7 +42,7 @@ class OwnedProcess:
       zone: zone of this machine.
       host: its address.
       command: command that runs `triolet`.
-      grace_s: time for it to drain, after which it is killed.
+      starter: starts it.
 
     Attributes:
       state: the process's state.
@@ -57,11 +57,11 @@ class OwnedProcess:
         zone: str,
         host: str,
         command: Sequence[str],
-        grace_s: float,
+        starter: Starter,
     ) -> None:
         self._name, self._role, self._settings = name, role, settings
         self._zone, self._host = zone, host
-        self._command, self._grace_s = command, grace_s
+        self._command, self._starter = command, starter
         self._parent = os.getppid()
         self.state = WorkerState(zone=zone)
         self.leaving = trio.Event()
@@ -78,7 +78,7 @@ class OwnedProcess:
                     trouble = f"no port of {self._host} can be opened: {error}; correct the address"
                     await self._pause(GiveUp(f"{trouble} of `ray start --node-ip-address`", 1))
                     continue
-                await self._keep(Slot(spec, Starter(), config.supervisor, self, None, nursery))
+                await self._keep(Slot(spec, self._starter, config.supervisor, self, None, nursery))
             nursery.cancel_scope.cancel()
 
     async def _keep(self, slot: Slot) -> None:
@@ -88,7 +88,7 @@ class OwnedProcess:
             async def leave() -> None:
                 await self.leaving.wait()
                 slot.end()
-                await see_out(tuple(slot.lives), self._grace_s)
+                await see_out(tuple(slot.lives), grace_of(self._settings, self._role))
 
             nursery.start_soon(leave)
             if (verdict := await slot.keep()) is not None:
@@ -108,10 +108,12 @@ class OwnedProcess:
 
     def _spec(self) -> ProcessSpec:
         """Return the process, with ports that are free now."""
-        argv = (*self._command, self._role.value, "--config", STDIN)
+        arguments = (self._role.value, "--config", STDIN)
+        argv = (*self._command, *arguments)
         own = placed(self._settings, self._role, self._name, self._zone, self._host)
         own = replace(own, process=replace(own.process, supervisor_pid=os.getpid()))
-        return ProcessSpec(self._name, self._role, argv, settings=document(own, self._role))
+        text = document(own, self._role)
+        return ProcessSpec(self._name, self._role, argv, settings=text, arguments=arguments)
 
     def started(self, name: str, pid: int) -> None:
         """See `Watcher`."""
@@ -161,6 +163,13 @@ def placed(settings: Settings, role: Role, name: str, zone: str, host: str) -> S
         engine=replace(own.engine, threads=own.engine.threads or max(1, int(settings.ray.cpus))),
         labels=replace(own.labels, zone=zone or own.labels.zone),
     )
+
+
+def grace_of(settings: Settings, role: Role) -> float:
+    """Return the time for a process to drain, after which it is killed [s]."""
+    if role is Role.SERVER:
+        return settings.server.drain_timeout_s + settings.server.exit_grace_s
+    return settings.worker(role).drain_timeout_s
 
 
 def free_ports(host: str, count: int) -> list[int]:

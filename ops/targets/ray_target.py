@@ -34,6 +34,7 @@ from .actors import (
     require_place,
     trouble_of,
 )
+from .owned_process import grace_of
 from .ray_worker import RayWorker
 from .target import together
 
@@ -48,6 +49,8 @@ POLL_S: Final = 0.2
 """Interval of looking at nodes and actors while a command waits for them."""
 COMMAND: Final[tuple[str, ...]] = ()
 """Command that runs `triolet` on the nodes; empty for the one that is installed there."""
+ROLES: Final = (Role.SERVER, Role.PREFILL, Role.DECODE)
+"""Roles of a fleet's processes, in the order in which they leave."""
 NO_ANSWER: Final = "it waits for free CPUs or GPUs on a node, or its actor restarts"
 MAX_LINE: Final = 200
 """Longest hindrance."""
@@ -154,7 +157,7 @@ class RayTarget:
         """Let every process of the fleet drain and exit: servers first, so that they finish what
         they have while workers are there."""
         names = await self._names()
-        for role in (Role.SERVER, Role.PREFILL, Role.DECODE):
+        for role in ROLES:
             leaving = [(place, n) for place in names for n in names[place] if place.role is role]
             await together(partial(self._leave, *one, tell) for one in leaving)
         await self._store.forget()
@@ -196,8 +199,7 @@ class RayTarget:
         return {"CPU": self._config.cpus, "GPU": gpus}
 
     def _start(self, place: Place, number: int) -> None:
-        needs, role = self._needs(place), place.role
-        name = name_of(place, number)
+        needs = self._needs(place)
         # The zone is preferred: a process whose zone has lost its nodes starts in another one, and
         # tells servers that zone.
         strategy = NodeLabelSchedulingStrategy(hard={}, soft={ZONE: In(place.zone)})
@@ -212,18 +214,14 @@ class RayTarget:
                 num_gpus=needs["GPU"],
                 scheduling_strategy=strategy if place.zone else "DEFAULT",
             )
-            .remote(name, role, self._document(role), place.zone, COMMAND, self._grace_s(role))
+            .remote(place, number, self._document(), COMMAND)
         )
 
-    def _document(self, role: Role) -> bytes:
-        values = msgspec.json.decode(document(self._settings, role))
-        return msgspec.json.encode(values | {"ray": self._settings.ray})
-
-    def _grace_s(self, role: Role) -> float:
-        own = self._settings
-        if role is Role.SERVER:
-            return own.server.drain_timeout_s + own.server.exit_grace_s
-        return own.worker(role).drain_timeout_s
+    def _document(self) -> bytes:
+        values = {"ray": self._settings.ray}
+        for role in ROLES:
+            values |= msgspec.json.decode(document(self._settings, role))
+        return msgspec.json.encode(values)
 
     async def _state(self, place: Place, number: int) -> WorkerState | str:
         """Return the state of a process, or why its actor does not tell."""
@@ -268,7 +266,7 @@ class RayTarget:
         """Let a process drain, then remove its actor. One that does not answer is only removed."""
         tell(f"{name_of(place, number)} drains")
         is_there = isinstance(await self._state(place, number), WorkerState)
-        within_s = self._grace_s(place.role) + 2 * self._config.stop_margin_s
+        within_s = grace_of(self._settings, place.role) + 2 * self._config.stop_margin_s
 
         def leave() -> None:
             # Without the actor of this name it has left.

@@ -6,6 +6,7 @@ from __future__ import annotations
 import signal
 import sys
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
@@ -15,6 +16,7 @@ import pytest
 import trio
 
 from ops.settings.form import Settings
+from ops.supervisor.starter import Starter
 from ops.targets.actors import WorkerState
 from ops.targets.owned_process import OwnedProcess
 from triolet.config import RayConfig
@@ -40,21 +42,27 @@ class FakeRay:
     def __init__(self) -> None:
         self.killed: list[object] = []
         self.actor = SimpleNamespace(exit_actor=lambda: None)
+        self.state = WorkerState()
+        self.is_silent = False
+        self.restarting: dict[str, dict[str, str]] = {}
         self.exceptions = SimpleNamespace(ActorDiedError=FakeRayError, RayError=FakeRayError)
         self.util = SimpleNamespace(get_node_ip_address=lambda: ELSEWHERE)
         self.asked = SimpleNamespace(
-            state=SimpleNamespace(remote=WorkerState), leave=SimpleNamespace(remote=lambda: None)
+            _actor_id=b"own",
+            state=SimpleNamespace(remote=lambda: self.state),
+            leave=SimpleNamespace(remote=lambda: None),
         )
 
     def get_runtime_context(self) -> SimpleNamespace:
         return SimpleNamespace(get_node_labels=dict)
 
     def get_actor(self, name: str) -> object:
-        assert name == "/decode//0"
+        if name != "/decode//0":
+            raise ValueError(name)
         return self.asked
 
     def get(self, asked: object, timeout: float) -> object:
-        if isinstance(asked, WorkerState):
+        if isinstance(asked, WorkerState) and not self.is_silent:
             return asked
         raise FakeRayError(f"leave() failed within {timeout} s")
 
@@ -68,6 +76,8 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]:
     strategies = SimpleNamespace(In=None, NodeLabelSchedulingStrategy=None)
     for name, module in {
         "ray": fake,
+        "ray._private": SimpleNamespace(),
+        "ray._private.state": SimpleNamespace(actors=lambda **_: fake.restarting),
         "ray.exceptions": fake.exceptions,
         "ray.util": fake.util,
         "ray.util.scheduling_strategies": strategies,
@@ -84,13 +94,14 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]:
 
 def worker() -> Any:  # noqa: ANN401 (the module is imported with the fake)
     module = import_module("ops.targets.ray_worker")
-    settings = msgspec.json.encode({"ray": {"retry_s": PATIENCE_S}})
-    return module.RayWorker("decode-0", Role.DECODE, settings, "", ("false",), 0.1)
+    settings = {"ray": {"retry_s": PATIENCE_S}, "decode": {"drain_timeout_s": 0.1}}
+    place = Place("", Role.DECODE)
+    return module.RayWorker(place, 0, msgspec.json.encode(settings), ("false",))
 
 
 async def test_an_address_that_is_not_the_nodes_own_is_told_and_tried_again() -> None:
     settings = replace(Settings(), ray=RayConfig(retry_s=0.01))
-    process = OwnedProcess("decode-0", Role.DECODE, settings, "", ELSEWHERE, ("false",), 1)
+    process = OwnedProcess("decode-0", Role.DECODE, settings, "", ELSEWHERE, ("false",), Starter())
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(process.run)
@@ -132,3 +143,23 @@ async def test_an_actor_that_fails_to_leave_is_removed(ray: FakeRay) -> None:
     await target._leave(Place("", Role.DECODE), 0, told.append)
     assert told == ["decode-0 drains"]
     assert ray.killed == [ray.asked]
+
+
+def test_only_actors_of_this_fleet_are_lost(ray: FakeRay) -> None:
+    module = import_module("ops.targets.ray_worker")
+    assert module.lost_actors() == set()
+    ray.restarting = {"other": {"Name": "/decode//0"}, "gone": {"Name": "/decode//1"}}
+    ray.restarting["unnamed"] = {"Name": ""}
+    assert module.lost_actors() == set()
+    ray.restarting[b"own".hex()] = {"Name": "/decode//0"}
+    assert module.lost_actors() == {"/decode//0"}
+
+
+def test_a_loss_is_over_when_the_process_serves_or_its_actor_has_left(ray: FakeRay) -> None:
+    is_over = partial(import_module("ops.targets.ray_worker").is_over, within_s=1)
+    assert is_over("/decode//1")
+    assert not is_over("/decode//0")
+    ray.state = WorkerState(is_ready=True)
+    assert is_over("/decode//0")
+    ray.is_silent = True
+    assert not is_over("/decode//0")

@@ -24,6 +24,7 @@ from ops.exit_codes import CommandFailed
 from ops.running_fleets import SUPERVISOR_SOCKET, Note, RunningFleet
 from ops.settings.form import Settings
 from ops.supervisor.model_status import ModelStatus, RunningWorker, RunState
+from ops.supervisor.starter import Starter
 from ops.supervisor.supervisor_socket import (
     ModelsAnswer,
     ModelsRequest,
@@ -55,7 +56,7 @@ from transport.registrations import (
     read_desired,
     written_registration,
 )
-from triolet.config import RayConfig, SupervisorConfig
+from triolet.config import RayConfig, ServerConfig, SupervisorConfig
 from triolet.config.members import Member
 from triolet.config.membership import RedisMembersConfig
 from triolet.errors import ConfigError
@@ -370,14 +371,15 @@ sys.stdin.read()
 
 def owned(*, is_broken: bool = False, is_deaf: bool = False, retry_s: float = 60) -> OwnedProcess:
     program = PROGRAM.format(is_broken=is_broken, is_deaf=is_deaf)
+    grace_s = 0.05 if is_deaf else PATIENCE_S
     settings = replace(
         Settings(),
+        server=ServerConfig(drain_timeout_s=grace_s, exit_grace_s=grace_s),
         supervisor=SupervisorConfig(restart_delay_s=0.01, max_restart_delay_s=0.01),
         ray=RayConfig(retry_s=retry_s),
     )
     command = (sys.executable, "-c", program)
-    grace_s = 0.1 if is_deaf else PATIENCE_S
-    return OwnedProcess("server-a-0", Role.SERVER, settings, "a", "127.0.0.1", command, grace_s)
+    return OwnedProcess("server-a-0", Role.SERVER, settings, "a", "127.0.0.1", command, Starter())
 
 
 async def wait_ready(process: OwnedProcess, *, other_than: int | None = None) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..units import SECONDS
 from .limits import (  # noqa: TC001 (get_type_hints reads the annotations)
+    CountOrZero,
     LabelText,
     NotNegative,
     Positive,
@@ -37,5 +38,11 @@ class RayConfig:
     parent_poll_s: Positive = 0.2 * SECONDS
     """Interval at which a process's actor checks that its node's raylet runs. Ray itself does not
     notice one that was killed and not reaped."""
+    watch_s: Positive = 0.25 * SECONDS
+    """Interval at which the stand-in of each zone asks the actors of its zone for their state, and
+    time for their answers."""
+    max_stand_ins: CountOrZero = 4
+    """Lost processes that the stand-in of a zone runs at once, until Ray has restarted their
+    actors. Nothing reserves memory for them; 0 for none."""
     stop_margin_s: Positive = 10.0 * SECONDS
     """A process that has not exited this long after its drain timeout is killed."""

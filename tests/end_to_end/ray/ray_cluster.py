@@ -36,6 +36,7 @@ QUICK: Final = {
     "RAY_health_check_timeout_ms": "700",
     "RAY_health_check_failure_threshold": "2",
     "RAY_gcs_rpc_server_reconnect_timeout_s": "86400",
+    "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 """The settings of docs/operations/ray.md."""
@@ -170,7 +171,9 @@ class RayFleet:
     def processes(self, zone: str) -> list[psutil.Process]:
         """Return the actors of a node and what they started."""
         [info] = self.nodes[zone].all_processes["raylet"]
-        return [one for one in psutil.process_iter() if raylet_of(one) == info.process.pid]
+        own = [one for one in psutil.process_iter() if raylet_of(one) == info.process.pid]
+        # What a template has forked shows its title in place of its environment.
+        return list({*own, *(child for one in own for child in one.children(recursive=True))})
 
     def _kill(self, node: Any, name: str) -> None:  # noqa: ANN401 (Ray's)
         [info] = node.all_processes[name]

@@ -94,7 +94,7 @@ def have_ended(processes: list[psutil.Process]) -> bool:
     return not [one for one in processes if one.is_running() and one.status() != "zombie"]
 
 
-def is_replaced(labels: dict[str, dict[str, str]]) -> bool:
+def have_moved(labels: dict[str, dict[str, str]]) -> bool:
     """Return whether the workers of zone a run elsewhere."""
     zones = [labels.get(name, {}).get("zone", "a") for name in names("a", prefill=1, decode=1)]
     return "a" not in zones
@@ -107,6 +107,7 @@ async def test_a_lost_node_costs_no_stream_and_its_workers_start_elsewhere(
     with ray_fleet(tmp_path, "abc") as fleet:
         fleet.run("fleet", "up")
         url, workers = fleet.url("c"), names("abc", prefill=1, decode=1)
+        stand_ins = {f"{name}-stand-in-b" for name in names("a", prefill=1, decode=1)}
         fleet.wait_for_workers(url, workers)
         load = Load(url)
         await load.run_undisturbed()
@@ -115,10 +116,13 @@ async def test_a_lost_node_costs_no_stream_and_its_workers_start_elsewhere(
             lost, began = fleet.processes("a"), time.monotonic()
             assert len(lost) >= 2 * len(workers) // 3
             (fleet.kill_zone if is_whole_zone else fleet.kill_raylet)("a")
+            wait_until(lambda: stand_ins <= fleet.workers(url).keys(), PATIENCE_S, "replaced")
+            say("stand-ins serve for its workers", began)
             wait_until(lambda: have_ended(lost), PATIENCE_S, "no orphan is left")
-            say("the last process of the node has ended", began)
-            wait_until(lambda: is_replaced(fleet.workers(url)), PATIENCE_S, "replaced")
-            say("its workers are replaced", began)
+            say("the last process of the node was seen to have ended", began)
+            wait_until(lambda: have_moved(fleet.workers(url)), PATIENCE_S, "Ray has restarted")
+            fleet.wait_for_workers(url, workers)
+            say("Ray's own serve, and the stand-ins have left", began)
 
         await load.run_while(lose_node)
         assert "it runs in zone" in fleet.run("fleet", "status", "--on", "ray")

@@ -100,5 +100,5 @@ def test_a_wrong_address_of_the_head_is_said(fleet: RayFleet, address: str) -> N
 def test_the_end_of_a_fleet_leaves_no_process(fleet: RayFleet) -> None:
     output = fleet.run("fleet", "down")
     assert output.endswith("done: no process is left\n")
-    assert [one for one in fleet.processes("a") if "triolet" in one.cmdline()] == []
+    assert [one for one in fleet.processes("a") if "triolet" in " ".join(one.cmdline())] == []
     assert fleet.status() == {}
