@@ -140,7 +140,10 @@ class CalmConditions(Conditions):
 
 @asynccontextmanager
 async def running_fleet(
-    shape: FleetShape, seed: int, front: Front | None = None
+    shape: FleetShape,
+    seed: int,
+    front: Front | None = None,
+    crashes: list[Callable[[], None]] | None = None,
 ) -> AsyncIterator[Links]:
     """Run a fleet with devices of modelled time; yield the server's side once it is ready.
 
@@ -150,6 +153,7 @@ async def running_fleet(
       shape: size of the fleet.
       seed: random seed.
       front: further components of the server, or None.
+      crashes: gets a function for each worker that ends and restarts it.
     """
     network, host, epochs = MemoryNetwork(seed), Host(1), count(1, LIVES)
     if isinstance(trio.lowlevel.current_clock(), VirtualClock):
@@ -182,14 +186,29 @@ async def running_fleet(
     async with trio.open_nursery() as nursery:
         for role in names:
             for name in names[role]:
-                await nursery.start(
-                    modelled_worker(role, name, shape, link, network, host, draw_epoch)
+                new_worker = partial(
+                    modelled_worker, role, name, shape, link, network, host, draw_epoch
                 )
+                await nursery.start(_keep, new_worker, [] if crashes is None else crashes)
         await nursery.start(fleet.run)
         with trio.fail_after(READY_S):
             await fleet.wait_ready()
         yield fleet
         nursery.cancel_scope.cancel()
+
+
+async def _keep(
+    new_worker: Callable[[], partial[Any]],
+    crashes: list[Callable[[], None]],
+    task_status: trio.TaskStatus[object] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run a worker, and start it again after each crash."""
+    life = trio.CancelScope()
+    crashes.append(lambda: life.cancel())
+    while True:
+        with life:
+            await new_worker()(task_status=task_status)
+        life, task_status = trio.CancelScope(), trio.TASK_STATUS_IGNORED
 
 
 def modelled_worker(

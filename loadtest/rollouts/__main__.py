@@ -1,6 +1,7 @@
 """`python -m loadtest.rollouts`: simulate rollouts of equal and of worse versions.
 
-Generated traffic goes through the production assignment and the production judge, in virtual time.
+Generated traffic goes through the production assignment and the production judge, in virtual time;
+in some rollouts also through production servers and workers, which must end alike.
 Checks that equal versions are hardly ever rolled back, that none is promoted without the minimum
 evidence, and that regressions are found as often and as soon as docs/architecture/judge.md says.
 Exit code 0 if so, else 1.
@@ -20,7 +21,7 @@ from rich.table import Table
 from simulation.campaign import keep_quiet
 
 from ..harness.progress import announce, progress
-from .expectations import EQUAL, FLEETS, UNSEEN, WORSE, Summary, judged
+from .expectations import EQUAL, EVENTS, FLEETS, UNSEEN, WORSE, Summary, judged
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console(highlight=False, soft_wrap=True, width=160)
     began_at = time.monotonic()
     wanted = [
-        one for one in (*EQUAL, *WORSE, *FLEETS, *UNSEEN) if options.only in one.scenario.name
+        one
+        for one in (*EQUAL, *WORSE, *EVENTS, *FLEETS, *UNSEEN)
+        if options.only in one.scenario.name
     ]
     with multiprocessing.get_context("spawn").Pool(
         options.processes, initializer=keep_quiet

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 LOOK_S: Final = 2
 """Seconds between two looks of the judge."""
 OBJECTIVES: Final = {"errors": Objective(0.99), "ttft": Objective(0.95, TTFT_LIMIT_S)}
+GOLDEN_DIFFERENCE: Final = "prompt 3: 17, not 21"
 COSTS: Final = StepCosts(0.005, 0.0005, 1e-7, 2e-5)
 
 
@@ -132,6 +133,6 @@ def roll_out(scenario: Scenario, seed: int) -> RolloutEnd:
         if now % BATCH_S == 0 and 0 < evidence.step < plan.last_step:
             evidence.add_work(COSTS, now // BATCH_S, *traffic.work())
         if scenario.golden_step and evidence.step == scenario.golden_step:
-            evidence.golden_difference = "prompt 3: 17, not 21"
+            evidence.golden_difference = GOLDEN_DIFFERENCE
         if (end := rollout.look(ended, now)) is not None:
             return end

@@ -7,10 +7,9 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ops.rollouts.plan import GUARD_BUDGET
-from simulation.modelled import COST
 
 from .campaign import roll_out
-from .fleet import FleetCase, roll_out_in_fleets
+from .fleet import roll_out_in_fleets
 from .traffic import Scenario
 
 if TYPE_CHECKING:
@@ -29,20 +28,20 @@ class Expectation(NamedTuple):
       at_least: share of rollouts that end so.
       median_s: longest median time of these; 0 for any.
       median_requests: most canary requests in the median; 0 for any.
+      is_of_fleets: whether servers and workers are simulated too.
     """
 
-    scenario: Scenario | FleetCase
+    scenario: Scenario
     runs: int
     ends: tuple[str, ...]
     at_least: float
     median_s: float = 0.0
     median_requests: int = 0
+    is_of_fleets: bool = False
 
     def roll_out(self, seed: int) -> RolloutEnd:
         """Run one rollout, with generated traffic or in simulated fleets."""
-        if isinstance(self.scenario, FleetCase):
-            return roll_out_in_fleets(self.scenario, seed)
-        return roll_out(self.scenario, seed)
+        return (roll_out_in_fleets if self.is_of_fleets else roll_out)(self.scenario, seed)
 
 
 class Summary(NamedTuple):
@@ -151,17 +150,68 @@ WORSE: Final = (
 )
 """Versions that should not be promoted, and the least share that ends so."""
 
+FLEET: Final = Scenario(
+    "", 300, is_skewed=True, rate=10.0, shares=(0.5, 1.0), bake_s=20.0, max_step_s=400.0
+)
+"""Few requests and short steps: a request in simulated fleets takes 2 ms to compute."""
+NOT_BLAMED: Final = ("promoted", "pause")
+FOUND_OR_PAUSED: Final = (*FOUND, "pause")
+
+
+def _in_fleets(scenario: Scenario, ends: tuple[str, ...], at_least: float = 1.0) -> Expectation:
+    named = scenario._replace(name=f"fleet: {scenario.name}")
+    return Expectation(named, 20, ends, at_least, is_of_fleets=True)
+
+
 FLEETS: Final = (
-    Expectation(FleetCase("fleet: equal"), 20, ("promoted", "pause"), 1.0),
-    Expectation(FleetCase("fleet: misses deadlines", deadline_s=0.06), 20, FOUND, 1.0),
-    Expectation(
-        FleetCase("fleet: prompts 5 times as slow", COST._replace(token_s=0.005)), 20, FOUND, 1.0
+    _in_fleets(FLEET._replace(name="equal, Zipf users"), NOT_BLAMED),
+    _in_fleets(FLEET._replace(name="equal, bursts of failures", has_bursts=True), NOT_BLAMED),
+    _in_fleets(FLEET._replace(name="equal, ramps, shifting mix", is_shifting=True), NOT_BLAMED),
+    _in_fleets(FLEET._replace(name="equal, largest user times out", has_timeouts=True), NOT_BLAMED),
+    _in_fleets(
+        FLEET._replace(
+            name="equal, all of these", has_bursts=True, is_shifting=True, has_timeouts=True
+        ),
+        NOT_BLAMED,
     ),
-    Expectation(
-        FleetCase("fleet: steps 3 times as dear", COST._replace(step_s=0.03)), 20, FOUND, 1.0
+    _in_fleets(
+        FLEET._replace(name="equal, a worker crashes three times", broken_s=60.0), NOT_BLAMED
+    ),
+    _in_fleets(FLEET._replace(name="errors 1 to 90 %", errors=0.9), FOUND),
+    _in_fleets(FLEET._replace(name="errors 1 to 20 %", errors=0.2), FOUND, 0.9),
+    _in_fleets(FLEET._replace(name="errors 1 to 5 %", errors=0.05), FOUND_OR_PAUSED, 0.9),
+    _in_fleets(
+        FLEET._replace(name="errors 1 to 50 % with the last step", errors=0.5, errors_from=2),
+        FOUND,
+        0.9,
+    ),
+    _in_fleets(FLEET._replace(name="prompts 5 times as slow", slower=5.0), FOUND),
+    _in_fleets(FLEET._replace(name="costs 3 times as much", dearer=3.0), FOUND_OR_PAUSED),
+    _in_fleets(FLEET._replace(name="costs 1.2 times as much", dearer=1.2), FOUND_OR_PAUSED),
+    _in_fleets(FLEET._replace(name="workers crash every 10 s", crashes=60.0), FOUND, 0.9),
+    _in_fleets(FLEET._replace(name="golden prompt differs", golden_step=1), FOUND),
+    _in_fleets(
+        FLEET._replace(name="outage of both versions", outage_step=2, shares=(0.25, 0.5, 1.0)),
+        ("step back",),
+        0.9,
+    ),
+    _in_fleets(
+        FLEET._replace(name="both bad before", errors=0.3, stable_errors=0.3, max_step_s=90.0),
+        ("pause",),
+    ),
+    _in_fleets(
+        FLEET._replace(name="too few users", users=30, rate=0.5, max_step_s=90.0), ("pause",)
     ),
 )
 """Rollouts in simulated fleets."""
+EVENTS: Final = tuple(
+    one._replace(
+        scenario=one.scenario._replace(name=one.scenario.name.replace("fleet", "events")),
+        is_of_fleets=False,
+    )
+    for one in FLEETS
+)
+"""The same scenarios with generated events, which must end as in fleets."""
 UNSEEN: Final = (
     Expectation(LONG._replace(name="unseen: errors 1 to 2 %", errors=0.02), 30, FOUND, 0.0),
     Expectation(Scenario("unseen: first token 10 % later", slower=1.1), 50, FOUND, 0.0),
@@ -174,6 +224,11 @@ UNSEEN: Final = (
 def judged(summaries: Sequence[Summary]) -> list[str]:
     """Return what is not as it should be, of single scenarios and of equal versions together."""
     failures = [failure for one in summaries for failure in one.failures]
+    usual = {one.expected: one.actions.most_common(1)[0][0] for one in summaries}
+    for fleet, events in zip(FLEETS, EVENTS, strict=True):
+        if usual.get(fleet, usual.get(events)) != usual.get(events, usual.get(fleet)):
+            said = f"mostly {usual[fleet]}, with generated events {usual[events]}"
+            failures.append(f"{fleet.scenario.name}: {said}")
     ends = [end for one in summaries if one.expected in EQUAL for end in one.results]
     if not ends:
         return failures

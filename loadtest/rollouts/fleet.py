@@ -1,18 +1,22 @@
 """Rollouts in simulated fleets: production servers and workers of two versions in virtual time.
 
-Requests, their times and failures, and the work of devices come from the servers' own events and
-heartbeats instead of formulas.
+Users, arrivals and crashes are those of a scenario. Whether a request is served, its times, and the
+work of devices come from the servers' own events and heartbeats instead of formulas. A request that
+should fail gets a deadline that no server can keep.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Final, NamedTuple
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final
 
+import msgspec
 import trio
 
-from ops.rollouts.plan import Objective, RolloutPlan, StepCosts
+from ops.rollouts.plan import Objective, StepCosts
 from server.contract.generation import GenerationRequest
 from server.contract.request_events import RequestEnded, RequestEvents
 from simulation.deterministic import run
@@ -20,87 +24,74 @@ from simulation.fleet import FleetShape, Front, running_fleet
 from simulation.modelled import COST, StepCost
 from simulation.text import NumberText
 from transport.rollout_protocol import FinishedRequest, WorkDone
-from triolet.config.routes import NUM_BUCKETS, user_hash
 from triolet.errors import RequestError
 from triolet.sampling import SamplingParams
 from triolet.service_class import Scheduling
 
-from .campaign import LOOK_S, JudgedRollout
-from .traffic import BATCH_S
+from .campaign import GOLDEN_DIFFERENCE, LOOK_S, JudgedRollout, plan_of
+from .traffic import BATCH_S, Traffic
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from server.scheduling.links import Links
 
     from .campaign import RolloutEnd
+    from .traffic import Scenario
 
-USERS: Final = 300
-RATE: Final = 10.0
 PROMPT_TOKENS: Final = 16
-OUTPUT_TOKENS: Final = 4
+OUTPUT_TOKENS: Final = 2
 VOCABULARY: Final = 900
 DEADLINE_S: Final = 5.0
+MISSED_S: Final = 0.02
+"""Deadline of a request that should fail; a prompt takes longer."""
+TTFT_LIMIT_S: Final = 0.08
 LONGEST_S: Final = 3_600.0
 """Virtual time after which a rollout must be over."""
 COSTS: Final = StepCosts(COST.step_s, COST.row_s, 0.0, COST.token_s)
 GOOD: Final = frozenset({"stop", "length"})
 
 
-class FleetCase(NamedTuple):
-    """What the candidate is like.
-
-    Attributes:
-      name: name for people.
-      cost: cost of its steps.
-      deadline_s: deadline of its requests; a low one is missed or refused.
-      bake_s: bake time.
-    """
-
-    name: str
-    cost: StepCost = COST
-    deadline_s: float = DEADLINE_S
-    bake_s: float = 60.0
-
-
 class FleetRollout:
     """One rollout in two simulated fleets.
 
     Args:
-      case: what the candidate is like.
+      scenario: what happens. Its candidate computes prompts `slower`, and is `dearer` in each step.
       seed: random seed of users, arrivals and the order of tasks.
     """
 
-    def __init__(self, case: FleetCase, seed: int) -> None:
-        self._case = case
+    def __init__(self, scenario: Scenario, seed: int) -> None:
+        self._scenario = scenario
         self._numbers = random.Random(seed)
         self._seed = seed
-        self._plan = RolloutPlan(
-            stable="chat-1",
-            candidate="chat-2",
-            salt=f"{case.name} {seed:016}",
-            shares=(0.2, 0.5, 1.0),
-            objectives={"errors": Objective(0.99), "ttft": Objective(0.95, 0.08)},
+        self._plan = msgspec.structs.replace(
+            plan_of(scenario, seed),
+            objectives={"errors": Objective(0.99), "ttft": Objective(0.95, TTFT_LIMIT_S)},
             costs=COSTS,
-            bake_s=case.bake_s,
         )
+        self._traffic = Traffic(scenario, self._plan, seed)
         self._rollout = JudgedRollout(self._plan)
-        self._chosen: dict[bytes, tuple[int, str, float]] = {}
+        self._chosen: dict[bytes, FinishedRequest] = {}
         self._ended: list[FinishedRequest] = []
+        self._crashes: dict[str, list[Callable[[], None]]] = {}
 
     async def run(self) -> RolloutEnd:
         """Run the rollout to its end."""
-        costs = {self._plan.stable: COST, self._plan.candidate: self._case.cost}
+        dearer, slower = self._scenario.dearer, self._scenario.slower
+        own = StepCost(COST.step_s * dearer, COST.row_s * dearer, COST.token_s * dearer * slower)
+        costs = {self._plan.stable: COST, self._plan.candidate: own}
         async with AsyncExitStack() as stack:
             fleets = {}
             for number, (version, cost) in enumerate(costs.items()):
                 events = RequestEvents()
                 events.subscribe(RequestEnded, self._note)
+                crashes = self._crashes[version] = []
                 fleets[version] = await stack.enter_async_context(
                     running_fleet(
                         FleetShape(cost=cost),
                         self._seed + number,
                         Front(NumberText(), None, events),
+                        crashes,
                     )
                 )
             nursery = await stack.enter_async_context(trio.open_nursery())
@@ -111,32 +102,25 @@ class FleetRollout:
         return end
 
     async def _send(self, fleets: Mapping[str, Links], nursery: trio.Nursery) -> None:
-        """Send requests of Zipf-distributed users for as long as the rollout lasts."""
-        weights = [1 / (1 + user) for user in range(USERS)]
+        """Send the scenario's requests, each at its time, for as long as the rollout lasts."""
+        until = math.ceil(trio.current_time())
         while True:
-            await trio.sleep(self._numbers.expovariate(RATE))
-            [user] = self._numbers.choices(range(USERS), weights)
-            hashed, now, step = user_hash("", str(user)), trio.current_time(), self._step
-            key = str(hashed % NUM_BUCKETS)
-            version = self._plan.route(step, step).version_for("", key, now)
-            request_id = self._numbers.randbytes(16)
-            self._chosen[request_id] = hashed, version, now
-            is_candidate = version == self._plan.candidate
-            nursery.start_soon(
-                self._read,
-                fleets[version],
-                GenerationRequest(
+            due = sorted(self._traffic.arrivals(until, until + 1), key=attrgetter("chosen_at"))
+            until += 1
+            for one in due:
+                await trio.sleep_until(one.chosen_at)
+                request_id = self._numbers.randbytes(16)
+                self._chosen[request_id] = one
+                prompt = self._numbers.choices(range(1, VOCABULARY), k=PROMPT_TOKENS)
+                request = GenerationRequest(
                     request_id=request_id,
-                    prompt_ids=tuple(self._numbers.choices(range(1, VOCABULARY), k=PROMPT_TOKENS)),
+                    prompt_ids=tuple(prompt),
                     sampling=SamplingParams(max_tokens=OUTPUT_TOKENS, seed=1, ignore_eos=True),
-                    deadline_s=self._case.deadline_s if is_candidate else DEADLINE_S,
+                    deadline_s=MISSED_S if one.missed else DEADLINE_S,
                     scheduling=Scheduling(""),
-                ),
-            )
-
-    @property
-    def _step(self) -> int:
-        return self._rollout.evidence.step
+                )
+                nursery.start_soon(self._read, fleets[one.version], request)
+            await trio.sleep_until(until)
 
     async def _read(self, fleet: Links, request: GenerationRequest) -> None:
         try:
@@ -153,26 +137,39 @@ class FleetRollout:
         self._end(event.facts.request_id, event.outcome, seconds)
 
     def _end(self, request_id: bytes, outcome: str, seconds: dict[str, float]) -> None:
-        user, version, chosen_at = self._chosen.pop(request_id)
+        one, now = self._chosen.pop(request_id), trio.current_time()
         missed = frozenset[str]() if outcome in GOOD else frozenset({"errors"})
-        now = trio.current_time()
-        self._ended.append(FinishedRequest(user, version, chosen_at, now, missed, seconds))
+        ended = FinishedRequest(one.user, one.version, one.chosen_at, now, missed, seconds)
+        self._ended.append(ended)
 
     async def _judge(self, fleets: Mapping[str, Links]) -> RolloutEnd:
         """Look every two seconds until the judge ends the rollout."""
-        end, slot = None, 0
+        has_crashed = False
+        end, slot, looked_at = None, 0, LOOK_S * math.ceil(trio.current_time() / LOOK_S)
         done = {version: fleet.status().work for version, fleet in fleets.items()}
         while end is None:
-            await trio.sleep(LOOK_S)
-            now = trio.current_time()
-            if int(now // BATCH_S) > slot:
-                slot = int(now // BATCH_S)
+            now, evidence = looked_at + LOOK_S, self._rollout.evidence
+            await trio.sleep_until(now)
+            if self._traffic.step != evidence.step:
+                self._traffic.begin_step(evidence.step)
+            incidents = self._traffic.incidents(looked_at, now)
+            evidence.add_incidents(self._plan, incidents)
+            for incident in incidents:  # the worker starts again at once
+                self._numbers.choice(self._crashes[incident.version])()
+                has_crashed = True
+            looked_at = now
+            if now // BATCH_S > slot:
+                slot = now // BATCH_S
                 before, done = done, {name: one.status().work for name, one in fleets.items()}
                 stable, canary = (
                     _difference(done[name], before[name])
                     for name in (self._plan.stable, self._plan.candidate)
                 )
-                self._rollout.evidence.add_work(COSTS, slot, stable, canary)
+                if not has_crashed:  # a new process counts its work from zero
+                    evidence.add_work(COSTS, slot, stable, canary)
+                has_crashed = False
+            if self._scenario.golden_step and evidence.step == self._scenario.golden_step:
+                evidence.golden_difference = GOLDEN_DIFFERENCE
             ended, self._ended = self._ended, []
             end = self._rollout.look(ended, now)
         return end
@@ -188,6 +185,6 @@ def _difference(done: WorkDone, before: WorkDone) -> WorkDone:
     )
 
 
-def roll_out_in_fleets(case: FleetCase, seed: int) -> RolloutEnd:
+def roll_out_in_fleets(scenario: Scenario, seed: int) -> RolloutEnd:
     """Run one rollout in virtual time."""
-    return run(FleetRollout(case, seed).run, seed)
+    return run(FleetRollout(scenario, seed).run, seed)

@@ -134,7 +134,7 @@ class Traffic:
 
     def finished(self, since: float, now: float) -> list[FinishedRequest]:
         """Return the requests that end in a time."""
-        self._running += self._arrivals(since, now)
+        self._running += self.arrivals(since, now)
         ended = [request for request in self._running if request.ended_at <= now]
         self._running = [request for request in self._running if request.ended_at > now]
         return ended
@@ -171,7 +171,8 @@ class Traffic:
         noise = self._rng.lognormal(sigma=self._scenario.noise)
         return replace(work, busy_s=costs.expected_s(work) * factor * noise)
 
-    def _arrivals(self, since: float, now: float) -> Iterator[FinishedRequest]:
+    def arrivals(self, since: float, now: float) -> Iterator[FinishedRequest]:
+        """Generate the requests that begin in a time, in any order."""
         scenario, rng = self._scenario, self._rng
         # A slow wave of load: more requests, longer queues, slower first tokens.
         wave = 1.0 + 0.6 * math.sin(now / 90.0) if scenario.is_shifting else 1.0

@@ -7,7 +7,15 @@ import pytest
 
 from loadtest.rollouts import __main__ as command
 from loadtest.rollouts.campaign import RolloutEnd, roll_out
-from loadtest.rollouts.expectations import EQUAL, FLEETS, WORSE, Expectation, Summary, judged
+from loadtest.rollouts.expectations import (
+    EQUAL,
+    EVENTS,
+    FLEETS,
+    WORSE,
+    Expectation,
+    Summary,
+    judged,
+)
 from loadtest.rollouts.traffic import Scenario
 
 EQUAL_RUNS = 3
@@ -40,10 +48,27 @@ def test_worse_versions_are_found(expected: Expectation) -> None:
 
 
 @pytest.mark.slow
-def test_worse_versions_are_found_in_simulated_fleets() -> None:
-    missing, slow = (one.roll_out(0) for one in FLEETS[1:3])
-    assert (missing.action, missing.reason) == ("rollback", "guard errors")
-    assert (slow.action, slow.reason) == ("rollback", "guard ttft")
+@pytest.mark.parametrize(
+    ("kind", "reasons"),
+    [
+        ("fleet: errors 1 to 90 %", {"guard errors", "fast errors"}),
+        ("fleet: prompts 5 times as slow", {"guard ttft", "fast ttft"}),
+        ("fleet: workers crash every 10 s", {"fast incidents"}),
+        ("fleet: golden prompt differs", {"golden"}),
+    ],
+)
+def test_worse_versions_are_found_in_simulated_fleets(kind: str, reasons: set[str]) -> None:
+    [expected] = [one for one in FLEETS if one.scenario.name == kind]
+    found = expected.roll_out(0)
+    assert (found.action, found.violations) == ("rollback", ())
+    assert found.reason in reasons
+
+
+@pytest.mark.slow
+def test_the_scenarios_of_fleets_end_as_they_should_with_generated_events() -> None:
+    for expected in EVENTS:
+        summary = Summary(expected, (expected.roll_out(0), expected.roll_out(1)))
+        assert summary.failures == []
 
 
 def end(action: str, reason: str = "passed", *violations: str) -> RolloutEnd:
@@ -82,6 +107,17 @@ def test_a_campaign_names_what_was_not_found_or_found_late() -> None:
         expected=expected._replace(median_s=0.0, median_requests=0),
     )
     assert broken.failures == ["worse: step 1 advanced early"]
+
+
+def test_a_campaign_names_fleets_that_end_in_another_way_than_generated_events() -> None:
+    equal = [summary(end("promoted"), end("pause"), expected=EVENTS[0])]
+    promoted, paused = (
+        summary(*[end(action)] * 3, expected=FLEETS[0]) for action in ("promoted", "pause")
+    )
+    assert judged([*equal, promoted]) == judged([paused]) == []
+    assert judged([*equal, paused]) == [
+        "fleet: equal, Zipf users: mostly pause, with generated events promoted"
+    ]
 
 
 def test_a_seed_repeats_its_rollout() -> None:
