@@ -96,12 +96,14 @@ def test_what_users_must_not_see_misses_a_goal(
 
 def test_a_user_who_goes_back_is_found() -> None:
     def asked(user: int, *versions: str) -> list[Asked]:
-        return [Asked(user, float(at), one, "", None) for at, one in enumerate(versions)]
+        return [Asked(user, at, at + 0.5, one, "", None) for at, one in enumerate(versions)]
 
     steady = asked(1, "old", "old", "new", "", "new") + asked(2, "old", "old")
     assert returned(steady, "old", "new") == []
     [found] = returned(steady + asked(3, "new", "old", "old"), "old", "new")
     assert "user 3" in found
+    at_once = [Asked(4, 0.0, 3.0, "new", "", None), Asked(4, 1.0, 2.0, "old", "", None)]
+    assert returned(at_once, "old", "new") == [], "the order of their choices is not known"
 
 
 def test_times_of_different_routes_are_of_one_change_each() -> None:
