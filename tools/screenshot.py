@@ -65,6 +65,7 @@ ROLLOUT: dict[str, object] = {
     },
     "cost": [0.97, 1.06],
     "shadow_share": 0.0,
+    "zones": [],
     "shadow": {
         "pairs": 412,
         "failed": 0,

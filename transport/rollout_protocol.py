@@ -188,6 +188,7 @@ class RolloutView(msgspec.Struct, frozen=True):
       cost: bounds of the candidate's cost, divided by the stable version's; None while unknown.
       shadow: sums of all servers' comparisons.
       history: its latest changes, oldest first.
+      zones: zones that have the candidate, if it goes zone by zone; empty for all.
     """
 
     id: str
@@ -207,15 +208,20 @@ class RolloutView(msgspec.Struct, frozen=True):
     cost: tuple[float, float] | None = None
     shadow: ShadowComparison = ShadowComparison()
     history: tuple[RolloutNote, ...] = ()
+    zones: tuple[str, ...] = ()
 
     @property
-    def has_route(self) -> bool:
+    def is_served(self) -> bool:
         """Whether the candidate gets new requests by a temporary route."""
         return self.step > 0 and self.phase in (RolloutPhase.CANARY, RolloutPhase.PAUSED)
 
+    def has_route(self, zone: str) -> bool:
+        """Return whether servers of a zone should have that route."""
+        return self.is_served and (not self.zones or zone in self.zones)
+
     @property
     def share(self) -> float:
-        """The candidate's share of new requests now."""
+        """The candidate's share of new requests now, in the latest of its zones."""
         if self.phase is RolloutPhase.PROMOTED:
             return 1.0
-        return self.shares[self.step - 1] if self.has_route else 0.0
+        return self.shares[self.step - 1] if self.is_served else 0.0

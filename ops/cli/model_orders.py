@@ -48,8 +48,9 @@ ELSEWHERE: Final = (
 )
 NO_CONTROL: Final = (
     "this fleet serves one model without a name and has no control process; start it as `triolet "
-    "serve NAME=MODEL` to load, switch, add and drop models and adapters. If its models have "
-    "names, it has just been started: try again in a minute"
+    "serve NAME=MODEL`, or with `--memory` or another setting of control, to load, switch, add and "
+    "drop models and adapters. If its models have names, it has just been started: try again in a "
+    "minute"
 )
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Public name of the model.")]
 PortOption = Annotated[

@@ -24,6 +24,7 @@ import typer
 
 from triolet.config import ANY_MODEL
 from triolet.errors import ConfigError
+from triolet.home import expanded
 
 from ..settings.form import (
     MODELS,
@@ -46,6 +47,7 @@ _MODEL: Final = "Model and compute"
 _SERVER: Final = "Server"
 _FLEET: Final = "Fleet"
 MODEL_NAME: Final = "model_name"
+CONTROL: Final = "control"
 
 
 class Named(NamedTuple):
@@ -116,7 +118,10 @@ NAMED: Final = {
     "prefill": Named(("fleet", "prefill"), _FLEET, "Prefill workers, or 0"),
     "decode": Named(("fleet", "decode"), _FLEET, "Decode workers"),
     "memory": Named(
-        ("control", "memory_bytes"), _FLEET, "Limit for all named models, such as 24GiB", "auto"
+        ("control", "memory_bytes"),
+        _FLEET,
+        "Limit for the workers of all models, such as 24GiB",
+        "auto",
     ),
     "log_level": Named(("process", "log_level"), _FLEET, "debug, info, warning, error", "info"),
 }
@@ -209,7 +214,8 @@ def gather(
 
 
 def add_models(sources: SettingSources, given: Sequence[str]) -> None:
-    """Set the models given as arguments: one MODEL, or several as NAME=MODEL.
+    """Set the models given as arguments: one MODEL, or several as NAME=MODEL. With settings of
+    control, one MODEL gets its public name, because control calls models by their names.
 
     Raises:
       ConfigError: a name is missing, invalid or used twice.
@@ -223,7 +229,10 @@ def add_models(sources: SettingSources, given: Sequence[str]) -> None:
                     f"{len(given)} models are given, and {text!r} has no public name; give each "
                     "one as NAME=MODEL, such as chat=demo"
                 )
-            sources.add(("fleet", "model"), text, f"the argument {text}")
+            given_sections = {path[0] for path, _, _ in sources.given}
+            is_controlled = CONTROL in given_sections and MODELS not in given_sections
+            own = (MODELS, _public_name(text), "ref") if is_controlled else ("fleet", "model")
+            sources.add(own, text, f"the argument {text}")
             return
         require_model_name(name)
         if not ref:
@@ -234,6 +243,20 @@ def add_models(sources: SettingSources, given: Sequence[str]) -> None:
             )
         named[name] = ref
         sources.add((MODELS, name, "ref"), ref, f"the argument {text}")
+
+
+def _public_name(model: str) -> str:
+    """Return the name that a model without a name has for clients.
+
+    Raises:
+      ConfigError: control cannot use it.
+    """
+    path = expanded(FilePath(model))
+    name = re.split("[:@]", model)[0]
+    if path.exists():
+        name = path.stem if path.is_file() else path.absolute().name
+    require_model_name(name)
+    return name
 
 
 def option_name(name: str) -> str:

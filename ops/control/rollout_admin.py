@@ -207,7 +207,8 @@ def _planned(control: Control, asked: RolloutAsked, actor: str) -> Rollout:
 
 def _costs(control: Control, version: str) -> StepCosts | None:
     """Return the measured step times of a version; None if there are none, or several."""
-    digest = control.controller.models[version].config.digest
+    model = control.controller.models.get(version)
+    digest = "" if model is None else model.config.digest
     kept = measured_of(store_of(control.config.store), digest, CAPACITY_TYPE) if digest else []
     match [one.said for one in kept if isinstance(one, KeptMeasurement)]:
         case [MeasuredCapacity() as said]:

@@ -299,9 +299,15 @@ class Rollouts:
           RolloutRefused: it cannot be obeyed now.
         """
         live.rollout.order(order, actor, self._wall())
-        if not live.rollout.is_live:
+        if live.rollout.phase is RolloutPhase.ROLLED_BACK:
             live.adding.cancel()
+            self._withdraw(live)
         live.due.set()
+
+    def _withdraw(self, live: LiveRollout) -> None:
+        """Withdraw the temporary route, without waiting for the store."""
+        live.routes = {}
+        self._publish()
 
     def with_rollouts(self, told: Models, zone: str) -> Models:
         """Return news for a zone with the routes and views of rollouts."""
@@ -421,14 +427,12 @@ class Rollouts:
             if not rollout.is_live:
                 live.ended.set()
             if live.routes and rollout.phase is RolloutPhase.ROLLED_BACK:
-                live.routes = {}  # do not wait for the store
-                self._publish()
+                self._withdraw(live)
             try:
                 await self._keep(live)
             except RolloutStolen as error:
                 log.warning("rollout_left", rollout=rollout.id, reason=str(error))
-                live.routes = {}
-                self._publish()
+                self._withdraw(live)
                 scope.cancel()
             await trio.sleep(self._config.tick_s)
 
@@ -459,9 +463,9 @@ class Rollouts:
             live.trouble = str(error)
             return
         live.trouble, live.renewed_at, live.view = "", now, view
-        live.routes = {
-            zone: one for zone, one in routes.items() if one is not None and not live.is_moved
-        }
+        # It may have been rolled back meanwhile.
+        is_withdrawn = live.is_moved or rollout.phase is RolloutPhase.ROLLED_BACK
+        live.routes = {z: one for z, one in routes.items() if one and not is_withdrawn}
         self._publish()
         if is_over:
             live.over.set()
@@ -505,8 +509,8 @@ class Rollouts:
                 moved = RouteRequest(operation.model, order.replaced, route.revision, is_moved=True)
                 await steps.ask_route(moved)
             await trio.sleep(FOLLOW_S)
-        live.is_moved, live.routes = True, {}
-        self._publish()
+        live.is_moved = True
+        self._withdraw(live)
         if not switches.fence:
             await steps.wait_let_go(order.replaced)
             await steps.end(operation, order.replaced)

@@ -45,8 +45,8 @@ def forecast(plan: RolloutPlan, daily_requests: Collection[int]) -> RolloutForec
     first = plan.shares[0]
     said = (
         f"a step of {first:.0%} needs about {plan.min_buckets / first:,.0f} active users and "
-        f"{plan.min_requests / first:,.0f} requests within {plan.max_step_s:g} s; from the last 24 "
-        f"hours, {active:,.0f} and {requests:,.0f} are expected"
+        f"{plan.min_requests / first:,.0f} requests within {plan.max_step_s:g} s; from the traffic "
+        f"of a day, {active:,.0f} and {requests:,.0f} are expected"
     )
     if needed <= first:
         return RolloutForecast(plan.shares, said)

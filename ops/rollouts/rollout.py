@@ -243,10 +243,9 @@ class Rollout(msgspec.Struct, kw_only=True):
         evidence.add_requests(plan, seen.requests, seen.now)
         evidence.add_incidents(plan, seen.incidents)
         self._note_work(seen)
-        faults = self._note_reports(seen.reports)
-        if not self.is_prepared:
+        if not self.is_prepared:  # reports may still be about the candidate of an earlier rollout
             return
-        if faults:
+        if faults := self._note_reports(seen.reports):
             self.fail(faults[0], seen.now)
         elif self.settings.golden_every_s and not self.golden:
             self.said = f"{plan.candidate} has not answered the golden prompts yet"
@@ -351,9 +350,10 @@ class Rollout(msgspec.Struct, kw_only=True):
     def _forecast(self) -> str:
         """Return whether the traffic since the candidate was ready will do for the steps."""
         evidence = self.evidence
-        per_day = DAY_S / max(1.0, evidence.now - evidence.began_at)
+        seen_s = max(1.0, evidence.now - evidence.began_at)
         seen = (max(one.requests.values(), default=0) for one in evidence.tallies.values())
-        return forecast(self.plan, [round(count * per_day) for count in seen]).said
+        found = forecast(self.plan, [round(count * DAY_S / seen_s) for count in seen])
+        return f"if traffic stays as in the last {seen_s:.0f} s, {found.said}"
 
     def _go(self, phase: RolloutPhase, step: int, said: str, now: float, actor: str = "") -> None:
         """Go to a phase and step.
@@ -411,6 +411,7 @@ class Rollout(msgspec.Struct, kw_only=True):
             cost_bounds(evidence),
             self.shadow,
             tuple(self.history[-SHOWN_NOTES:]),
+            self.settings.zones[: self.zone + 1] if self.is_live else (),
         )
 
 

@@ -115,7 +115,8 @@ class Services:
         """Return for how long the route of each rollout is valid, by public name; 0 if this server
         has none, so that its new requests go to the stable version."""
         now_s, routes = self.wall(), self.models.routes
-        shown = [one.model for one in self.metrics.rollouts.views if one.has_route]
+        views, zone = self.metrics.rollouts.views, self.config.zone
+        shown = [one.model for one in views if one.has_route(zone)]
         ends = {name: routes[name].valid_until if name in routes else None for name in shown}
         return {name: max(0.0, (end or 0.0) - now_s) for name, end in ends.items()}
 

@@ -320,6 +320,7 @@ RESULTS: Final[dict[str, Schema]] = {
                 recent={"type": "object"},
                 cost={"type": ["array", "null"]},
                 shadow={"type": "object"},
+                zones=_list(_TEXT),
                 history=_list(_object(at={"type": "number"}, phase=_TEXT, step=_COUNT, said=_TEXT)),
             )
         ),

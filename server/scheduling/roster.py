@@ -21,7 +21,7 @@ from .routing import MIN_GAIN_TOKENS
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable
 
     from triolet.service_class import Placement
 
@@ -160,47 +160,46 @@ class Roster:
         ):
             return pool.workers
         home = [pool.of_zone.get((Role.DECODE, need.home_zone), [])] if need.home_zone else []
-        chosen = self._some(Role.DECODE, [pool.of_role[Role.DECODE], *home], pool, need)
-        # KV stays in a zone, so prefill workers are drawn where the decode workers are.
-        zones = dict.fromkeys(worker.site.zone for worker in chosen)
-        near = [pool.of_zone.get((Role.PREFILL, zone), []) for zone in zones]
-        if need.input_share:  # no KV goes anywhere
-            near = []
-        chosen |= self._some(Role.PREFILL, near, pool, need)
+        decodes = self._some(Role.DECODE, [pool.of_role[Role.DECODE], *home], pool, need)
+        near: list[list[Worker]] = []
+        if len(pool.of_zone) > len(ROLES) and not need.input_share:
+            # KV stays in a zone, so prefill workers are drawn where the decode workers are.
+            zones = dict.fromkeys(worker.site.zone for worker in decodes)
+            near = [pool.of_zone.get((Role.PREFILL, zone), []) for zone in zones]
+        prefills = self._some(Role.PREFILL, near, pool, need)
+        chosen = dict.fromkeys([*decodes, *prefills])
         return [one for one in chosen if one.breaker.is_whole or one.has_share_left]
 
     def _some(
         self, role: Role, groups: list[list[Worker]], pool: WorkerPool, need: Need
-    ) -> dict[Worker, None]:
+    ) -> list[Worker]:
         """Return the candidates of a role: all if they are few; else holders of the prompt, and
-        random workers, as many of each group."""
+        random workers, as many of each group, which may be drawn twice."""
         members = pool.of_role[role]
         if len(members) <= self._candidates:
-            return dict.fromkeys(members)
-        chosen = dict.fromkeys(self._holders_of(role, pool, need))
+            return members
+        chosen = self._holders_of(role, pool, need)
         groups = [group for group in groups if group] or [members]
         count = -(-(self._candidates - len(chosen)) // len(groups))
         for group in groups:
-            chosen |= dict.fromkeys(self._rng.choices(group, k=count))
+            chosen += self._rng.choices(group, k=count)
         return chosen
 
-    def _holders_of(self, role: Role, pool: WorkerPool, need: Need) -> Sequence[Worker]:
+    def _holders_of(self, role: Role, pool: WorkerPool, need: Need) -> list[Worker]:
         """Return workers that hold the longest beginnings of a prompt, up to half of the
         candidates, rounded up; of those that hold equally much, random ones."""
         if need.chain is None or need.prompt_tokens < MIN_GAIN_TOKENS:
-            return ()
+            return []
         names, holders = need.chain.names(pool.block_size), self._holders[role]
         most = (self._candidates + 1) // 2
         found: dict[Worker, None] = {}
-        while len(found) < most:
-            # The last block with further holders: a worker that holds it holds those before it.
-            depth = bisect_left(
-                names, True, key=lambda name: len(holders.get(name, ())) <= len(found)
-            )
-            if not depth:
+        # The last block that some hold: a worker that holds a block holds those before it.
+        at = bisect_left(names, True, key=holders.__contains__)
+        while at < len(names) and len(found) < most:
+            held = holders[names[at]]
+            if len(held) > most:
+                found |= dict.fromkeys(self._rng.choices(held, k=most))
                 break
-            held = holders[names[depth - 1]]
-            # At least one is further: more are drawn than were found.
-            drawn = held if len(held) <= most else self._rng.sample(held, most)
-            found |= dict.fromkeys(drawn)
+            found |= dict.fromkeys(held)
+            at = bisect_left(names, True, at, key=lambda name: len(holders[name]) > len(found))
         return [one for one in found if one in pool.workers][:most]

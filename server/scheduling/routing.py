@@ -420,23 +420,22 @@ def choose_pair(
     last_choice = across = None
     for decode in _ranked(decodes, need):
 
-        def cost(worker: Worker, decode: Worker = decode) -> tuple[bool, float]:
-            """Return the tokens to compute until decode has the KV. Workers where it failed come
-            last."""
+        def rank(
+            worker: Worker, decode: Worker = decode
+        ) -> tuple[bool, tuple[bool, float], bool, str]:
+            """Return what is compared, after broken paths: tokens to compute until decode has the
+            KV. Workers where it failed come last."""
             tokens: float = worker.waiting_tokens + tokens_to_compute(worker, need)
-            if is_across(worker, decode):
+            if is_far := is_across(worker, decode):
                 rate = worker.load.prompt_tokens_per_s
                 tokens += need.cross_zone_s * rate if rate else math.inf
-            return worker.address in need.shunned, tokens
+            cost = worker.address in need.shunned, tokens
+            return paths.is_broken(worker, decode, now), cost, is_far, worker.address
 
-        ranked = [
-            (paths.is_broken(w, decode, now), cost(w), is_across(w, decode), w.address, w)
-            for w in prefills
-            if w.fingerprint == decode.fingerprint
-        ]
+        ranked = [(rank(w), w) for w in prefills if w.fingerprint == decode.fingerprint]
         if not ranked:
             continue
-        is_broken, its_cost, is_far, _, prefill = min(ranked)
+        (is_broken, its_cost, is_far, _), prefill = min(ranked)
         pair = Pair(decode, prefill)
         if is_broken:
             last_choice = last_choice or pair

@@ -46,7 +46,8 @@ class PrefixChain:
         self._names: dict[int, tuple[int, ...]] = {}
 
     def names(self, block_size: int) -> tuple[int, ...]:
-        """Return the names of the full blocks."""
+        """Return the names of the full blocks, last block first: the blocks that a worker holds
+        are then at the end, where `bisect` finds them by membership alone."""
         names = self._names.get(block_size)
         if names is None:
             names = self._names[block_size] = self._chain(4 * block_size)
@@ -58,7 +59,7 @@ class PrefixChain:
         for end in range(block_bytes, len(self._packed) + 1, block_bytes):
             name = hash((name, self._packed[end - block_bytes : end]))
             names.append(name)
-        return tuple(names)
+        return tuple(reversed(names))
 
 
 PrefixHolders: TypeAlias = "dict[int, tuple[Worker, ...]]"
@@ -84,14 +85,14 @@ class PrefixIndex:
         return len(self._recent)
 
     def num_held(self, names: Sequence[int]) -> int:
-        """Return how many leading blocks the worker probably holds."""
-        # A prompt's start is evicted after its end, so the held blocks come first.
-        return bisect_left(names, True, key=lambda name: name not in self._recent)
+        """Return how many leading blocks of a chain the worker probably holds."""
+        # A prompt's start is evicted after its end, so the held blocks are the first ones.
+        return len(names) - bisect_left(names, True, key=self._recent.__contains__)
 
     def note(self, names: Sequence[int], num_blocks: int) -> None:
-        """Record that the worker has these blocks; drop the oldest beyond its pool of
+        """Record that the worker has these blocks of a chain; drop the oldest beyond its pool of
         `num_blocks`."""
-        for name in reversed(names):
+        for name in names:
             if name not in self._recent:
                 self.holders[name] = (*self.holders.get(name, ()), self._owner)
             self._recent.pop(name, None)
@@ -561,7 +562,7 @@ class BrokenPaths:
 
     def is_broken(self, prefill: Worker, decode: Worker, now: float) -> bool:
         """Return whether this pair should be avoided."""
-        until = self._until.get((prefill.peer_id, decode.peer_id))
+        until = self._until.get((prefill.peer_id, decode.peer_id)) if self._until else None
         return until is not None and now < until
 
     def forget(self, now: float) -> None:

@@ -112,8 +112,9 @@ function badShare(good, bad) {
   return good + bad ? `${percent(bad / (good + bad))} (${plain(bad)} of ${plain(good + bad)})` : "none";
 }
 
-function facts({ cost, shadow, shadow_share }) {
+function facts({ cost, shadow, shadow_share, zones }) {
   const found = [["device time for the same work", cost ? `${plain(cost[0])} to ${plain(cost[1])} times as much` : "not known yet"]];
+  if (zones.length) found.unshift(["zones with the candidate", zones.join(", ")]);
   for (const { name, freezes, budget } of slo?.objectives ?? []) {
     if (freezes) found.push([`error budget left, ${name}`, `${minutes(budget.remaining_minutes)} of ${minutes(budget.minutes)}`]);
   }

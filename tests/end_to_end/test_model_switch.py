@@ -77,7 +77,7 @@ def fleet_of(
 ) -> Iterator[FleetProcess]:
     log = tmp_path_factory.mktemp("switch") / "fleet.log"
     given = (
-        "chat=chat:v1",
+        "chat:v1",  # settings of control name it
         "--store",
         versions["store"],
         "--set",
@@ -206,3 +206,6 @@ def test_a_version_that_cannot_be_had_leaves_the_one_that_answers(fleet: FleetPr
     assert streamed(fleet) == before
     assert "is sleeping" in order(fleet, "sleep", "chat")
     assert streamed(fleet) == before
+    assert "is sleeping" in order(fleet, "sleep", "chat")
+    order(fleet, "load", "chat")
+    assert "chat" in "".join(fleet.run_triolet("model", "ps")[1])

@@ -469,6 +469,39 @@ def test_a_model_without_a_name_is_the_only_one(
 
 
 @pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("demo", "demo"),
+        ("chat:v1", "chat"),
+        (f"chat@sha256:{'0' * 64}", "chat"),
+        ("Own-1.5", "Own-1.5"),
+        ("Own-1.5/", "Own-1.5"),
+        ("own.Q4_1.gguf", "own.Q4_1"),
+    ],
+)
+def test_with_settings_of_control_the_only_model_has_its_public_name(
+    model: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "Own-1.5").mkdir()
+    (tmp_path / "own.Q4_1.gguf").touch()
+    found = with_models(model, sets=("control.memory_bytes=1GiB",)).settings()
+    assert (found.fleet.model, found.models) == (None, {name: FleetModelConfig(model)})
+    assert with_models(model, sets=("link.load_report_interval_s=0.01",)).settings().models == {}
+
+
+def test_a_directory_whose_name_control_cannot_use_is_refused_with_settings_of_control(
+    tmp_path: Path,
+) -> None:
+    (folder := tmp_path / "a model").mkdir()
+    assert with_models(str(folder)).settings().fleet.model == str(folder)
+    with pytest.raises(ConfigError, match="'a model' is not a model name; allowed: 1 to 63"):
+        with_models(str(folder), sets=("control.memory_share=0.5",))
+    with pytest.raises(ConfigError, match=r"server.model_name is 'x', but .* named models"):
+        with_models("demo", sets=("control.memory_share=0.5", "server.model_name=x")).settings()
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ("demo chat=demo", "2 models are given, and 'demo' has no public name"),

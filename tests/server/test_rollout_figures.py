@@ -109,9 +109,9 @@ def test_what_control_tells_is_shown_until_it_tells_otherwise() -> None:
     metrics = Metrics("demo", "none")
     with closing(MemoryNetwork()) as network:
         link = ControlLink(config, network, "server", {}, rollouts=metrics.rollouts)
-        link._use(decode_told(encoded(Models((), rollouts=(VIEW, ENDED)))), CONTROL)
+        link._use(decode_told(encoded(Models((), rollouts=(VIEW, ENDED)))))
         assert metrics.rollouts.views == (VIEW, ENDED)
-        link._use(Models(()), CONTROL)
+        link._use(Models(()))
         assert metrics.rollouts.views == ()
 
 
@@ -141,6 +141,8 @@ async def test_the_answer_has_control_s_words_and_how_long_the_route_is_valid() 
         ({"phase": RolloutPhase.PAUSED}, None, 0.0),
         ({"phase": RolloutPhase.PAUSED, "step": 0}, None, None),
         ({"phase": RolloutPhase.SHADOW, "step": 0}, None, None),
+        ({"zones": ("", "b")}, None, 0.0),
+        ({"zones": ("a", "b")}, None, None),  # this server's zone has the old version yet
         ({"phase": RolloutPhase.PROMOTED}, None, None),
     ],
 )

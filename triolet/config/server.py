@@ -385,15 +385,13 @@ class ServerConfig:
     counts."""
     trusted_proxies: tuple[str, ...] = ()
     """Networks (CIDR) of proxies that may state a client's address (PROXY protocol v2, `Forwarded`,
-    `X-Forwarded-For`), objective and fairness id. None by default, because any client could claim
-    these."""
+    `X-Forwarded-For`), objective and fairness id. Any client could claim these."""
     gateway_objectives: Mapping[str, str] = field(default_factory=dict)
     """Service class by objective, for `x-gateway-inference-objective` from trusted proxies. Other
     objectives are ignored."""
     allow_origins: tuple[str, ...] = ()
     """Origins of pages that may use the API from a browser (CORS); `*` means all. None by default:
-    without keys, any page that the user opens could send requests. The chat page does not need
-    it."""
+    without keys, any page could send requests. The chat page needs none."""
     preflight_max_age_s: CountOrZero = 7200
     """How long a browser may keep the answer to a preflight request; the longest that Chromium
     accepts. Every request is checked all the same."""

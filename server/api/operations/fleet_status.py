@@ -473,10 +473,10 @@ def fleet_rollouts(services: Services) -> Response:
     """Return the latest rollout of each model, as control last told of it. All servers have the
     same, but for how long their route is valid."""
     check_is_from_here(services)
-    valid_s = services.route_valid_s()
+    valid_s, zone = services.route_valid_s(), services.config.zone
     shown = [
         msgspec.structs.asdict(one)
-        | {"share": one.share, "route_valid_s": valid_s[one.model] if one.has_route else None}
+        | {"share": one.share, "route_valid_s": valid_s[one.model] if one.has_route(zone) else None}
         for one in services.metrics.rollouts.views
     ]
     return json_response({"object": "list", "data": shown})

@@ -201,10 +201,11 @@ async def scene_of_hosts(**fields: object) -> AsyncIterator[RolloutScene]:
 
 
 @asynccontextmanager
-async def rollout_scene(**fields: object) -> AsyncIterator[RolloutScene]:
+async def rollout_scene(run_id: str = "run", **fields: object) -> AsyncIterator[RolloutScene]:
     """Run a fleet with control in this process."""
     with fleet_folder() as folder:
         async with supervised(folder, "chat") as supervisor, trio.open_nursery() as nursery:
+            supervisor.run_id = run_id
             one = RolloutScene(folder, supervisor)
             config = config_of(folder, "chat", **fields)  # type: ignore[arg-type]
             await nursery.start(run_control, config)

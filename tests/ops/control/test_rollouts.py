@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import signal
 import time
-from contextlib import closing
+from contextlib import asynccontextmanager, closing
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -43,8 +43,10 @@ from triolet.config.membership import RedisMembersConfig
 from triolet.usage_database import UsageRecord, open_usage_database, write_records
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
+
+    from tests.ops.control.fleets import FakeSupervisor
 
 
 @pytest.fixture(autouse=True)
@@ -171,7 +173,20 @@ async def test_the_traffic_of_the_last_day_decides_whether_a_rollout_may_begin(
         assert status == 409
         assert "chat has too few requests for this rollout: a step of 20%" in str(refused)
         status, shown = await one.start(max_step_s=86_400)
-        assert (status, "from the last 24 hours" in shown["said"]) == (202, True)
+        assert (status, "from the traffic of a day" in shown["said"]) == (202, True)
+
+
+async def test_a_fleet_that_was_stopped_ends_its_rollout(tmp_path: Path) -> None:
+    state = str(tmp_path / "state")
+    async with rollout_scene(state_dir=state) as one:
+        await one.start(min_requests=HELD)
+        await one.phase("canary", 1)
+    async with rollout_scene("the next run", state_dir=state) as one:
+        ended = await one.ends()
+        assert ended["phase"] == "rolled_back"
+        assert ended["said"] == "the fleet ended, and its candidate with it"
+        await one.start()
+        assert (await one.ends())["phase"] == "promoted"
 
 
 async def test_while_a_rollout_runs_nothing_else_changes_its_versions() -> None:
@@ -438,60 +453,85 @@ async def test_rollouts_in_redis_survive_its_death_and_go_to_the_next_control(
         server.stop()
 
 
-@pytest.mark.slow
-async def test_killed_in_any_phase_control_goes_on() -> None:
-    """Takes seconds: kills and restarts real control processes."""
+class KilledControl:
+    """A fleet whose control is a process that tests kill.
+
+    Args:
+      folder: directory of the fleet.
+      supervisor: fake supervisor of the fleet.
+    """
+
+    def __init__(self, folder: Path, supervisor: FakeSupervisor) -> None:
+        self.scene = RolloutScene(folder, supervisor)
+        self.process = ControlProcess(folder, msgspec.to_builtins(config_of(folder, "chat")))
+
+    async def restart(self) -> None:
+        """Kill control and start it again."""
+        await trio.to_thread.run_sync(self.process.end)
+        self.scene.supervisor.gate = None
+        await trio.to_thread.run_sync(self.process.start)
+
+    async def restart_at(
+        self, kind: str, order: Callable[[], Awaitable[tuple[int, object]]]
+    ) -> None:
+        """Give an order, and restart control while the supervisor carries out a request."""
+        reached, never = trio.Event(), trio.Event()
+
+        async def gate(asked: str, name: str) -> None:
+            if asked == kind:
+                reached.set()
+                await never.wait()
+
+        self.scene.supervisor.gate = gate
+        assert (await order())[0] in (200, 202)
+        await reached.wait()
+        await self.restart()
+        never.set()
+
+
+@asynccontextmanager
+async def killed_control() -> AsyncIterator[KilledControl]:
     with fleet_folder() as folder:
-        control = ControlProcess(folder, msgspec.to_builtins(config_of(folder, "chat")))
         async with supervised(folder, "chat") as supervisor, trio.open_nursery() as nursery:
-            one = RolloutScene(folder, supervisor)
-            nursery.start_soon(one.server.run)
-            await trio.to_thread.run_sync(control.start)
-
-            async def restart() -> None:
-                await trio.to_thread.run_sync(control.end)
-                supervisor.gate = None
-                await trio.to_thread.run_sync(control.start)
-
-            async def restart_at(
-                kind: str, order: Callable[[], Awaitable[tuple[int, object]]]
-            ) -> None:
-                """Give an order, and restart control while the supervisor carries out a request."""
-                reached, never = trio.Event(), trio.Event()
-
-                async def gate(asked: str, name: str) -> None:
-                    if asked == kind:
-                        reached.set()
-                        await never.wait()
-
-                supervisor.gate = gate
-                assert (await order())[0] in (200, 202)
-                await reached.wait()
-                await restart()
-                never.set()
-
-            await restart_at("start_model", partial(one.start, min_requests=HELD))
-            begun = await one.phase("canary", 1)
-            await restart()
-            assert (await one.phase("canary", 1))["id"] == begun["id"]
-            assert one.server.route is not None
-            await one.order("pause")
-            paused = await one.phase("paused", 1)
-            one.server.sends = False
-            await restart()
-            again = await one.phase("paused", 1)
-            assert sum(again["counts"]["errors"]) > 0, "its evidence was written"
-            assert again["began_at"] == paused["began_at"]
-            await one.order("promote", full=True)
-            await one.phase("canary", 3)
-            await restart_at("drop_model", partial(one.order, "promote"))
-            assert (await one.ends())["phase"] == "promoted"
-            assert await states(folder) == {"chat-2": "serving"}
-            one.server.sends = True
-            await one.start(min_requests=HELD)
-            await one.phase("canary", 1)
-            await restart_at("drop_model", partial(one.order, "rollback"))
-            assert (await one.ends())["phase"] == "rolled_back"
-            assert await states(folder) == {"chat-2": "serving"}
-            assert control.end(signal.SIGTERM) == 0
+            killed = KilledControl(folder, supervisor)
+            nursery.start_soon(killed.scene.server.run)
+            await trio.to_thread.run_sync(killed.process.start)
+            yield killed
+            assert killed.process.end(signal.SIGTERM) == 0
             nursery.cancel_scope.cancel()
+
+
+@pytest.mark.slow
+async def test_killed_before_the_end_control_goes_on_in_the_same_phase() -> None:
+    """Takes seconds: kills and restarts a real control process."""
+    async with killed_control() as killed:
+        one = killed.scene
+        await killed.restart_at("start_model", partial(one.start, min_requests=HELD))
+        begun = await one.phase("canary", 1)
+        await one.order("pause")
+        paused = await one.phase("paused", 1)
+        one.server.sends = False
+        await killed.restart()
+        again = await one.phase("paused", 1)
+        assert (again["id"], again["began_at"]) == (begun["id"], paused["began_at"])
+        assert sum(again["counts"]["errors"]) > 0, "its evidence was written"
+        while one.server.route is None:
+            await trio.lowlevel.checkpoint()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("order", "phase", "left"),
+    [("promote", "promoted", "chat-2"), ("rollback", "rolled_back", "chat")],
+)
+async def test_killed_while_a_version_is_removed_control_removes_it(
+    order: str, phase: str, left: str
+) -> None:
+    """Takes seconds: kills and restarts a real control process."""
+    async with killed_control() as killed:
+        one = killed.scene
+        await one.start(min_requests=HELD, shares=[1.0])
+        await one.phase("canary", 1)
+        await killed.restart_at("drop_model", partial(one.order, order))
+        assert (await one.ends())["phase"] == phase
+        assert [*await states(one.folder)] == [left]

@@ -17,7 +17,7 @@ def test_enough_users_keep_the_plan() -> None:
     assert found.shares == STEPS
     assert found.said == (
         "a step of 1% needs about 2,000 active users and 2,000 requests within 3600 s; from the "
-        "last 24 hours, 2,067 and 8,746 are expected"
+        "traffic of a day, 2,067 and 8,746 are expected"
     )
 
 

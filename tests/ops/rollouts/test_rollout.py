@@ -362,7 +362,11 @@ def test_zones_follow_one_another_and_roll_back_together() -> None:
     one = made(P.CANARY, 2, easy, zones=("b", "a"), retention_s=600.0)
 
     def shares() -> list[float]:
-        routes = [one.route(NOW, zone) for zone in ("b", "a", "c", "")]
+        zones, view = ("b", "a", "c", ""), one.view()
+        routes = [one.route(NOW, zone) for zone in zones]
+        if one.is_live:
+            told = [view.has_route(zone) for zone in zones]
+            assert told == [route is not None for route in routes]
         return [0.0 if route is None else route.shares["new"] for route in routes]
 
     assert shares() == [0.5, 0.0, 0.0, 0.0]

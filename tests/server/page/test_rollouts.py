@@ -143,6 +143,14 @@ def test_a_route_that_is_not_valid_is_said_to_be(board: Page, server: FakeServer
     expect(figure(board, "trouble")).to_contain_text("all its new requests go to chat-1")
 
 
+def test_a_rollout_that_goes_zone_by_zone_names_them(board: Page, server: FakeServer) -> None:
+    expect(figure(board, "facts")).not_to_contain_text("zones")
+    server.rollouts = [shown(replace(VIEW, zones=("east", "west")), None)]
+    next_look(board)
+    expect(figure(board, "facts")).to_contain_text("east, west")
+    expect(figure(board, "trouble")).to_be_hidden()
+
+
 def test_without_a_rollout_the_page_says_how_to_start_one(board: Page, server: FakeServer) -> None:
     expect(board.get_by_text("No rollout is running.")).to_be_hidden()
     server.rollouts = []
