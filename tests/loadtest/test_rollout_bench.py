@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 PLAN = {
     "shares": (0.5, 1.0),
-    "bake_s": 2.0,
+    "bake_s": 1.0,
     "max_step_s": 120.0,
-    "retention_s": 1.0,
+    "retention_s": 0.5,
     "min_requests": 5,
     "min_buckets": 5,
 }
@@ -31,7 +31,9 @@ GOOD, BROKEN = CANDIDATES[:2]
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_good_version_is_promoted_and_a_broken_one_rolled_back(tmp_path: Path) -> None:
-    bench = command.BenchRun((BROKEN, GOOD._replace(golden=False)), tmp_path, 1, PLAN, settle_s=0.0)
+    bench = command.BenchRun(
+        (BROKEN, GOOD._replace(golden=False)), tmp_path, 1, PLAN, 0.0, has_costs=False
+    )
     bench.run()
     broken, good = bench.courses
     assert broken.phase in {"rolled_back", "paused"}, broken
