@@ -58,6 +58,7 @@ class BenchRun:
       rounds: rollouts of each; None for those of the candidate.
       plan: fields of the orders that start them.
       settle_s: time of traffic before the first one; 0 for no objective for first tokens.
+      has_costs: whether costs of versions are compared, which takes 90 s.
       has_stores: whether stores go away, too.
       courses: what happened, in order.
       stores: figures of stores that went away.
@@ -68,6 +69,7 @@ class BenchRun:
     rounds: int | None = None
     plan: Mapping[str, object] = field(default_factory=lambda: PLAN)
     settle_s: float = 10.0
+    has_costs: bool = True
     has_stores: bool = False
     courses: list[Course] = field(default_factory=list)
     stores: list[dict[str, Any]] = field(default_factory=list)
@@ -75,7 +77,8 @@ class BenchRun:
     def run(self) -> None:
         """Roll all candidates out in one fleet, one after the other."""
         good = tuple(one for one in CANDIDATES if one.name == GOOD and self.has_stores)
-        digests = write_versions(self.folder, (*{*self.candidates, *good},))
+        candidates = (*{*self.candidates, *good},)
+        digests = write_versions(self.folder, candidates, has_costs=self.has_costs)
         ttft_s = None
         if self.settle_s:
             with bench_fleet(self.folder) as fleet:

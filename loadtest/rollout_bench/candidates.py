@@ -102,12 +102,15 @@ CANDIDATES: Final = (
 )
 
 
-def write_versions(folder: Path, candidates: tuple[Candidate, ...]) -> dict[str, str]:
+def write_versions(
+    folder: Path, candidates: tuple[Candidate, ...], *, has_costs: bool = True
+) -> dict[str, str]:
     """Import a version for each candidate, and the first one. Return their digests by tag.
 
     Args:
       folder: gets the store `store`, and the directories of the models.
       candidates: the candidates.
+      has_costs: whether their costs are known, so that rollouts compare them.
     """
     store = ModelStore(folder / "store")
     weights = load_file(demo_model_path() / "model.safetensors")
@@ -123,6 +126,7 @@ def write_versions(folder: Path, candidates: tuple[Candidate, ...]) -> dict[str,
             settings.write_text(json.dumps(fields))
         wanted = WantedImport(str(path), MODEL, one.name, None, WeightFormat.AUTO, may_link=False)
         digests[one.name] = import_model(store, wanted).digest
-        with store.writing() as writer:
-            keep_measured(writer, digests[one.name], [CAPACITY])
+        if has_costs:
+            with store.writing() as writer:
+                keep_measured(writer, digests[one.name], [CAPACITY])
     return digests

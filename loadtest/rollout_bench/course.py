@@ -194,7 +194,7 @@ def _course_of(asked: Sequence[Asked], versions: Versions, stopped: dict[str, An
         len(canary),
         sum(bool(one.failure) for one in canary),
         [one.failure for one in asked if one.failure and one.version != versions.candidate],
-        returned((one for one in asked if one.sent_at < verdict["at"]), *versions),
+        returned((one for one in asked if one.ended_at < verdict["at"]), *versions),
         shadow["pairs"],
         shadow["rows_while_waiting"],
         0,

@@ -57,6 +57,7 @@ class Asked:
     Attributes:
       user: number of the user.
       sent_at: Unix time.
+      ended_at: Unix time; its version was chosen between the two.
       version: its version; empty if the answer names none.
       failure: why it is no whole answer; empty if it is one.
       ttft_s: time to the first event; None without one.
@@ -64,6 +65,7 @@ class Asked:
 
     user: int
     sent_at: float
+    ended_at: float
     version: str
     failure: str
     ttft_s: float | None
@@ -131,7 +133,8 @@ class Users:
             failure = repr(error)
         if stream.code or stream.status != OK:
             failure = failure or f"{stream.status} {stream.code}"
-        self.asked.append(Asked(user, sent_at, version_of(stream), failure, stream.ttft_s))
+        version, now = version_of(stream), time.time()
+        self.asked.append(Asked(user, sent_at, now, version, failure, stream.ttft_s))
 
     async def _be_sticky(self) -> None:
         """Break an answer off, resume and repeat it, with one user after the other."""
@@ -175,6 +178,7 @@ class Users:
         self, user: int, fields: Mapping[str, object], headers: Mapping[str, str] | None = None
     ) -> bytes:
         told = key_headers(key_of(tenant_of(user))) | dict(headers or {})
+        told["connection"] = "close"  # the server may close an idle one just now
         return post(CHAT if "messages" in fields else COMPLETIONS, fields, told)
 
 
@@ -194,4 +198,5 @@ def returned(asked: Iterable[Asked], stable: str, candidate: str) -> list[str]:
         for user, own in by_user.items()
         for before, after in pairwise(one for one in own if one.version)
         if (before.version, after.version) == (candidate, stable)
+        and before.ended_at < after.sent_at
     ]

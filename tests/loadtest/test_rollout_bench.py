@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 PLAN = {
     "shares": (0.5, 1.0),
-    "bake_s": 2.0,
+    "bake_s": 1.0,
     "max_step_s": 120.0,
-    "retention_s": 1.0,
+    "retention_s": 0.5,
     "min_requests": 5,
     "min_buckets": 5,
 }
@@ -31,7 +31,9 @@ GOOD, BROKEN = CANDIDATES[:2]
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_good_version_is_promoted_and_a_broken_one_rolled_back(tmp_path: Path) -> None:
-    bench = command.BenchRun((BROKEN, GOOD._replace(golden=False)), tmp_path, 1, PLAN, settle_s=0.0)
+    bench = command.BenchRun(
+        (BROKEN, GOOD._replace(golden=False)), tmp_path, 1, PLAN, 0.0, has_costs=False
+    )
     bench.run()
     broken, good = bench.courses
     assert broken.phase in {"rolled_back", "paused"}, broken
@@ -96,12 +98,14 @@ def test_what_users_must_not_see_misses_a_goal(
 
 def test_a_user_who_goes_back_is_found() -> None:
     def asked(user: int, *versions: str) -> list[Asked]:
-        return [Asked(user, float(at), one, "", None) for at, one in enumerate(versions)]
+        return [Asked(user, at, at + 0.5, one, "", None) for at, one in enumerate(versions)]
 
     steady = asked(1, "old", "old", "new", "", "new") + asked(2, "old", "old")
     assert returned(steady, "old", "new") == []
     [found] = returned(steady + asked(3, "new", "old", "old"), "old", "new")
     assert "user 3" in found
+    at_once = [Asked(4, 0.0, 3.0, "new", "", None), Asked(4, 1.0, 2.0, "old", "", None)]
+    assert returned(at_once, "old", "new") == [], "the order of their choices is not known"
 
 
 def test_times_of_different_routes_are_of_one_change_each() -> None:
