@@ -1,7 +1,6 @@
 """A ring allocator for a fixed number of equal units; staging buffers use it.
 
-Pure. `take` is called on one thread; `give` on any (the one that drops the last reference to a
-buffer).
+`take` is called on one thread, `give` on any: whichever thread drops a buffer's last reference.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""`DesiredStore`: the desired numbers of a fleet's processes in Redis, which `triolet scale` writes
-and servers export as `triolet_desired_workers`."""
+"""`DesiredStore`: how many processes of each role a fleet should have, in Redis. `triolet scale`
+writes it, servers export it as `triolet_desired_workers`, and autoscalers act on that."""
 
 from __future__ import annotations
 

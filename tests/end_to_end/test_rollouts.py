@@ -1,5 +1,5 @@
-"""Tests of `triolet rollout` on a running fleet with two servers: users move to another version in
-steps, and back.
+"""Tests of `triolet rollout` on a running fleet with two servers: users move to a new version
+step by step, and a rollback moves them back.
 
 Each takes over a second: they need supervisor, control, servers and workers together.
 """

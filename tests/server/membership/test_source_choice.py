@@ -1,4 +1,5 @@
-"""Tests of which source of workers is chosen, and of its age in the metrics."""
+"""Tests of which source of workers a server uses (settings, file, DNS or Redis), and of the metric
+that shows how old its last answer is."""
 
 from __future__ import annotations
 

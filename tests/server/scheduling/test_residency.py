@@ -1,4 +1,5 @@
-"""Tests that the text of a tenant bound to zones reaches no worker in another zone."""
+"""Tests of data residency: prompts and answers of a tenant that may only use some zones reach no
+worker in another zone."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ EU = Scheduling("bound", placement=Placement(frozenset({"eu"})))
 
 
 class Recorder(Conditions):
-    """Records the addresses of links that carried the canary."""
+    """Records which workers received a marker text of that tenant."""
 
     def __init__(self) -> None:
         super().__init__(0, Faults())
