@@ -196,7 +196,7 @@ FLEETS: Final = (
         0.9,
     ),
     _in_fleets(
-        FLEET._replace(name="both bad before", errors=0.3, stable_errors=0.3, max_step_s=90.0),
+        FLEET._replace(name="both bad before", errors=0.5, stable_errors=0.5, max_step_s=90.0),
         ("pause",),
     ),
     _in_fleets(
