@@ -144,7 +144,7 @@ class FleetRollout:
 
     async def _judge(self, fleets: Mapping[str, Links]) -> RolloutEnd:
         """Look every two seconds until the judge ends the rollout."""
-        has_crashed = False
+        crashed_at = -math.inf
         end, slot, looked_at = None, 0, LOOK_S * math.ceil(trio.current_time() / LOOK_S)
         done = {version: fleet.status().work for version, fleet in fleets.items()}
         while end is None:
@@ -156,7 +156,7 @@ class FleetRollout:
             evidence.add_incidents(self._plan, incidents)
             for incident in incidents:  # the worker starts again at once
                 self._numbers.choice(self._crashes[incident.version])()
-                has_crashed = True
+                crashed_at = now
             looked_at = now
             if now // BATCH_S > slot:
                 slot = now // BATCH_S
@@ -165,9 +165,8 @@ class FleetRollout:
                     _difference(done[name], before[name])
                     for name in (self._plan.stable, self._plan.candidate)
                 )
-                if not has_crashed:  # a new process counts its work from zero
+                if now - crashed_at > BATCH_S:  # a new process counts its work from zero
                     evidence.add_work(COSTS, slot, stable, canary)
-                has_crashed = False
             if self._scenario.golden_step and evidence.step == self._scenario.golden_step:
                 evidence.golden_difference = GOLDEN_DIFFERENCE
             ended, self._ended = self._ended, []
