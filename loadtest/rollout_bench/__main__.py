@@ -146,10 +146,10 @@ def goals_of(candidate: Candidate, courses: Sequence[Course]) -> dict[str, Ratio
         "failed requests of the stable version": sum(len(one.failed_stable) for one in courses),
         "failed requests": sum(one.failed for one in courses),
     }
-    if not candidate.is_good:
-        del counts["failed requests"]
     if candidate.is_killed:  # a killed server takes its streams along
         del counts["failed requests of the stable version"]
+    if candidate.is_killed or not candidate.is_good:
+        del counts["failed requests"]
     right = sum(one.phase in candidate.ends for one in courses) / len(courses)
     found_s, late_s = middle(one.found_s for one in courses), max(one.late_s for one in courses)
     goals = {"ended as they should": Ratio(right, floor=1.0)}

@@ -40,6 +40,8 @@ AFTER_S: Final = 3.0
 """Time after the verdict in which requests to the candidate are looked for."""
 SHOWN: Final = 120
 """Characters of a text in the table."""
+KILLED: Final = ("decode", "control", "prefill", "server")
+"""Roles of which one process after the other is killed."""
 KILL_EVERY_S: Final = 7.0
 ENDED: Final = ("promoted", "rolled_back")
 STOPPED: Final = (*ENDED, "paused")
@@ -203,10 +205,11 @@ def _course_of(asked: Sequence[Asked], versions: Versions, stopped: dict[str, An
 
 async def _kill(fleet: BenchFleet) -> None:
     """Kill one process after the other."""
-    for role in cycle(("decode", "control", "prefill", "server")):
+    for number, role in enumerate(cycle(KILLED)):
         await trio.sleep(KILL_EVERY_S)
         pids = fleet.process.log.pids()
-        victim = max(name for name in pids if role in name)
+        names = sorted(name for name in pids if role in name)
+        victim = names[number // len(KILLED) % len(names)]
         with suppress(ProcessLookupError):
             os.kill(pids[victim], signal.SIGKILL)
         progress(f"  killed {victim}")

@@ -82,11 +82,12 @@ def two_servers(folder: Path, digests: dict[str, str], redis: str) -> Iterator[l
       digests: digests of both versions by tag.
       redis: URL of the Redis.
     """
-    (folder / "faults").mkdir(exist_ok=True)
-    settings, control = folder / "hosts.toml", f"ipc://{folder}/control"
+    links = folder / "links"
+    links.mkdir(mode=0o700, exist_ok=True)  # sockets need a private folder
+    settings, control = folder / "hosts.toml", f"ipc://{links}/control"
     models = "".join(
         f'[[server.models]]\nname = "{name}"\nmodel_dir = "{folder / tag}"\n'
-        f'digest = "{digests[tag]}"\ndecode_addresses = ["ipc://{folder}/{tag}.worker"]\n'
+        f'digest = "{digests[tag]}"\ndecode_addresses = ["ipc://{links}/{tag}.worker"]\n'
         for name, tag in NAMES.items()
     )
     settings.write_text(
@@ -113,7 +114,9 @@ def two_servers(folder: Path, digests: dict[str, str], redis: str) -> Iterator[l
 def _worker(folder: Path, tag: str) -> list[str]:
     """Return the words of the command that runs the decode worker of a version."""
     links = {"control": f"{tag}.worker", "kv": f"{tag}.kv"}
-    addresses = [f"--set=decode.{link}_address=ipc://{folder}/{at}" for link, at in links.items()]
+    addresses = [
+        f"--set=decode.{link}_address=ipc://{folder}/links/{at}" for link, at in links.items()
+    ]
     return ["decode", str(folder / tag), f"--set=decode.name={tag}", *addresses]
 
 
