@@ -223,7 +223,7 @@ async def test_news_of_control_lead_to_answers_in_the_next_reports(
     autojump_clock: MockClock,
 ) -> None:
     async with running() as own, trio.open_nursery() as nursery:
-        server = ControlScene(nursery)
+        server = ControlScene(nursery, ())
         await server.start_workers()
         await nursery.start(server.fleet.run)
         found = {

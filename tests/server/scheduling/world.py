@@ -129,8 +129,8 @@ class World:
     def observe(self, observer: Observer) -> None:
         """Replace the observer."""
         requests = self.requests
-        for part in (requests, requests._attempts, requests.recovery):
-            part._observer = observer
+        requests._observer = requests.recovery._observer = observer
+        requests._attempts._observers = observer, Observer()
         self.observer = observer
 
     @property
