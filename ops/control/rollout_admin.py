@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 SALT_BYTES: Final = 16
 GOLDEN_S: Final = 30.0 * SECONDS
 """Interval of golden prompts: a candidate that computes wrongly is found within a minute."""
+HOUR_S: Final = 3600.0 * SECONDS
 SIGNALS: Final = {
     Indicator.AVAILABILITY: "errors",
     Indicator.FIRST_TOKEN: "ttft",
@@ -218,7 +219,7 @@ def _costs(control: Control, version: str) -> StepCosts | None:
 
 
 def _forecast(usage_dir: str | None, rollout: Rollout) -> str:
-    """Return what the traffic of the last day makes of a rollout.
+    """Return what the traffic of the last day, or of its last hour, makes of a rollout.
 
     Raises:
       RolloutRefused: there are too few requests, even if each came from another user.
@@ -226,8 +227,13 @@ def _forecast(usage_dir: str | None, rollout: Rollout) -> str:
     name, plan = rollout.settings.model, rollout.plan
     if usage_dir is None:
         return "the traffic of the last day is not known: the fleet has no --usage-dir"
-    rows = usage_by(usage_dir, ("model",), wall() - DAY_S)
-    requests = next((count for model, count, *_ in rows if model == name), 0)
+    # The ledger may be younger than a day, and traffic may grow: the last hour counts, too.
+    requests = max(
+        round(DAY_S / span_s) * count
+        for span_s in (DAY_S, HOUR_S)
+        for model, count, *_ in (*usage_by(usage_dir, ("model",), wall() - span_s), (name, 0))
+        if model == name
+    )
     # The ledger has no users: assume one in each bucket.
     buckets = max(1, min(requests, NUM_BUCKETS))
     found = forecast(plan, [requests // buckets] * buckets)

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 CHANCE_LIMIT: Final = 1e-4
 """The guard rolls back only if equal versions would so rarely divide the bad buckets like that."""
+MIN_UNCOMPARED: Final = 50
+"""Requests within the window without which the guard does not act at 100 %: when the traffic moves,
+the first ones are slow for any version, and no other version is there to compare with."""
 INCIDENTS: Final = "incidents"
 """The signal of the workers' incidents."""
 
@@ -103,7 +106,7 @@ def _guard(evidence: RolloutEvidence, plan: RolloutPlan) -> RolloutVerdict | Non
         if share < 1.0:
             chance = binomial_tail(canary, stable + canary, share)
         else:
-            is_new = evidence.was_good[name]
+            is_new = evidence.was_good[name] and good + bad >= MIN_UNCOMPARED
             chance = 1.0 - (is_new and evidence.is_burning(name, objective, is_canary=True))
         if chance <= CHANCE_LIMIT:
             said = (
@@ -195,7 +198,7 @@ def _lacking(evidence: RolloutEvidence, plan: RolloutPlan) -> RolloutVerdict | N
         return RolloutVerdict("hold", "evidence", said, {"requests": requests, "buckets": buckets})
     if plan.costs is None or not 0 < evidence.step < plan.last_step:
         return None
-    low, high = cost_bounds(evidence) or (0.0, 1e9)
+    low, high = cost_bounds(evidence) or (0.0, math.inf)
     is_last, limit = evidence.step + 1 == plan.last_step, plan.cost_limits[0]
     if low <= limit and not (is_last and high > limit):
         return None
@@ -204,6 +207,9 @@ def _lacking(evidence: RolloutEvidence, plan: RolloutPlan) -> RolloutVerdict | N
         f"the same work takes {plan.candidate} {low:.2f} to {high:.2f} times as much device time; "
         f"the limit is {limit:g} (--accept-cost)"
     )
+    if math.isinf(high):
+        said = f"{evidence.cost.batches} batches of ten seconds do not suffice to compare costs"
+        return RolloutVerdict(action, "cost", said, {})
     return RolloutVerdict(action, "cost", said, {"low": low, "high": high})
 
 

@@ -140,9 +140,10 @@ def test_objectives_are_not_added_up() -> None:
 
 def test_with_all_requests_the_guard_acts_if_the_stable_version_was_good() -> None:
     chosen = plan(objectives=ERRORS)
-    failing = requests(chosen, ("new", "new", "new"), 30, 8)
+    failing = requests(chosen, ("new", "new", "new"), 41, 9)
     verdict, _ = look(chosen, failing, step=3)
     assert (verdict.action, verdict.reason) == ("rollback", "guard")
+    assert look(chosen, failing[1:], step=3)[0].reason == "bake", "49 requests do not suffice"
     was_bad = begun(chosen, 3)
     was_bad.was_good["errors"] = False
     verdict, _ = look(chosen, failing, evidence=was_bad)
