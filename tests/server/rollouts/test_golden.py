@@ -96,6 +96,7 @@ async def test_a_drain_does_not_wait_for_silent_requests(autojump_clock: MockClo
         nursery.start_soon(ask)
         await trio.sleep(0.5)
         assert cluster.fleet.status().running == 2
+        assert cluster.fleet.in_flight() == 1, "caps count clients' requests"
         nursery.start_soon(cluster.fleet.drain)
         await trio.sleep(0.001)
         assert cluster.fleet.status().running == 1
