@@ -24,7 +24,13 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from triolet.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, MAX_TOP_K, MAX_TOP_LOGPROBS
+from triolet.sampling import (
+    MAX_LOGIT_BIAS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_TOP_K,
+    MAX_TOP_LOGPROBS,
+    MIN_PENALTY,
+)
 
 from . import fields
 from .errors import MAX_ECHO, echo, http_error, unsupported
@@ -293,7 +299,7 @@ class CommonSamplingFields(StrictModel):
 class SamplingFields(CommonSamplingFields):
     """All fields that affect the choice of tokens and the end."""
 
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = Field(
+    repetition_penalty: Annotated[float, Field(ge=MIN_PENALTY, le=10)] | None = Field(
         default=None,
         description="Divide the logits of tokens that have occurred; default: the model's.",
     )

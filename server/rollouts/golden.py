@@ -53,7 +53,7 @@ async def golden_answers(
 
 
 async def _answer(links: Links, prompt_ids: tuple[int, ...], config: CandidateConfig) -> list[int]:
-    # With logprobs, workers choose each token on the host, which notices logits that are not finite.
+    # With logprobs, workers choose tokens on the host, which notices logits that are no numbers.
     spec = GenerationRequest(
         new_request_id(),
         prompt_ids,

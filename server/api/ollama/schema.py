@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
+from triolet.sampling import MIN_PENALTY
+
 from ..fields import MAX_TOOLS, Tool
 from ..schemas import (
     MAX_INT,
@@ -93,7 +95,7 @@ class OllamaOptions(OllamaModel, CommonSamplingFields):
 
     model_config = ConfigDict(extra="allow", json_schema_extra=_listed)
 
-    repeat_penalty: Annotated[float, Field(gt=0, le=10)] | None = Field(
+    repeat_penalty: Annotated[float, Field(ge=MIN_PENALTY, le=10)] | None = Field(
         default=None,
         description="Divide the logits of tokens that have occurred; default: the model's.",
     )
