@@ -233,6 +233,29 @@ async def test_an_operator_names_a_version_and_it_is_no_evidence() -> None:
         assert await ask("key-o", "nothing") == (404, (1, 2)), "there is no model chat any more"
 
 
+async def test_without_tenants_a_version_is_named_only_from_this_machine() -> None:
+    async with two_models(auto=AutoConfig(ladder=(CHAT,))) as models:
+        table = models.server.services.models
+        table.set_adapters(MODEL, (AdapterConfig("sql", "/sql", "", "sha256:" + "a" * 64),))
+        table.change({CHAT: ROLLED_BACK})
+        named = {"x-triolet-version": CODE}
+        forwarded = named | {"x-forwarded-for": "192.0.2.1"}
+        for name, headers, status in (
+            (CHAT, named, 200),
+            (CHAT, forwarded, 403),
+            (f"{CHAT}:sql", named, 404),
+            (f"{CHAT}:sql", {"x-triolet-version": MODEL}, 200),
+            ("auto", named, 400),
+        ):
+            body = {"model": name, "messages": [TURN]}
+            answer = await models.server.post("/v1/chat/completions", body, headers=headers)
+            assert answer.status == status, answer.body
+        for headers, kind in ((named, "response.completed"), (forwarded, "error")):
+            async with await open_socket(models.server, headers=headers) as socket:
+                assert (await socket.answer(create(), kind))[-1]["type"] == kind
+        assert models.counts == (1, 2)
+
+
 async def test_an_excluded_tenant_is_no_evidence() -> None:
     alice = Tenancy(tenants_of(tenant("alice", "key-a")))
     async with two_models(tenancy=alice) as models:
