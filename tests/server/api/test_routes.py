@@ -51,8 +51,8 @@ def users_of(version: str, tenant: str = "") -> list[str]:
 def latest(models: TwoModels) -> AssignedVersion | None:
     """Return the version that a route assigned to the latest request."""
     last = [*models.demo.generations, *models.code.generations][-1:]
-    asked = [*(one.request for one in last), *models.demo.inputs, *models.code.inputs]
-    return asked[-1].assigned
+    inputs = [*models.demo.inputs[:1], *models.code.inputs[:1]]  # only the first one is evidence
+    return [*(one.request for one in last), *inputs][-1].assigned
 
 
 def clear(models: TwoModels) -> None:
@@ -159,6 +159,19 @@ async def test_requests_of_one_user_stay_together_on_every_endpoint(
                 user_hash("", user),
             )
             clear(models)
+
+
+async def test_of_several_choices_or_inputs_the_first_is_evidence() -> None:
+    async with two_models() as models:
+        models.server.services.models.change({CHAT: HALF})
+        body = {"model": CHAT, "prompt": ["Hi", "Ho"], "n": 2}
+        await models.server.post("/v1/completions", body)
+        await models.server.post("/v1/embeddings", {"model": CHAT, "input": ["Hi", "Ho"]})
+        for fleet in (models.demo, models.code):
+            asked = [*(one.request for one in fleet.generations), *fleet.inputs]
+            begun = [one for one in (fleet.generations[:1], fleet.inputs[:1]) if one]
+            assert sum(one.assigned is not None for one in asked) == len(begun)
+        assert len([*models.demo.inputs, *models.code.inputs]) == 2
 
 
 async def test_the_first_of_the_names_of_a_user_counts() -> None:
