@@ -24,13 +24,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from triolet.sampling import (
-    MAX_LOGIT_BIAS,
-    MAX_STOP_TOKEN_IDS,
-    MAX_TOP_K,
-    MAX_TOP_LOGPROBS,
-    MIN_PENALTY,
-)
+from triolet.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, MAX_TOP_K, MAX_TOP_LOGPROBS
 
 from . import fields
 from .errors import MAX_ECHO, echo, http_error, unsupported
@@ -41,6 +35,7 @@ from .fields import (
     MAX_TOOLS,
     ConstraintFields,
     FieldFault,
+    Penalty,
     StrictFields,
     ToolCall,
     ToolFields,
@@ -299,9 +294,8 @@ class CommonSamplingFields(StrictModel):
 class SamplingFields(CommonSamplingFields):
     """All fields that affect the choice of tokens and the end."""
 
-    repetition_penalty: Annotated[float, Field(ge=MIN_PENALTY, le=10)] | None = Field(
-        default=None,
-        description="Divide the logits of tokens that have occurred; default: the model's.",
+    repetition_penalty: Penalty = Field(
+        default=None, description="Divide the logits of tokens so far; default: the model's."
     )
     logit_bias: Annotated[
         tuple[tuple[int, float], ...],
