@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from engine.batch import Barred
 from transport.frames import MAX_TOKEN_ROWS, EndReason, Tokens
 from transport.lease import LeaseEvent, LeaseState
-from worker.attempt_table import FailedStep
+from worker.attempt_table import NO_STEP, FailedStep
 from worker.chunks import chunk_row
 from worker.rows import ENDS, token_row
 
@@ -182,8 +182,7 @@ class DecodeStepper:
             if sampled.barred is not None:
                 # With a late mask the row computes the same token again in the next step.
                 if sampled.barred is not Barred.LATE:
-                    reason, message = ENDS[sampled.barred]
-                    self._attempt_table.end(attempt.key, reason, now, message)
+                    self._bar(attempt, sampled.barred, now)
                 break
             rows.append(token_row(attempt.key, len(attempt.output_ids), sampled))
             attempt.num_computed_tokens += 1
@@ -196,6 +195,13 @@ class DecodeStepper:
         if rows:
             self._speculation.went(turn, len(rows))
         return rows
+
+    def _bar(self, attempt: DecodeAttempt, barred: Barred, now: float) -> None:
+        """End an attempt that gets no token. If the model computed no numbers, the step is named:
+        this worker is at fault, not the path to it."""
+        reason, message = ENDS[barred]
+        failed = FailedStep(self._counters.steps, 0) if barred is Barred.NOT_FINITE else NO_STEP
+        self._attempt_table.end(attempt.key, reason, now, message, failed)
 
     def _take_chunk(
         self, chunk: PromptChunk[DecodeAttempt], sampled: Sampled | None, now: float
@@ -213,8 +219,7 @@ class DecodeStepper:
                 attempt.num_computed_tokens -= 1
                 return
             if sampled.barred is not None:
-                reason, message = ENDS[sampled.barred]
-                self._attempt_table.end(attempt.key, reason, now, message)
+                self._bar(attempt, sampled.barred, now)
                 return
             self._counters.local_prompts += 1
             self._attempt_table.leases.step(attempt.key, LeaseEvent.COMPLETE)

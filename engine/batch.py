@@ -62,7 +62,7 @@ class Barred(Enum):
     STUCK = auto()  # no token may follow
     TOO_COSTLY = auto()  # the mask takes too long to compute
     LATE = auto()  # the mask is not ready: the row computes its token again
-    NOT_FINITE = auto()  # its best logit is NaN or infinite: weights or device are damaged
+    NOT_FINITE = auto()  # the model computed NaN or infinity: weights or device are damaged
 
 
 PendingMask: TypeAlias = "Future[Mask | Barred] | Future[Mask | AllBut | None]"

@@ -17,6 +17,7 @@ from collections import Counter
 from concurrent.futures import TimeoutError as NotInTime
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+import numpy as np
 import torch
 
 from triolet.sampling import end_token_ids
@@ -27,6 +28,7 @@ from .philox import uniform
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from triolet.sampling import SamplingParams
@@ -87,12 +89,12 @@ def sample(
         else:
             _adjust(logits[index], spec, mask)
     rows = logits[: len(specs)]
-    # On a CPU NumPy finds the same index, the first of equals, in a tenth of torch's time.
-    token_ids = (rows.numpy() if rows.is_cpu else rows).argmax(-1).tolist()
-    # NaN counts as the largest.
-    best = rows.gather(1, _ids(token_ids, rows).unsqueeze(1))
-    for index in best.isfinite().logical_not().nonzero()[:, 0].tolist():
-        barred.setdefault(index, Barred.NOT_FINITE)
+    token_ids, best = _best_of(rows)
+    if not np.isfinite(best).all():
+        for index in np.flatnonzero(~np.isfinite(best)).tolist():
+            # A mask may have left nothing, which says nothing about what the model computed.
+            is_stuck = index in masks and best[index] < 0
+            barred.setdefault(index, Barred.STUCK if is_stuck else Barred.NOT_FINITE)
     for index, spec in enumerate(specs):
         if spec.params.temperature > 0 and index not in barred:
             number = uniform(spec.params.seed, spec.position)
@@ -103,6 +105,17 @@ def sample(
         else _sampled(token_id, reports.get(index), spec.params.logprobs or 0)
         for index, (token_id, spec) in enumerate(zip(token_ids, specs, strict=True))
     ]
+
+
+def _best_of(rows: Tensor) -> tuple[list[int], NDArray[np.float32]]:
+    """Return the index of each row's largest logit, and that logit; NaN counts as the largest."""
+    if not rows.is_cpu:
+        chosen = rows.argmax(-1, keepdim=True)
+        return chosen[:, 0].tolist(), rows.gather(1, chosen)[:, 0].cpu().numpy()
+    # On a CPU NumPy finds the same index, the first of equals, in a tenth of torch's time.
+    numbers = rows.numpy()
+    indices = numbers.argmax(-1)
+    return indices.tolist(), numbers[np.arange(len(numbers)), indices]
 
 
 def _mask_of(constraint: Constraint, begun: PendingMask, give_up: float) -> Choice | Barred:

@@ -112,22 +112,20 @@ class ModelChanges:
     def use_routes(self, routes: Mapping[str, Route]) -> None:
         """Use the routes of control, which go before those of the file. Permanent ones stay if it
         no longer names them, temporary ones do not."""
-        now_s = self._services.wall()
-        if self._sources.hear(routes, now_s):
+        now = trio.current_time()
+        if self._sources.hear(routes, self._services.wall(), now):
             self._change()
-        if self._sources.temporary.valid(now_s) and not self._is_expiring:
+        if self._sources.temporary.valid(now) and not self._is_expiring:
             self._is_expiring = True
             self._nursery.start_soon(self._expire)
 
     async def _expire(self) -> None:
         """Go back to permanent routes when temporary ones expire, without a message of control."""
-        while self._is_expiring:
-            now_s = self._services.wall()
-            valid = self._sources.temporary.valid(now_s)
-            first_s = min((one.valid_until or 0.0 for one in valid.values()), default=now_s)
-            await trio.sleep(first_s - now_s)
-            self._is_expiring = bool(valid)
+        temporary = self._sources.temporary
+        while (ends_at := temporary.next_end(trio.current_time())) is not None:
+            await trio.sleep_until(ends_at)
             self._change()
+        self._is_expiring = False
 
     def _change(self) -> None:
         """Start the changes from the current to the wanted models. A model that is changing already
@@ -166,7 +164,7 @@ class ModelChanges:
         """
         models = self._services.models
         present = {one.version for one in models} | {*added}
-        routes, refused = self._sources.usable(models.routes, present, self._services.wall())
+        routes, refused = self._sources.usable(models.routes, present, trio.current_time())
         for one in refused:
             note = log.info if one.missing & self._busy else log.error
             note("route_refused", model=one.name, reason=f"{one.reason}; the old route stays")

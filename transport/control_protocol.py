@@ -108,13 +108,11 @@ class Observed(msgspec.Struct, frozen=True, tag_field="say", tag="observed"):
       server: its name.
       requests: ended requests.
       incidents: incidents of workers.
-      dropped: ended requests that found no place in this message.
     """
 
     server: str
     requests: tuple[FinishedRequest, ...]
     incidents: tuple[SeenIncident, ...] = ()
-    dropped: int = 0
 
 
 class Wake(msgspec.Struct, frozen=True, tag_field="say", tag="wake"):

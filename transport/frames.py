@@ -288,7 +288,7 @@ class Ended(AttemptFrame, frozen=True, array_like=True, tag=19):
 
     `num_tokens` counts completion tokens (positions 0 … num_tokens - 1), replayed ones included. If
     the attempt ended because a device step raised, `failed_step` is that step and `failed_rows` the
-    number of attempts in it.
+    number of attempts in it; 0 if it computed logits that are not finite for this attempt.
     """
 
     reason: EndReason

@@ -137,13 +137,11 @@ class CandidateReport(msgspec.Struct, frozen=True):
 
     Attributes:
       golden: its latest answers to the golden prompts, as hex digests; empty before the first ones.
-      golden_at: Unix time of these answers.
-      golden_error: why the golden prompts failed; empty if they did not.
+      golden_error: why the golden prompts failed before the first answers; empty if they did not.
       shadow: its shadow copies.
     """
 
     golden: tuple[str, ...] = ()
-    golden_at: float = 0.0
     golden_error: str = ""
     shadow: ShadowComparison = ShadowComparison()
 
@@ -189,6 +187,7 @@ class RolloutView(msgspec.Struct, frozen=True):
       shadow: sums of all servers' comparisons.
       history: its latest changes, oldest first.
       zones: zones that have the candidate, if it goes zone by zone; empty for all.
+      excluded_tenants: tenants that the candidate gets nothing of, also no copies.
     """
 
     id: str
@@ -209,6 +208,7 @@ class RolloutView(msgspec.Struct, frozen=True):
     shadow: ShadowComparison = ShadowComparison()
     history: tuple[RolloutNote, ...] = ()
     zones: tuple[str, ...] = ()
+    excluded_tenants: tuple[str, ...] = ()
 
     @property
     def is_served(self) -> bool:

@@ -31,6 +31,8 @@ and a completion with unlimited blanks need not end."""
 MAX_SEED = 2**63 - 1
 MAX_TOP_K = 2**31 - 1
 MAX_FACTOR = 1e6
+MIN_PENALTY = 0.01
+"""Smallest repetition penalty: a smaller divisor could make a logit infinite."""
 """Far above every useful temperature, penalty or bias; excludes infinity and NaN."""
 
 
@@ -196,7 +198,7 @@ class SamplingParams:
     min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     presence_penalty: Annotated[float, msgspec.Meta(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, msgspec.Meta(ge=-2, le=2)] = 0.0
-    repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=MAX_FACTOR)] = 1.0
+    repetition_penalty: Annotated[float, msgspec.Meta(ge=MIN_PENALTY, le=MAX_FACTOR)] = 1.0
     logit_bias: Annotated[
         tuple[tuple[int, Annotated[float, msgspec.Meta(ge=-MAX_FACTOR, le=MAX_FACTOR)]], ...],
         msgspec.Meta(max_length=MAX_LOGIT_BIAS),

@@ -225,7 +225,7 @@ class AttemptTable(Generic[A]):
           reason: reported to its server.
           now: current time.
           message: for people, with `ERROR`.
-          failed: the step that raised, if that is the cause.
+          failed: the step that is the cause, if one is.
         """
         if self.leases.release(key, now) is None:
             return

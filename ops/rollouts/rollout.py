@@ -270,7 +270,8 @@ class Rollout(msgspec.Struct, kw_only=True):
         """Compare the answers to golden prompts, and add up shadow copies.
 
         Returns:
-          Why golden prompts failed.
+          Why golden prompts failed before their first answers; a candidate that has answered may
+          merely be busy.
         """
         if reports:
             self.shadow = _total([one.shadow for one in reports.values()])
@@ -285,7 +286,7 @@ class Rollout(msgspec.Struct, kw_only=True):
         return [
             f"golden prompts to {self.plan.candidate} failed: {one.golden_error}"
             for one in reports.values()
-            if one.golden_error
+            if one.golden_error and not self.golden
         ]
 
     def _verdict(self, seen: RolloutSight) -> RolloutVerdict:
@@ -412,6 +413,7 @@ class Rollout(msgspec.Struct, kw_only=True):
             self.shadow,
             tuple(self.history[-SHOWN_NOTES:]),
             self.settings.zones[: self.zone + 1] if self.is_live else (),
+            plan.excluded_tenants,
         )
 
 

@@ -30,7 +30,7 @@ from .generate import (
 from .ladder import AskedModel, Choice, Reason, Rung, Size, candidates, choose
 from .resuming import kept_model
 from .served_models import state_of
-from .versions import chosen_version
+from .versions import check_names_no_version, chosen_version
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -49,7 +49,12 @@ def is_auto(name: str | None, services: Services) -> bool:
 
 
 def current_ladder(services: Services) -> tuple[ServedModel, ...]:
-    """Return the models that may answer the current tenant's `auto` requests, smallest first."""
+    """Return the models that may answer the current tenant's `auto` requests, smallest first.
+
+    Raises:
+      RequestError: 400, the request names a version.
+    """
+    check_names_no_version()
     names = current_tenant().auto or services.config.auto.ladder
     assert names is not None
     return tuple(chosen_version(name, services) for name in names)

@@ -10,6 +10,7 @@ from quart import has_request_context, request
 from werkzeug.exceptions import RequestEntityTooLarge
 
 from triolet.errors import invalid_request
+from triolet.loopback import is_loopback
 from triolet.units import KIB, MILLISECONDS
 
 from ..rollouts.conversations import Conversation, first_turn, named_user
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from triolet.config import ServerConfig
 
+    from .request_scope import ClientConnection
     from .schemas import ModelT
     from .services import Services
 
@@ -180,7 +182,12 @@ async def read_fields(kind: type[ModelT], services: Services) -> ModelT:
     if unknown:
         note_ignored(unknown, services)
     if services.models.routes:
-        current_scope().conversation = begun_conversation(named, request.headers)
+        current_scope().conversation = begun_conversation(
+            named,
+            request.headers,
+            current_scope().connection,
+            is_messages=request.path.startswith("/v1/messages"),
+        )
     return fields
 
 
@@ -190,21 +197,46 @@ ASKED_VERSION_HEADER: Final = "x-triolet-version"
 """Request header with which an operator names a version."""
 
 
+FORWARDED: Final = frozenset({"forwarded", "x-forwarded-for", "x-real-ip", "via"})
+"""Headers that a proxy adds to a request that it forwards."""
+
+
+def is_from_here(peer: ClientConnection, headers: Headers) -> bool:
+    """Return whether a request comes from this machine and is not forwarded for another client.
+
+    Args:
+      peer: its connection, whose other end headers cannot change.
+      headers: its headers.
+    """
+    header_names = {name.lower() for name in headers.keys()}  # noqa: SIM118 (multi-dict)
+    is_local = peer.is_unix or is_loopback(peer.host)
+    return is_local and not peer.is_forwarding and not header_names & FORWARDED
+
+
 def begun_conversation(
-    body: Mapping[str, Any], headers: Headers, before: Conversation | None = None
+    body: Mapping[str, Any],
+    headers: Headers,
+    peer: ClientConnection,
+    before: Conversation | None = None,
+    *,
+    is_messages: bool = False,
 ) -> Conversation:
     """Return the conversation that a request belongs to.
 
     Args:
       body: the request's fields.
       headers: its headers, or those of its WebSocket.
+      peer: its connection.
       before: the conversation of the WebSocket so far, which the request continues unless it names
         another user.
+      is_messages: whether the body is of the Messages API.
     """
-    user = named_user(body, headers.get(SESSION_HEADER, ""))
+    user = named_user(body, headers.get(SESSION_HEADER, ""), is_messages=is_messages)
     if before is not None and user in ("", before.user):
         return before
-    return Conversation(user or first_turn(body), headers.get(ASKED_VERSION_HEADER, ""))
+    named = headers.get(ASKED_VERSION_HEADER, "")
+    may_name = bool(named) and is_from_here(peer, headers)
+    return Conversation(user or first_turn(body), named, is_from_here=may_name)
 
 
 async def read_checked(kind: type[ModelT], named: dict[str, Any]) -> ModelT:

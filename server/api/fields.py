@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Ty
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from typing_extensions import TypedDict
 
-from triolet.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
+from triolet.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, MIN_PENALTY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -48,6 +48,7 @@ _StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 Stop: TypeAlias = (
     _StopString | Annotated[list[_StopString], Field(max_length=MAX_STOP_STRINGS)] | None
 )
+Penalty: TypeAlias = Annotated[float, Field(ge=MIN_PENALTY, le=10)] | None
 _Bias = Annotated[float, Field(ge=-100, le=100)]
 _IdAsKey = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
 LogitBias: TypeAlias = Annotated[dict[_IdAsKey, _Bias], Field(max_length=MAX_LOGIT_BIAS)] | None

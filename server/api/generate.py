@@ -341,7 +341,8 @@ def generation_requests(
                 watch=plan.watch,
                 auto=plan.auto,
                 adapter=model.adapter_key,
-                assigned=assigned,
+                # Evidence counts requests, not their choices.
+                assigned=None if requests or index else assigned,
             )
             for index, request_id in enumerate(request_ids)
         ]

@@ -35,6 +35,7 @@ from .fields import (
     MAX_TOOLS,
     ConstraintFields,
     FieldFault,
+    Penalty,
     StrictFields,
     ToolCall,
     ToolFields,
@@ -293,9 +294,8 @@ class CommonSamplingFields(StrictModel):
 class SamplingFields(CommonSamplingFields):
     """All fields that affect the choice of tokens and the end."""
 
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = Field(
-        default=None,
-        description="Divide the logits of tokens that have occurred; default: the model's.",
+    repetition_penalty: Penalty = Field(
+        default=None, description="Divide the logits of tokens so far; default: the model's."
     )
     logit_bias: Annotated[
         tuple[tuple[int, float], ...],

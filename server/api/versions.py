@@ -63,7 +63,7 @@ def chosen_version(name: str | None, services: Services) -> ServedModel:
     if live is None:
         return model
     if model.name not in live.versions:
-        choose = partial(_choose, model.public_name, live, services)
+        choose = partial(_choose, model, live, services)
         found = live.versions[model.name] = services.models.version_for(model, choose)
         assigned = live.assigned.get(model.public_name)
         if assigned is not None and assigned.version != found.version:
@@ -77,6 +77,16 @@ def assigned_version(model: ServedModel) -> AssignedVersion | None:
     evidence about versions."""
     live = _live_scope() if model.public_name else None
     return None if live is None else live.assigned.get(model.public_name)
+
+
+def check_names_no_version() -> None:
+    """Raise RequestError (400) if the current request names a version but no model."""
+    live = _live_scope()
+    if live is not None and live.conversation is not None and live.conversation.named:
+        raise invalid_request(
+            f"names a version of one model: name that model instead of {AUTO!r}",
+            ASKED_VERSION_HEADER,
+        )
 
 
 def note_refused(live: RequestScope, error: RequestError, services: Services) -> None:
@@ -95,13 +105,14 @@ def _live_scope() -> RequestScope | None:
     return current_scope() if has_request_context() else _MESSAGE.get()
 
 
-def _choose(public: str, live: RequestScope, services: Services, route: Route) -> str:
+def _choose(model: ServedModel, live: RequestScope, services: Services, route: Route) -> str:
     """Choose a version, and record it as evidence unless something else than the user decided."""
     talk, tenant, now_s = live.conversation, current_tenant().name, services.wall()
+    public = model.public_name
     if talk is None:
         return route.stable
     if talk.named:
-        return _asked(public, talk, services, route)
+        return _asked(model, talk, services, route)
     before = talk.assigned.get(public)
     if before is None or not route.may_stay(before.version, tenant, now_s):
         user = user_hash(tenant, talk.user if services.config.routes.key == "user" else "")
@@ -128,8 +139,15 @@ def _is_capped(route: Route, tenant: str, services: Services) -> bool:
     return 1 + sum(fleet.in_flight(tenant) for fleet in fleets) > caps.tenant_share * count
 
 
-def _asked(public: str, talk: Conversation, services: Services, route: Route) -> str:
+def _asked(model: ServedModel, talk: Conversation, services: Services, route: Route) -> str:
     """Return the version that an operator names, by its name or digest."""
+    if services.tenancy.is_open and not talk.is_from_here:
+        raise http_error(
+            403,
+            f"without tenants, {ASKED_VERSION_HEADER} is available only from the server's own "
+            "machine",
+            ASKED_VERSION_HEADER,
+        )
     if current_tenant().role is not TenantRole.OPERATOR:
         raise http_error(
             403,
@@ -137,12 +155,16 @@ def _asked(public: str, talk: Conversation, services: Services, route: Route) ->
             ASKED_VERSION_HEADER,
         )
     of_route = [one for one in services.models if one.version in route.shares]
+    if model.adapter is not None:
+        of_route = [
+            one for one in of_route if model.name in [own.name for own in one.with_adapters]
+        ]
     found = (one.version for one in of_route if talk.named in (one.version, one.digest))
     version = next(found, None)
     if version is None:
         names = ", ".join(one.version for one in of_route)
         raise RequestError(
-            f"the route of {public} has no version {echo(talk.named)}; it has {names}",
+            f"{model.name} has no version {echo(talk.named)}; it has {names}",
             status=404,
             code="model_not_found",
             param=ASKED_VERSION_HEADER,

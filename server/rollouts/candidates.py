@@ -3,7 +3,6 @@ candidates that this server has, and reports both."""
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -76,12 +75,12 @@ class _Candidate:
     async def _ask(self, config: CandidateConfig) -> None:
         links, encode = self._own
         try:
-            self._golden = CandidateReport(await golden_answers(links, encode, config), time.time())
+            self._golden = CandidateReport(await golden_answers(links, encode, config))
         except RequestError as error:
-            if not links.admission.is_draining:
-                self._golden = msgspec.structs.replace(
-                    self._golden, golden_error=f"a golden prompt failed: {error.message}"
-                )
+            # One that has answered may merely be busy; errors of users show a fault.
+            if not links.admission.is_draining and not self._golden.golden:
+                said = f"a golden prompt failed: {error.message}"
+                self._golden = CandidateReport(golden_error=said)
 
 
 class Candidates:
@@ -133,10 +132,11 @@ class Candidates:
             key = view.id, stable.links, own.links, view.golden_every_s
             one = before.pop(key, None)
             if one is None:
-                shadow = ShadowCopies(*key[:3], self._config.max_copies)
+                shadow = ShadowCopies(*key[1:3], self._config.max_copies)
                 one = _Candidate(view, own, shadow)
                 nursery.start_soon(one.run, self._config)
             one.shadow.share = view.shadow_share
+            one.shadow.excluded_tenants = view.excluded_tenants
             self._known[key] = one
         for one in before.values():
             one.scope.cancel()

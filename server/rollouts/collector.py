@@ -74,7 +74,6 @@ class RolloutCollector(RolloutReports):
         most = (config or RoutesConfig()).max_observed
         self._ended: deque[FinishedRequest] = deque(maxlen=most)
         self._incidents: deque[SeenIncident] = deque(maxlen=AT_ONCE)
-        self._dropped = 0
         self._looked_at = -math.inf
         self._freezes: list[str] = []
 
@@ -115,7 +114,6 @@ class RolloutCollector(RolloutReports):
     ) -> None:
         if all(view.model != assigned.model for view in self.views):
             return
-        self._dropped += len(self._ended) == self._ended.maxlen
         user, version, chosen_at = assigned.user, assigned.version, assigned.chosen_at
         request = FinishedRequest(user, version, chosen_at, self._wall(), missed, seconds)
         self._ended.append(request)
@@ -135,8 +133,7 @@ class RolloutCollector(RolloutReports):
             parts.append(())
         messages = [Observed(server, part) for part in parts]
         if messages:
-            messages[0] = Observed(server, parts[0], incidents, self._dropped)
-            self._dropped = 0
+            messages[0] = Observed(server, parts[0], incidents)
         return messages
 
     def freezes(self) -> list[str]:

@@ -25,22 +25,26 @@ class Conversation:
     Attributes:
       user: the user, in the tenant's words.
       named: the version that an operator names; empty for that of the route.
+      is_from_here: whether it names one from this machine.
       assigned: the assigned version of each public name.
     """
 
     user: str
     named: str = ""
+    is_from_here: bool = False
     assigned: dict[str, AssignedVersion] = field(default_factory=dict)
 
 
-def named_user(body: Mapping[str, Any], session: str) -> str:
+def named_user(body: Mapping[str, Any], session: str, *, is_messages: bool = False) -> str:
     """Return the user that a request names; empty if it names none.
 
     Args:
       body: the request's body, checked or not.
       session: the session that its headers name; empty for none.
+      is_messages: whether it is of the Messages API, where `metadata` names the user; elsewhere
+        clients keep notes of their own there.
     """
-    metadata = body.get("metadata")
+    metadata = body.get("metadata") if is_messages else None
     of_anthropic = metadata.get("user_id") if isinstance(metadata, dict) else None
     named = (body.get("user"), of_anthropic, body.get("safety_identifier"), session)
     return next((one for one in named if isinstance(one, str) and one), "")[:MAX_USER_CHARS]

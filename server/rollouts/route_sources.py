@@ -14,8 +14,23 @@ if TYPE_CHECKING:
     from triolet.config.routes import Route
 
 
+class _TemporaryRoute(NamedTuple):
+    """A temporary route.
+
+    Attributes:
+      told: the route as control told it.
+      until_s: Unix time until which it counts.
+      ends_at: the same on the monotonic clock.
+    """
+
+    told: Route
+    until_s: float
+    ends_at: float
+
+
 class TemporaryRoutes:
-    """Keeps temporary routes until they are withdrawn or expire by this server's clock.
+    """Keeps temporary routes until they are withdrawn or expire. The monotonic clock decides, so
+    that setting back the wall clock does not prolong them.
 
     Args:
       max_ahead_s: see RoutesConfig.
@@ -23,38 +38,44 @@ class TemporaryRoutes:
 
     def __init__(self, max_ahead_s: float) -> None:
         self._max_ahead_s = max_ahead_s
-        self._held: dict[str, tuple[Route, float]] = {}  # each as told, and until when it counts
+        self._held: dict[str, _TemporaryRoute] = {}
 
-    def use(self, told: Mapping[str, Route], now_s: float) -> None:
+    def use(self, told: Mapping[str, Route], wall_s: float, now: float) -> None:
         """Use these routes and no others. Only a later time than before renews a route: repeated
         news of a control that renews nothing do not prolong it.
 
         Args:
           told: the routes, each with the time until which it is valid. One that may not follow its
             predecessor is ignored.
-          now_s: Unix time.
+          wall_s: Unix time.
+          now: monotonic time.
         """
         held = {name: self._held[name] for name in told.keys() & self._held.keys()}
         for name, route in told.items():
-            until_s = math.inf if route.valid_until is None else route.valid_until
-            most_s = now_s + self._max_ahead_s
+            told_s = math.inf if route.valid_until is None else route.valid_until
+            until_s = min(told_s, wall_s + self._max_ahead_s)
+            ends_at = now + until_s - wall_s
             if name in held:
-                before, before_s = held[name]
-                if not route.may_follow(before):
+                before = held[name]
+                if not route.may_follow(before.told):
                     continue
-                if before.valid_until is not None and until_s <= before.valid_until:
-                    most_s = before_s
-            held[name] = route, min(until_s, most_s)
+                if before.told.valid_until is not None and told_s <= before.told.valid_until:
+                    until_s = min(until_s, before.until_s)
+                    ends_at = min(ends_at, before.ends_at)
+            held[name] = _TemporaryRoute(route, until_s, ends_at)
         self._held = held
 
-    def valid(self, now_s: float) -> dict[str, Route]:
-        """Return the routes that have not expired."""
-        each = self._held.items()
+    def valid(self, now: float) -> dict[str, Route]:
+        """Return the routes that have not expired at this monotonic time."""
         return {
-            name: replace(route, valid_until=until_s)
-            for name, (route, until_s) in each
-            if now_s < until_s
+            name: replace(one.told, valid_until=one.until_s)
+            for name, one in self._held.items()
+            if now < one.ends_at
         }
+
+    def next_end(self, now: float) -> float | None:
+        """Return the monotonic time at which the next route expires; None without any."""
+        return min((one.ends_at for one in self._held.values() if now < one.ends_at), default=None)
 
 
 class RefusedRoute(NamedTuple):
@@ -91,25 +112,31 @@ class RouteSources:
         self._followed = dict(routes)
         self._refused: dict[str, Route] = {}
 
-    def hear(self, routes: Mapping[str, Route], now_s: float) -> bool:
+    def hear(self, routes: Mapping[str, Route], wall_s: float, now: float) -> bool:
         """Take the routes of control's news; return whether something has changed. Permanent ones
-        stay if the news no longer name them, temporary ones do not."""
-        before = self._each(now_s)
+        stay if the news no longer name them, temporary ones do not.
+
+        Args:
+          routes: the routes.
+          wall_s: Unix time.
+          now: monotonic time.
+        """
+        before = self._each(now)
         temporary = {name: one for name, one in routes.items() if one.valid_until is not None}
         self.of_control |= {name: one for name, one in routes.items() if name not in temporary}
-        self.temporary.use(temporary, now_s)
-        return self._each(now_s) != before
+        self.temporary.use(temporary, wall_s, now)
+        return self._each(now) != before
 
     @property
     def permanent(self) -> dict[str, Route]:
         """The permanent routes."""
         return {**self.of_file, **self.of_control}
 
-    def _each(self, now_s: float) -> tuple[dict[str, Route], dict[str, Route]]:
-        return self.temporary.valid(now_s), self.permanent
+    def _each(self, now: float) -> tuple[dict[str, Route], dict[str, Route]]:
+        return self.temporary.valid(now), self.permanent
 
     def usable(
-        self, before: Mapping[str, Route], present: Collection[str], now_s: float
+        self, before: Mapping[str, Route], present: Collection[str], now: float
     ) -> tuple[dict[str, Route], list[RefusedRoute]]:
         """Return the routes to use, and those that are refused for the first time. If no route of a
         name can be used, the previous one stays until its versions exist or the order changes it. A
@@ -118,9 +145,9 @@ class RouteSources:
         Args:
           before: the routes in use.
           present: versions that the server has.
-          now_s: Unix time.
+          now: monotonic time.
         """
-        valid, permanent = self._each(now_s)
+        valid, permanent = self._each(now)
         routes: dict[str, Route] = {}
         refused: dict[str, Route] = {}
         new: list[RefusedRoute] = []

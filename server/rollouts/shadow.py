@@ -17,22 +17,20 @@ import trio
 
 from transport.rollout_protocol import ShadowComparison
 from triolet.errors import RequestError
-from triolet.ids import new_request_id
+from triolet.ids import REQUEST_ID_BYTES, new_request_id
 from triolet.service_class import Scheduling, ServiceClass
 
 from ..contract.generation import CancelReason, Delta, Failed, Finished
 from ..contract.output_stage import OutputStage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from types import TracebackType
 
     from ..contract.generation import Event, Events, GenerationRequest
     from ..contract.output_stream import OutputStream
     from ..scheduling.links import Links
 
-DRAW_BYTES: Final = 8
-"""Bytes of the hash that decides whether a request is copied."""
 SALT_BYTES: Final = 16
 OF_COPIES: Final = b"shadow copies"
 """Key of the salts of copies: users never find the KV of a copy, and copies find each other's."""
@@ -94,20 +92,20 @@ class ShadowCopies:
     requests; on leaving it, all copies end.
 
     Args:
-      rollout: id of the rollout, which determines the requests to copy.
       stable: the workers of the stable version.
       candidate: the workers of the candidate.
       max_copies: copies that run at once.
 
     Attributes:
       share: share of requests to copy.
+      excluded_tenants: tenants whose requests are not copied.
       sums: the comparisons so far.
     """
 
-    def __init__(self, rollout: str, stable: Links, candidate: Links, max_copies: int) -> None:
+    def __init__(self, stable: Links, candidate: Links, max_copies: int) -> None:
         self.share = 0.0
+        self.excluded_tenants: Collection[str] = ()
         self.sums = ShadowComparison()
-        self._rollout = rollout.encode()
         self._stable = stable
         self._candidate = candidate
         self._max_copies = max_copies
@@ -132,17 +130,16 @@ class ShadowCopies:
         for index, generation in enumerate(stream.generations):
             spec = generation.request
             # The candidate need not have the adapter.
-            if not spec.adapter and self._draw(spec.request_id) < self.share:
+            if spec.adapter or spec.scheduling.tenant in self.excluded_tenants:
+                continue
+            # Ids of requests are random bits.
+            if int.from_bytes(spec.request_id) < self.share * (1 << 8 * REQUEST_ID_BYTES):
                 stream.add_stage(index, AnswerRecord(partial(self._original_ended, spec)))
 
     def turn_over(self) -> None:
         """End all copies if a request to the stable version waits."""
         if self._live and self._stable.in_flight(is_waiting=True):
             self._end_copies()
-
-    def _draw(self, request_id: bytes) -> float:
-        digest = blake2b(self._rollout + request_id, digest_size=DRAW_BYTES).digest()
-        return int.from_bytes(digest) / float(1 << 8 * DRAW_BYTES)
 
     def _end_copies(self) -> None:
         copies, self._live = self._live, set()

@@ -280,9 +280,11 @@ class ControlLink:
             )
             said: list[Said] = [activity]
             said += (Wake(one.name) for one, is_missed in reports if is_missed)
-            if address == self._in_charge:
-                said += self._rollouts.take(self._me.name)
             for one in said:
                 connection.send_nowait(ServerReport(encoded(one)))
+            # Only now: what is taken is lost if the link is broken.
+            if address == self._in_charge:
+                for seen in self._rollouts.take(self._me.name):
+                    connection.send_nowait(ServerReport(encoded(seen)))
             with trio.move_on_after(REPORT_S):
                 await due.wait()

@@ -349,8 +349,9 @@ def _fault_at(role: Role, frame: Ended, *, is_local: bool = False) -> FrameFault
                 role, is_shared=True, step=frame.failed_step, num_suspects=frame.failed_rows
             )
         case EndReason.ERROR:
-            # Decode errs if KV arrived damaged or out of order, or gave logits that are not finite.
-            is_path = role is Role.DECODE and not is_local
+            # Decode errs if KV arrived damaged or out of order. It names a step if that computed
+            # logits that are not finite.
+            is_path = role is Role.DECODE and not is_local and not frame.failed_step
             return FrameFault(role, is_workers=not is_path, is_path=is_path)
         case EndReason.PEER_LOST:
             return FrameFault(role, is_workers=False, is_path=True, is_shared=True)

@@ -362,13 +362,12 @@ class Links:
         )
 
     def in_flight(self, tenant: str | None = None, *, is_waiting: bool = False) -> int:
-        """Return how many requests run or wait: of a tenant, or all; or how many of all wait."""
-        table = self._requests.table
+        """Return how many requests of clients run or wait: of a tenant, or all; or how many of all
+        requests wait."""
         if is_waiting:
             return self._requests.num_queued
-        if tenant is None:
-            return len(table)
-        return sum(one.spec.scheduling.tenant == tenant for one in table)
+        specs = (one.spec for one in self._requests.table if not one.spec.is_silent)
+        return sum(tenant in (None, one.scheduling.tenant) for one in specs)
 
     def cancel_tenants(self, tenants: Set[str]) -> None:
         """End all requests of tenants that were disabled or removed."""

@@ -225,8 +225,10 @@ class Recovery:
 
     @property
     def lost_zones(self) -> frozenset[str]:
-        """Zones of which no worker answers, or which are returning to their usual work."""
-        return frozenset(zone for zone, _ in self._zones.back_at)
+        """Zones of which no worker answers, or which are returning to their usual work. A zone that
+        serves another version now, or has left, is not lost."""
+        members = {(one.site.zone, one.fingerprint) for one in self._workers if not one.is_leaving}
+        return frozenset(zone for zone, _ in members.intersection(self._zones.back_at))
 
     @property
     def num_quarantined(self) -> int:

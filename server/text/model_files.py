@@ -32,6 +32,7 @@ from store.model_dir.bounded import (
 from store.model_dir.headers import read_header
 from triolet.errors import ModelError
 from triolet.pooling import Pooling
+from triolet.sampling import MIN_PENALTY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -66,7 +67,7 @@ _RANGES: Final[dict[str, tuple[type, Callable[[float], bool], str]]] = {
     "top_p": (float, lambda value: 0 < value <= 1, "above 0, up to 1"),
     "top_k": (int, lambda value: value >= 0, "0 or more"),
     "min_p": (float, lambda value: 0 <= value <= 1, "0 to 1"),
-    "repetition_penalty": (float, lambda value: 0 < value <= 10, "above 0, up to 10"),
+    "repetition_penalty": (float, lambda value: MIN_PENALTY <= value <= 10, f"{MIN_PENALTY} to 10"),
     "max_new_tokens": (int, lambda value: value >= 1, "1 or more"),
 }
 

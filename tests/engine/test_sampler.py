@@ -4,15 +4,21 @@ seed define."""
 from __future__ import annotations
 
 import math
-from typing import Any
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
 
-from engine.batch import Barred, Sampled, SampleSpec
+from engine.batch import Barred, Mask, Sampled, SampleSpec
 from engine.sampler import TOP_P_CANDIDATES, sample
-from triolet.sampling import SamplingParams
+from triolet.sampling import MIN_PENALTY, SamplingParams
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from engine.batch import PendingMask
 
 LOGITS = torch.tensor([2.0, 1.5, 1.0, 0.0, -0.5, -1.0, -3.0, 0.7])
 NUM_DRAWS = 3000
@@ -158,6 +164,33 @@ def test_a_row_with_a_logit_that_is_not_finite_gets_no_token(
     logits[1, 5] = broken
     specs = [SampleSpec(SamplingParams(temperature=temperature), 4)] * 3
     assert [one.barred for one in sample(logits, specs)] == [None, Barred.NOT_FINITE, None]
+
+
+class EndOnly:
+    """A constraint that allows nothing but the end."""
+
+    is_slow = False
+    is_awaited = False
+
+    def begin(self, output_ids: Sequence[int]) -> PendingMask:
+        mask: Future[Mask | Barred] = Future()
+        mask.set_result(Mask(np.zeros(len(LOGITS), dtype=np.bool_), may_end=True))
+        return mask
+
+    def late(self) -> Barred:
+        return Barred.LATE
+
+
+def test_a_mask_that_leaves_no_token_is_no_fault_of_the_model() -> None:
+    params = SamplingParams(temperature=0.0)
+    for ends, barred in (((), Barred.STUCK), ((3,), None)):
+        spec = SampleSpec(params, 4, eos_token_ids=ends, constraint=EndOnly())
+        assert one(LOGITS, spec).barred is barred
+
+
+def test_the_smallest_penalty_is_no_fault_of_the_model() -> None:
+    params = SamplingParams(temperature=0.0, repetition_penalty=MIN_PENALTY)
+    assert one(1e30 * LOGITS, SampleSpec(params, 1, [0], [1])).barred is None
 
 
 def test_penalties_before_the_first_token_do_nothing() -> None:

@@ -66,7 +66,6 @@ MAY_TELL_THE_TIME = {
     "server/api/openai/responses_events.py": "`created_at` of a response",
     "server/api/services.py": "`created` of a model",
     "server/rollouts/collector.py": "when a request ended, for a control on another host",
-    "server/rollouts/candidates.py": "when golden prompts were answered, for people",
     "server/scheduling/control_link.py": "whether the clock by which controls are ordered is ahead",
     "server/tenants/memory_store.py": "the month of what is spent",
     "server/tenants/usage_ledger.py": "when a request ended, in a record that outlives the process",

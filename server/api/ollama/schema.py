@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
-from ..fields import MAX_TOOLS, Tool
+from ..fields import MAX_TOOLS, Penalty, Tool
 from ..schemas import (
     MAX_INT,
     MAX_MESSAGES,
@@ -93,7 +93,7 @@ class OllamaOptions(OllamaModel, CommonSamplingFields):
 
     model_config = ConfigDict(extra="allow", json_schema_extra=_listed)
 
-    repeat_penalty: Annotated[float, Field(gt=0, le=10)] | None = Field(
+    repeat_penalty: Penalty = Field(
         default=None,
         description="Divide the logits of tokens that have occurred; default: the model's.",
     )

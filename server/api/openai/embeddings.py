@@ -110,9 +110,9 @@ async def embed(
             client_request_id=client_request_id,
             scheduling=scheduling,
             adapter=model.adapter_key,
-            assigned=assigned,
+            assigned=None if index else assigned,  # evidence counts requests, not inputs
         )
-        for ids in inputs
+        for index, ids in enumerate(inputs)
     ]
     asked = [
         AskedTokens(one.request_id, len(one.prompt_ids), 0, model.base_name) for one in requests

@@ -151,7 +151,7 @@ class ResponsesSession:
             self._services.metrics.http.request("WS response.create")
             if self._services.models.routes:
                 self._conversation = begun_conversation(
-                    body, self._socket.headers, self._conversation
+                    body, self._socket.headers, self._connection, self._conversation
                 )
             self._create(read_request(ResponseCreate, body), hold, nursery)
             return True

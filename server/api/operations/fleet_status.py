@@ -20,7 +20,6 @@ from quart import Response, request
 from triolet.audit import FleetAudit, whole_audit
 from triolet.errors import RequestError
 from triolet.invariants import check_invariants
-from triolet.loopback import is_loopback
 from triolet.units import NANOS
 
 from ...metrics.history import add_row, grown, model_figures, objective_figures
@@ -28,15 +27,14 @@ from ...peers.peers import ALONE
 from ...slo.report import rows_of, slo_report
 from ...tenants.accounts import limits_of
 from ...tenants.tenancy import current_tenant
-from ..body import current_scope
+from ..body import current_scope, is_from_here
 from ..errors import http_error
 from ..generate import json_response
-from ..request_scope import UNIX_PEER
 from ..served_models import state_of
 from .probes import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Set
+    from collections.abc import Iterable, Mapping
 
     from triolet.tenants.plans import Tenant
 
@@ -45,22 +43,8 @@ if TYPE_CHECKING:
     from ..services import Services
 
 
-FORWARDED: Final = frozenset({"forwarded", "x-forwarded-for", "x-real-ip", "via"})
-"""Headers that a proxy adds to a request that it forwards."""
 OWN_AUDIT: Final = "/fleet/audit/own"
 """The path that servers on one port query on one another."""
-
-
-def is_from_here(peer: str | None, header_names: Set[str], *, is_forwarding: bool = False) -> bool:
-    """Return whether a request comes from this machine and is not forwarded for another client.
-
-    Args:
-      peer: address of the other end of the connection, which headers cannot change.
-      header_names: header names in lower case.
-      is_forwarding: whether the peer named another client for the whole connection.
-    """
-    is_local = peer is not None and (peer == UNIX_PEER or is_loopback(peer))
-    return is_local and not is_forwarding and not header_names & FORWARDED
 
 
 async def own_audit(services: Services) -> Response:
@@ -83,9 +67,7 @@ def check_is_from_here(services: Services) -> None:
     checked instead."""
     if not services.tenancy.is_open:
         return
-    header_names = {name.lower() for name in request.headers.keys()}  # noqa: SIM118 (multi-dict)
-    peer = current_scope().connection
-    if not is_from_here(peer.host, header_names, is_forwarding=peer.is_forwarding):
+    if not is_from_here(current_scope().connection, request.headers):
         raise http_error(
             403,
             f"{request.path} is available only from the server's own machine",

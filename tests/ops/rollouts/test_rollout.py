@@ -203,7 +203,6 @@ def test_golden_prompts_that_nothing_answers_end_it() -> None:
             "changed its answer to a golden prompt: prompt 2, at server",
         ),
         (CandidateReport(("a1",)), "a golden prompt: the number of prompts, at server"),
-        (CandidateReport(golden_error="503"), "golden prompts to new failed: 503"),
     ],
 )
 @pytest.mark.parametrize("phase", [P.PREPARING, P.CANARY, P.PAUSED])
@@ -217,6 +216,18 @@ def test_another_golden_answer_at_any_server_and_time_rolls_back(
     one.look(RolloutSight(NOW + 2, reports=both))
     assert one.phase is P.ROLLED_BACK
     assert said in one.said
+
+
+def test_a_golden_prompt_that_fails_counts_only_before_the_first_answers() -> None:
+    failed = {"server/2": CandidateReport(golden_error="503")}
+    one = made(golden_every_s=30.0)
+    one.look(RolloutSight(NOW + 1, reports=failed))
+    assert one.phase is P.ROLLED_BACK
+    assert "golden prompts to new failed: 503" in one.said
+    busy = made(P.CANARY, 1, golden_every_s=30.0)
+    busy.look(RolloutSight(NOW + 1, reports={"server/1": CandidateReport(GOLDEN)}))
+    busy.look(RolloutSight(NOW + 2, reports=failed))
+    assert busy.phase is P.CANARY
 
 
 def test_servers_that_first_answer_at_once_must_agree() -> None:

@@ -38,7 +38,7 @@ WRONG_SAMPLING: list[tuple[str, Any]] = [
     ("min_p", 2),
     ("presence_penalty", 3),
     ("frequency_penalty", "1"),
-    ("repetition_penalty", 0),
+    ("repetition_penalty", 0.009),
     ("logit_bias", []),
     ("logit_bias", {"x": 1}),
     ("logit_bias", {"-1": 1}),

@@ -51,8 +51,8 @@ def users_of(version: str, tenant: str = "") -> list[str]:
 def latest(models: TwoModels) -> AssignedVersion | None:
     """Return the version that a route assigned to the latest request."""
     last = [*models.demo.generations, *models.code.generations][-1:]
-    asked = [*(one.request for one in last), *models.demo.inputs, *models.code.inputs]
-    return asked[-1].assigned
+    inputs = [*models.demo.inputs[:1], *models.code.inputs[:1]]  # only the first one is evidence
+    return [*(one.request for one in last), *inputs][-1].assigned
 
 
 def clear(models: TwoModels) -> None:
@@ -161,6 +161,19 @@ async def test_requests_of_one_user_stay_together_on_every_endpoint(
             clear(models)
 
 
+async def test_of_several_choices_or_inputs_the_first_is_evidence() -> None:
+    async with two_models() as models:
+        models.server.services.models.change({CHAT: HALF})
+        body = {"model": CHAT, "prompt": ["Hi", "Ho"], "n": 2}
+        await models.server.post("/v1/completions", body)
+        await models.server.post("/v1/embeddings", {"model": CHAT, "input": ["Hi", "Ho"]})
+        for fleet in (models.demo, models.code):
+            asked = [*(one.request for one in fleet.generations), *fleet.inputs]
+            begun = [one for one in (fleet.generations[:1], fleet.inputs[:1]) if one]
+            assert sum(one.assigned is not None for one in asked) == len(begun)
+        assert len([*models.demo.inputs, *models.code.inputs]) == 2
+
+
 async def test_the_first_of_the_names_of_a_user_counts() -> None:
     async with two_models() as models:
         models.server.services.models.change({CHAT: HALF})
@@ -231,6 +244,29 @@ async def test_an_operator_names_a_version_and_it_is_no_evidence() -> None:
         assert await ask("key-o", "nothing") == (404, (1, 2))
         models.server.services.models.change({})
         assert await ask("key-o", "nothing") == (404, (1, 2)), "there is no model chat any more"
+
+
+async def test_without_tenants_a_version_is_named_only_from_this_machine() -> None:
+    async with two_models(auto=AutoConfig(ladder=(CHAT,))) as models:
+        table = models.server.services.models
+        table.set_adapters(MODEL, (AdapterConfig("sql", "/sql", "", "sha256:" + "a" * 64),))
+        table.change({CHAT: ROLLED_BACK})
+        named = {"x-triolet-version": CODE}
+        forwarded = named | {"x-forwarded-for": "192.0.2.1"}
+        for name, headers, status in (
+            (CHAT, named, 200),
+            (CHAT, forwarded, 403),
+            (f"{CHAT}:sql", named, 404),
+            (f"{CHAT}:sql", {"x-triolet-version": MODEL}, 200),
+            ("auto", named, 400),
+        ):
+            body = {"model": name, "messages": [TURN]}
+            answer = await models.server.post("/v1/chat/completions", body, headers=headers)
+            assert answer.status == status, answer.body
+        for headers, kind in ((named, "response.completed"), (forwarded, "error")):
+            async with await open_socket(models.server, headers=headers) as socket:
+                assert (await socket.answer(create(), kind))[-1]["type"] == kind
+        assert models.counts == (1, 2)
 
 
 async def test_an_excluded_tenant_is_no_evidence() -> None:

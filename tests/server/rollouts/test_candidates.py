@@ -114,7 +114,6 @@ async def test_golden_prompts_are_asked_at_once_and_again_at_their_interval(
         await trio.sleep(3.0)
         first = one.report
         assert (len(first.golden), first.golden_error, one.num_asked) == (4, "", 4)
-        assert first.golden_at > 0
         monkeypatch.setattr(fakes, "STORY", fakes.STORY.replace("ü", "u"))
         await trio.sleep(6.0)
         assert one.num_asked == 8
@@ -132,18 +131,22 @@ async def test_golden_prompts_begin_once_the_news_have_their_interval(
         assert (len(one.report.golden), one.num_asked) == (4, 4)
 
 
-async def test_an_error_is_reported_beside_the_latest_answers(autojump_clock: MockClock) -> None:
+async def test_an_error_is_reported_only_before_the_first_answers(
+    autojump_clock: MockClock,
+) -> None:
     async with following() as one:
-        await trio.sleep(3.0)
-        first = one.report
         one.own.decode_process.is_held = True
         await trio.sleep(6.0)
         assert "a golden prompt failed: " in one.report.golden_error
         assert "within its 2 s" in one.report.golden_error
-        assert (one.report.golden, one.report.golden_at) == (first.golden, first.golden_at)
         one.own.decode_process.is_held = False
         await trio.sleep(8.0)
-        assert one.report.golden_error == ""
+        first = one.report
+        assert (len(first.golden), first.golden_error) == (4, "")
+        one.own.decode_process.is_held = True
+        await trio.sleep(6.0)
+        assert one.report == first, "it may merely be busy"
+        one.own.decode_process.is_held = False
 
 
 async def test_a_candidate_that_leaves_reports_no_error(autojump_clock: MockClock) -> None:
@@ -223,7 +226,7 @@ async def test_news_of_control_lead_to_answers_in_the_next_reports(
     autojump_clock: MockClock,
 ) -> None:
     async with running() as own, trio.open_nursery() as nursery:
-        server = ControlScene(nursery, ())
+        server = ControlScene(nursery, (CONTROL,))
         await server.start_workers()
         await nursery.start(server.fleet.run)
         found = {

@@ -47,7 +47,15 @@ def test_what_grows_behind_the_first_turn_changes_nothing() -> None:
 
 
 def test_a_name_that_is_no_text_counts_as_none_and_a_long_one_is_cut() -> None:
-    assert named_user({"user": None, "safety_identifier": 3, "metadata": {"user_id": []}}, "") == ""
-    assert named_user({"metadata": "no object", "safety_identifier": "s"}, "session") == "s"
+    other: dict[str, Any] = {"user": None, "safety_identifier": 3, "metadata": {"user_id": []}}
+    assert named_user(other, "", is_messages=True) == ""
+    other = {"metadata": "no object", "safety_identifier": "s"}
+    assert named_user(other, "session", is_messages=True) == "s"
     assert named_user({}, "session") == "session"
     assert named_user({"user": "u" * 5000}, "") == "u" * MAX_USER_CHARS
+
+
+def test_metadata_name_a_user_only_in_the_messages_api() -> None:
+    body = {"metadata": {"user_id": "u"}}
+    assert named_user(body, "session", is_messages=True) == "u"
+    assert named_user(body, "session") == "session"

@@ -42,7 +42,7 @@ async def test_equal_models_answer_equally_and_others_do_not(
         assert all(a != b for a, b in zip(first, second, strict=True))
 
 
-async def test_they_are_greedy_in_the_lowest_class_and_one_at_a_time(
+async def test_they_are_greedy_in_the_highest_class_and_one_at_a_time(
     autojump_clock: MockClock,
 ) -> None:
     async with running() as cluster:
@@ -50,10 +50,10 @@ async def test_they_are_greedy_in_the_lowest_class_and_one_at_a_time(
         await trio.sleep(0.1)
         sent = [one for one in cluster.decode.received if isinstance(one, Reserve | End)]
         assert [type(one) for one in sent] == [Reserve, End] * len(PROMPTS)
-        lowest = Scheduling(service_class=ServiceClass.BATCH).rank(0)
+        highest = Scheduling(service_class=ServiceClass.CRITICAL).rank(0)
         for text, reserve in zip(PROMPTS, reserves(cluster), strict=True):
             assert bytes(unpack_tokens(reserve.prompt)).decode() == text
-            assert reserve.priority == lowest
+            assert reserve.priority == highest
             assert (reserve.sampling.temperature, reserve.sampling.seed) == (0.0, 0)
             assert reserve.sampling.max_tokens == CONFIG.golden_tokens
         assert len({reserve.salt for reserve in reserves(cluster)}) == len(PROMPTS)
@@ -96,6 +96,7 @@ async def test_a_drain_does_not_wait_for_silent_requests(autojump_clock: MockClo
         nursery.start_soon(ask)
         await trio.sleep(0.5)
         assert cluster.fleet.status().running == 2
+        assert cluster.fleet.in_flight() == 1, "caps count clients' requests"
         nursery.start_soon(cluster.fleet.drain)
         await trio.sleep(0.001)
         assert cluster.fleet.status().running == 1

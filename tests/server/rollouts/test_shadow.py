@@ -34,7 +34,7 @@ QUIET_S = 2.0
 
 
 def copies(stable: Links, candidate: Links, share: float = 1.0, most: int = 4) -> ShadowCopies:
-    made = ShadowCopies("rollout-1", stable, candidate, most)
+    made = ShadowCopies(stable, candidate, most)
     made.share = share
     return made
 
@@ -114,13 +114,25 @@ async def test_the_id_of_a_request_decides_whether_it_is_copied(autojump_clock: 
                 copied[share] = []
                 for number in range(1, 21):
                     before = shadow.sums.pairs
-                    await ask(stable, number, max_tokens=1)
+                    request_id = bytes([13 * number % 256]) * 16
+                    asked = replace(make_request(max_tokens=1), request_id=request_id)
+                    await read_all(stable.fleet.submit(asked))
                     await trio.sleep(0.2)
                     copied[share] += [number] * (shadow.sums.pairs - before)
     assert copied[0.0] == []
     assert 0 < len(copied[0.25]) < 15
     assert set(copied[0.25]) < set(copied[0.5]), "a larger share only adds requests"
     assert copied[1.0] == [*range(1, 21)]
+
+
+async def test_requests_of_excluded_tenants_are_not_copied(autojump_clock: MockClock) -> None:
+    async with running() as stable, running() as own:
+        with copies(stable.fleet, own.fleet) as shadow:
+            shadow.excluded_tenants = ("alice",)
+            for number, tenant in enumerate(("alice", "bob"), 1):
+                await ask(stable, number, scheduling=Scheduling(tenant))
+                await trio.sleep(QUIET_S)
+                assert shadow.sums.pairs == number - 1
 
 
 async def test_no_more_copies_run_than_allowed(autojump_clock: MockClock) -> None:
@@ -229,7 +241,7 @@ async def loaded(kind: type[ShadowCopies], seed: int) -> tuple[ShadowComparison,
                 seen["both"] += is_running and is_waiting
 
         nursery.start_soon(look)
-        with kind("rollout-1", stable, own, 4) as shadow:
+        with kind(stable, own, 4) as shadow:
             shadow.share = 0.5
             for request in requests(numbers):
                 await trio.sleep(numbers.expovariate(1.0) if request is None else 0.0)

@@ -34,6 +34,7 @@ from transport.control_protocol import (
 )
 from transport.frames import Capacity, ControlNews, Hello, Load, ServerReport
 from transport.handshake import answer_hello
+from transport.link import PeerGone
 from transport.memory_network import MemoryNetwork
 from transport.rollout_protocol import RolloutPhase, RolloutView, WorkDone
 from triolet.errors import RequestError
@@ -203,7 +204,7 @@ class Scene:
         )
 
     async def start_workers(self) -> tuple[FakeDecode, FakePrefill]:
-        decode, prefill = FakeDecode(), FakePrefill()
+        decode, prefill = FakeDecode(), FakePrefill(labels={"zone": "us"})
         self.processes = [
             FakeProcess(self.network, decode),
             FakeProcess(self.network, prefill, [decode]),
@@ -322,16 +323,39 @@ async def test_control_hears_of_requests_workers_and_work_of_a_rollout_within_a_
         activity = await control.hear_activity(in_flight=0, is_ready=True)
         while not activity.models[0].work.steps:
             activity = await control.hear_activity(in_flight=0, is_ready=True)
-        server.processes[0].kill()
-        said = await control.hear_observed()
-        assert [(one.worker, one.version) for one in said.incidents] == [("mem://decode-0", "tiny")]
-        activity = await control.hear_activity(in_flight=0, is_ready=False)
         assert (activity.zone, activity.freezes) == ("eu", ())
-        # A zone without workers freezes rollouts, also while it returns.
-        server.fleet._requests.recovery._zones.back_at["us", "tiny"] = None
-        while not activity.freezes:
-            activity = await control.hear_activity(in_flight=0, is_ready=False)
-        assert activity.freezes == ("zone us is lost",)
+        server.processes[1].kill()
+        said = await control.hear_observed()
+        incidents = [(one.worker, one.version) for one in said.incidents]
+        assert incidents == [("mem://prefill-0", "tiny")]
+        # A zone without workers freezes rollouts.
+        while not (isinstance(told := await control.hear(), Activity) and told.freezes):
+            pass
+        assert told.freezes == ("zone us is lost",)
+
+
+class BrokenLink:
+    """A connection that breaks after the first frame."""
+
+    def __init__(self) -> None:
+        self.sent: list[AnyFrame] = []
+
+    async def send(self, frame: AnyFrame) -> None:
+        self.sent.append(frame)
+
+    def send_nowait(self, frame: AnyFrame) -> None:
+        raise PeerGone(f"no place for {frame}")
+
+
+async def test_a_broken_link_does_not_lose_what_was_seen() -> None:
+    async with scene() as server:
+        server.link._rollouts.hear((VIEW,))
+        server.observer.incident("mem://decode-0")
+        server.link._in_charge = CONTROL
+        with pytest.raises(PeerGone):
+            await server.link._report(BrokenLink(), CONTROL)  # type: ignore[arg-type]
+        [seen] = server.link._rollouts.take("server")
+        assert len(seen.incidents) == 1
 
 
 async def test_only_the_control_whose_news_count_hears_what_was_seen(

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from server.scheduling.request import Phase
 from server.scheduling.requests import FAREWELL
@@ -226,6 +227,17 @@ def test_a_retry_that_cannot_be_paid_for_ends_the_request() -> None:
     assert (readers[1].failed.error.status, readers[1].failed.error.code) == (503, "no_worker")
     assert seen.unaffordable == 1
     world.check_idle()
+
+
+def test_a_decode_worker_that_computes_no_numbers_is_at_fault_itself() -> None:
+    for failed_step, num_incidents in ((0, 0), (7, 1)):
+        world = World(num_decodes=2)
+        seen = Seen(world)
+        brought_to(world, Phase.DECODING)
+        [key] = world.decode.rows
+        ended = world.decode.end(key, EndReason.ERROR)
+        world.hear(world.worker(world.decode), replace(ended, failed_step=failed_step))
+        assert len(seen.incidents) == num_incidents
 
 
 def test_what_is_nobodys_fault_is_free() -> None:

@@ -159,6 +159,21 @@ def test_a_zone_that_returns_gets_more_work_step_by_step() -> None:
     assert shares(world, "b") == {1.0}
 
 
+def test_a_lost_zone_whose_workers_leave_or_have_another_version_is_not_lost() -> None:
+    for change in ("leave", "upgrade"):
+        world = two_zones()
+        silence(world, "a")
+        assert world.requests.recovery.lost_zones == {"a"}
+        for worker in workers_of(world, "a"):
+            if change == "leave":
+                worker.is_leaving = True
+            else:
+                world.of[worker].fingerprint = "another"
+                world.greet(worker)
+        world.sweep()
+        assert world.requests.recovery.lost_zones == set()
+
+
 @pytest.mark.parametrize(("num_steps", "num_rows"), [(0, 1), (2, 3), (9, 8)])
 def test_a_returning_zone_gets_its_share_of_rows_and_the_other_zone_the_rest(
     num_steps: int, num_rows: int

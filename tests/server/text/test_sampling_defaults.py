@@ -41,7 +41,7 @@ def test_the_demo_model_s_file_can_be_read() -> None:
         ({"temperature": -1}, "temperature"),
         ({"top_p": 0}, "top_p"),
         ({"top_k": 1.5}, "top_k"),
-        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repetition_penalty": 0.009}, "repetition_penalty"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ('{"min_p": NaN}', "min_p"),
     ],
