@@ -60,7 +60,7 @@ log = structlog.get_logger(__name__)
 RENEW_S: Final = 2.0 * SECONDS
 """Interval of looks and renewals."""
 WRITE_S: Final = 10.0 * SECONDS
-"""Interval of writing the evidence, which has megabytes. A crash loses this much of it."""
+"""Interval of writing the evidence, which has up to a megabyte. A crash loses this much of it."""
 FOLLOW_S: Final = 1.0 * SECONDS
 """Time in which servers read the members file (`server.members_poll_s`). Without the temporary
 route, one that has not would go back to the stable version for a moment."""

@@ -4,7 +4,7 @@ minute for the guard, incidents of workers, and costs.
 Memory is bounded by NUM_BUCKETS tallies, WINDOW_S slots with as many buckets each, MAX_USERS users
 and MAX_WORKERS workers. A request counts if its version was chosen in the current step, and is the
 one that the plan's route gives to its bucket. All of it is msgspec structs, so it survives a
-restart as JSON.
+restart as JSON; stores leave out `warm_at`.
 """
 
 from __future__ import annotations

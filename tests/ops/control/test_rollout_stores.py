@@ -13,7 +13,7 @@ from ops.control.journal import opened_journal
 from ops.control.rollout_stores import RedisRollouts, RolloutStolen, RolloutStoreAway
 from ops.rollouts.evidence import RolloutEvidence
 from ops.rollouts.rollout import Rollout, RolloutOrder, RolloutSettings
-from tests.ops.rollouts.rollout_cases import plan
+from tests.ops.rollouts.rollout_cases import plan, request
 from tests.server.tenants.redis_server import PROGRAM, RedisServer
 from triolet.config.membership import RedisMembersConfig
 
@@ -70,6 +70,19 @@ async def test_a_store_returns_what_was_written(opens: Open) -> None:
     await store.renew(other, 1, 13.5)
     kept = {found.rollout.settings.model: found for found in await opens().read()}
     assert kept == {"chat": (one, 2, 12.0), "code": (other, 1, 13.5)}
+
+
+async def test_a_store_keeps_the_evidence_without_the_users(opens: Open) -> None:
+    store, one = opens(), rollout()
+    one.evidence.add_requests(one.plan, [request(user, "old", 6.0) for user in range(1000)], 8.0)
+    assert len(one.evidence.warm_at) > 500
+    await store.write(one, 0, 10.0)
+    [kept] = await store.read()
+    assert kept.rollout.evidence.warm_at == {}
+    assert (kept.rollout.evidence.tallies, kept.rollout.evidence.window) == (
+        one.evidence.tallies,
+        one.evidence.window,
+    )
 
 
 async def test_of_two_controls_one_is_refused(opens: Open) -> None:
