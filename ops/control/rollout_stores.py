@@ -59,6 +59,7 @@ return number
 """Writes a rollout; without a body, renews it. Returns its number: 0 if another control has written
 it, -1 if there is no such write to renew."""
 OWNER_BYTES: Final = 8
+KEEP_RELEASE: Final = "run the release that wrote it until its end, then this one"
 
 
 class RolloutStoreAway(TrioletError):
@@ -100,26 +101,20 @@ class ReadRollouts:
     over is left out, and a later one may replace it; one that is not blocks its name only."""
 
     def __init__(self) -> None:
-        self._over: dict[str, int] = {}
-        self._blocked: dict[str, str] = {}
+        self._unread: dict[str, tuple[int, str]] = {}  # number, and why its name is blocked
 
     def decode(self, rows: Iterable[tuple[str, int, float, bool, str]]) -> list[KeptRollout]:
         """Return the rollouts of rows: model, number, time of renewal, whether it is over, body."""
         found = []
         for model, number, renewed_at, is_over, body in rows:
             try:
-                kept = KeptRollout(msgspec.json.decode(body, type=Rollout), number, renewed_at)
+                rollout = msgspec.json.decode(body, type=Rollout)
+                found.append(KeptRollout(rollout, number, renewed_at))
             except msgspec.MsgspecError as error:
-                why = f"the last rollout of {model} cannot be read: {error}"
-                if is_over:
-                    self._over[model] = number
-                    log.warning("ended_rollout_not_read", reason=f"{why}; nothing need be done")
-                else:
-                    why += "; run the release that wrote it until its end, then this one"
-                    self._blocked[model] = why
-                    log.error("rollout_not_read", reason=why)
-            else:
-                found.append(kept)
+                do = "nothing need be done" if is_over else KEEP_RELEASE
+                why = f"the last rollout of {model} cannot be read: {error}; {do}"
+                self._unread[model] = number, "" if is_over else why
+                log.warning("rollout_not_read", reason=why)
         return found
 
     def number(self, model: str, number: int) -> int:
@@ -132,9 +127,10 @@ class ReadRollouts:
         Raises:
           RolloutStoreAway: its last rollout is not over, and cannot be read.
         """
-        if model in self._blocked:
-            raise RolloutStoreAway(self._blocked[model])
-        return number or self._over.get(model, 0)
+        last, why = self._unread.get(model, (0, ""))
+        if why:
+            raise RolloutStoreAway(why)
+        return number or last
 
 
 class SqliteRollouts:
