@@ -82,8 +82,6 @@ class Candidate(NamedTuple):
         return "promoted" in self.ends
 
 
-FOUND_AS_SEEN: Final = ("rolled_back", "paused", "promoted")
-"""Of candidates whose end is shown, but is no goal."""
 CANDIDATES: Final = (
     Candidate(GOOD, ends=("promoted",), golden=True),
     Candidate("errors90", DeviceFault(errors=0.9), max_verdict_s=10.0),
@@ -95,10 +93,10 @@ CANDIDATES: Final = (
         "nonfinite", DeviceFault(is_computed=True), weight=float("nan"), is_always_faulty=True
     ),
     Candidate("golden", DeviceFault(token=501), golden=True, rounds=2),
-    Candidate("long", DeviceFault(slower=3.0, longer_than=LONG_TOKENS), FOUND_AS_SEEN, rounds=1),
-    Candidate("tenant", DeviceFault(marker=MARKER), FOUND_AS_SEEN, rounds=1),
-    Candidate("shadow", ends=("promoted", "paused"), shadow_share=0.3, rounds=1),
-    Candidate("kills", ends=FOUND_AS_SEEN, is_killed=True, rounds=1),
+    Candidate("long", DeviceFault(slower=3.0, longer_than=LONG_TOKENS), rounds=1),
+    Candidate("tenant", DeviceFault(marker=MARKER), rounds=1),
+    Candidate("shadow", ends=("promoted",), shadow_share=0.3, rounds=1),
+    Candidate("kills", ends=("promoted",), golden=True, is_killed=True, rounds=1),
 )
 
 

@@ -3,9 +3,10 @@ through the control process of a running fleet."""
 
 from __future__ import annotations
 
+import re
 import time
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 import typer
@@ -13,14 +14,14 @@ import typer
 from triolet.errors import ConfigError
 from triolet.units import parse_span
 
-from .model_orders import PortOption, as_meant, ask_control
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from ..exit_codes import CommandFailed
+from .model_orders import AWAY_S, PortOption, as_meant, ask_control
 
 ROUTE: Final = "/admin/rollouts"
 WATCH_S: Final = 2.0
 """Interval of `--watch`, which is that of control's looks."""
+NUMBER: Final = re.compile(r"\d[\d.]*(e[+-]?\d+)?")
+"""Numbers of a verdict, which change with each look."""
 
 rollout_app = typer.Typer(
     help="Move a model to another version in steps, judged by its requests.", no_args_is_help=True
@@ -88,15 +89,15 @@ def start(
     body: dict[str, Any] = {
         "model": name,
         "ref": as_meant(to),
-        "shares": [_share(one, "--steps") for one in steps.split(",")],
+        "shares": [_number(one, "--steps", "%") / 100 for one in steps.split(",")],
         "bake_s": _span_s(bake, "--bake"),
         "max_step_s": _span_s(max_step, "--max-step"),
         "retention_s": retention and _span_s(retention, "--retention"),
-        "shadow_share": shadow and _share(shadow, "--shadow"),
-        "experiment": experiment and _share(experiment, "--experiment"),
-        "accept_cost": accept_cost and _number(accept_cost.rstrip("x"), "--accept-cost"),
+        "shadow_share": shadow and _number(shadow, "--shadow", "%") / 100,
+        "experiment": experiment and _number(experiment, "--experiment", "%") / 100,
+        "accept_cost": accept_cost and _number(accept_cost, "--accept-cost", "x"),
         "cap_streams": cap_streams,
-        "cap_tenant_share": _share(cap_tenant_share, "--cap-tenant-share"),
+        "cap_tenant_share": _number(cap_tenant_share, "--cap-tenant-share", "%") / 100,
         "excluded_tenants": exclude_tenant or [],
         "min_requests": min_requests,
         "min_buckets": min_buckets,
@@ -104,7 +105,7 @@ def start(
         "despite_freeze": despite_freeze,
         "zones": zones.split(",") if zones else [],
     }
-    _say(shown(ask_control(port, "POST", ROUTE, body)))
+    typer.echo("\n".join(shown(ask_control(port, "POST", ROUTE, body))))
     typer.echo(f"follow it with `triolet rollout status {name} --watch`", err=True)
 
 
@@ -122,21 +123,37 @@ def status(
     """Show the latest rollout of each model."""
     if watch and name is None:
         raise ConfigError("--watch needs the name of a model; give NAME")
-    said: list[str] = []
-    while True:
-        if name is None:
-            found = ask_control(port, "GET", ROUTE)["rollouts"]
-        else:
-            found = [ask_control(port, "GET", f"{ROUTE}/{name}")]
-        if as_json:
-            typer.echo(msgspec.json.encode(found).decode())
-        else:
-            lines = [line for one in found for line in shown(one)]
-            _say(lines if lines != said else ())
-            said = lines
-        if not watch or found[0]["is_over"]:
-            return
+    if name is None:
+        _show(ask_control(port, "GET", ROUTE)["rollouts"], as_json=as_json)
+        return
+    found = ask_control(port, "GET", f"{ROUTE}/{name}")
+    _show([found], as_json=as_json)
+    answered = time.monotonic()
+    while watch and not found["is_over"]:
         time.sleep(WATCH_S)
+        try:
+            before, found = found, ask_control(port, "GET", f"{ROUTE}/{name}")
+        except CommandFailed:  # control is being restarted, or has not read its store yet
+            if time.monotonic() - answered >= AWAY_S:
+                raise
+            continue
+        answered = time.monotonic()
+        if _without_counts(found) != _without_counts(before):
+            _show([found], as_json=as_json)
+
+
+def _show(rollouts: list[dict[str, Any]], *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(msgspec.json.encode(rollouts).decode())
+        return
+    for one in rollouts:
+        typer.echo("\n".join(shown(one)))
+
+
+def _without_counts(rollout: dict[str, Any]) -> list[object]:
+    """Return the parts of a rollout whose changes `--watch` prints."""
+    said = NUMBER.sub("", rollout["said"])
+    return [said, *(rollout[field] for field in ("phase", "step", "history", "trouble", "is_over"))]
 
 
 @rollout_app.command()
@@ -167,7 +184,7 @@ def _order(name: str, order: str, port: int | None, *, full: bool = False) -> No
     if order != "rollback":
         seen = ask_control(port, "GET", f"{ROUTE}/{name}")["revision"]
     body = {"revision": seen, "full": full}
-    _say(shown(ask_control(port, "POST", f"{ROUTE}/{name}/{order}", body)))
+    typer.echo("\n".join(shown(ask_control(port, "POST", f"{ROUTE}/{name}/{order}", body))))
 
 
 def shown(rollout: dict[str, Any]) -> list[str]:
@@ -195,20 +212,11 @@ def shown(rollout: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _say(lines: Iterable[str]) -> None:
-    for line in lines:
-        typer.echo(line)
-
-
-def _number(text: str, option: str) -> float:
+def _number(text: str, option: str, unit: str) -> float:
     try:
-        return float(text)
+        return float(text.strip().removesuffix(unit))
     except ValueError:
         raise ConfigError(f"{option} has {text!r}, which is no number") from None
-
-
-def _share(text: str, option: str) -> float:
-    return _number(text.strip().rstrip("%"), option) / 100
 
 
 def _span_s(text: str, option: str) -> int:

@@ -60,7 +60,7 @@ log = structlog.get_logger(__name__)
 RENEW_S: Final = 2.0 * SECONDS
 """Interval of looks and renewals."""
 WRITE_S: Final = 10.0 * SECONDS
-"""Interval of writing the evidence, which has megabytes. A crash loses this much of it."""
+"""Interval of writing the evidence, which has up to a megabyte. A crash loses this much of it."""
 FOLLOW_S: Final = 1.0 * SECONDS
 """Time in which servers read the members file (`server.members_poll_s`). Without the temporary
 route, one that has not would go back to the stable version for a moment."""
@@ -94,6 +94,7 @@ class LiveRollout:
       written_at: Unix time of the last write; 0 before this control's first one.
       written: revision that was written.
       trouble: why it cannot be written; empty if it can.
+      is_left: whether another control carries it out.
       is_moved: whether servers have the permanent route to the candidate.
       routes: the routes that servers get, by zone; the empty name is for all other zones.
       view: what servers see of it.
@@ -108,6 +109,7 @@ class LiveRollout:
         self.written_at = 0.0
         self.written = self.rollout.revision
         self.trouble = ""
+        self.is_left = False
         self.is_moved = False
         self.routes: dict[str, Route] = {}
         self.view = self.rollout.view()
@@ -288,7 +290,7 @@ class Rollouts:
                 f"`triolet rollout status {name}`"
             )
         live.rollout.require(order)
-        if live.trouble and order is not RolloutOrder.ROLLBACK:
+        if live.trouble and (live.is_left or order is not RolloutOrder.ROLLBACK):
             raise Conflict(f"the rollout of {name} cannot be written now: {live.trouble}")
         return live
 
@@ -432,6 +434,7 @@ class Rollouts:
                 await self._keep(live)
             except RolloutStolen as error:
                 log.warning("rollout_left", rollout=rollout.id, reason=str(error))
+                live.trouble, live.is_left = str(error), True
                 self._withdraw(live)
                 scope.cancel()
             await trio.sleep(self._config.tick_s)
@@ -456,7 +459,7 @@ class Rollouts:
                 live.number = await self._store.write(rollout, live.number, now)
                 live.written, live.written_at = revision, now
             else:
-                await self._store.renew(live.view.model, live.number, now)
+                await self._store.renew(rollout, live.number, now)
         except RolloutStoreAway as error:
             if not live.trouble:
                 log.warning("rollout_not_kept", rollout=rollout.id, reason=str(error))

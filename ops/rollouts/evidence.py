@@ -4,7 +4,7 @@ minute for the guard, incidents of workers, and costs.
 Memory is bounded by NUM_BUCKETS tallies, WINDOW_S slots with as many buckets each, MAX_USERS users
 and MAX_WORKERS workers. A request counts if its version was chosen in the current step, and is the
 one that the plan's route gives to its bucket. All of it is msgspec structs, so it survives a
-restart as JSON.
+restart as JSON; stores leave out `warm_at`.
 """
 
 from __future__ import annotations
@@ -152,7 +152,9 @@ class RolloutEvidence(msgspec.Struct):
       last_incident: slot of the latest incident, by worker.
       looks: tests at the end of this step.
       cost: costs since the rollout began.
-      golden_difference: how the candidate's answer to a golden prompt has changed; empty if not.
+      golden_difference: where the candidate's answer to a golden prompt has changed; empty if it
+        has not.
+      frozen_at: latest look in a freeze; 0 if there was none.
     """
 
     step: int = 0
@@ -170,6 +172,13 @@ class RolloutEvidence(msgspec.Struct):
     looks: list[StepLook] = []
     cost: CostSums = msgspec.field(default_factory=CostSums)
     golden_difference: str = ""
+    frozen_at: float = 0.0
+
+    @property
+    def timed_from(self) -> float:
+        """When the clock of the step began, which each freeze begins again: what was seen in a
+        freeze is evidence, but no time in which the step could end."""
+        return max(self.began_at, self.frozen_at)
 
     def begin_step(self, plan: RolloutPlan, step: int, now: float) -> RolloutEvidence:
         """Return the evidence of a new step, which keeps only the costs of the earlier ones.
@@ -278,11 +287,12 @@ class RolloutEvidence(msgspec.Struct):
         self.cost.squares += ratio**2
         self.cost.last_slot = slot
 
-    def recent(self, name: str) -> list[int]:
+    def recent(self, name: str) -> tuple[int, int, int, int]:
         """Return a signal's good and bad requests to the stable version in the window, then those
         to the candidate."""
         slots = [slot[name].counts for slot in self.window.values()]
-        return [sum(counts) for counts in zip([0, 0, 0, 0], *slots, strict=True)]
+        good, bad, canary_good, canary_bad = map(sum, zip([0, 0, 0, 0], *slots, strict=True))
+        return good, bad, canary_good, canary_bad
 
     def recent_bad(self, name: str, *, is_canary: bool) -> Counter[int]:
         """Return a version's bad requests in the window, by bucket."""

@@ -71,7 +71,7 @@ def judge(evidence: RolloutEvidence, plan: RolloutPlan) -> RolloutVerdict:
     verdict = alarm(evidence, plan) or _lacking(evidence, plan)
     if verdict is None:
         return _end_of_step(evidence, plan)
-    if verdict.action == "hold" and evidence.now - evidence.began_at >= plan.max_step_s:
+    if verdict.action == "hold" and evidence.now - evidence.timed_from >= plan.max_step_s:
         said = f"step {evidence.step} has lasted {plan.max_step_s:g} s: {verdict.said}"
         return msgspec.structs.replace(verdict, action="pause", reason="time", said=said)
     return verdict
@@ -89,8 +89,10 @@ def alarm(evidence: RolloutEvidence, plan: RolloutPlan) -> RolloutVerdict | None
 def _golden(evidence: RolloutEvidence, plan: RolloutPlan) -> RolloutVerdict | None:
     if not evidence.golden_difference:
         return None
-    said = f"{plan.candidate} has changed its answer to a golden prompt: "
-    return RolloutVerdict("rollback", "golden", said + evidence.golden_difference, {})
+    said = (
+        f"{plan.candidate} has changed its answer to a golden prompt {evidence.golden_difference}"
+    )
+    return RolloutVerdict("rollback", "golden", said, {})
 
 
 def _guard(evidence: RolloutEvidence, plan: RolloutPlan) -> RolloutVerdict | None:
@@ -184,8 +186,8 @@ def _both_bad(evidence: RolloutEvidence, plan: RolloutPlan) -> RolloutVerdict | 
 
 def _lacking(evidence: RolloutEvidence, plan: RolloutPlan) -> RolloutVerdict | None:
     """Return what the step lacks before it may end; None if nothing."""
-    since = evidence.looks[-1].at if evidence.looks else evidence.began_at
-    baked_s = evidence.now - since
+    looked_at = evidence.looks[-1].at if evidence.looks else 0.0
+    baked_s = evidence.now - max(evidence.timed_from, looked_at)
     if baked_s < plan.bake_s:
         said = f"step {evidence.step} has run for {baked_s:.0f} of {plan.bake_s:g} s"
         return RolloutVerdict("hold", "bake", said, {"baked_s": baked_s})

@@ -4,7 +4,7 @@ servers get. No I/O, no clock."""
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -29,7 +29,7 @@ from .judge import RolloutVerdict, alarm, cost_bounds, judge
 from .plan import LOOKS, MIN_BAD, RolloutPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Mapping
 
 VALID_S: Final = 10.0 * SECONDS
 """A route that is not renewed for this long ends: four renewals may be lost."""
@@ -213,7 +213,8 @@ class Rollout(msgspec.Struct, kw_only=True):
         if self.phase not in ALLOWED_IN[order]:
             raise RolloutRefused(
                 f"the rollout {self.id} of {self.settings.model} is {self.phase}: {self.said}; it "
-                f"takes {order.partition('_')[0]} only while it is {_any_of(ALLOWED_IN[order])}"
+                f"takes {order.partition('_')[0]} only while it is "
+                f"{' or '.join(sorted(ALLOWED_IN[order]))}"
             )
 
     def order(self, order: RolloutOrder, actor: str, now: float) -> None:
@@ -240,6 +241,9 @@ class Rollout(msgspec.Struct, kw_only=True):
         if not self.is_live:
             return
         evidence, plan = self.evidence, self.plan
+        freezes = () if self.settings.ignores_freezes else sorted({*seen.freezes})
+        if freezes:
+            evidence.frozen_at = seen.now
         evidence.add_requests(plan, seen.requests, seen.now)
         evidence.add_incidents(plan, seen.incidents)
         self._note_work(seen)
@@ -249,12 +253,12 @@ class Rollout(msgspec.Struct, kw_only=True):
             self.fail(faults[0], seen.now)
         elif self.settings.golden_every_s and not self.golden:
             self.said = f"{plan.candidate} has not answered the golden prompts yet"
-            if seen.now - evidence.began_at >= plan.max_step_s:
+            if seen.now - evidence.timed_from >= plan.max_step_s:
                 self.fail(f"{self.said}, in {plan.max_step_s:g} s", seen.now)
-        elif self.phase is RolloutPhase.PREPARING and self.settings.shadow_share:
+        elif self.phase is RolloutPhase.PREPARING and self.settings.shadow_share and not freezes:
             self._go(RolloutPhase.SHADOW, 0, "requests are copied to the candidate", seen.now)
         else:
-            self._obey(self._verdict(seen), seen.now)
+            self._obey(self._verdict(freezes), seen.now)
 
     def _note_work(self, seen: RolloutSight) -> None:
         """Compare the costs of the last ten seconds."""
@@ -274,24 +278,20 @@ class Rollout(msgspec.Struct, kw_only=True):
           merely be busy.
         """
         if reports:
-            self.shadow = _total([one.shadow for one in reports.values()])
+            self.shadow = sum((one.shadow for one in reports.values()), ShadowComparison())
         for server, report in sorted(reports.items()):
             if report.golden and not self.golden:
                 self.golden = report.golden
             if report.golden and report.golden != self.golden:
-                pairs = zip(report.golden, self.golden, strict=False)
-                places = [str(place) for place, (a, b) in enumerate(pairs, 1) if a != b]
-                what = f"prompt {', '.join(places)}" if places else "the number of prompts"
-                self.evidence.golden_difference = f"{what}, at {server.partition('/')[0]}"
+                self.evidence.golden_difference = f"at {server.partition('/')[0]}"
         return [
             f"golden prompts to {self.plan.candidate} failed: {one.golden_error}"
             for one in reports.values()
             if one.golden_error and not self.golden
         ]
 
-    def _verdict(self, seen: RolloutSight) -> RolloutVerdict:
+    def _verdict(self, freezes: Collection[str]) -> RolloutVerdict:
         evidence, plan = self.evidence, self.plan
-        freezes = () if self.settings.ignores_freezes else sorted({*seen.freezes})
         if self.phase is RolloutPhase.PAUSED or freezes:
             why = f"frozen: {'; '.join(freezes)}" if freezes else self.said
             return alarm(evidence, plan) or RolloutVerdict("hold", "frozen", why, {})
@@ -303,7 +303,7 @@ class Rollout(msgspec.Struct, kw_only=True):
             return RolloutVerdict("rollback", "step", said, {"failed": shadow.failed})
         if shadow.pairs >= MIN_PAIRS:
             return verdict
-        is_late = evidence.now - evidence.began_at >= plan.max_step_s
+        is_late = evidence.now - evidence.timed_from >= plan.max_step_s
         said = f"{said}; {MIN_PAIRS} are needed"
         return RolloutVerdict("pause" if is_late else "hold", "evidence", said, {})
 
@@ -313,6 +313,7 @@ class Rollout(msgspec.Struct, kw_only=True):
             evidence.looks = [*evidence.looks, verdict.look][-LOOKS:]
         self.said = verdict.said
         step, is_last = evidence.step, evidence.step == plan.last_step
+        has_more = self.zone + 1 < len(self.settings.zones)
         if self.settings.is_experiment and step and not is_last:
             self.said = f"experiment; the verdict would be {verdict.action}: {verdict.said}"
             return
@@ -326,16 +327,12 @@ class Rollout(msgspec.Struct, kw_only=True):
             case "advance" if not is_last:
                 said = verdict.said if step else f"{verdict.said}; {self._forecast()}"
                 self._go(RolloutPhase.CANARY, verdict.to_step, said, now)
-            case "advance" if self._is_kept_long_enough(now):
+            # In zones before the last one, the stable version is needed anyway.
+            case "advance" if has_more or now - evidence.timed_from >= self.settings.retention_s:
                 self._end_zone(verdict.said, now)
             case "advance":
                 kept_s = self.settings.retention_s
                 self.said = f"{verdict.said}; {plan.stable} stays loaded for {kept_s:g} s in all"
-
-    def _is_kept_long_enough(self, now: float) -> bool:
-        """Return whether the stable version was kept for its time in the last zone."""
-        has_more = self.zone + 1 < len(self.settings.zones)
-        return has_more or now - self.evidence.began_at >= self.settings.retention_s
 
     def _end_zone(self, said: str, now: float, actor: str = "") -> None:
         """Go to the next zone, which gets the candidate at once; after the last one, promote it."""
@@ -408,17 +405,13 @@ class Rollout(msgspec.Struct, kw_only=True):
             self.settings.golden_every_s if is_served else 0.0,
             self.settings.shadow_share if self.phase is RolloutPhase.SHADOW else 0.0,
             {name: _counts(evidence, name) for name in plan.objectives},
-            {name: _four(evidence.recent(name)) for name in plan.objectives},
+            {name: evidence.recent(name) for name in plan.objectives},
             cost_bounds(evidence),
             self.shadow,
             tuple(self.history[-SHOWN_NOTES:]),
             self.settings.zones[: self.zone + 1] if self.is_live else (),
             plan.excluded_tenants,
         )
-
-
-def _any_of(phases: Iterable[RolloutPhase]) -> str:
-    return " or ".join(sorted(phases))
 
 
 def _between(before: WorkDone, after: WorkDone) -> WorkDone:
@@ -428,18 +421,6 @@ def _between(before: WorkDone, after: WorkDone) -> WorkDone:
     return done if min(msgspec.structs.astuple(done)) >= 0 else WorkDone()
 
 
-def _total(parts: Collection[ShadowComparison]) -> ShadowComparison:
-    """Add up the comparisons of several servers."""
-    columns = zip(*map(msgspec.structs.astuple, parts), strict=True)
-    return ShadowComparison(*map(_added_up, columns))
-
-
-def _added_up(column: tuple[Any, ...]) -> Any:  # noqa: ANN401 (a number, or a pair of them)
-    if isinstance(column[0], tuple):
-        return tuple(map(sum, zip(*column, strict=True)))
-    return sum(column)
-
-
 def _counts(evidence: RolloutEvidence, name: str) -> tuple[int, int, int, int]:
     """Return good and bad requests of the step to the stable version, then to the candidate."""
     counts = [0, 0, 0, 0]
@@ -447,9 +428,4 @@ def _counts(evidence: RolloutEvidence, name: str) -> tuple[int, int, int, int]:
         bad, first = tally.bad.get(name, 0), 2 * tally.is_canary
         counts[first] += tally.requests.get(name, 0) - bad
         counts[first + 1] += bad
-    return _four(counts)
-
-
-def _four(counts: Collection[int]) -> tuple[int, int, int, int]:
-    first, second, third, fourth = counts
-    return first, second, third, fourth
+    return counts[0], counts[1], counts[2], counts[3]

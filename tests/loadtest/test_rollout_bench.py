@@ -26,6 +26,7 @@ PLAN = {
     "min_buckets": 5,
 }
 GOOD, BROKEN = CANDIDATES[:2]
+KILLED = CANDIDATES[-1]
 
 
 @pytest.mark.slow
@@ -71,6 +72,7 @@ def missed(candidate: Candidate, one: Course) -> list[str]:
 @pytest.mark.parametrize(
     ("candidate", "phase", "more", "expected"),
     [
+        (KILLED, "rolled_back", {}, ["ended as they should"]),
         (GOOD, "promoted", {}, []),
         (GOOD, "promoted", {"failed": 1}, ["failed requests"]),
         (GOOD, "paused", {}, ["ended as they should"]),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ops.cli import main, rollout_commands
-from ops.exit_codes import EXIT_BAD_INPUT
+from ops.exit_codes import EXIT_BAD_INPUT, CommandFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SHOWN: dict[str, Any] = {
     "id": "12ab",
@@ -88,6 +91,38 @@ def test_status_shows_where_a_rollout_is(
     assert [path for _, _, path in asked] == ["/admin/rollouts", "/admin/rollouts/chat"]
 
 
+def poll(*answers: dict[str, Any] | CommandFailed) -> Callable[..., dict[str, Any]]:
+    """Return an `ask_control` that gives these answers."""
+    given = iter(answers)
+
+    def answer(*_: object) -> dict[str, Any]:
+        one = next(given)
+        if isinstance(one, CommandFailed):
+            raise one
+        return one
+
+    return answer
+
+
+def test_watch_prints_changes_but_no_counts_and_survives_a_restart_of_control(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(rollout_commands, "WATCH_S", 0.0)
+    begun = SHOWN | {"is_over": False}
+    changed = begun | {"counts": {"errors": [0, 0, 0, 0]}, "said": "step 2 has run for 47 of 60 s"}
+    later = begun | {"step": 3, "said": "step 3 has run for 0 of 60 s"}
+    away = CommandFailed("control does not answer")
+    answers = poll(begun, changed, away, changed, later, later | {"is_over": True})
+    monkeypatch.setattr(rollout_commands, "ask_control", answers)
+    assert main(("rollout", "status", "chat", "--watch")) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  step")]
+    assert said == ["  step 2 has run for 45 of 60 s", *["  step 3 has run for 0 of 60 s"] * 2]
+    monkeypatch.setattr(rollout_commands, "AWAY_S", 0.0)
+    monkeypatch.setattr(rollout_commands, "ask_control", poll(begun, away))
+    assert main(("rollout", "status", "chat", "--watch")) != 0
+    assert "control does not answer" in capsys.readouterr().err
+
+
 def test_an_order_names_the_revision_that_was_seen_and_a_rollback_any(
     asked: list[tuple[Any, ...]],
 ) -> None:
@@ -103,7 +138,7 @@ def test_an_order_names_the_revision_that_was_seen_and_a_rollback_any(
     [
         ("--bake soon", "--bake is 'soon'; allowed: a duration such as 60s, 30m or 2h"),
         ("--steps 1,x,100", "--steps has 'x', which is no number"),
-        ("--accept-cost x", "--accept-cost has '', which is no number"),
+        ("--accept-cost x", "--accept-cost has 'x', which is no number"),
     ],
 )
 def test_what_is_no_number_is_refused(

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 
-from ops.control.journal import FILE_NAME, opened_journal
-from ops.control.rollout_stores import (
-    KEPT_OVER,
-    RedisRollouts,
-    RolloutStolen,
-    RolloutStoreAway,
-)
+from ops.control.journal import opened_journal
+from ops.control.rollout_stores import KEEP_RELEASE, RedisRollouts, RolloutStolen, RolloutStoreAway
 from ops.rollouts.evidence import RolloutEvidence
 from ops.rollouts.rollout import Rollout, RolloutOrder, RolloutSettings
-from tests.ops.rollouts.rollout_cases import plan
+from tests.ops.rollouts.rollout_cases import plan, request
 from tests.server.tenants.redis_server import PROGRAM, RedisServer
 from triolet.config.membership import RedisMembersConfig
 
@@ -72,9 +67,22 @@ async def test_a_store_returns_what_was_written(opens: Open) -> None:
     await store.write(other, 0, 11.0)
     one.order(RolloutOrder.ROLLBACK, "user:ada", 12.0)
     assert await store.write(one, 1, 12.0) == 2
-    await store.renew("code", 1, 13.5)
+    await store.renew(other, 1, 13.5)
     kept = {found.rollout.settings.model: found for found in await opens().read()}
     assert kept == {"chat": (one, 2, 12.0), "code": (other, 1, 13.5)}
+
+
+async def test_a_store_keeps_the_evidence_without_the_users(opens: Open) -> None:
+    store, one = opens(), rollout()
+    one.evidence.add_requests(one.plan, [request(user, "old", 6.0) for user in range(1000)], 8.0)
+    assert len(one.evidence.warm_at) > 500
+    await store.write(one, 0, 10.0)
+    [kept] = await store.read()
+    assert kept.rollout.evidence.warm_at == {}
+    assert (kept.rollout.evidence.tallies, kept.rollout.evidence.window) == (
+        one.evidence.tallies,
+        one.evidence.window,
+    )
 
 
 async def test_of_two_controls_one_is_refused(opens: Open) -> None:
@@ -82,7 +90,7 @@ async def test_of_two_controls_one_is_refused(opens: Open) -> None:
     await first.write(rollout(), 0, 10.0)
     [kept] = await second.read()
     assert await second.write(kept.rollout, kept.number, 11.0) == 2
-    for work in (lambda: first.write(rollout(), 1, 12.0), lambda: first.renew("chat", 1, 12.0)):
+    for work in (lambda: first.write(rollout(), 1, 12.0), lambda: first.renew(rollout(), 1, 12.0)):
         with pytest.raises(RolloutStolen, match="another control has changed the rollout of chat"):
             await work()
     with pytest.raises(RolloutStolen):
@@ -115,7 +123,7 @@ async def test_a_control_whose_answer_was_lost_goes_on_at_redis(tmp_path: Path) 
         store = RedisRollouts(RedisMembersConfig(server.url, timeout_s=60.0))
         await store.write(rollout(), 0, 10.0)
         assert await store.write(rollout(), 0, 11.0) == 2, "it does not know of its first write"
-        await store.renew("chat", 1, 12.0)
+        await store.renew(rollout(), 1, 12.0)
         server.stop()
         with pytest.raises(RolloutStoreAway, match="Redis does not answer"):
             await store.write(rollout(), 2, 13.0)
@@ -131,29 +139,45 @@ async def test_a_journal_that_cannot_be_written_is_said_to_be_away(tmp_path: Pat
         with pytest.raises(RolloutStoreAway, match="the journal cannot be written"):
             await store.write(rollout(), 1, 11.0)
         with pytest.raises(RolloutStoreAway):
-            await store.renew("chat", 1, 11.0)
+            await store.renew(rollout(), 1, 11.0)
         journal._connection.execute("PRAGMA query_only = OFF")
-        await store.renew("chat", 1, 12.0)
+        await store.renew(rollout(), 1, 12.0)
 
 
-async def test_a_rollout_of_another_release_is_not_taken_for_one(tmp_path: Path) -> None:
-    with opened_journal(tmp_path) as journal:
-        await journal.rollouts().write(rollout(), 0, 10.0)
-    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as connection, connection:
-        connection.execute("""UPDATE rollouts SET body = '{"id": 1}'""")
-    expected = pytest.raises(RolloutStoreAway, match="run the release that wrote it")
-    with opened_journal(tmp_path) as journal, expected:
-        await journal.rollouts().read()
+async def test_a_redis_that_lost_its_data_gets_the_rollout_again(tmp_path: Path) -> None:
+    if PROGRAM is None:
+        pytest.skip("there is no redis-server here")
+    with redis(tmp_path) as server:
+        store, other = (
+            RedisRollouts(RedisMembersConfig(server.url, timeout_s=60.0)) for _ in range(2)
+        )
+        one = rollout()
+        assert [await store.write(one, number, 10.0) for number in range(3)] == [1, 2, 3]
+        server.command("FLUSHALL")
+        await store.renew(one, 3, 11.0)
+        assert await other.read() == [(one, 4, 11.0)]
+        server.command("FLUSHALL")
+        assert await store.write(one, 3, 12.0) == 4
+        server.command("FLUSHALL")
+        await other.write(rollout(number="2"), 0, 13.0)
+        assert await store.write(one, 4, 14.0) == 5, "the other one began after the loss"
+        with pytest.raises(RolloutStolen):
+            await other.renew(rollout(number="2"), 1, 15.0)
 
 
-async def test_ended_rollouts_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ops.control.rollout_stores.KEPT_OVER", 3)
-    assert KEPT_OVER > 3
-    with opened_journal(tmp_path) as journal:
-        store = journal.rollouts()
-        for number in range(6):
-            one = rollout(f"model-{number}")
-            one.is_over = number > 0
-            await store.write(one, 0, float(number))
-        names = [kept.rollout.settings.model for kept in await store.read()]
-    assert names == ["model-0", "model-3", "model-4", "model-5"]
+async def test_rollouts_of_another_release_block_no_others(opens: Open) -> None:
+    store, over, live = opens(), rollout("over"), rollout("live")
+    over.is_over = True
+    for one in (over, live):
+        one.phase = "unheard of"  # type: ignore[assignment]
+        await store.write(one, 0, 10.0)
+    await store.write(rollout(), 0, 10.0)
+    store = opens()
+    with capture_logs() as lines:
+        assert [kept.rollout.settings.model for kept in await store.read()] == ["chat"]
+    said = sorted(line["reason"] for line in lines if line["event"] == "rollout_not_read")
+    assert [one.rpartition("; ")[2] for one in said] == [KEEP_RELEASE, "nothing need be done"]
+    assert await store.write(rollout("over"), 0, 11.0) == 2, "in place of the one that is over"
+    expected = "the last rollout of live cannot be read: .*; run the release that wrote it"
+    with pytest.raises(RolloutStoreAway, match=expected):
+        await store.write(rollout("live"), 0, 11.0)

@@ -347,6 +347,10 @@ async def test_a_rollout_that_another_control_has_written_is_left_to_it(
             while one.server.route is not None:
                 await trio.lowlevel.checkpoint()
         assert [*one.supervisor.added] == ["chat", "chat-2"], "the other one has it"
+        assert "another control has changed" in (await one.shown())["trouble"]
+        for order in ("promote", "rollback"):
+            status, refused = await one.order(order)
+            assert (status, "orders to that control" in str(refused)) == (409, True)
 
 
 async def test_a_control_of_several_hosts_only_moves_routes() -> None:

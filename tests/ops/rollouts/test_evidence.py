@@ -52,8 +52,8 @@ def test_requests_are_counted_by_version_and_signal() -> None:
     evidence = fed(
         [request(old, "old"), request(new, "new", is_bad=True), request(new, "new", STEP_S + 2)]
     )
-    assert evidence.recent("errors") == [1, 0, 1, 1]
-    assert evidence.recent("ttft") == [0, 0, 1, 0], "first requests are cold"
+    assert evidence.recent("errors") == (1, 0, 1, 1)
+    assert evidence.recent("ttft") == (0, 0, 1, 0), "first requests are cold"
     assert evidence.canary == [2, 1]
     assert evidence.first_bad == {"errors": [0, 1], "ttft": [0, 0]}
 
@@ -91,9 +91,9 @@ def test_a_bucket_counts_once_however_often_it_fails() -> None:
 def test_times_count_from_the_end_of_a_users_first_request() -> None:
     old = next(users(plan(), "old"))
     at_once = [request(old, "old", STEP_S + at, ttft_s=9.0) for at in (0.0, 0.2, 0.9)]
-    assert fed(at_once).recent("ttft") == [0, 0, 0, 0]
+    assert fed(at_once).recent("ttft") == (0, 0, 0, 0)
     later = [request(old, "old", STEP_S + 1.0, ttft_s=ttft_s) for ttft_s in (1.0, 1.1)]
-    assert fed(at_once + later).recent("ttft") == [1, 1, 0, 0], "the limit itself is good"
+    assert fed(at_once + later).recent("ttft") == (1, 1, 0, 0), "the limit itself is good"
 
 
 def test_each_user_of_a_bucket_has_a_cold_first_request() -> None:
@@ -101,8 +101,8 @@ def test_each_user_of_a_bucket_has_a_cold_first_request() -> None:
     others = (user_hash("tenant", f"other {number}") for number in count())
     other = next(one for one in others if one % NUM_BUCKETS == user % NUM_BUCKETS)
     evidence = fed([request(user, "old"), request(other, "old", STEP_S + 5, ttft_s=9.0)])
-    assert evidence.recent("ttft") == [0, 0, 0, 0]
-    assert evidence.recent("errors") == [2, 0, 0, 0]
+    assert evidence.recent("ttft") == (0, 0, 0, 0)
+    assert evidence.recent("errors") == (2, 0, 0, 0)
     assert len(evidence.tallies) == 1
 
 
@@ -110,17 +110,17 @@ def test_a_request_without_a_time_says_nothing_about_it() -> None:
     user = next(users(plan(), "old"))
     lost = FinishedRequest(user, "old", STEP_S + 5, STEP_S + 6, frozenset({"errors"}), {})
     evidence = fed([request(user, "old"), lost])
-    assert evidence.recent("errors") == [1, 1, 0, 0]
-    assert evidence.recent("ttft") == [0, 0, 0, 0]
+    assert evidence.recent("errors") == (1, 1, 0, 0)
+    assert evidence.recent("ttft") == (0, 0, 0, 0)
 
 
 def test_the_window_forgets_after_a_minute_and_the_step_does_not() -> None:
     chosen, user = plan(), next(users(plan(), "old"))
     evidence = fed([request(user, "old", is_bad=True)])
     evidence.add_requests(chosen, [], STEP_S + 60.9)
-    assert evidence.recent("errors") == [0, 1, 0, 0]
+    assert evidence.recent("errors") == (0, 1, 0, 0)
     evidence.add_requests(chosen, [], STEP_S + 61.0)
-    assert evidence.recent("errors") == [0, 0, 0, 0]
+    assert evidence.recent("errors") == (0, 0, 0, 0)
     assert evidence.window == {}
     assert evidence.groups("errors") == {(1, 1): [1, 0]}
     late = request(user, "old", is_bad=True)
@@ -232,8 +232,8 @@ def test_users_and_workers_beyond_the_bounds_are_not_kept(monkeypatch: pytest.Mo
     ]
     evidence = fed(requests)
     assert len(evidence.warm_at) == 3
-    assert evidence.recent("ttft") == [3, 0, 0, 0], "others' prefixes may be cold"
-    assert evidence.recent("errors") == [10, 0, 0, 0]
+    assert evidence.recent("ttft") == (3, 0, 0, 0), "others' prefixes may be cold"
+    assert evidence.recent("errors") == (10, 0, 0, 0)
     evidence.add_incidents(
         plan(), [WorkerIncident(name, STEP_S, "old", 0.5) for name in ("a", "b", "c")]
     )

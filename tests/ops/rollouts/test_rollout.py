@@ -198,11 +198,8 @@ def test_golden_prompts_that_nothing_answers_end_it() -> None:
 @pytest.mark.parametrize(
     ("report", "said"),
     [
-        (
-            CandidateReport(("a1", "c3")),
-            "changed its answer to a golden prompt: prompt 2, at server",
-        ),
-        (CandidateReport(("a1",)), "a golden prompt: the number of prompts, at server"),
+        (CandidateReport(("a1", "c3")), "changed its answer to a golden prompt at server"),
+        (CandidateReport(("a1",)), "changed its answer to a golden prompt at server"),
     ],
 )
 @pytest.mark.parametrize("phase", [P.PREPARING, P.CANARY, P.PAUSED])
@@ -279,6 +276,45 @@ def test_a_freeze_holds_a_rollout_that_may_still_roll_back(
     monkeypatch.setattr(module, "alarm", lambda *_: verdict)
     one.look(RolloutSight(NOW + 10_001, freezes=["zone b is lost"]))
     assert one.phase is P.ROLLED_BACK
+
+
+def test_a_freeze_is_no_time_of_a_step() -> None:
+    easy = {"min_requests": 1, "min_buckets": 1, "shares": (0.3, 1.0)}
+    one = made(P.CANARY, 1, easy)
+    user = next(users(one.plan, "new"))
+    for now in range(int(NOW), int(NOW) + 10_000, 50):
+        one.look(RolloutSight(now, freezes=["zone b is lost"]))
+    one.look(RolloutSight(now + 1))
+    assert at(one) == (P.CANARY, 1), "neither late nor baked"
+    assert one.said == "step 1 has run for 1 of 60 s"
+    one.look(RolloutSight(now + 2, [request(user, "new", NOW + 10)]))
+    assert one.evidence.canary == [1, 1], "requests count"
+    one.look(RolloutSight(now + BAKE_S))
+    assert at(one) == (P.CANARY, 2)
+
+
+def test_a_freeze_is_no_time_of_the_first_and_the_last_step() -> None:
+    last = made(P.CANARY, 3, {"min_requests": 1, "min_buckets": 1}, retention_s=600.0)
+    user = next(users(last.plan, "new"))
+    first, shadow = made(golden_every_s=30.0), made(P.SHADOW, shadow_share=0.1)
+    for one in (first, shadow, last):
+        one.look(RolloutSight(NOW + 10_000, freezes=["zone b is lost"]))
+    first.look(RolloutSight(NOW + 10_001))
+    assert first.phase is P.PREPARING, "golden prompts are not late"
+    shadow.look(RolloutSight(NOW + 10_000 + BAKE_S))
+    assert shadow.phase is P.SHADOW
+    last.look(RolloutSight(NOW + 10_599, [request(user, "new", NOW + 10_100)]))
+    assert last.phase is P.CANARY
+    last.look(RolloutSight(NOW + 10_600))
+    assert last.phase is P.PROMOTED
+
+
+def test_no_shadow_copies_begin_in_a_freeze() -> None:
+    one = made(shadow_share=0.1)
+    one.look(RolloutSight(NOW + 1, freezes=["zone b is lost"]))
+    assert (at(one), one.said) == ((P.PREPARING, 0), "frozen: zone b is lost")
+    one.look(RolloutSight(NOW + 2))
+    assert one.phase is P.SHADOW
 
 
 def test_a_rollout_despite_freezes_goes_on() -> None:
