@@ -166,7 +166,7 @@ class LiveRollout:
         self._reports = {name: one for name, one in self._reports.items() if name in alive}
         requests, incidents = self._requests, self._incidents
         self._requests, self._incidents, self.due = [], [], trio.Event()
-        return RolloutSight(now, requests, incidents, self._reports, freezes, work)
+        return RolloutSight(now, requests, incidents, self._reports, freezes, work, self.trouble)
 
     def new_notes(self) -> list[RolloutNote]:
         """Return the changes since the last call."""
@@ -359,16 +359,21 @@ class Rollouts:
         rollout = live.rollout
         log.info("rollout_begins", rollout=rollout.id, model=live.view.model, phase=rollout.phase)
         async with trio.open_nursery() as nursery:
+            # Before the first look: what is lost must not be judged.
+            is_same_run = await self._is_same_run(rollout)
+            lost = "the fleet ended, and its candidate with it"
+            if is_same_run:
+                lost = await self._lost(live)
+            if lost:
+                rollout.fail(lost, self._wall())
             nursery.start_soon(self._watch, live, nursery.cancel_scope)
-            if await self._is_same_run(rollout):
+            if is_same_run:
                 if rollout.is_live:
                     with live.adding:
                         await self._add(live, operation)
                 live.due.set()
                 await live.ended.wait()
                 await self._leave_one(live, operation)
-            else:
-                rollout.fail("the fleet ended, and its candidate with it", self._wall())
             rollout.finish()
             live.due.set()
             await live.over.wait()
@@ -384,6 +389,26 @@ class Rollouts:
                 await trio.sleep(self._config.tick_s)
         return self._run_id() == rollout.run
 
+    async def _lost(self, live: LiveRollout) -> str:
+        """Return why the rollout of an earlier control cannot go on; empty if it can.
+
+        That control removes the candidate only after a rollback, which it could not write if its
+        store was away.
+        """
+        plan, is_prepared = live.rollout.plan, live.rollout.is_prepared
+        is_late = self._wall() - live.renewed_at > VALID_S
+        if self._changes.switches.fence or not (is_prepared or is_late):
+            return ""
+        try:
+            listed = await ask_models(self._supervisor)
+        except CommandFailed as error:
+            log.warning("candidate_not_known", rollout=live.rollout.id, reason=str(error))
+            return ""
+        there = listed.served if is_prepared else [one.name for one in listed.configs]
+        if plan.candidate in there:
+            return ""
+        return f"{plan.candidate} was removed before control was restarted: it was rolled back"
+
     async def _add(self, live: LiveRollout, operation: Operation) -> None:
         """Let all servers have the candidate, without requests. Idempotent."""
         rollout, switches, steps = live.rollout, self._changes.switches, self._changes.steps
@@ -393,17 +418,23 @@ class Rollouts:
             if switches.fence:
                 await steps.wait_served(operation, plan.candidate, is_ready=True)
             else:
-                switches.routes = (await ask_models(self._supervisor)).routes
+                listed = await ask_models(self._supervisor)
+                switches.routes = listed.routes
+                known = {one.name: one for one in listed.configs}
                 request = AddVersionRequest(
                     plan.candidate, plan.stable, order.ref, is_of_port(operation), is_beside=True
                 )
-                config = await steps.ask_added(operation, request)
+                # One that serves must not be taken back because the supervisor is slow.
+                config = known.get(plan.candidate) or await steps.ask_added(operation, request)
                 steps.add(config, await trio.to_thread.run_sync(expected_bytes, config))
                 self._keep_loaded(plan, is_kept=True)
                 route = switches.routes.get(order.public_name)
                 await switches.put_beside(operation, order, route)
         except (OperationFailed, CommandFailed, NoRoom) as error:
-            rollout.fail(f"{plan.candidate} cannot serve: {error}", self._wall())
+            if rollout.is_prepared:  # it has served, and the judge sees whether it still does
+                log.warning("candidate_not_ready", rollout=rollout.id, reason=str(error))
+            else:
+                rollout.fail(f"{plan.candidate} cannot serve: {error}", self._wall())
         else:
             model = self._controller.models.get(plan.candidate)
             rollout.note_prepared("" if model is None else model.config.digest, self._wall())
@@ -422,10 +453,9 @@ class Rollouts:
                 await live.due.wait()
             models = self._controller.models
             work = _work(models.get(plan.stable)), _work(models.get(plan.candidate))
-            heard = self._controller.heard_at.keys()
-            rollout.look(live.take(self._wall(), heard, self.freezes(), work))
-            if not rollout.is_live:
-                live.ended.set()
+            heard, now = self._controller.heard_at.keys(), self._wall()
+            rollout.resume(live.renewed_at, now)
+            rollout.look(live.take(now, heard, self.freezes(), work))
             if live.routes and rollout.phase is RolloutPhase.ROLLED_BACK:
                 self._withdraw(live)
             try:
@@ -434,6 +464,10 @@ class Rollouts:
                 log.warning("rollout_left", rollout=rollout.id, reason=str(error))
                 self._withdraw(live)
                 scope.cancel()
+            is_written = live.written == rollout.revision
+            # The stable version is removed only after a promotion that the next control knows of.
+            if rollout.phase is RolloutPhase.ROLLED_BACK or (is_written and not rollout.is_live):
+                live.ended.set()
             await trio.sleep(self._config.tick_s)
 
     async def _keep(self, live: LiveRollout) -> None:
@@ -447,8 +481,6 @@ class Rollouts:
         is_changed = revision != live.written or is_over or now - live.written_at >= WRITE_S
         if not is_changed and now - live.renewed_at < RENEW_S:
             return
-        if now - live.renewed_at > VALID_S:
-            rollout.resume(live.renewed_at, now)
         view, zones = rollout.view(), ("", *rollout.settings.zones)
         routes = {zone: rollout.route(now + VALID_S, zone) for zone in zones}
         try:

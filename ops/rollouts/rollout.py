@@ -122,6 +122,7 @@ class RolloutSight(NamedTuple):
       freezes: why no rollout should go on.
       work: work of the stable version's workers and of the candidate's since they started; None if
         it is not known.
+      trouble: why the rollout cannot be written; then it may only be rolled back. Empty if it can.
     """
 
     now: float
@@ -130,6 +131,7 @@ class RolloutSight(NamedTuple):
     reports: Mapping[str, CandidateReport] = {}
     freezes: Collection[str] = ()
     work: tuple[WorkDone, WorkDone] | None = None
+    trouble: str = ""
 
 
 class Rollout(msgspec.Struct, kw_only=True):
@@ -251,7 +253,9 @@ class Rollout(msgspec.Struct, kw_only=True):
             self.said = f"{plan.candidate} has not answered the golden prompts yet"
             if seen.now - evidence.began_at >= plan.max_step_s:
                 self.fail(f"{self.said}, in {plan.max_step_s:g} s", seen.now)
-        elif self.phase is RolloutPhase.PREPARING and self.settings.shadow_share:
+        elif (
+            self.phase is RolloutPhase.PREPARING and self.settings.shadow_share and not seen.trouble
+        ):
             self._go(RolloutPhase.SHADOW, 0, "requests are copied to the candidate", seen.now)
         else:
             self._obey(self._verdict(seen), seen.now)
@@ -290,7 +294,9 @@ class Rollout(msgspec.Struct, kw_only=True):
 
     def _verdict(self, seen: RolloutSight) -> RolloutVerdict:
         evidence, plan = self.evidence, self.plan
-        freezes = () if self.settings.ignores_freezes else sorted({*seen.freezes})
+        freezes = [] if self.settings.ignores_freezes else sorted({*seen.freezes})
+        if seen.trouble:
+            freezes = [f"the rollout cannot be written: {seen.trouble}"]
         if self.phase is RolloutPhase.PAUSED or freezes:
             why = f"frozen: {'; '.join(freezes)}" if freezes else self.said
             return alarm(evidence, plan) or RolloutVerdict("hold", "frozen", why, {})

@@ -201,6 +201,26 @@ async def scene_of_hosts(**fields: object) -> AsyncIterator[RolloutScene]:
 
 
 @asynccontextmanager
+async def fleet_without_control() -> AsyncIterator[RolloutScene]:
+    """Run a fake supervisor and a server, for several controls one after another."""
+    with fleet_folder() as folder:
+        async with supervised(folder, "chat") as supervisor, trio.open_nursery() as nursery:
+            one = RolloutScene(folder, supervisor)
+            nursery.start_soon(one.server.run)
+            yield one
+            nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def control_of(one: RolloutScene, **fields: object) -> AsyncIterator[None]:
+    """Run control of a fleet in this process, until the end of the block."""
+    async with trio.open_nursery() as nursery:
+        await nursery.start(run_control, config_of(one.folder, "chat", **fields))  # type: ignore[arg-type]
+        yield
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
 async def rollout_scene(run_id: str = "run", **fields: object) -> AsyncIterator[RolloutScene]:
     """Run a fleet with control in this process."""
     with fleet_folder() as folder:

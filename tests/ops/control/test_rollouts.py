@@ -316,6 +316,8 @@ async def test_without_its_store_servers_fall_back_and_the_step_begins_again_lat
                 await trio.lowlevel.checkpoint()
             shown = await one.reaches(lambda shown: shown["trouble"])
             assert shown["trouble"] == "the journal cannot be written: disk full"
+            frozen = f"frozen: the rollout cannot be written: {shown['trouble']}"
+            await one.reaches(lambda shown: shown["said"] == frozen)
             status, refused = await one.order("promote")
             assert (status, "disk full" in str(refused)) == (409, True)
             assert len([one for one in lines if one["event"] == "rollout_not_kept"]) == 1
