@@ -153,6 +153,7 @@ class Rollout(msgspec.Struct, kw_only=True):
       shadow: sums of all servers' shadow copies.
       said: latest verdict, for people.
       history: latest changes, oldest first.
+      unrecorded: how many of the latest ones are not in the audit log yet.
       revision: grows with each change.
       is_over: it has ended, and one version is left.
     """
@@ -172,6 +173,7 @@ class Rollout(msgspec.Struct, kw_only=True):
     shadow: ShadowComparison = ShadowComparison()
     said: str = ""
     history: list[RolloutNote] = []
+    unrecorded: int = 0
     revision: int = 1
     is_over: bool = False
 
@@ -375,6 +377,7 @@ class Rollout(msgspec.Struct, kw_only=True):
         self.revision += 1
         note = RolloutNote(now, phase, step, said, actor)
         self.history = [*self.history, note][-MAX_NOTES:]
+        self.unrecorded = min(self.unrecorded + 1, MAX_NOTES)
 
     def finish(self) -> None:
         """Record that one version is left, and drop the evidence."""

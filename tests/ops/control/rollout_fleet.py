@@ -55,6 +55,7 @@ class RolloutServer(FakeServer):
       told: the latest news.
       served: versions of its requests in the order of time.
       permanent: its permanent route from a control without a supervisor.
+      follows: whether it uses permanent routes.
       seen: phase and step of the rollout in the news, in order and without repeats.
     """
 
@@ -70,6 +71,7 @@ class RolloutServer(FakeServer):
         self.served: list[str] = []
         self.seen: list[tuple[str, int]] = []
         self.permanent: Route | None = None
+        self.follows = True
         self._zone = zone
 
     @property
@@ -99,7 +101,7 @@ class RolloutServer(FakeServer):
             if isinstance(frame, ControlNews):
                 self.told = decode_told(frame.body)
                 told = self.told.routes.get("chat")
-                if told is not None and told.valid_until is None:
+                if told is not None and told.valid_until is None and self.follows:
                     self.permanent = told
                 if self.view and self.seen[-1:] != [(self.view.phase, self.view.step)]:
                     self.seen.append((self.view.phase, self.view.step))

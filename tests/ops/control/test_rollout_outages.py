@@ -17,12 +17,14 @@ from ops.audit.recording import default_folder
 from ops.audit.verification import read_entries, take_snapshot
 from ops.control import model_steps, rollouts
 from ops.control.journal import FILE_NAME
-from ops.control.rollout_stores import RolloutStoreAway, SqliteRollouts
+from ops.control.rollout_stores import KeptRollout, RolloutStoreAway, SqliteRollouts
+from tests.ops.control.fleets import ask_soon
 from tests.ops.control.rollout_fleet import (
     HELD,
     control_of,
     fleet_without_control,
     rollout_scene,
+    scene_of_hosts,
 )
 from transport.rollout_protocol import RolloutPhase
 
@@ -172,3 +174,68 @@ async def test_a_rollback_that_was_not_written_is_not_undone_by_the_next_control
             "chat-2 was removed before control was restarted: it was rolled back",
         )
         assert one.supervisor.requests.count(("add_version", "chat-2")) == 1
+
+
+async def test_no_rollout_begins_before_those_of_the_control_before_were_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read, is_there = SqliteRollouts.read, False
+
+    async def try_to_read(store: SqliteRollouts) -> list[KeptRollout]:
+        if not is_there:
+            raise RolloutStoreAway("disk full")
+        return await read(store)
+
+    async with fleet_without_control() as one:
+        async with control_of(one):
+            _, begun = await one.start(min_requests=HELD)
+            await one.phase("canary", 1)
+        monkeypatch.setattr(SqliteRollouts, "read", try_to_read)
+        async with control_of(one):
+            status, refused = await one.start()
+            assert (status, "have not been read yet" in str(refused)) == (409, True)
+            is_there = True
+            while (await ask_soon(one.folder, "GET", "/admin/rollouts/chat"))[0] != 200:
+                await trio.lowlevel.checkpoint()
+            assert (await one.shown())["id"] == begun["id"]
+
+
+async def test_on_several_hosts_a_promotion_waits_for_the_permanent_route_of_all_servers() -> None:
+    with capture_logs() as lines:
+        async with scene_of_hosts(servers_s=0.5) as one:
+            one.server.follows = False
+            await one.start()
+            await one.phase("promoted")
+            while "rollout_not_finished" not in [line["event"] for line in lines]:
+                await trio.lowlevel.checkpoint()
+            assert not (await one.shown())["is_over"]
+            one.server.follows = True
+            await one.ends()
+            assert one.server.permanent is not None
+            assert one.server.permanent.stable == "chat-v2"
+
+
+async def test_a_change_that_was_not_recorded_before_a_crash_is_recorded_by_the_next_control(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def hang(*_: object) -> None:
+        await trio.sleep_forever()
+
+    async with fleet_without_control() as one:
+        with monkeypatch.context() as patched:
+            patched.setattr(rollouts, "audit", hang)
+            async with control_of(one):
+                _, begun = await one.start(min_requests=HELD)
+                while one.server.route is None:
+                    await trio.lowlevel.checkpoint()
+        async with control_of(one):
+            await one.order("rollback")
+            await one.ends()
+    entries = [entry for _, entry in read_entries(take_snapshot(default_folder()))]
+    found = [(one.action, one.outcome) for one in entries if one.request_id == begun["id"]]
+    # The order may be obeyed before the change of the earlier control is recorded.
+    assert [one for one in found if one[1] == "done"] == [
+        ("rollout.start", "done"),
+        ("rollout.step", "done"),
+        ("rollout.rollback", "done"),
+    ]

@@ -159,6 +159,8 @@ async def test_operators_pause_promote_and_roll_back_and_all_of_it_is_recorded()
         assert judged == [("rollout.step", {"step": 1})]
         ordered = [e.action for e in mine if e.outcome == "begun"]
         assert ordered == ["rollout.start", "rollout.pause", "rollout.promote", "rollout.promote"]
+        done = [e.action for e in mine if e.outcome == "done" and e.actor != "judge"]
+        assert done == ordered
 
 
 async def test_the_traffic_of_the_last_day_decides_whether_a_rollout_may_begin(
