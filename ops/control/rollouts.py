@@ -273,11 +273,12 @@ class Rollouts:
             is_same_run = await self._is_same_run(rollout)
             lost = "the fleet ended, and its candidate with it"
             if is_same_run:
-                lost = await self._lost(live)
+                is_alone = self._changes.switches.fence
+                lost = "" if is_alone else await _lost(live, self._supervisor, self._wall())
             if lost:
                 rollout.fail(lost, self._wall())
             nursery.start_soon(self._watch, live, nursery.cancel_scope)
-            nursery.start_soon(self._record, live)
+            nursery.start_soon(_record, live, self._config.tick_s)
             if is_same_run:
                 if rollout.is_live:
                     with live.adding:
@@ -301,26 +302,6 @@ class Rollouts:
             while not self._run_id():  # noqa: ASYNC110 (the supervisor's first answer)
                 await trio.sleep(self._config.tick_s)
         return self._run_id() == rollout.run
-
-    async def _lost(self, live: LiveRollout) -> str:
-        """Return why the rollout of an earlier control cannot go on; empty if it can.
-
-        That control removes the candidate only after a rollback, which it could not write if its
-        store was away.
-        """
-        plan, is_prepared = live.rollout.plan, live.rollout.is_prepared
-        is_late = self._wall() - live.renewed_at > VALID_S
-        if self._changes.switches.fence or not (is_prepared or is_late):
-            return ""
-        try:
-            listed = await ask_models(self._supervisor)
-        except CommandFailed as error:
-            log.warning("candidate_not_known", rollout=live.rollout.id, reason=str(error))
-            return ""
-        there = listed.served if is_prepared else [one.name for one in listed.configs]
-        if plan.candidate in there:
-            return ""
-        return f"{plan.candidate} was removed before control was restarted: it was rolled back"
 
     async def _add(self, live: LiveRollout, operation: Operation) -> None:
         """Let all servers have the candidate, without requests. Idempotent."""
@@ -415,20 +396,6 @@ class Rollouts:
         if is_over:
             live.over.set()
 
-    async def _record(self, live: LiveRollout) -> None:
-        """Record each change in the audit log once it was written. A change that was recorded just
-        before a crash is recorded twice."""
-        rollout = live.rollout
-        while True:
-            if rollout.unrecorded and live.written == rollout.revision:
-                note = rollout.history[-rollout.unrecorded]
-                log.info("rollout_changed", rollout=rollout.id, **msgspec.structs.asdict(note))
-                await _audit_change(rollout, note)
-                rollout.unrecorded -= 1
-                live.written_at = 0.0
-            else:
-                await trio.sleep(self._config.tick_s)
-
     async def _leave_one(self, live: LiveRollout, operation: Operation) -> None:
         """Give the name to the candidate and remove the stable version, or remove the candidate.
         Repeat it until it succeeds."""
@@ -503,6 +470,41 @@ def _workers_share(models: Mapping[str, Model], plan: RolloutPlan) -> float:
         len(models[name].workers) if name in models else 0 for name in (plan.stable, plan.candidate)
     )
     return canary / max(1, stable + canary)
+
+
+async def _lost(live: LiveRollout, supervisor: Path, now: float) -> str:
+    """Return why the rollout of an earlier control cannot go on; empty if it can.
+
+    That control removes the candidate only after a rollback, which it could not write if its store
+    was away.
+    """
+    plan, is_prepared = live.rollout.plan, live.rollout.is_prepared
+    if not is_prepared and now - live.renewed_at <= VALID_S:
+        return ""
+    try:
+        listed = await ask_models(supervisor)
+    except CommandFailed as error:
+        log.warning("candidate_not_known", rollout=live.rollout.id, reason=str(error))
+        return ""
+    there = listed.served if is_prepared else [one.name for one in listed.configs]
+    if plan.candidate in there:
+        return ""
+    return f"{plan.candidate} was removed before control was restarted: it was rolled back"
+
+
+async def _record(live: LiveRollout, tick_s: float) -> None:
+    """Record each change in the audit log once it was written. A change that was recorded just
+    before a crash is recorded twice."""
+    rollout = live.rollout
+    while True:
+        if rollout.unrecorded and live.written == rollout.revision:
+            note = rollout.history[-rollout.unrecorded]
+            log.info("rollout_changed", rollout=rollout.id, **msgspec.structs.asdict(note))
+            await _audit_change(rollout, note)
+            rollout.unrecorded -= 1
+            live.written_at = 0.0
+        else:
+            await trio.sleep(tick_s)
 
 
 async def _audit_change(rollout: Rollout, note: RolloutNote) -> None:
