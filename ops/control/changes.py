@@ -146,6 +146,13 @@ class Changes:
         operation.status = OperationStatus.RUNNING
         self._nursery.start_soon(self._run, operation)
 
+    def release(self, operation: Operation) -> None:
+        """Let other operations change the models of one that has ended. A rollout of an earlier
+        control may have them by now."""
+        for name in {*operation.names}:  # a switch to the version that serves has one twice
+            if self.under_way.get(name) is operation:
+                del self.under_way[name]
+
     def note_listed(self, listed: ModelsAnswer, asked_at: float) -> None:
         """Reconcile with the supervisor's models, except those that are being changed.
 
@@ -202,8 +209,7 @@ class Changes:
             told = f"{operation.subject} is {DONE_WORDS[operation.wanted]}"
             operation.status, operation.progress = OperationStatus.DONE, told
         self.steps.changed_at = trio.current_time()
-        for name in operation.names:
-            self.under_way.pop(name, None)  # a switch to the version that serves has one twice
+        self.release(operation)
         self._controller.changed[operation.id] = operation
         self._settle()
 

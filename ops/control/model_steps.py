@@ -8,6 +8,7 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+import structlog
 import trio
 
 from transport.control_protocol import ModelState
@@ -22,6 +23,7 @@ from ..supervisor.supervisor_socket import (
     ServeModelRequest,
     ask,
     ask_config,
+    ask_models,
 )
 from .models import Model
 from .operations import OperationFailed, OperationStatus, WantedState
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 
     from .controller import Controller
     from .operations import Operation
+
+log = structlog.get_logger(__name__)
 
 BY_ADD: Final = "add"
 RETRY_S: Final = 1.0 * SECONDS
@@ -193,12 +197,17 @@ class ModelSteps:
         return is_refused or (model is not None and bool(model.activity))
 
     async def take_back(self, operation: Operation) -> None:
-        """Remove a model that could not be added.
+        """Remove a model that could not be added, unless its public name has no other version.
 
         Raises:
           CommandFailed: parts of it are left.
         """
         name = operation.model
+        if operation.switch is not None:
+            routes = (await ask_models(self._supervisor)).routes
+            if any(one.stable == name for one in routes.values()):
+                log.error("version_not_taken_back", model=name, reason="it has its public name")
+                return
         self.tell(operation, f"{name}: removing it again")
         await self.persist(partial(ask, self._supervisor, ServeModelRequest(name, is_served=False)))
         await self.wait_let_go(name)

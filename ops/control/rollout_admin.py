@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from triolet.slo.objectives import ServiceObjective
 
     from .control import Control
-    from .rollouts import LiveRollout
+    from .live_rollout import LiveRollout
 
     View = Callable[..., Awaitable[Response]]
 

@@ -8,6 +8,7 @@ stable version if control or its store is away for `VALID_S`. The next control g
 
 from __future__ import annotations
 
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
@@ -23,10 +24,10 @@ from triolet.units import SECONDS
 
 from ..audit.events import Action, AuditOutcome
 from ..exit_codes import CommandFailed
-from ..rollouts.evidence import WorkerIncident
-from ..rollouts.rollout import VALID_S, RolloutOrder, RolloutSight
+from ..rollouts.rollout import VALID_S, RolloutOrder
 from ..supervisor.supervisor_socket import AddVersionRequest, RouteRequest, ask_models
 from .auditing import audit, is_of_port
+from .live_rollout import LiveRollout
 from .memory import expected_bytes
 from .operations import (
     Conflict,
@@ -41,11 +42,11 @@ from .operations import (
 from .rollout_stores import KeptRollout, RolloutStolen, RolloutStoreAway
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from transport.control_protocol import Models
-    from transport.rollout_protocol import CandidateReport, FinishedRequest, RolloutNote
+    from transport.rollout_protocol import RolloutNote
     from triolet.config import ControlConfig
 
     from ..rollouts.plan import RolloutPlan
@@ -66,8 +67,6 @@ FOLLOW_S: Final = 1.0 * SECONDS
 route, one that has not would go back to the stable version for a moment."""
 SHOWN_S: Final = 3600.0 * SECONDS
 """Servers see a rollout this long after its end."""
-MAX_PENDING: Final = 100_000
-"""Ended requests between two looks; more are dropped."""
 JUDGE: Final = "judge"
 """Actor of changes without an order."""
 MAX_REASON: Final = 128
@@ -79,103 +78,6 @@ ACTIONS: Final = {
     RolloutPhase.PROMOTED: Action.ROLLOUT_PROMOTE,
     RolloutPhase.ROLLED_BACK: Action.ROLLOUT_ROLLBACK,
 }
-
-
-class LiveRollout:
-    """A rollout that this control carries out or has carried out.
-
-    Args:
-      kept: the rollout as it is in the store.
-
-    Attributes:
-      rollout: its state.
-      number: number of its last write.
-      renewed_at: Unix time of the last write or renewal.
-      written_at: Unix time of the last write; 0 before this control's first one.
-      written: revision that was written.
-      trouble: why it cannot be written; empty if it can.
-      is_left: whether another control carries it out.
-      is_moved: whether servers have the permanent route to the candidate.
-      routes: the routes that servers get, by zone; the empty name is for all other zones.
-      view: what servers see of it.
-      due: set when a look is due at once.
-      ended: set when it has ended.
-      over: set when its end was written.
-      adding: cancels the addition of the candidate.
-    """
-
-    def __init__(self, kept: KeptRollout) -> None:
-        self.rollout, self.number, self.renewed_at = kept
-        self.written_at = 0.0
-        self.written = self.rollout.revision
-        self.trouble = ""
-        self.is_left = False
-        self.is_moved = False
-        self.routes: dict[str, Route] = {}
-        self.view = self.rollout.view()
-        self.due = trio.Event()
-        self.ended = trio.Event()
-        self.over = trio.Event()
-        self.adding = trio.CancelScope()
-        self._noted_at = kept.renewed_at
-        self._requests: list[FinishedRequest] = []
-        self._incidents: list[WorkerIncident] = []
-        self._reports: dict[str, CandidateReport] = {}
-
-    def hear(self, said: Activity) -> None:
-        """Record a server's report about the candidate."""
-        candidate = self.rollout.plan.candidate
-        if candidate in said.candidates:
-            self._reports[said.server] = said.candidates[candidate]
-
-    def observe(self, said: Observed, zone: str, canary_share: float) -> None:
-        """Record requests and incidents of this rollout's versions in its current zone.
-
-        Args:
-          said: what a server saw.
-          zone: zone of the server.
-          canary_share: the candidate's share of workers.
-        """
-        zones = self.rollout.settings.zones
-        if zones and zone != zones[self.rollout.zone]:
-            return
-        versions = {self.rollout.plan.stable, self.rollout.plan.candidate}
-        own = [one for one in said.requests if one.version in versions]
-        self._requests += own[: MAX_PENDING - len(self._requests)]
-        self._incidents += [
-            WorkerIncident(one.worker, one.at, one.version, canary_share)
-            for one in said.incidents[: MAX_PENDING - len(self._incidents)]
-            if one.version in versions
-        ]
-        self.due.set()
-
-    def take(
-        self,
-        now: float,
-        servers: Iterable[str],
-        freezes: Collection[str],
-        work: tuple[WorkDone, WorkDone],
-    ) -> RolloutSight:
-        """Return what was seen since the last look.
-
-        Args:
-          now: Unix time.
-          servers: servers that are alive.
-          freezes: why no rollout should go on.
-          work: see `RolloutSight`.
-        """
-        alive = {*servers}
-        self._reports = {name: one for name, one in self._reports.items() if name in alive}
-        requests, incidents = self._requests, self._incidents
-        self._requests, self._incidents, self.due = [], [], trio.Event()
-        return RolloutSight(now, requests, incidents, self._reports, freezes, work)
-
-    def new_notes(self) -> list[RolloutNote]:
-        """Return the changes since the last call."""
-        notes = [one for one in self.rollout.history if one.at > self._noted_at]
-        if notes:
-            self._noted_at = notes[-1].at
-        return notes
 
 
 class Rollouts:
@@ -212,6 +114,7 @@ class Rollouts:
         self.latest: dict[str, LiveRollout] = {}
         self.zones: dict[str, str] = {}
         self._freezes: dict[str, tuple[str, ...]] = {}
+        self._is_taken_up = False
         self._config = config
         self._controller = controller
         self._changes = changes
@@ -241,6 +144,7 @@ class Rollouts:
                 await trio.sleep(RENEW_S)
         for one in found:
             self._begin(LiveRollout(one))
+        self._is_taken_up = True
         if is_first:
             task_status.started()
 
@@ -248,10 +152,15 @@ class Rollouts:
         """Write a new rollout to the store and begin it.
 
         Raises:
-          Conflict: its model is being changed, or the store cannot be written.
+          Conflict: its model is being changed, or the store cannot be read or written.
           UnknownModel: its model was dropped.
         """
         name, now = rollout.settings.model, self._wall()
+        if not self._is_taken_up:
+            raise Conflict(
+                f"the rollout of {name} was not begun: those of the control before have not been "
+                "read yet; the log of control says why (rollouts_not_read)"
+            )
         operation = _operation(rollout)
         self._changes.require(operation)
         number, before = 0, self.latest.get(name)
@@ -346,8 +255,7 @@ class Rollouts:
 
     def _release(self, operation: Operation) -> None:
         operation.status = OperationStatus.DONE
-        for name in operation.names:
-            self._changes.under_way.pop(name, None)
+        self._changes.release(operation)
 
     def _begin(self, live: LiveRollout) -> None:
         self.latest[live.view.model] = live
@@ -361,16 +269,25 @@ class Rollouts:
         rollout = live.rollout
         log.info("rollout_begins", rollout=rollout.id, model=live.view.model, phase=rollout.phase)
         async with trio.open_nursery() as nursery:
+            # Before the first look: what is lost must not be judged.
+            is_same_run = await self._is_same_run(rollout)
+            lost = "the fleet ended, and its candidate with it"
+            if is_same_run:
+                is_alone = self._changes.switches.fence
+                lost = "" if is_alone else await _lost(live, self._supervisor, self._wall())
+            if lost:
+                rollout.fail(lost, self._wall())
             nursery.start_soon(self._watch, live, nursery.cancel_scope)
-            if await self._is_same_run(rollout):
+            nursery.start_soon(_record, live, self._config.tick_s)
+            if is_same_run:
                 if rollout.is_live:
                     with live.adding:
                         await self._add(live, operation)
                 live.due.set()
                 await live.ended.wait()
                 await self._leave_one(live, operation)
-            else:
-                rollout.fail("the fleet ended, and its candidate with it", self._wall())
+            while rollout.unrecorded:  # noqa: ASYNC110 (the end of `_record`)
+                await trio.sleep(self._config.tick_s)
             rollout.finish()
             live.due.set()
             await live.over.wait()
@@ -395,17 +312,23 @@ class Rollouts:
             if switches.fence:
                 await steps.wait_served(operation, plan.candidate, is_ready=True)
             else:
-                switches.routes = (await ask_models(self._supervisor)).routes
+                listed = await ask_models(self._supervisor)
+                switches.routes = listed.routes
+                known = {one.name: one for one in listed.configs}
                 request = AddVersionRequest(
                     plan.candidate, plan.stable, order.ref, is_of_port(operation), is_beside=True
                 )
-                config = await steps.ask_added(operation, request)
+                # One that serves must not be taken back because the supervisor is slow.
+                config = known.get(plan.candidate) or await steps.ask_added(operation, request)
                 steps.add(config, await trio.to_thread.run_sync(expected_bytes, config))
                 self._keep_loaded(plan, is_kept=True)
                 route = switches.routes.get(order.public_name)
                 await switches.put_beside(operation, order, route)
         except (OperationFailed, CommandFailed, NoRoom) as error:
-            rollout.fail(f"{plan.candidate} cannot serve: {error}", self._wall())
+            if rollout.is_prepared:  # it has served, and the judge sees whether it still does
+                log.warning("candidate_not_ready", rollout=rollout.id, reason=str(error))
+            else:
+                rollout.fail(f"{plan.candidate} cannot serve: {error}", self._wall())
         else:
             model = self._controller.models.get(plan.candidate)
             rollout.note_prepared("" if model is None else model.config.digest, self._wall())
@@ -424,10 +347,9 @@ class Rollouts:
                 await live.due.wait()
             models = self._controller.models
             work = _work(models.get(plan.stable)), _work(models.get(plan.candidate))
-            heard = self._controller.heard_at.keys()
-            rollout.look(live.take(self._wall(), heard, self.freezes(), work))
-            if not rollout.is_live:
-                live.ended.set()
+            heard, now = self._controller.heard_at.keys(), self._wall()
+            rollout.resume(live.renewed_at, now)
+            rollout.look(live.take(now, heard, self.freezes(), work))
             if live.routes and rollout.phase is RolloutPhase.ROLLED_BACK:
                 self._withdraw(live)
             try:
@@ -437,6 +359,10 @@ class Rollouts:
                 live.trouble, live.is_left = str(error), True
                 self._withdraw(live)
                 scope.cancel()
+            is_written = live.written == rollout.revision
+            # The stable version is removed only after a promotion that the next control knows of.
+            if rollout.phase is RolloutPhase.ROLLED_BACK or (is_written and not rollout.is_live):
+                live.ended.set()
             await trio.sleep(self._config.tick_s)
 
     async def _keep(self, live: LiveRollout) -> None:
@@ -450,8 +376,6 @@ class Rollouts:
         is_changed = revision != live.written or is_over or now - live.written_at >= WRITE_S
         if not is_changed and now - live.renewed_at < RENEW_S:
             return
-        if now - live.renewed_at > VALID_S:
-            rollout.resume(live.renewed_at, now)
         view, zones = rollout.view(), ("", *rollout.settings.zones)
         routes = {zone: rollout.route(now + VALID_S, zone) for zone in zones}
         try:
@@ -472,9 +396,6 @@ class Rollouts:
         self._publish()
         if is_over:
             live.over.set()
-        for note in live.new_notes():
-            log.info("rollout_changed", rollout=rollout.id, **msgspec.structs.asdict(note))
-            self._nursery.start_soon(_record, rollout, note)
 
     async def _leave_one(self, live: LiveRollout, operation: Operation) -> None:
         """Give the name to the candidate and remove the stable version, or remove the candidate.
@@ -505,19 +426,21 @@ class Rollouts:
             route = switches.routes.setdefault(order.public_name, first)
             order = msgspec.structs.replace(order, revision=route.revision)
             switches.move_servers(operation, order)
-        else:
-            switches.routes = (await ask_models(self._supervisor)).routes
-            route = switches.routes[order.public_name]
-            if route.stable != operation.model:
-                moved = RouteRequest(operation.model, order.replaced, route.revision, is_moved=True)
-                await steps.ask_route(moved)
-            await trio.sleep(FOLLOW_S)
+            live.is_moved = True
+            self._withdraw(live)  # servers take the permanent route in place of it
+            await steps.wait_for_servers(partial(switches.are_following, order.public_name))
+            return
+        switches.routes = (await ask_models(self._supervisor)).routes
+        route = switches.routes[order.public_name]
+        if route.stable != operation.model:
+            moved = RouteRequest(operation.model, order.replaced, route.revision, is_moved=True)
+            await steps.ask_route(moved)
+        await trio.sleep(FOLLOW_S)
         live.is_moved = True
         self._withdraw(live)
-        if not switches.fence:
-            await steps.wait_let_go(order.replaced)
-            await steps.end(operation, order.replaced)
-            steps.drop(order.replaced)
+        await steps.wait_let_go(order.replaced)
+        await steps.end(operation, order.replaced)
+        steps.drop(order.replaced)
 
 
 def _operation(rollout: Rollout) -> Operation:
@@ -550,11 +473,48 @@ def _workers_share(models: Mapping[str, Model], plan: RolloutPlan) -> float:
     return canary / max(1, stable + canary)
 
 
-async def _record(rollout: Rollout, note: RolloutNote) -> None:
-    """Record a change in the audit log."""
+async def _lost(live: LiveRollout, supervisor: Path, now: float) -> str:
+    """Return why the rollout of an earlier control cannot go on; empty if it can.
+
+    That control removes the candidate only after a rollback, which it could not write if its store
+    was away.
+    """
+    plan, is_prepared = live.rollout.plan, live.rollout.is_prepared
+    if not is_prepared and now - live.renewed_at <= VALID_S:
+        return ""
+    try:
+        listed = await ask_models(supervisor)
+    except CommandFailed as error:
+        log.warning("candidate_not_known", rollout=live.rollout.id, reason=str(error))
+        return ""
+    there = listed.served if is_prepared else [one.name for one in listed.configs]
+    if plan.candidate in there:
+        return ""
+    return f"{plan.candidate} was removed before control was restarted: it was rolled back"
+
+
+async def _record(live: LiveRollout, tick_s: float) -> None:
+    """Record each change in the audit log once it was written. A change that was recorded just
+    before a crash is recorded twice."""
+    rollout = live.rollout
+    while True:
+        if rollout.unrecorded and live.written == rollout.revision:
+            note = rollout.history[-rollout.unrecorded]
+            log.info("rollout_changed", rollout=rollout.id, **msgspec.structs.asdict(note))
+            await _audit_change(rollout, note)
+            rollout.unrecorded -= 1
+            live.written_at = 0.0
+        else:
+            await trio.sleep(tick_s)
+
+
+async def _audit_change(rollout: Rollout, note: RolloutNote) -> None:
+    """Record a change in the audit log. An order has the action that was recorded when it was
+    given."""
+    is_promoted = note.actor and note.phase is RolloutPhase.CANARY
     try:
         await audit(
-            ACTIONS[note.phase],
+            Action.ROLLOUT_PROMOTE if is_promoted else ACTIONS[note.phase],
             rollout.settings.model,
             note.actor or JUDGE,
             rollout.id,

@@ -131,7 +131,8 @@ class Switches:
                 # Two controls gave an order at once: servers only take a higher revision.
                 self.routes[name] = msgspec.structs.replace(own, revision=own.revision + 1)
 
-    def _are_following(self, public: str) -> bool:
+    def are_following(self, public: str) -> bool:
+        """Return whether all servers have the current route of a public name."""
         followed = (self._followed[one].get(public) for one in self._controller.heard_at)
         return all(route == self.routes[public] for route in followed)
 
@@ -166,7 +167,7 @@ class Switches:
             await self._steps.wait_served(operation, operation.model, is_ready=True)
             self.move_servers(operation, order)
             self._steps.tell(operation, f"{order.public_name}: servers route requests to it")
-            await self._steps.wait_for_servers(lambda: self._are_following(order.public_name))
+            await self._steps.wait_for_servers(lambda: self.are_following(order.public_name))
             return
         route = self.routes.get(order.public_name)
         # Otherwise the route was moved before control was restarted.

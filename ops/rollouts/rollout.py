@@ -122,6 +122,7 @@ class RolloutSight(NamedTuple):
       freezes: why no rollout should go on.
       work: work of the stable version's workers and of the candidate's since they started; None if
         it is not known.
+      trouble: why the rollout cannot be written; then it may only be rolled back. Empty if it can.
     """
 
     now: float
@@ -130,6 +131,7 @@ class RolloutSight(NamedTuple):
     reports: Mapping[str, CandidateReport] = {}
     freezes: Collection[str] = ()
     work: tuple[WorkDone, WorkDone] | None = None
+    trouble: str = ""
 
 
 class Rollout(msgspec.Struct, kw_only=True):
@@ -151,6 +153,7 @@ class Rollout(msgspec.Struct, kw_only=True):
       shadow: sums of all servers' shadow copies.
       said: latest verdict, for people.
       history: latest changes, oldest first.
+      unrecorded: how many of the latest ones are not in the audit log yet.
       revision: grows with each change.
       is_over: it has ended, and one version is left.
     """
@@ -170,6 +173,7 @@ class Rollout(msgspec.Struct, kw_only=True):
     shadow: ShadowComparison = ShadowComparison()
     said: str = ""
     history: list[RolloutNote] = []
+    unrecorded: int = 0
     revision: int = 1
     is_over: bool = False
 
@@ -241,7 +245,9 @@ class Rollout(msgspec.Struct, kw_only=True):
         if not self.is_live:
             return
         evidence, plan = self.evidence, self.plan
-        freezes = () if self.settings.ignores_freezes else sorted({*seen.freezes})
+        freezes = [] if self.settings.ignores_freezes else sorted({*seen.freezes})
+        if seen.trouble:
+            freezes = [f"the rollout cannot be written: {seen.trouble}"]
         if freezes:
             evidence.frozen_at = seen.now
         evidence.add_requests(plan, seen.requests, seen.now)
@@ -367,6 +373,7 @@ class Rollout(msgspec.Struct, kw_only=True):
         self.revision += 1
         note = RolloutNote(now, phase, step, said, actor)
         self.history = [*self.history, note][-MAX_NOTES:]
+        self.unrecorded = min(self.unrecorded + 1, MAX_NOTES)
 
     def finish(self) -> None:
         """Record that one version is left, and drop the evidence."""

@@ -148,6 +148,8 @@ class FakeSupervisor:
             if why is not None:
                 return [{"event": "refused", "message": why}]
             self.start(name)
+        elif kind == "add_version" and asked["replaced"] not in self.added:
+            return [{"event": "refused", "message": f"no model is called {asked['replaced']!r}"}]
         elif kind == "add_version" and asked["ref"] in self.alike:
             self.before[name] = asked["replaced"], self.refs.get(asked["replaced"])
             name = asked["replaced"]

@@ -55,6 +55,7 @@ class RolloutServer(FakeServer):
       told: the latest news.
       served: versions of its requests in the order of time.
       permanent: its permanent route from a control without a supervisor.
+      follows: whether it uses permanent routes.
       seen: phase and step of the rollout in the news, in order and without repeats.
     """
 
@@ -70,6 +71,7 @@ class RolloutServer(FakeServer):
         self.served: list[str] = []
         self.seen: list[tuple[str, int]] = []
         self.permanent: Route | None = None
+        self.follows = True
         self._zone = zone
 
     @property
@@ -99,7 +101,7 @@ class RolloutServer(FakeServer):
             if isinstance(frame, ControlNews):
                 self.told = decode_told(frame.body)
                 told = self.told.routes.get("chat")
-                if told is not None and told.valid_until is None:
+                if told is not None and told.valid_until is None and self.follows:
                     self.permanent = told
                 if self.view and self.seen[-1:] != [(self.view.phase, self.view.step)]:
                     self.seen.append((self.view.phase, self.view.step))
@@ -198,6 +200,26 @@ async def scene_of_hosts(**fields: object) -> AsyncIterator[RolloutScene]:
                 await trio.lowlevel.checkpoint()
             yield one
             nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def fleet_without_control() -> AsyncIterator[RolloutScene]:
+    """Run a fake supervisor and a server, for several controls one after another."""
+    with fleet_folder() as folder:
+        async with supervised(folder, "chat") as supervisor, trio.open_nursery() as nursery:
+            one = RolloutScene(folder, supervisor)
+            nursery.start_soon(one.server.run)
+            yield one
+            nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def control_of(one: RolloutScene, **fields: object) -> AsyncIterator[None]:
+    """Run control of a fleet in this process, until the end of the block."""
+    async with trio.open_nursery() as nursery:
+        await nursery.start(run_control, config_of(one.folder, "chat", **fields))  # type: ignore[arg-type]
+        yield
+        nursery.cancel_scope.cancel()
 
 
 @asynccontextmanager

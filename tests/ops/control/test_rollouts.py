@@ -159,6 +159,8 @@ async def test_operators_pause_promote_and_roll_back_and_all_of_it_is_recorded()
         assert judged == [("rollout.step", {"step": 1})]
         ordered = [e.action for e in mine if e.outcome == "begun"]
         assert ordered == ["rollout.start", "rollout.pause", "rollout.promote", "rollout.promote"]
+        done = [e.action for e in mine if e.outcome == "done" and e.actor != "judge"]
+        assert done == ordered
 
 
 async def test_the_traffic_of_the_last_day_decides_whether_a_rollout_may_begin(
@@ -316,6 +318,8 @@ async def test_without_its_store_servers_fall_back_and_the_step_begins_again_lat
                 await trio.lowlevel.checkpoint()
             shown = await one.reaches(lambda shown: shown["trouble"])
             assert shown["trouble"] == "the journal cannot be written: disk full"
+            frozen = f"frozen: the rollout cannot be written: {shown['trouble']}"
+            await one.reaches(lambda shown: shown["said"] == frozen)
             status, refused = await one.order("promote")
             assert (status, "disk full" in str(refused)) == (409, True)
             assert len([one for one in lines if one["event"] == "rollout_not_kept"]) == 1

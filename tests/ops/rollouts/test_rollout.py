@@ -323,6 +323,22 @@ def test_a_rollout_despite_freezes_goes_on() -> None:
     assert at(one) == (P.CANARY, 1)
 
 
+@pytest.mark.parametrize("ignores_freezes", [False, True])
+def test_what_cannot_be_written_does_not_go_on_but_may_roll_back(
+    monkeypatch: pytest.MonkeyPatch, *, ignores_freezes: bool
+) -> None:
+    monkeypatch.setattr(module, "judge", lambda *_: RolloutVerdict("advance", "step", "good", {}))
+    one = made(P.CANARY, 1, ignores_freezes=ignores_freezes)
+    one.look(RolloutSight(NOW + 1, trouble="disk full"))
+    assert (one.evidence.step, one.said) == (1, "frozen: the rollout cannot be written: disk full")
+    fresh = made(shadow_share=0.1, ignores_freezes=ignores_freezes)
+    fresh.look(RolloutSight(NOW + 1, trouble="disk full"))
+    assert fresh.phase is P.PREPARING
+    monkeypatch.setattr(module, "alarm", lambda *_: RolloutVerdict("rollback", "guard", "bad", {}))
+    one.look(RolloutSight(NOW + 2, trouble="disk full"))
+    assert one.phase is P.ROLLED_BACK
+
+
 def test_an_experiment_shows_the_verdict_and_ends_by_orders_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

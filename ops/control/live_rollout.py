@@ -1,0 +1,112 @@
+"""A rollout while control carries it out: its state, what servers have reported since the last
+look, and what they get."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from ..rollouts.evidence import WorkerIncident
+from ..rollouts.rollout import RolloutSight
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from transport.control_protocol import Activity, Observed
+    from transport.rollout_protocol import CandidateReport, FinishedRequest, WorkDone
+    from triolet.config.routes import Route
+
+    from .rollout_stores import KeptRollout
+
+MAX_PENDING: Final = 100_000
+"""Ended requests between two looks; more are dropped."""
+
+
+class LiveRollout:
+    """A rollout that this control carries out or has carried out.
+
+    Args:
+      kept: the rollout as it is in the store.
+
+    Attributes:
+      rollout: its state.
+      number: number of its last write.
+      renewed_at: Unix time of the last write or renewal.
+      written_at: Unix time of the last write; 0 before this control's first one.
+      written: revision that was written.
+      trouble: why it cannot be written; empty if it can.
+      is_left: whether another control carries it out.
+      is_moved: whether servers have the permanent route to the candidate.
+      routes: the routes that servers get, by zone; the empty name is for all other zones.
+      view: what servers see of it.
+      due: set when a look is due at once.
+      ended: set when it has ended.
+      over: set when its end was written.
+      adding: cancels the addition of the candidate.
+    """
+
+    def __init__(self, kept: KeptRollout) -> None:
+        self.rollout, self.number, self.renewed_at = kept
+        self.written_at = 0.0
+        self.written = self.rollout.revision
+        self.trouble = ""
+        self.is_left = False
+        self.is_moved = False
+        self.routes: dict[str, Route] = {}
+        self.view = self.rollout.view()
+        self.due = trio.Event()
+        self.ended = trio.Event()
+        self.over = trio.Event()
+        self.adding = trio.CancelScope()
+        self._requests: list[FinishedRequest] = []
+        self._incidents: list[WorkerIncident] = []
+        self._reports: dict[str, CandidateReport] = {}
+
+    def hear(self, said: Activity) -> None:
+        """Record a server's report about the candidate."""
+        candidate = self.rollout.plan.candidate
+        if candidate in said.candidates:
+            self._reports[said.server] = said.candidates[candidate]
+
+    def observe(self, said: Observed, zone: str, canary_share: float) -> None:
+        """Record requests and incidents of this rollout's versions in its current zone.
+
+        Args:
+          said: what a server saw.
+          zone: zone of the server.
+          canary_share: the candidate's share of workers.
+        """
+        zones = self.rollout.settings.zones
+        if zones and zone != zones[self.rollout.zone]:
+            return
+        versions = {self.rollout.plan.stable, self.rollout.plan.candidate}
+        own = [one for one in said.requests if one.version in versions]
+        self._requests += own[: MAX_PENDING - len(self._requests)]
+        self._incidents += [
+            WorkerIncident(one.worker, one.at, one.version, canary_share)
+            for one in said.incidents[: MAX_PENDING - len(self._incidents)]
+            if one.version in versions
+        ]
+        self.due.set()
+
+    def take(
+        self,
+        now: float,
+        servers: Iterable[str],
+        freezes: Collection[str],
+        work: tuple[WorkDone, WorkDone],
+    ) -> RolloutSight:
+        """Return what was seen since the last look.
+
+        Args:
+          now: Unix time.
+          servers: servers that are alive.
+          freezes: why no rollout should go on.
+          work: see `RolloutSight`.
+        """
+        alive = {*servers}
+        self._reports = {name: one for name, one in self._reports.items() if name in alive}
+        requests, incidents = self._requests, self._incidents
+        self._requests, self._incidents, self.due = [], [], trio.Event()
+        return RolloutSight(now, requests, incidents, self._reports, freezes, work, self.trouble)
