@@ -118,7 +118,7 @@ class RolloutServer(FakeServer):
         said = Activity("server", models, refused, routes, zone=self._zone, freezes=frozen)
         if self.view is None or not self.view.golden_every_s:
             return said
-        report = CandidateReport(self.golden, time.time(), self.golden_error)
+        report = CandidateReport(self.golden, self.golden_error)
         return msgspec.structs.replace(said, candidates={self.view.candidate: report})
 
     async def _report(self, end: ServerEnd) -> None:

@@ -129,7 +129,8 @@ class World:
     def observe(self, observer: Observer) -> None:
         """Replace the observer."""
         requests = self.requests
-        requests._observer = requests.recovery._observer = observer
+        for part in (requests, requests._attempts, requests.recovery):
+            part._observer = observer
         requests._attempts._observers = observer, Observer()
         self.observer = observer
 
