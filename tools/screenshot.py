@@ -77,6 +77,7 @@ ROLLOUT: dict[str, object] = {
         "ttft_s": [49.4, 50.6],
         "itl_s": [7.0, 7.1],
     },
+    "excluded_tenants": [],
     "history": [
         {"at": STARTED + at_s, "phase": phase, "step": step, "said": said, "actor": actor}
         for at_s, phase, step, said, actor in (
