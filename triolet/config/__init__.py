@@ -13,7 +13,6 @@ from .auto import (
     WakePolicy,
     require_ladder,
 )
-from .candidates import CandidateConfig
 from .control import ControlConfig, ControlledModelConfig
 from .hosts import HostsConfig
 from .limits import require
@@ -24,6 +23,7 @@ from .parsers import ReasoningParser, ToolParser
 from .ray import RayConfig
 from .redis_url import AT, has_password, resolved_url, shown_url
 from .responses import OF_CONNECTION, ResponseCacheConfig, StoredResponsesConfig
+from .routes import CandidateConfig
 from .scheduling import (
     MEMORY,
     AdmissionConfig,

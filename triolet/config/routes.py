@@ -1,7 +1,8 @@
 """Routes: split the requests for one public model name among several versions of the model.
 
 A version is a model of the server with its own queue, workers and KV; clients see only the public
-name. The choice is a pure function of route, tenant and request key.
+name. The choice is a pure function of route, tenant and request key. Also the settings of routes and
+of the candidates of rollouts.
 """
 
 from __future__ import annotations
@@ -42,6 +43,24 @@ class RoutesConfig:
     max_observed: Count = 10_000
     """Ended requests of models with a rollout that wait for control; then the oldest are dropped,
     and counted. 4 MB, and at 1,000 requests per second ten seconds: control restarts in less."""
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateConfig:
+    """Golden prompts and shadow copies for the candidates of rollouts."""
+
+    golden_deadline_s: Positive = 30.0 * SECONDS
+    """For one golden prompt, its wait included: an idle candidate answers within a second, and
+    workers that restart return within this time."""
+    golden_tokens: Count = 16
+    """Tokens of each answer. A changed weight or kernel rarely moves the first few tokens; each one
+    costs a row of a step."""
+    max_copies: Count = 4
+    """Shadow copies that run at once: they share the machine with the stable version, and a few are
+    enough to compare."""
+    news_s: Positive = 10.0 * SECONDS
+    """Without news of control for this long, golden prompts and copies stop until it returns, as
+    the route of a rollout expires."""
 
 
 def user_hash(tenant: str, user: str) -> int:

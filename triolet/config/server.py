@@ -16,7 +16,6 @@ from ..service_class import CLASS_OF_NAME
 from ..units import KIB, MIB, MILLISECONDS, SECONDS
 from .adapters import AdapterConfig  # noqa: TC001 (get_type_hints reads the annotations)
 from .auto import AutoConfig
-from .candidates import CandidateConfig
 from .hosts import HostsConfig
 from .limits import Count, CountOrZero, LabelText, NotNegative, Positive, require
 from .link import LinkConfig
@@ -25,7 +24,7 @@ from .models import ServedModelConfig  # noqa: TC001 (get_type_hints reads the a
 from .objectives import ObjectivesConfig
 from .parsers import ReasoningParser, ToolParser
 from .responses import ResponseCacheConfig, StoredResponsesConfig
-from .routes import RoutesConfig
+from .routes import CandidateConfig, RoutesConfig
 from .scheduling import (
     EmbeddingLimits,
     OverloadConfig,
