@@ -147,7 +147,7 @@ async def test_a_lost_process_is_stood_in_for_until_its_own_serves() -> None:
         await fleet.wait_looks()
         assert not has_ended(pid)
         fleet.over.add(name(""))
-        while not has_ended(pid):  # noqa: ASYNC110 (the kernel tells nobody)
+        while not has_ended(pid):  # noqa: ASYNC110 (the kernel sends no event)
             await trio.sleep(0.001)
         # It can be lost again.
         del fleet.made[name("")]

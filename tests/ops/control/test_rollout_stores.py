@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,7 +13,7 @@ from ops.control.rollout_stores import KEEP_RELEASE, RedisRollouts, RolloutStole
 from ops.rollouts.evidence import RolloutEvidence
 from ops.rollouts.rollout import Rollout, RolloutOrder, RolloutSettings
 from tests.ops.rollouts.rollout_cases import plan, request
-from tests.server.tenants.redis_server import PROGRAM, RedisServer
+from tests.server.tenants.redis_server import running_redis
 from triolet.config.membership import RedisMembersConfig
 
 if TYPE_CHECKING:
@@ -44,20 +43,8 @@ def opens(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
         with opened_journal(tmp_path) as journal:
             yield journal.rollouts
         return
-    if PROGRAM is None:
-        pytest.skip("there is no redis-server here")
-    with redis(tmp_path) as server:
+    with running_redis(tmp_path) as server:
         yield lambda: RedisRollouts(RedisMembersConfig(server.url, timeout_s=60.0))
-
-
-@contextmanager
-def redis(folder: Path) -> Iterator[RedisServer]:
-    server = RedisServer(folder)
-    server.start()
-    try:
-        yield server
-    finally:
-        server.stop()
 
 
 async def test_a_store_returns_what_was_written(opens: Open) -> None:
@@ -117,9 +104,7 @@ async def test_of_many_first_writes_at_once_one_counts(opens: Open) -> None:
 
 
 async def test_a_control_whose_answer_was_lost_goes_on_at_redis(tmp_path: Path) -> None:
-    if PROGRAM is None:
-        pytest.skip("there is no redis-server here")
-    with redis(tmp_path) as server:
+    with running_redis(tmp_path) as server:
         store = RedisRollouts(RedisMembersConfig(server.url, timeout_s=60.0))
         await store.write(rollout(), 0, 10.0)
         assert await store.write(rollout(), 0, 11.0) == 2, "it does not know of its first write"
@@ -145,9 +130,7 @@ async def test_a_journal_that_cannot_be_written_is_said_to_be_away(tmp_path: Pat
 
 
 async def test_a_redis_that_lost_its_data_gets_the_rollout_again(tmp_path: Path) -> None:
-    if PROGRAM is None:
-        pytest.skip("there is no redis-server here")
-    with redis(tmp_path) as server:
+    with running_redis(tmp_path) as server:
         store, other = (
             RedisRollouts(RedisMembersConfig(server.url, timeout_s=60.0)) for _ in range(2)
         )
