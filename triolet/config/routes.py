@@ -1,8 +1,8 @@
 """Routes: split the requests for one public model name among several versions of the model.
 
 A version is a model of the server with its own queue, workers and KV; clients see only the public
-name. The choice is a pure function of route, tenant and request key. Also the settings of routes and
-of the candidates of rollouts.
+name. The choice is a pure function of route, tenant and request key. The settings of routes and of
+rollouts' candidates are here, too.
 """
 
 from __future__ import annotations
