@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import count, pairwise
+from itertools import count, pairwise, takewhile
 from random import Random
 from typing import TYPE_CHECKING, Final
 
@@ -74,6 +74,13 @@ class Asked:
 def version_of(stream: Stream) -> str:
     """Return the version that an answer names."""
     return found[1].decode() if (found := VERSION.search(stream.head)) else ""
+
+
+def kept_versions(tries: Iterable[Stream]) -> list[str]:
+    """Return the versions of the tries before the first one that failed. A failed answer is not
+    kept: it can still be resumed, but a repetition is a new request."""
+    kept = takewhile(lambda one: one.status == OK and not one.code, tries)
+    return [version_of(one) for one in kept]
 
 
 @dataclass(eq=False, slots=True)
@@ -152,9 +159,7 @@ class Users:
             for more in (last, {}):
                 with suppress(StreamBrokenError, trio.TooSlowError):
                     answers.append(await self._clients.ask(self._post(user, fields, key | more)))
-            # A failed answer is not kept: the next try is a new request.
-            whole = [one for one in answers if one.status == OK and not one.code]
-            self.versions.append([version_of(one) for one in whole])
+            self.versions.append(kept_versions(answers))
 
     async def _cut_off(self, request: bytes) -> Stream:
         """Return the beginning of an answer, and close its connection."""

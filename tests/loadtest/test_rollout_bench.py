@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from loadtest.harness.streams import Stream
 from loadtest.rollout_bench import __main__ as command
 from loadtest.rollout_bench.candidates import CANDIDATES, Candidate
 from loadtest.rollout_bench.course import Course
 from loadtest.rollout_bench.device import DeviceFault
 from loadtest.rollout_bench.stores import Pair, apart_s
-from loadtest.rollout_bench.traffic import Asked, returned
+from loadtest.rollout_bench.traffic import Asked, kept_versions, returned
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -108,6 +109,23 @@ def test_a_user_who_goes_back_is_found() -> None:
     assert "user 3" in found
     at_once = [Asked(4, 0.0, 3.0, "new", "", None), Asked(4, 1.0, 2.0, "old", "", None)]
     assert returned(at_once, "old", "new") == [], "the order of their choices is not known"
+
+
+def test_tries_after_a_failed_answer_are_other_answers() -> None:
+    def answer(version: str, body: str) -> Stream:
+        stream = Stream()
+        head = f"HTTP/1.1 200 \r\nx-triolet-model-version: {version}\r\n\r\n"
+        stream.take((head + body).encode(), 0.0)
+        return stream
+
+    cut, whole = answer("old", 'data: {"text":"a"}\n\n'), answer("old", "data: [DONE]\n\n")
+    assert kept_versions([cut, whole, answer("new", "data: [DONE]\n\n")]) == ["old", "old", "new"]
+    failed, nothing_more = (
+        answer("new", 'data: {"error":{"code":"no_worker"}}\n\n'),
+        answer("new", ""),
+    )
+    assert kept_versions([failed, nothing_more, whole]) == []
+    assert kept_versions([cut, failed, whole]) == ["old"]
 
 
 def test_times_of_different_routes_are_of_one_change_each() -> None:
