@@ -131,23 +131,32 @@ async def serve(
                 quotas=quotas,
             )
             storage = sockets.enter_context(_storage(config))
-            app = build_app(services, storage)
-            edge = Edge(app, config, services.host_secret)
+            edge = Edge(app := build_app(services, storage), config, services.host_secret)
             _show(metrics, fleets, edge, services, processes)
             async with trio.open_nursery() as nursery:
                 await _start_all(nursery, services, processes)
                 changes = ModelChanges(services, fleets, nursery)
                 await changes.start()
+                nursery.start_soon(_follow, config, network, fleets, changes, services)
+                await wait_for_news(services, changes)
                 await nursery.start(edge.run, *listening)
                 task_status.started(base_url(listening[0]))
                 nursery.start_soon(_hand_over, services.state, edge, config.handover_s)
                 nursery.start_soon(_run_beside, services, app, storage, fleets, tenant_file)
-                nursery.start_soon(_follow, config, network, fleets, changes, services)
                 await services.state.draining.wait()
                 await _drain(fleets, services, edge, config, on_drained)
                 nursery.cancel_scope.cancel()
         finally:
             network.close()
+
+
+async def wait_for_news(services: Services, changes: ModelChanges) -> None:
+    """Wait until control has told its routes, at most `routes.first_news_s`, if a public name has a
+    version without requests: a rollout may be under way."""
+    is_split = any(len(route.shares) > 1 for route in services.models.routes.values())
+    if services.config.control_addresses and is_split:
+        with trio.move_on_after(services.config.routes.first_news_s):
+            await changes.heard.wait()
 
 
 def _require_ladder(config: ServerConfig) -> None:

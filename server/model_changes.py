@@ -69,11 +69,13 @@ class ModelChanges:
     Attributes:
       refused: why models of the file could not be added, by name.
       link: the link to control, which receives changes; None without control.
+      heard: set once control has told its routes.
     """
 
     def __init__(self, services: Services, fleets: Fleets, nursery: trio.Nursery) -> None:
         self.refused: dict[str, str] = {}
         self.link: ControlLink | None = None
+        self.heard = trio.Event()
         self._services = services
         self._fleets = fleets
         self._nursery = nursery
@@ -112,6 +114,7 @@ class ModelChanges:
     def use_routes(self, routes: Mapping[str, Route]) -> None:
         """Use the routes of control, which go before those of the file. Permanent ones stay if it
         no longer names them, temporary ones do not."""
+        self.heard.set()
         now = trio.current_time()
         if self._sources.hear(routes, self._services.wall(), now):
             self._change()

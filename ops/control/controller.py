@@ -123,7 +123,7 @@ class Controller:
             size_bytes = past.sizes.get(one.name, guesses[one.name])
             model = Model(one, rest, size_bytes, now, now, now)
             model.is_guess = one.name not in past.sizes
-            model.is_measured = not model.is_guess
+            model.is_measured = model.is_measured or not model.is_guess
             self.models[one.name] = model
         for operation in past.unfinished:
             self._take_up(operation, now)

@@ -62,6 +62,10 @@ class Model:
     is_kept: bool = False
     failed_at: float | None = None
 
+    def __post_init__(self) -> None:
+        if not self.config.num_workers:  # the workers of another version serve it
+            self.state, self.is_measured = ModelState.WARM, True
+
     def note_gpus(self) -> dict[str, int]:
         """Record the GPU memory of its workers once all are ready. Return the total memory of each
         of these GPUs."""

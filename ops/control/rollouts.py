@@ -62,9 +62,9 @@ RENEW_S: Final = 2.0 * SECONDS
 """Interval of looks and renewals."""
 WRITE_S: Final = 10.0 * SECONDS
 """Interval of writing the evidence, which has up to a megabyte. A crash loses this much of it."""
-FOLLOW_S: Final = 1.0 * SECONDS
-"""Time in which servers read the members file (`server.members_poll_s`). Without the temporary
-route, one that has not would go back to the stable version for a moment."""
+FOLLOW_POLLS: Final = 4
+"""Intervals in which every server looks at the members file, though its machine is busy. Without
+the temporary route, one that has not would go back to the stable version for a moment."""
 SHOWN_S: Final = 3600.0 * SECONDS
 """Servers see a rollout this long after its end."""
 JUDGE: Final = "judge"
@@ -168,7 +168,7 @@ class Rollouts:
             number = before.number
             # A server that was away may still have its last route, and takes only a higher one.
             rollout.revision = before.rollout.revision + 1
-        self._hold(operation)
+        self._changes.under_way |= dict.fromkeys(operation.names, operation)
         try:
             number = await self._store.write(rollout, number, now)
         except (RolloutStoreAway, RolloutStolen) as error:
@@ -250,9 +250,6 @@ class Rollouts:
         self.zones = {name: zone for name, zone in self.zones.items() if name in alive}
         return sorted({one for why in self._freezes.values() for one in why})
 
-    def _hold(self, operation: Operation) -> None:
-        self._changes.under_way |= dict.fromkeys(operation.names, operation)
-
     def _release(self, operation: Operation) -> None:
         operation.status = OperationStatus.DONE
         self._changes.release(operation)
@@ -261,7 +258,7 @@ class Rollouts:
         self.latest[live.view.model] = live
         if not live.rollout.is_over:
             operation = _operation(live.rollout)
-            self._hold(operation)
+            self._changes.under_way |= dict.fromkeys(operation.names, operation)
             self._nursery.start_soon(self._run, live, operation)
 
     async def _run(self, live: LiveRollout, operation: Operation) -> None:
@@ -330,8 +327,9 @@ class Rollouts:
             else:
                 rollout.fail(f"{plan.candidate} cannot serve: {error}", self._wall())
         else:
-            model = self._controller.models.get(plan.candidate)
-            rollout.note_prepared("" if model is None else model.config.digest, self._wall())
+            config = self._controller.models[plan.candidate].config
+            is_alike = not config.num_workers
+            rollout.note_prepared(config.digest, self._wall(), is_alike=is_alike)
 
     def _keep_loaded(self, plan: RolloutPlan, *, is_kept: bool) -> None:
         models = self._controller.models
@@ -399,7 +397,8 @@ class Rollouts:
 
     async def _leave_one(self, live: LiveRollout, operation: Operation) -> None:
         """Give the name to the candidate and remove the stable version, or remove the candidate.
-        Repeat it until it succeeds."""
+        Repeat it until it succeeds; log each new reason once."""
+        reason = ""
         while True:
             try:
                 if live.rollout.phase is RolloutPhase.PROMOTED:
@@ -408,7 +407,9 @@ class Rollouts:
                     await self._changes.steps.take_back(operation)
                 return
             except (OperationFailed, CommandFailed) as error:
-                log.error("rollout_not_finished", rollout=live.rollout.id, reason=str(error))
+                if str(error) != reason:
+                    reason = str(error)
+                    log.error("rollout_not_finished", rollout=live.rollout.id, reason=reason)
             await trio.sleep(RENEW_S)
 
     async def _move(self, live: LiveRollout, operation: Operation) -> None:
@@ -430,17 +431,41 @@ class Rollouts:
             self._withdraw(live)  # servers take the permanent route in place of it
             await steps.wait_for_servers(partial(switches.are_following, order.public_name))
             return
+        if live.rollout.is_alike:
+            await self._take_over(live, operation, order)
+            return
         switches.routes = (await ask_models(self._supervisor)).routes
         route = switches.routes[order.public_name]
         if route.stable != operation.model:
             moved = RouteRequest(operation.model, order.replaced, route.revision, is_moved=True)
             await steps.ask_route(moved)
-        await trio.sleep(FOLLOW_S)
+        await trio.sleep(FOLLOW_POLLS * self._config.members_poll_s)
         live.is_moved = True
         self._withdraw(live)
         await steps.wait_let_go(order.replaced)
         await steps.end(operation, order.replaced)
         steps.drop(order.replaced)
+
+    async def _take_over(self, live: LiveRollout, operation: Operation, order: SwitchOrder) -> None:
+        """Give the stable version, whose workers serve both, the candidate's files; then remove the
+        candidate.
+
+        Raises:
+          OperationFailed: a server does not have them in time.
+          CommandFailed: the supervisor refused it.
+        """
+        listed, steps = await ask_models(self._supervisor), self._changes.steps
+        if operation.model not in {one.name for one in listed.configs}:
+            return  # an earlier control has done it
+        revision = listed.routes[order.public_name].revision
+        moved = RouteRequest(operation.model, order.replaced, revision, is_moved=True)
+        await steps.ask_route(moved)
+        configs = {one.name: one for one in (await ask_models(self._supervisor)).configs}
+        self._controller.models[order.replaced].config = configs[order.replaced]
+        await steps.wait_served(operation, order.replaced)
+        live.is_moved = True
+        self._withdraw(live)
+        await steps.take_back(operation)
 
 
 def _operation(rollout: Rollout) -> Operation:

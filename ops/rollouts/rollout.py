@@ -145,6 +145,7 @@ class Rollout(msgspec.Struct, kw_only=True):
       permanent_revision: revision of the permanent route when it began, without a supervisor.
       digest: digest of the candidate; empty until it is known, and outside the store.
       is_prepared: whether all servers can send requests to the candidate.
+      is_alike: whether the workers of the stable version serve the candidate, too.
       phase: current phase.
       zone: number of the current zone in `zones`.
       evidence: evidence of the current step.
@@ -165,6 +166,7 @@ class Rollout(msgspec.Struct, kw_only=True):
     permanent_revision: int = 0
     digest: str = ""
     is_prepared: bool = False
+    is_alike: bool = False
     phase: RolloutPhase = RolloutPhase.PREPARING
     zone: int = 0
     evidence: RolloutEvidence
@@ -182,10 +184,20 @@ class Rollout(msgspec.Struct, kw_only=True):
         """Whether it has not ended."""
         return self.phase not in ENDED_PHASES
 
-    def note_prepared(self, digest: str, now: float) -> None:
-        """Record that all servers can send requests to the candidate."""
+    def note_prepared(self, digest: str, now: float, *, is_alike: bool = False) -> None:
+        """Record that all servers can send requests to the candidate.
+
+        Args:
+          digest: digest of the candidate.
+          now: Unix time.
+          is_alike: whether the workers of the stable version serve it, too. Then there are no costs
+            to compare, and shadow copies would compute the same.
+        """
         if self.is_live and not self.is_prepared:
-            self.digest, self.is_prepared = digest, True
+            self.digest, self.is_prepared, self.is_alike = digest, True, is_alike
+            if is_alike:
+                self.plan = msgspec.structs.replace(self.plan, costs=None)
+                self.settings = msgspec.structs.replace(self.settings, shadow_share=0.0)
             self.evidence = self.evidence.begin_step(self.plan, 0, now)
             self.revision += 1
 

@@ -91,7 +91,7 @@ class ModelSet:
           is_reference_only: accept only versions in the store, not paths.
           replaced: version whose public name and aliases it takes over; empty for none. If both
             have the same compute digest, it replaces that version at once.
-          is_beside: keep that version also then; the new one gets workers.
+          is_beside: keep that version also then; its workers serve both.
 
         Raises:
           RestartFailed: it cannot be added; it is rolled back.
@@ -111,15 +111,19 @@ class ModelSet:
                 prepared = await trio.to_thread.run_sync(
                     partial(self._prepare, name, model, is_reference_only), limiter=self._thread
                 )
-                if replaced and (same := self._put_in_place(prepared, replaced, is_beside)):
-                    return controlled(same)
+                is_alike = bool(replaced) and self._is_alike(prepared, replaced)
+                if is_alike and not is_beside:
+                    return controlled(self._put_in_place(prepared, replaced))
+                if is_alike:
+                    prepared = replace(prepared, workers_of=replaced)
                 specs, spares = self._scaling.add(prepared)
             except (RestartFailed, ConfigError, OSError, ValueError, RecursionError) as error:
                 # Bad files of one model must not stop the fleet.
                 self._stored.release(name)
                 raise RestartFailed(str(error)) from error
             try:
-                self._supervisor.add_model(name, specs, spares)
+                if not is_alike:
+                    self._supervisor.add_model(name, specs, spares)
             except RestartFailed:
                 self._forget(name)
                 raise
@@ -159,16 +163,11 @@ class ModelSet:
             raise RestartFailed(f"no model is called {name!r}")
         return found[0]
 
-    def _put_in_place(self, prepared: ModelPlan, name: str, is_beside: bool) -> ModelPlan | None:
-        """Replace a version by one with the same compute digest. The workers keep running, and use
-        the new files from their next start on.
-
-        Returns:
-          The changed model, or None if the compute digests differ.
+    def _is_alike(self, prepared: ModelPlan, name: str) -> bool:
+        """Return whether a new version has the same compute digest as one of the fleet.
 
         Raises:
           ConfigError: both are the same directory outside the store.
-          RestartFailed: the workers are restarting, or servers cannot be notified; nothing changed.
         """
         old, own = self._model(name), prepared.settings.server
         if prepared.model_dir == old.model_dir and not own.model_digest:
@@ -178,8 +177,16 @@ class ModelSet:
                 "its files again"
             )
         is_alike = own.compute_digest == old.settings.server.compute_digest
-        if is_beside or not own.compute_digest or not is_alike:
-            return None
+        return is_alike and bool(own.compute_digest)
+
+    def _put_in_place(self, prepared: ModelPlan, name: str) -> ModelPlan:
+        """Replace a version by one with the same compute digest. The workers keep running, and use
+        the new files from their next start on. Return the changed model.
+
+        Raises:
+          RestartFailed: the workers are restarting, or servers cannot be notified; nothing changed.
+        """
+        old, own = self._model(name), prepared.settings.server
         if own.model_digest == old.settings.server.model_digest:  # it may be asked for again
             self._stored.release(prepared.name)
             return old
@@ -295,13 +302,19 @@ class ModelSet:
         require_auto(replace(settings, models=others))
 
     async def route(self, request: RouteRequest) -> None:
-        """Route the public name of a version to another one; see `Scaling.route`.
+        """Route the public name of a version to another one; see `Scaling.route`. If the workers of
+        the replaced version serve both, that version gets the files of the other one instead.
 
         Raises:
           RestartFailed: a version does not exist, or the route is refused.
         """
         async with self.changing:
             version, replaced = self._model(request.version), self._model(request.replaced)
+            if request.is_moved and version.workers_of:
+                if version.model_dir != replaced.model_dir:  # it may be asked for again
+                    new = self._use_files(replaced.name, version)
+                    self._stored.replace(replaced.name, version.name, new.settings)
+                return
             self._scaling.route(
                 version.name, replaced.name, request.revision, is_moved=request.is_moved
             )
@@ -323,8 +336,9 @@ class ModelSet:
                 return
             if self._scaling.is_served(name):
                 raise RestartFailed(f"servers still serve {name}; withdraw it first")
-            await self._supervisor.stop_model(name, tell)
-            self._supervisor.drop_model(name)
+            if not self._model(name).workers_of:
+                await self._supervisor.stop_model(name, tell)
+                self._supervisor.drop_model(name)
             self._forget(name)
 
     def _forget(self, name: str) -> None:

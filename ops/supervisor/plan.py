@@ -63,6 +63,8 @@ class ModelPlan:
       dtypes: dtype of each worker role.
       number: number in its socket names; None for its index in the fleet.
       adapter_bytes: memory of the adapters in one worker of each role.
+      workers_of: the version with the same compute digest whose workers serve this one, too; empty
+        if it has its own.
     """
 
     model_dir: Path
@@ -70,6 +72,7 @@ class ModelPlan:
     dtypes: Mapping[Role, Dtype] = field(default_factory=dict)
     adapter_bytes: Mapping[Role, int] = field(default_factory=dict)
     number: int | None = None
+    workers_of: str = ""
 
     @property
     def name(self) -> str:
@@ -83,7 +86,9 @@ class ModelPlan:
 
     @property
     def counts(self) -> tuple[tuple[Role, int], ...]:
-        """Number of workers of each role."""
+        """Number of its own workers of each role."""
+        if self.workers_of:
+            return ((Role.PREFILL, 0), (Role.DECODE, 0))
         fleet = self.settings.fleet
         return ((Role.PREFILL, fleet.prefill), (Role.DECODE, fleet.decode))
 
@@ -394,6 +399,7 @@ def _of_control(plan: FleetPlan, directory: Path) -> Settings:
         directory=str(directory),
         address=_control_address(directory),
         models=models,
+        members_poll_s=plan.settings.server.members_poll_s,
         server_drain_s=plan.settings.server.drain_timeout_s,
         objectives=plan.settings.server.objectives,
         usage_dir=plan.settings.server.usage.directory,
@@ -431,8 +437,9 @@ def served_model(plan: FleetPlan, place: int, control: Mapping[str, str]) -> Ser
       control: addresses of workers and spares by name.
     """
     model = plan.models[place]
-    spares = [one for one in plan.spares if one.model == place]
-    every = [*(one for one in plan.workers if one.model == place), *spares]
+    owner = model.workers_of or model.name
+    spares = [one for one in plan.spares if plan.models[one.model].name == owner]
+    every = [*(one for one in plan.workers if plan.models[one.model].name == owner), *spares]
     server = model.settings.server
     return ServedModelConfig(
         name=model.name,

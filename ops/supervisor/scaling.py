@@ -254,17 +254,24 @@ class Scaling:
         addresses = {one.name: control_address(self._directory, one) for one in workers}
         names = {one.name: model for model in served for one in self._workers[model].values()}
         names |= {one.name: model for model in served for one in self._spares[model].values()}
-        members = Members(
-            tuple(
-                Member(one.role, control_address(self._directory, one), names[one.name])
-                for one in (*workers, *spares)
-            ),
+        members = [
+            Member(one.role, control_address(self._directory, one), names[one.name])
+            for one in (*workers, *spares)
+        ]
+        members += [
+            replace(member, model=model.name)
+            for model in self.now.models
+            for member in members
+            if model.workers_of == member.model and model.name in served
+        ]
+        file = Members(
+            tuple(members),
             self._models(),
             {name: one for name, one in self.routes.items() if one.shares.keys() <= {*served}},
         )
         new = self._directory / f"{MEMBERS}.new"
         try:
-            new.write_bytes(written_members(members))
+            new.write_bytes(written_members(file))
             note = msgspec.structs.replace(
                 self._note,
                 workers=addresses,

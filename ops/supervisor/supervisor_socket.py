@@ -95,7 +95,7 @@ class AddVersionRequest(msgspec.Struct, frozen=True, tag_field="request", tag="a
       replaced: name of the version to replace.
       ref: directory, file or stored version of the new one.
       is_reference_only: accept only a version in the store, not a path.
-      is_beside: keep the old version also then; the new one gets workers.
+      is_beside: keep the old version also then; its workers serve both.
     """
 
     name: str

@@ -9,14 +9,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from transport.control_protocol import Observed
-from transport.rollout_protocol import FinishedRequest, SeenIncident
+from transport.rollout_protocol import FinishedRequest, RolloutPhase, SeenIncident
 from triolet.config.routes import RoutesConfig
 from triolet.units import SECONDS
 
 from ..contract.request_events import RequestEnded
 from ..scheduling.control_link import RolloutReports
 from ..slo.meter import SloMeter
-from ..slo.report import rows_of, slo_report
+from ..slo.report import paging, rows_of, slo_report
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,14 +137,17 @@ class RolloutCollector(RolloutReports):
         return messages
 
     def freezes(self) -> list[str]:
-        """Return why no rollout should go on, as far as the objectives say."""
+        """Return why no rollout should go on, as far as the objectives say. What a candidate did
+        that was rolled back is over, and holds no other rollout up."""
         counters, now = self._slos.counters, self._slos.clock()
         if now < self._looked_at + LOOK_S:
             return self._freezes
         self._looked_at = now
         rows, observed_s = rows_of(counters, now), now - self._slos.began_at
         report = slo_report([one.objective for one in counters], rows, observed_s)
-        burning = [one["name"] for one in report["objectives"] if "page" in one["alerts"]]
+        is_back = RolloutPhase.ROLLED_BACK
+        gone = [(one.candidate, one.candidate_digest) for one in self.views if one.phase is is_back]
+        burning = paging(counters, now, gone)
         spent = [report["reason"]] if report["is_frozen"] else []
         self._freezes = [*spent, *(f"the page alert of {name} fires" for name in burning)]
         return self._freezes

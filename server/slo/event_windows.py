@@ -55,11 +55,15 @@ class EventWindows:
 
     Args:
       spans_s: lengths of the windows.
-      now: the current time.
+      began_at: a time not after the first event. Windows that have it in common have their slots in
+        common, so that their counts can be subtracted.
+
+    Attributes:
+      began_at: see Args.
     """
 
-    def __init__(self, spans_s: Iterable[float], now: float) -> None:
-        self._began_at = now
+    def __init__(self, spans_s: Iterable[float], began_at: float) -> None:
+        self.began_at = began_at
         self._good = self._total = 0
         self._rings = {span_s: _Ring(span_s / SLOTS) for span_s in spans_s}
         self._due_at = -math.inf
@@ -79,6 +83,6 @@ class EventWindows:
         return EventCounts(self._good - ring.good[oldest], self._total - ring.total[oldest])
 
     def _advance(self, now: float) -> None:
-        elapsed_s = now - self._began_at
+        elapsed_s = now - self.began_at
         due_s = [one.advance(elapsed_s, self._good, self._total) for one in self._rings.values()]
-        self._due_at = self._began_at + min(due_s)
+        self._due_at = self.began_at + min(due_s)

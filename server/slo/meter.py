@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from triolet.config import ObjectivesConfig
 from triolet.service_class import ServiceClass
-from triolet.slo.burn_alerts import DEPLOYMENT, SPANS_S
+from triolet.slo.burn_alerts import DEPLOYMENT, PAIRS, SPANS_S
 from triolet.slo.objectives import Indicator
 
 from ..contract.request_events import (
@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 
 ModelVersion: TypeAlias = tuple[str, str]
 """Name of a model, and digest of its version (empty for a model outside a store)."""
-VERSION_SPANS_S: Final = (SPANS_S[DEPLOYMENT.long], SPANS_S[DEPLOYMENT.short])
+PAGE_PAIRS: Final = tuple(pair for pair in PAIRS if pair.severity == "page")
+VERSION_SPANS_S: Final = tuple(
+    {SPANS_S[window] for pair in (DEPLOYMENT, *PAGE_PAIRS) for window in (pair.long, pair.short)}
+)
 
 
 OTHERS: Final = "other"
@@ -118,7 +121,7 @@ class ObjectiveCounter:
         if of_version is None:
             if len(self.versions) >= self._most_versions:
                 self.forget(next(iter(self.versions)))
-            of_version = EventWindows(VERSION_SPANS_S, now)
+            of_version = EventWindows(VERSION_SPANS_S, self.windows.began_at)
         self.versions[version] = of_version
         for windows in (self.windows, of_version):
             windows.add(now, is_good=good)

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from triolet.slo.burn_alerts import DEPLOYMENT, PAIRS, SPANS_S
 
 from .event_windows import EventCounts
+from .meter import PAGE_PAIRS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from triolet.slo.burn_alerts import BurnAlert
     from triolet.slo.objectives import ServiceObjective
 
-    from .meter import ObjectiveCounter
+    from .meter import ModelVersion, ObjectiveCounter
 
 BUDGET: Final = "budget"
 """Name of the error budget's window, beside those of SPANS_S."""
@@ -107,6 +108,45 @@ def _shown(
             if name == objective.name and model
         ],
     }
+
+
+def paging(
+    counters: Iterable[ObjectiveCounter], now: float, without: Collection[ModelVersion]
+) -> list[str]:
+    """Return the objectives whose page alert fires, even without the events of some versions.
+
+    Args:
+      counters: counts of the objectives.
+      now: the current time.
+      without: versions that no longer get requests.
+    """
+    return [
+        counter.objective.name
+        for counter in counters
+        if any(
+            fires(
+                pair,
+                counter.objective,
+                {
+                    one: _left(counter, SPANS_S[one], now, without)
+                    for one in (pair.long, pair.short)
+                },
+            )
+            for pair in PAGE_PAIRS
+        )
+    ]
+
+
+def _left(
+    counter: ObjectiveCounter, span_s: float, now: float, without: Collection[ModelVersion]
+) -> EventCounts:
+    """Return the events of a window without those of some versions."""
+    good, total = counter.windows.over(span_s, now)
+    for version in without:
+        if version in counter.versions:
+            gone = counter.versions[version].over(span_s, now)
+            good, total = good - gone.good, total - gone.total
+    return EventCounts(good, total)
 
 
 def minutes_left(objective: ServiceObjective, found: EventCounts, observed_s: float) -> float:

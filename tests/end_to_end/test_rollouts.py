@@ -7,8 +7,12 @@ Each takes over a second: they need supervisor, control, servers and workers tog
 from __future__ import annotations
 
 import json
+import os
+import signal
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import httpx2
 import pytest
 
 from .conftest import PATIENT, WATCHED
@@ -79,6 +83,13 @@ def version_of(fleet: FleetProcess, user: str) -> str:
     return answer.headers["x-triolet-model-version"]
 
 
+def answers(fleet: FleetProcess) -> bool:
+    """Return whether a server answers a user."""
+    with suppress(httpx2.HTTPError):
+        return bool(version_of(fleet, "user 0"))
+    return False
+
+
 def by_user(fleet: FleetProcess) -> dict[str, str]:
     return {f"user {number}": version_of(fleet, f"user {number}") for number in range(USERS)}
 
@@ -93,6 +104,14 @@ def test_users_move_in_steps_and_back_without_a_failed_request(fleet: FleetProce
     first = by_user(fleet)
     assert len({*first.values()}) == 2
     assert by_user(fleet) == first, "each user stays"
+    killed = fleet.pids("server")
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: answers(fleet), PATIENCE_S, "a server is back")
+    assert by_user(fleet) == first, "servers that start wait for the route"
+    wait_until(
+        lambda: len({*fleet.pids("server")} - {*killed}) == 2, PATIENCE_S, "both servers are back"
+    )
     assert "409" not in rollout(fleet, "promote", "chat")
     until(fleet, "canary", 2)
     assert {*by_user(fleet).values()} == {*first.values()} - {old}
@@ -100,6 +119,37 @@ def test_users_move_in_steps_and_back_without_a_failed_request(fleet: FleetProce
     assert {*by_user(fleet).values()} == {old}
     wait_until(lambda: shown(fleet)["is_over"], PATIENCE_S, "one version is left")
     assert len(fleet.pids("decode")) == 1
+
+
+def test_a_version_with_other_sampling_defaults_has_the_workers_of_the_stable_one(
+    fleet: FleetProcess,
+) -> None:
+    asked = {"model": "chat", "prompt": "Once upon a time " * 8, "max_tokens": 1}
+
+    def cached() -> int:
+        answer = fleet.client.post("/v1/completions", json=asked).raise_for_status().json()
+        return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    cached()
+    kept = cached()
+    assert kept > 0
+    pids, old = fleet.pids("prefill") + fleet.pids("decode"), version_of(fleet, "user 0")
+    for order, ends in (("rollback", "rolled_back"), ("promote", "promoted")):
+        rollout(fleet, "start", "chat", "--to", "chat:warm", *QUICK, "--retention", "1h")
+        until(fleet, "canary", 1)
+        assert len({*by_user(fleet).values()}) == 2
+        rollout(fleet, "promote", "chat")
+        until(fleet, "canary", 2)
+        assert old not in by_user(fleet).values()
+        rollout(fleet, order, "chat")
+        wait_until(lambda: shown(fleet)["is_over"], PATIENCE_S, "one version is left")
+        assert shown(fleet)["phase"] == ends
+        assert [*{*by_user(fleet).values()} - {old}] == [shown(fleet)["digest"]] * (
+            ends == "promoted"
+        )
+        assert fleet.pids("prefill") + fleet.pids("decode") == pids
+        assert cached() == kept
+    assert [one["id"] for one in fleet.client.get("/v1/models").json()["data"]] == ["chat"]
 
 
 def test_a_version_that_serves_well_is_promoted_by_its_requests(fleet: FleetProcess) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from shutil import copytree
 from typing import TYPE_CHECKING
 
 import msgspec
+import pytest
 import trio
 from structlog.testing import capture_logs
 
 from server.contract.generation import Finished
+from server.main import wait_for_news
 from server.model_changes import read_models
 from server.text.process import at_once
 from tests.server.scheduling.fakes import completion_ids, make_request, server_config
@@ -298,3 +301,24 @@ async def test_a_retry_after_a_rollback_stays_on_the_workers_of_its_version(
         tokens, end = await read_all(stream)
         assert isinstance(end, Finished)
         assert [*begun, *tokens] == completion_ids(0, 40)
+
+
+async def test_a_server_that_starts_during_a_rollout_waits_for_the_route_of_control(
+    autojump_clock: MockClock,
+) -> None:
+    async with scene(control_addresses=("mem://control",)) as one:
+        wait = partial(wait_for_news, one.services, one.changes)
+        began_at = trio.current_time()
+        await wait()
+        assert trio.current_time() == began_at, "there is one version"
+        await one.changes._read(NEXT, one.changes._serve)
+        use(one, BOTH, CHAT, NEXT)
+        began_at = trio.current_time()
+        await wait()
+        waited_s = trio.current_time() - began_at
+        assert waited_s == pytest.approx(one.services.config.routes.first_news_s)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            await trio.testing.wait_all_tasks_blocked()
+            one.changes.use_routes({"chat": CANARY})
+        assert trio.current_time() - began_at == waited_s, "it has heard control"

@@ -33,7 +33,7 @@ class ControlledModelConfig:
     digest: str = ""
     """sha256:… of its version in the store; empty for a model outside the store."""
     num_workers: int = 2
-    """Number of prefill and decode workers."""
+    """Number of prefill and decode workers; 0 if those of another version serve it."""
     pool_bytes: int = 0
     """Bytes of all KV pools of its workers; 0 if the workers size them."""
     adapter_bytes: int = 0
@@ -92,6 +92,9 @@ class ControlConfig:
     """A server that is silent for this long counts as gone: it has missed five reports."""
     tick_s: Positive = 100 * MILLISECONDS
     """Interval for checks that depend on time alone: residency, keep-alive, deadlines."""
+    members_poll_s: Positive = 250 * MILLISECONDS
+    """As `server.members_poll_s`, which `triolet serve` fills in: a rollout ends only after servers
+    have read its permanent route."""
     server_drain_s: NotNegative = 30.0 * SECONDS
     """Time for the remaining requests of a removed model; `triolet serve` sets it to
     `server.drain_timeout_s`."""

@@ -65,6 +65,7 @@ class FakeSupervisor:
       loaded: adapters in the workers of each model: reference by name.
       named: adapters that requests may use.
       alike: refs of versions with the same compute digest as the one they replace.
+      beside: of these, versions that the workers of another one serve, too.
       refs: refs of versions that replaced another one, by name.
       before: the model and its previous ref, by the name drawn for the new version.
       routes: current routes by public name.
@@ -87,6 +88,7 @@ class FakeSupervisor:
         self.loaded: dict[str, dict[str, str]] = {}
         self.named: dict[str, set[str]] = {}
         self.alike: set[str] = set()
+        self.beside: set[str] = set()
         self.refs: dict[str, str] = {}
         self.before: dict[str, tuple[str, str | None]] = {}
         self.routes: dict[str, dict[str, Any]] = {}
@@ -150,20 +152,20 @@ class FakeSupervisor:
             self.start(name)
         elif kind == "add_version" and asked["replaced"] not in self.added:
             return [{"event": "refused", "message": f"no model is called {asked['replaced']!r}"}]
-        elif kind == "add_version" and asked["ref"] in self.alike:
+        elif kind == "add_version" and asked["ref"] in self.alike and not asked["is_beside"]:
             self.before[name] = asked["replaced"], self.refs.get(asked["replaced"])
             name = asked["replaced"]
             self.refs[name] = asked["ref"]
+        elif kind == "route" and name in self.beside and asked["is_moved"]:
+            self.refs[asked["replaced"]] = self.refs[name]
+            self.on_served()
         elif kind == "route":
             self._route(name, asked["replaced"], asked["revision"], is_moved=asked["is_moved"])
         elif kind in ("add_model", "add_version"):
             self.reference_only[name] = asked["is_reference_only"]
             if name in self.failures:
                 return [{"event": "refused", "message": self.failures[name]}]
-            if name not in self.added:
-                self.added[name] = asked["ref"] if "ref" in asked else asked["model"]["ref"]
-                self.names.append(name)
-                self.withdrawn.add(name)
+            self._add(name, asked["ref"] if "ref" in asked else asked["model"]["ref"])
         elif kind == "serve_model" and name in self.before:
             replaced, ref = self.before[name]
             self.refs[replaced] = ref or replaced
@@ -180,14 +182,32 @@ class FakeSupervisor:
             self.stop(name)
             self.before.pop(name, None)
         if kind == "drop_model" and name in self.added:
-            del self.added[name]
-            self.names.remove(name)
+            self._drop(name)
         if self.gate is not None:
             await self.gate("done", name)
         end = {"event": "finished"}
         if kind in ("add_model", "add_version", "load_adapter", "drop_adapter"):
             end = {"event": "added", "config": self._config(name)}
         return [{"event": "step", "text": f"{name}: {kind}"}, end]
+
+    def _add(self, name: str, ref: str) -> None:
+        if name in self.added:
+            return
+        self.added[name] = ref
+        self.withdrawn.add(name)
+        if ref in self.alike:
+            self.beside.add(name)
+            self.refs[name] = ref
+        else:
+            self.names.append(name)
+
+    def _drop(self, name: str) -> None:
+        del self.added[name]
+        if name in self.beside:
+            self.beside.remove(name)
+            del self.refs[name]
+        else:
+            self.names.remove(name)
 
     def _route(self, version: str, replaced: str, revision: int, *, is_moved: bool) -> None:
         """Execute a request like the supervisor."""
@@ -243,6 +263,8 @@ class FakeSupervisor:
         told = {"name": name, "model_dir": self.added[name], "digest": self.version(name)}
         named = sorted(self.named.get(name, ()))
         size_bytes = 1000 * len(self.loaded.get(name, ()))
+        if name in self.beside:
+            told["num_workers"] = 0
         adapters = {one: version_of(self.loaded[name][one]) for one in named}
         return told | {"adapters": adapters, "adapter_bytes": size_bytes}
 

@@ -44,7 +44,7 @@ def hasty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have an own audit log, do not wait for servers, and renew and write often."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr(model_steps, "MEET_S", 0.0)
-    monkeypatch.setattr(rollouts, "FOLLOW_S", 0.0)
+    monkeypatch.setattr(rollouts, "FOLLOW_POLLS", 0)
     monkeypatch.setattr(rollouts, "RENEW_S", 0.05)
     monkeypatch.setattr(rollouts, "WRITE_S", 0.05)
 

@@ -57,7 +57,7 @@ def own_audit_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def no_wait_for_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_steps, "MEET_S", 0.0)
-    monkeypatch.setattr(rollouts, "FOLLOW_S", 0.0)
+    monkeypatch.setattr(rollouts, "FOLLOW_POLLS", 0)
 
 
 async def test_a_good_candidate_gets_all_requests_step_by_step_and_then_the_name() -> None:
@@ -72,6 +72,27 @@ async def test_a_good_candidate_gets_all_requests_step_by_step_and_then_the_name
         assert await states(one.folder) == {"chat-2": "serving"}
         assert one.server.route is None, "the permanent route is enough"
         assert [name for kind, name in one.supervisor.requests if kind == "drop_model"] == ["chat"]
+
+
+async def test_a_candidate_that_computes_alike_has_the_workers_of_the_stable_version() -> None:
+    async with rollout_scene() as one:
+        one.supervisor.start("chat")
+        pids, ref = one.supervisor.pids("chat"), str(one.folder / "model")
+        one.supervisor.alike.add(ref)
+        await one.start(min_requests=HELD, shadow_share=0.5, shares=[0.5, 1.0])
+        begun = await one.phase("canary", 1)
+        assert await states(one.folder) == {"chat": "serving", "chat-2": "serving"}
+        assert begun["shadow"]["pairs"] == 0, "copies would compute the same"
+        await one.order("promote", full=True)
+        await one.phase("canary", 2)
+        await one.order("promote")
+        assert (await one.ends())["phase"] == "promoted"
+        assert one.supervisor.refs == {"chat": ref}
+        assert await states(one.folder) == {"chat": "serving"}
+        assert one.supervisor.pids("chat") == pids
+        assert not any(kind == "start_model" for kind, _ in one.supervisor.requests)
+        status, models = await ask_soon(one.folder, "GET", "/admin/models")
+        assert (status, models["models"][0]["digest"]) == (200, begun["candidate_digest"])
 
 
 async def test_a_bad_candidate_is_rolled_back_and_removed() -> None:
@@ -530,17 +551,26 @@ async def test_killed_before_the_end_control_goes_on_in_the_same_phase() -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("order", "phase", "left"),
-    [("promote", "promoted", "chat-2"), ("rollback", "rolled_back", "chat")],
+    ("order", "phase", "left", "kind", "is_alike"),
+    [
+        ("promote", "promoted", "chat-2", "drop_model", False),
+        ("rollback", "rolled_back", "chat", "drop_model", False),
+        ("promote", "promoted", "chat", "route", True),
+        ("promote", "promoted", "chat", "drop_model", True),
+        ("rollback", "rolled_back", "chat", "drop_model", True),
+    ],
 )
 async def test_killed_while_a_version_is_removed_control_removes_it(
-    order: str, phase: str, left: str
+    order: str, phase: str, left: str, kind: str, is_alike: bool
 ) -> None:
     """Takes seconds: kills and restarts a real control process."""
     async with killed_control() as killed:
         one = killed.scene
+        if is_alike:
+            one.supervisor.start("chat")
+            one.supervisor.alike.add(str(one.folder / "model"))
         await one.start(min_requests=HELD, shares=[1.0])
         await one.phase("canary", 1)
-        await killed.restart_at("drop_model", partial(one.order, order))
+        await killed.restart_at(kind, partial(one.order, order))
         assert (await one.ends())["phase"] == phase
         assert [*await states(one.folder)] == [left]

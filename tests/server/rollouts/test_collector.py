@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace as replace_fields
 
 from server.contract.generation import AssignedVersion, Usage
 from server.contract.request_events import RequestEnded, RequestEvents
@@ -148,3 +149,26 @@ def test_a_spent_budget_and_a_burning_alert_freeze_rollouts() -> None:
     assert not any("budget" in reason for reason in found), "most of the month is still to come"
     now[0] = 29 * 86_400.0
     assert one.freezes() == ["the error budget of availability is spent"]
+
+
+def test_the_alert_of_a_candidate_that_was_rolled_back_freezes_nothing() -> None:
+    now = [0.0]
+    meter = SloMeter(OBJECTIVES, clock=lambda: now[0])
+    one, events = RolloutCollector(slos=meter), RequestEvents()
+    meter.subscribe_to(events)
+    view = RolloutView("r", "chat", "old", "new", "d", RolloutPhase.CANARY, 1, (0.5,), 0.0, "")
+    for minute in range(3):
+        now[0] = 60.0 * minute
+        for _ in range(50):
+            events.publish(ended(model="old", model_digest="c"))
+            events.publish(ended(500, model="new", model_digest="d"))
+    now[0] += 60.0
+    one.hear((view,))
+    assert "the page alert of availability fires" in one.freezes()
+    one.hear((replace_fields(view, phase=RolloutPhase.ROLLED_BACK),))
+    now[0] += 60.0
+    assert one.freezes() == []
+    for _ in range(50):
+        events.publish(ended(500, model="old", model_digest="c"))
+    now[0] += 60.0
+    assert "the page alert of availability fires" in one.freezes(), "this is another one"
