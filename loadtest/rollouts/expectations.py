@@ -226,10 +226,11 @@ def judged(summaries: Sequence[Summary]) -> list[str]:
     failures = [failure for one in summaries for failure in one.failures]
     actions = {one.expected: one.actions for one in summaries}
     for fleet, events in zip(FLEETS, EVENTS, strict=True):
-        usual = actions.get(fleet, Counter()).most_common(1)
-        if events in actions and usual and usual[0][0] not in actions[events]:
-            said = f"mostly {usual[0][0]}, and never so with generated events"
-            failures.append(f"{fleet.scenario.name}: {said}")
+        if {fleet, events} <= actions.keys():
+            usual = [max(actions[one], key=actions[one].__getitem__) for one in (fleet, events)]
+            if usual[0] != usual[1]:
+                said = f"mostly {usual[0]}, and mostly {usual[1]} with generated events"
+                failures.append(f"{fleet.scenario.name}: {said}")
     ends = [end for one in summaries if one.expected in EQUAL for end in one.results]
     if not ends:
         return failures

@@ -116,7 +116,7 @@ def test_a_campaign_names_fleets_that_end_in_another_way_than_generated_events()
     )
     assert judged([*equal, promoted]) == judged([paused]) == []
     assert judged([*equal, paused]) == [
-        "fleet: equal, Zipf users: mostly pause, and never so with generated events"
+        "fleet: equal, Zipf users: mostly pause, and mostly promoted with generated events"
     ]
 
 
