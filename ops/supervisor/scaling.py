@@ -259,10 +259,11 @@ class Scaling:
             for one in (*workers, *spares)
         ]
         members += [
-            replace(member, model=model.name)
+            Member(member.role, member.address, model.name)
             for model in self.now.models
+            if model.workers_of and model.name in served
             for member in members
-            if model.workers_of == member.model and model.name in served
+            if member.model == model.workers_of
         ]
         file = Members(
             tuple(members),

@@ -144,7 +144,7 @@ def test_a_version_with_other_sampling_defaults_has_the_workers_of_the_stable_on
         rollout(fleet, order, "chat")
         wait_until(lambda: shown(fleet)["is_over"], PATIENCE_S, "one version is left")
         assert shown(fleet)["phase"] == ends
-        assert [*{*by_user(fleet).values()} - {old}] == [shown(fleet)["digest"]] * (
+        assert [*{*by_user(fleet).values()} - {old}] == [shown(fleet)["candidate_digest"]] * (
             ends == "promoted"
         )
         assert fleet.pids("prefill") + fleet.pids("decode") == pids

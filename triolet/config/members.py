@@ -69,11 +69,16 @@ def read_members(content: bytes, name: str) -> Members:
             raise ConfigError(
                 f"{name}: members[{at}].role is {member.role.value!r}; allowed: prefill, decode"
             )
-    addresses: set[str] = set()
+    digests = {one.name: one.compute_digest or one.name for one in found.models or ()}
+    models: dict[str, list[str]] = {}
     for member in members:
-        if member.address in addresses:
-            raise ConfigError(f"{name} names {member.address} twice; addresses must differ")
-        addresses.add(member.address)
+        models.setdefault(member.address, []).append(member.model)
+    for address, names in models.items():
+        if len({*names}) < len(names) or len({digests.get(one, one) for one in names}) > 1:
+            raise ConfigError(
+                f"{name} names {address} twice; addresses must differ, unless their models have "
+                "one compute digest"
+            )
     if found.models is not None:
         _require_models(found.models, name)
     require_routes(found.routes, name)

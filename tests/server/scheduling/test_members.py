@@ -156,6 +156,23 @@ def test_a_file_of_members_is_read_as_it_was_written() -> None:
     assert read_members(written_members(members), "F") == members
 
 
+def test_versions_with_one_compute_digest_may_have_the_same_workers() -> None:
+    members = tuple(Member(Role.DECODE, "a", name) for name in ("old", "new"))
+
+    def file(*digests: str) -> bytes:
+        names = ("old", "new")
+        models = (
+            ServedModelConfig(name, f"/{name}", compute_digest=digest)
+            for name, digest in zip(names, digests, strict=True)
+        )
+        return written_members(Members(members, tuple(models)))
+
+    assert read_members(file("c", "c"), "F").members == members
+    for digests in (("c", "d"), ("", ""), ("c", "")):
+        with pytest.raises(ConfigError, match="names a twice"):
+            read_members(file(*digests), "F")
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
