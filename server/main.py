@@ -151,11 +151,13 @@ async def serve(
 
 
 async def wait_for_news(services: Services, changes: ModelChanges) -> None:
-    """Wait until control has told its routes, at most `routes.first_news_s`, if a public name has a
-    version without requests: a rollout may be under way."""
+    """Wait until control has told its routes, at most `routes.first_news_s`, if there may be a
+    rollout: a public name has two versions, or only control knows which names have."""
+    config = services.config
     is_split = any(len(route.shares) > 1 for route in services.models.routes.values())
-    if services.config.control_addresses and is_split:
-        with trio.move_on_after(services.config.routes.first_news_s):
+    may_be = is_split or (config.members_file is None and len(services.models) > 1)
+    if config.control_addresses and may_be:
+        with trio.move_on_after(config.routes.first_news_s):
             await changes.heard.wait()
 
 

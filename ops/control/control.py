@@ -102,6 +102,7 @@ class Control:
             config,
             self._hear,
             lambda zone: self.rollouts.with_rollouts(self.changes.switches.told(self.news), zone),
+            lambda: self.rollouts.are_looked_at(),
         )
         self._journal = journal
         self._supervisor = supervisor

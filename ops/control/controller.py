@@ -323,7 +323,8 @@ class Controller:
             model.note_requests(now)
             if one.last_used_s_ago is not None:
                 used_at = now - max(0.0, one.last_used_s_ago)
-                model.last_used_at, model.was_used = max(model.last_used_at, used_at), True
+                owner = self.models.get(model.config.workers_of, model)
+                owner.last_used_at, owner.was_used = max(owner.last_used_at, used_at), True
             is_met = all(each.is_ready for each in model.activity.values())
             if model.state is ModelState.WARM and is_met:
                 self._move(model, ModelEvent.MET, now)

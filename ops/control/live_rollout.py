@@ -36,8 +36,10 @@ class LiveRollout:
       written_at: Unix time of the last write; 0 before this control's first one.
       written: revision that was written.
       trouble: why it cannot be written; empty if it can.
+      is_looked_at: whether this control knows whether it still has its route.
       is_left: whether another control carries it out.
       is_moved: whether servers have the permanent route to the candidate.
+      is_released: whether it has ended, and others may change its versions.
       routes: the routes that servers get, by zone; the empty name is for all other zones.
       view: what servers see of it.
       due: set when a look is due at once.
@@ -51,8 +53,10 @@ class LiveRollout:
         self.written_at = 0.0
         self.written = self.rollout.revision
         self.trouble = ""
+        self.is_looked_at = self.rollout.route(0.0) is None
         self.is_left = False
         self.is_moved = False
+        self.is_released = self.rollout.is_over
         self.routes: dict[str, Route] = {}
         self.view = self.rollout.view()
         self.due = trio.Event()

@@ -118,7 +118,7 @@ def _pages(pid: int) -> _Pages:
 def expected_bytes(model: ControlledModelConfig) -> int:
     """Return the expected memory of a model's workers before it was measured: shared weights, KV
     pools, adapters, and the overhead of each process; 0 without workers of its own."""
-    if not model.num_workers:
+    if model.workers_of:
         return 0
     weights = sum(size for path, size in _files(model).items() if path.suffix in WEIGHTS)
     own = model.pool_bytes + model.adapter_bytes

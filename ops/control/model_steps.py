@@ -111,16 +111,15 @@ class ModelSteps:
         raise OperationFailed(_late("changing the route", limit_s) + "; the fleet's log says why")
 
     async def load(self, operation: Operation) -> None:
-        """Load a model that is being added, and wait for it.
+        """Load a model that is being added, or the one whose workers serve it, and wait for it.
 
         Raises:
           OperationFailed: the load failed.
           NoRoom: there is no memory for it.
         """
         now = trio.current_time()
-        load = self._controller.order(
-            operation.model, WantedState.LOAD, BY_ADD, now, operation.created_at
-        )
+        owner = self._controller.models[operation.model].config.workers_of or operation.model
+        load = self._controller.order(owner, WantedState.LOAD, BY_ADD, now, operation.created_at)
         self._settle()
         while not load.is_over:
             await trio.sleep(self._config.tick_s)

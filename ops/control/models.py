@@ -63,7 +63,7 @@ class Model:
     failed_at: float | None = None
 
     def __post_init__(self) -> None:
-        if not self.config.num_workers:  # the workers of another version serve it
+        if self.config.workers_of:
             self.state, self.is_measured = ModelState.WARM, True
 
     def note_gpus(self) -> dict[str, int]:

@@ -69,16 +69,12 @@ class Outlook:
 
     def news(self, now: float) -> tuple[ModelNews, ...]:
         """Return the model states to publish to servers."""
-        return tuple(
-            ModelNews(
-                name,
-                model.config.digest,
-                model.state,
-                self._predict(model, now),
-                model.size_bytes,
-            )
-            for name, model in self._models.items()
-        )
+        news = []
+        for name, model in self._models.items():
+            owner = self._models.get(model.config.workers_of, model)
+            predicted_s, size_bytes = self._predict(owner, now), model.size_bytes
+            news.append(ModelNews(name, model.config.digest, owner.state, predicted_s, size_bytes))
+        return tuple(news)
 
     def room(self, model: Model, now: float) -> Fits | Later | Never:
         """Return how a model gets its memory. It waits for the load that has its turn."""

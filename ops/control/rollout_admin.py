@@ -119,7 +119,7 @@ async def _show(control: Control, name: str) -> Response:
 
 def _shown(live: LiveRollout) -> dict[str, Any]:
     rollout, view = live.rollout, live.rollout.view()
-    more = {"revision": rollout.revision, "is_over": rollout.is_over, "share": view.share}
+    more = {"revision": rollout.revision, "is_over": live.is_released, "share": view.share}
     return {**msgspec.to_builtins(view), **more, "trouble": live.trouble}
 
 

@@ -148,6 +148,11 @@ class Rollouts:
         if is_first:
             task_status.started()
 
+    def are_looked_at(self) -> bool:
+        """Return whether each rollout of an earlier control was looked at. Until then news would
+        withdraw its route."""
+        return self._is_taken_up and all(one.is_looked_at for one in self.latest.values())
+
     async def start(self, rollout: Rollout) -> None:
         """Write a new rollout to the store and begin it.
 
@@ -277,6 +282,7 @@ class Rollouts:
             nursery.start_soon(self._watch, live, nursery.cancel_scope)
             nursery.start_soon(_record, live, self._config.tick_s)
             if is_same_run:
+                _keep_loaded(self._controller.models, rollout.plan, is_kept=True)
                 if rollout.is_live:
                     with live.adding:
                         await self._add(live, operation)
@@ -289,9 +295,10 @@ class Rollouts:
             live.due.set()
             await live.over.wait()
             nursery.cancel_scope.cancel()
-        self._keep_loaded(rollout.plan, is_kept=False)
+        _keep_loaded(self._controller.models, rollout.plan, is_kept=False)
         self._changes.steps.changed_at = trio.current_time()
         self._release(operation)
+        live.is_released = True
 
     async def _is_same_run(self, rollout: Rollout) -> bool:
         """Return whether the fleet is the one in which the rollout began."""
@@ -318,7 +325,7 @@ class Rollouts:
                 # One that serves must not be taken back because the supervisor is slow.
                 config = known.get(plan.candidate) or await steps.ask_added(operation, request)
                 steps.add(config, await trio.to_thread.run_sync(expected_bytes, config))
-                self._keep_loaded(plan, is_kept=True)
+                _keep_loaded(self._controller.models, plan, is_kept=True)
                 route = switches.routes.get(order.public_name)
                 await switches.put_beside(operation, order, route)
         except (OperationFailed, CommandFailed, NoRoom) as error:
@@ -328,13 +335,8 @@ class Rollouts:
                 rollout.fail(f"{plan.candidate} cannot serve: {error}", self._wall())
         else:
             config = self._controller.models[plan.candidate].config
-            is_alike = not config.num_workers
+            is_alike = bool(config.workers_of)
             rollout.note_prepared(config.digest, self._wall(), is_alike=is_alike)
-
-    def _keep_loaded(self, plan: RolloutPlan, *, is_kept: bool) -> None:
-        models = self._controller.models
-        for name in {plan.stable, plan.candidate} & models.keys():
-            models[name].is_kept = is_kept
 
     async def _watch(self, live: LiveRollout, scope: trio.CancelScope) -> None:
         """Look, write and renew until the end was written."""
@@ -357,6 +359,7 @@ class Rollouts:
                 live.trouble, live.is_left = str(error), True
                 self._withdraw(live)
                 scope.cancel()
+            live.is_looked_at = True
             is_written = live.written == rollout.revision
             # The stable version is removed only after a promotion that the next control knows of.
             if rollout.phase is RolloutPhase.ROLLED_BACK or (is_written and not rollout.is_live):
@@ -456,7 +459,9 @@ class Rollouts:
         """
         listed, steps = await ask_models(self._supervisor), self._changes.steps
         if operation.model not in {one.name for one in listed.configs}:
-            return  # an earlier control has done it
+            live.is_moved = True  # by an earlier control
+            self._withdraw(live)
+            return
         revision = listed.routes[order.public_name].revision
         moved = RouteRequest(operation.model, order.replaced, revision, is_moved=True)
         await steps.ask_route(moved)
@@ -482,6 +487,11 @@ def _operation(rollout: Rollout) -> Operation:
         settings=msgspec.json.encode(order).decode(),
         run=rollout.run,
     )
+
+
+def _keep_loaded(models: Mapping[str, Model], plan: RolloutPlan, *, is_kept: bool) -> None:
+    for name in {plan.stable, plan.candidate} & models.keys():
+        models[name].is_kept = is_kept
 
 
 def _work(model: Model | None) -> WorkDone:

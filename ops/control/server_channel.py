@@ -26,6 +26,8 @@ from transport.link import PeerBusy, PeerGone
 from transport.zmq_curve import Repeats
 from triolet.ids import PeerId, Role, new_epoch, shown_identity
 
+from ..rollouts.rollout import VALID_S
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -47,14 +49,20 @@ class ServerChannel:
       config: address, name of the fleet, and bounds.
       hear: called with each message of a server.
       news: returns what servers of a zone should know.
+      are_known: returns whether the news are complete; they are held back for up to `VALID_S`.
     """
 
     def __init__(
-        self, config: ControlConfig, hear: Callable[[Said], None], news: Callable[[str], Models]
+        self,
+        config: ControlConfig,
+        hear: Callable[[Said], None],
+        news: Callable[[str], Models],
+        are_known: Callable[[], bool],
     ) -> None:
         self._config = config
         self._hear = hear
         self._news = news
+        self._are_known = are_known
         self._me = PeerId(Role.CONTROL, "control", new_epoch())
         self._servers: dict[bytes, str] = {}  # the zone of each
         self._repeats = Repeats()
@@ -137,6 +145,9 @@ class ServerChannel:
     async def _tell(self, listener: Listener) -> None:
         """Send the news after each change, and at intervals: predictions change as time passes, and
         servers must hear that control is alive."""
+        with trio.move_on_after(VALID_S):  # after this time no server has a route of a rollout
+            while not self._are_known():  # noqa: ASYNC110 (several rollouts)
+                await trio.sleep(self._config.tick_s)
         while True:
             num_changes, zones = self._num_changes, {*self._servers.values()}
             frames = {zone: ControlNews(encoded(self._news(zone))) for zone in zones}

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
@@ -15,7 +16,7 @@ from triolet.config import MAX_MODELS
 from triolet.errors import ConfigError
 from triolet.ids import Role
 
-from ..models.several import each_model
+from ..models.several import each_model, name_of
 from ..settings.form import of_role, require_model_name
 from .plan import controlled
 from .prepare import prepare_model, require_auto
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from triolet.config import ControlledModelConfig, FleetModelConfig
 
     from ..models.several import StoredModels
+    from ..settings.form import Settings
     from .plan import ModelPlan
     from .scaling import Scaling
     from .supervisor import Supervisor
@@ -108,21 +110,25 @@ class ModelSet:
             await tell(f"{name}: checking its files")
             try:
                 self._require_free(name, model, replaced)
-                prepared = await trio.to_thread.run_sync(
-                    partial(self._prepare, name, model, is_reference_only), limiter=self._thread
+                [own] = each_model(replace(plan.settings, models={name: model}))
+                hold = partial(self._stored.hold, own, is_reference_only=is_reference_only)
+                held = await trio.to_thread.run_sync(hold, limiter=self._thread)
+                alike = self._alike(held, replaced)
+                if alike is not None and not is_beside:
+                    return controlled(self._put_in_place(held, alike))
+                prepared = (
+                    await trio.to_thread.run_sync(prepare_model, plan, held, limiter=self._thread)
+                    if alike is None
+                    else _on_workers_of(alike, held)
                 )
-                is_alike = bool(replaced) and self._is_alike(prepared, replaced)
-                if is_alike and not is_beside:
-                    return controlled(self._put_in_place(prepared, replaced))
-                if is_alike:
-                    prepared = replace(prepared, workers_of=replaced)
+                self._require_other_files(prepared, replaced)
                 specs, spares = self._scaling.add(prepared)
             except (RestartFailed, ConfigError, OSError, ValueError, RecursionError) as error:
                 # Bad files of one model must not stop the fleet.
                 self._stored.release(name)
                 raise RestartFailed(str(error)) from error
             try:
-                if not is_alike:
+                if alike is None:
                     self._supervisor.add_model(name, specs, spares)
             except RestartFailed:
                 self._forget(name)
@@ -163,56 +169,54 @@ class ModelSet:
             raise RestartFailed(f"no model is called {name!r}")
         return found[0]
 
-    def _is_alike(self, prepared: ModelPlan, name: str) -> bool:
-        """Return whether a new version has the same compute digest as one of the fleet.
+    def _alike(self, held: Settings, replaced: str) -> ModelPlan | None:
+        """Return the replaced version if it has the compute digest of a new one, else None."""
+        if not replaced or not held.server.compute_digest:
+            return None
+        old = self._model(replaced)
+        is_alike = held.server.compute_digest == old.settings.server.compute_digest
+        return old if is_alike else None
 
-        Raises:
-          ConfigError: both are the same directory outside the store.
-        """
-        old, own = self._model(name), prepared.settings.server
-        if prepared.model_dir == old.model_dir and not own.model_digest:
-            public = self._scaling.public_name(name)
+    def _require_other_files(self, prepared: ModelPlan, replaced: str) -> None:
+        if replaced and prepared.model_dir == self._model(replaced).model_dir:
+            public = self._scaling.public_name(replaced)
             raise ConfigError(
-                f"{public} is already served from {old.model_dir}; run `triolet restart` to read "
-                "its files again"
+                f"{public} is already served from {prepared.model_dir}; run `triolet restart` to "
+                "read its files again"
             )
-        is_alike = own.compute_digest == old.settings.server.compute_digest
-        return is_alike and bool(own.compute_digest)
 
-    def _put_in_place(self, prepared: ModelPlan, name: str) -> ModelPlan:
+    def _put_in_place(self, held: Settings, old: ModelPlan) -> ModelPlan:
         """Replace a version by one with the same compute digest. The workers keep running, and use
         the new files from their next start on. Return the changed model.
 
         Raises:
           RestartFailed: the workers are restarting, or servers cannot be notified; nothing changed.
         """
-        old, own = self._model(name), prepared.settings.server
-        if own.model_digest == old.settings.server.model_digest:  # it may be asked for again
-            self._stored.release(prepared.name)
+        if _has_files(old, held):  # it may be asked for again
+            self._stored.release(name_of(held))
             return old
-        new = self._use_files(name, prepared)
-        self._stored.replace(name, prepared.name, new.settings)
-        self._before[prepared.name] = old
+        new = self._take_files(old, held)
+        self._before[name_of(held)] = old
         return new
 
-    def _use_files(self, name: str, other: ModelPlan) -> ModelPlan:
-        """Let a model have the files of another plan, which compute alike.
-
-        Returns:
-          The model with them.
+    def _take_files(self, old: ModelPlan, held: Settings) -> ModelPlan:
+        """Let a model have and hold the files that are held under another name. Return the model.
 
         Raises:
           RestartFailed: its workers restart, or servers cannot be told; nothing has changed.
         """
-        old, own = self._model(name), other.settings
-        settings = replace(
-            old.settings,
-            fleet=replace(old.settings.fleet, model=own.fleet.model),
-            models={name: replace(old.settings.models[name], ref=own.models[other.name].ref)},
-        )
-        for role in (Role.SERVER, Role.PREFILL, Role.DECODE):
-            settings = of_role(settings, role, model_digest=own.server.model_digest)
-        new = replace(old, model_dir=other.model_dir, settings=settings)
+        new = self._use_files(old.name, held)
+        self._stored.replace(old.name, name_of(held), new.settings)
+        return new
+
+    def _use_files(self, name: str, of: Settings) -> ModelPlan:
+        """Let a model have the files of another version, which computes alike. Return the model.
+
+        Raises:
+          RestartFailed: its workers restart, or servers cannot be told; nothing has changed.
+        """
+        old = self._model(name)
+        new = _with_files(old, of)
         group = self._supervisor.to_change(name)
         group.use(self._scaling.change(name, lambda _: new))
         try:
@@ -253,11 +257,6 @@ class ModelSet:
         models = self._scaling.now.settings.models
         return {self._scaling.public_name(one): models[one] for one in versions}
 
-    def _prepare(self, name: str, model: FleetModelConfig, is_reference_only: bool) -> ModelPlan:
-        plan = self._scaling.now
-        [own] = each_model(replace(plan.settings, models={name: model}))
-        return prepare_model(plan, self._stored.hold(own, is_reference_only=is_reference_only))
-
     async def set_served(self, name: str, *, is_served: bool) -> None:
         """Tell servers to serve a model, or to stop serving it.
 
@@ -287,7 +286,7 @@ class ModelSet:
         """
         before = self._before.get(version)
         if before is not None:
-            new = self._use_files(before.name, before)
+            new = self._use_files(before.name, before.settings)
             self._stored.settings[before.name] = new.settings
 
     def _require_dispensable(self, name: str) -> None:
@@ -311,9 +310,8 @@ class ModelSet:
         async with self.changing:
             version, replaced = self._model(request.version), self._model(request.replaced)
             if request.is_moved and version.workers_of:
-                if version.model_dir != replaced.model_dir:  # it may be asked for again
-                    new = self._use_files(replaced.name, version)
-                    self._stored.replace(replaced.name, version.name, new.settings)
+                if not _has_files(replaced, version.settings):  # it may be asked for again
+                    self._take_files(replaced, version.settings)
                 return
             self._scaling.route(
                 version.name, replaced.name, request.revision, is_moved=request.is_moved
@@ -344,3 +342,29 @@ class ModelSet:
     def _forget(self, name: str) -> None:
         self._scaling.remove(name)
         self._stored.release(name)
+
+
+def _has_files(model: ModelPlan, of: Settings) -> bool:
+    return model.settings.server.model_digest == of.server.model_digest
+
+
+def _with_files(model: ModelPlan, of: Settings) -> ModelPlan:
+    """Return a model with the files of another version in the store."""
+    [told] = of.models.values()
+    assert of.fleet.model is not None, "versions in the store have a directory"
+    settings = replace(
+        model.settings,
+        fleet=replace(model.settings.fleet, model=of.fleet.model),
+        models={model.name: replace(model.settings.models[model.name], ref=told.ref)},
+    )
+    for role in (Role.SERVER, Role.PREFILL, Role.DECODE):
+        settings = of_role(settings, role, model_digest=of.server.model_digest)
+    return replace(model, model_dir=Path(of.fleet.model), settings=settings)
+
+
+def _on_workers_of(model: ModelPlan, held: Settings) -> ModelPlan:
+    """Return a version that has the workers of another one."""
+    new = _with_files(model, held)
+    server = replace(new.settings.server, model_name=held.server.model_name)
+    settings = replace(new.settings, server=server, models=held.models)
+    return replace(new, settings=settings, workers_of=model.name)

@@ -217,14 +217,17 @@ class FleetPlan:
         return replace(self, models=models, lends=False)
 
     def with_models(self, models: Sequence[ModelPlan]) -> FleetPlan:
-        """Return the plan with other models (at least one). Running workers keep their cores.
+        """Return the plan with other models (at least one). Running workers keep their cores; with
+        other workers than before, none lends them any more.
 
         Raises:
           ConfigError: too many workers.
         """
         named = {model.name: model.settings.models[model.name] for model in models}
         settings = replace(self.settings, models=named)
-        return replace(self, settings=settings, models=tuple(models), lends=False)
+        plan = replace(self, settings=settings, models=tuple(models), lends=False)
+        is_same = [one.name for one in plan.workers] == [one.name for one in self.workers]
+        return replace(plan, lends=self.lends and is_same)
 
     def engine(self, worker: PlannedWorker) -> EngineConfig:
         """Return the engine settings of a worker."""
@@ -423,6 +426,7 @@ def controlled(model: ModelPlan) -> ControlledModelConfig:
         pool_bytes=sum(pools),
         adapter_bytes=sum(count * model.adapter_bytes.get(role, 0) for role, count in model.counts),
         adapters={one.name: one.digest for one in model.settings.server.model_adapters},
+        workers_of=model.workers_of,
         pinned=own.pinned,
         keep_alive_s=own.keep_alive_s,
     )

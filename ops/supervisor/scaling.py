@@ -98,7 +98,8 @@ class Scaling:
           ConfigError: too many workers, or workers have reserved cores.
         """
         name = model.name
-        self._require_unpinned(f"start the fleet with {name} among its models")
+        if not model.workers_of:
+            self._require_unpinned(f"start the fleet with {name} among its models")
         numbered = replace(model, number=self._next_number)
         plan = self.now.with_models((*self.now.models, numbered))
         specs, spares = self._specs(plan)

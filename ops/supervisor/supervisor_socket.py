@@ -112,7 +112,8 @@ class RouteRequest(msgspec.Struct, frozen=True, tag_field="request", tag="route"
       version: name of the new version.
       replaced: name of the version that has the public name now.
       revision: revision of the route that the caller saw; 0 if it saw none.
-      is_moved: route all new requests to the new version; otherwise it gets none yet.
+      is_moved: route all new requests to the new version; otherwise it gets none yet. If both have
+        the same workers, the replaced version gets the files of the new one instead.
     """
 
     version: str

@@ -127,7 +127,7 @@ class Candidates:
             if view.phase in ENDED_PHASES or stable is None or own is None:
                 continue
             if stable.links is own.links:
-                continue  # versions with the same compute digest share their workers
+                continue  # a rollout to the same version
             # The interval is 0 until all servers have the candidate.
             key = view.id, stable.links, own.links, view.golden_every_s
             one = before.pop(key, None)

@@ -16,7 +16,7 @@ from triolet.units import SECONDS
 from ..contract.request_events import RequestEnded
 from ..scheduling.control_link import RolloutReports
 from ..slo.meter import SloMeter
-from ..slo.report import paging, rows_of, slo_report
+from ..slo.report import firing_pages, rows_of, slo_report
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,6 +85,10 @@ class RolloutCollector(RolloutReports):
     def hear(self, views: tuple[RolloutView, ...]) -> None:
         """Collect for these rollouts only."""
         self.views = views
+        for view in views:
+            if view.phase is RolloutPhase.ROLLED_BACK:
+                for counter in self._slos.counters:
+                    counter.note_rollback((view.candidate, view.candidate_digest))
         if self.tested is not None:
             self.tested.use(views)
 
@@ -137,17 +141,15 @@ class RolloutCollector(RolloutReports):
         return messages
 
     def freezes(self) -> list[str]:
-        """Return why no rollout should go on, as far as the objectives say. What a candidate did
-        that was rolled back is over, and holds no other rollout up."""
+        """Return why no rollout should go on, as far as the objectives say. The alert that a
+        candidate caused before its rollback is no reason."""
         counters, now = self._slos.counters, self._slos.clock()
         if now < self._looked_at + LOOK_S:
             return self._freezes
         self._looked_at = now
         rows, observed_s = rows_of(counters, now), now - self._slos.began_at
         report = slo_report([one.objective for one in counters], rows, observed_s)
-        is_back = RolloutPhase.ROLLED_BACK
-        gone = [(one.candidate, one.candidate_digest) for one in self.views if one.phase is is_back]
-        burning = paging(counters, now, gone)
+        burning = firing_pages(counters, now)
         spent = [report["reason"]] if report["is_frozen"] else []
         self._freezes = [*spent, *(f"the page alert of {name} fires" for name in burning)]
         return self._freezes

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import defaultdict
+from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from triolet.config import ObjectivesConfig
 from triolet.service_class import ServiceClass
-from triolet.slo.burn_alerts import DEPLOYMENT, PAIRS, SPANS_S
+from triolet.slo.burn_alerts import DEPLOYMENT, PAGES, SPANS_S
 from triolet.slo.objectives import Indicator
 
 from ..contract.request_events import (
@@ -30,9 +30,8 @@ if TYPE_CHECKING:
 
 ModelVersion: TypeAlias = tuple[str, str]
 """Name of a model, and digest of its version (empty for a model outside a store)."""
-PAGE_PAIRS: Final = tuple(pair for pair in PAIRS if pair.severity == "page")
 VERSION_SPANS_S: Final = tuple(
-    {SPANS_S[window] for pair in (DEPLOYMENT, *PAGE_PAIRS) for window in (pair.long, pair.short)}
+    {SPANS_S[window] for pair in (DEPLOYMENT, *PAGES) for window in (pair.long, pair.short)}
 )
 
 
@@ -92,6 +91,7 @@ class ObjectiveCounter:
       objective: see Args.
       windows: all events.
       versions: the latest events of each version, the least recently used version first.
+      rolled_back: those of candidates that were rolled back, kept after the versions are gone.
       series: good and total events by model, digest, class and zone.
       tenants: good and total events by tenant.
     """
@@ -100,6 +100,7 @@ class ObjectiveCounter:
         self.objective = objective
         self.windows = EventWindows((*SPANS_S.values(), objective.window_s), now)
         self.versions: dict[ModelVersion, EventWindows] = {}
+        self.rolled_back: deque[EventWindows] = deque(maxlen=config.kept_versions)
         self.series: defaultdict[tuple[str, ...], list[int]] = defaultdict(_no_events)
         self.tenants: defaultdict[str, list[int]] = defaultdict(_no_events)
         self._most_versions = config.kept_versions
@@ -131,6 +132,12 @@ class ObjectiveCounter:
         for good_and_total in counts:
             good_and_total[0] += good
             good_and_total[1] += 1
+
+    def note_rollback(self, version: ModelVersion) -> None:
+        """Record that a version was rolled back. Idempotent."""
+        windows = self.versions.get(version)
+        if windows is not None and windows not in self.rolled_back:
+            self.rolled_back.append(windows)
 
     def forget(self, version: ModelVersion) -> None:
         """Drop the counts of a version."""

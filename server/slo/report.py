@@ -5,18 +5,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from triolet.slo.burn_alerts import DEPLOYMENT, PAIRS, SPANS_S
+from triolet.slo.burn_alerts import DEPLOYMENT, PAGES, PAIRS, SPANS_S
 
 from .event_windows import EventCounts
-from .meter import PAGE_PAIRS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from triolet.slo.burn_alerts import BurnAlert
     from triolet.slo.objectives import ServiceObjective
 
-    from .meter import ModelVersion, ObjectiveCounter
+    from .meter import ObjectiveCounter
 
 BUDGET: Final = "budget"
 """Name of the error budget's window, beside those of SPANS_S."""
@@ -110,43 +109,24 @@ def _shown(
     }
 
 
-def paging(
-    counters: Iterable[ObjectiveCounter], now: float, without: Collection[ModelVersion]
-) -> list[str]:
-    """Return the objectives whose page alert fires, even without the events of some versions.
-
-    Args:
-      counters: counts of the objectives.
-      now: the current time.
-      without: versions that no longer get requests.
-    """
+def firing_pages(counters: Iterable[ObjectiveCounter], now: float) -> list[str]:
+    """Return the objectives whose page alert fires, also without the events of candidates that were
+    rolled back: those are over."""
     return [
         counter.objective.name
         for counter in counters
-        if any(
-            fires(
-                pair,
-                counter.objective,
-                {
-                    one: _left(counter, SPANS_S[one], now, without)
-                    for one in (pair.long, pair.short)
-                },
-            )
-            for pair in PAGE_PAIRS
-        )
+        if any(fires(pair, counter.objective, _without_rolled_back(counter, now)) for pair in PAGES)
     ]
 
 
-def _left(
-    counter: ObjectiveCounter, span_s: float, now: float, without: Collection[ModelVersion]
-) -> EventCounts:
-    """Return the events of a window without those of some versions."""
-    good, total = counter.windows.over(span_s, now)
-    for version in without:
-        if version in counter.versions:
-            gone = counter.versions[version].over(span_s, now)
-            good, total = good - gone.good, total - gone.total
-    return EventCounts(good, total)
+def _without_rolled_back(counter: ObjectiveCounter, now: float) -> dict[str, EventCounts]:
+    found = {}
+    for window in {window for pair in PAGES for window in (pair.long, pair.short)}:
+        good, total = counter.windows.over(SPANS_S[window], now)
+        gone = [one.over(SPANS_S[window], now) for one in counter.rolled_back]
+        good, total = good - sum(one.good for one in gone), total - sum(one.total for one in gone)
+        found[window] = EventCounts(good, total)
+    return found
 
 
 def minutes_left(objective: ServiceObjective, found: EventCounts, observed_s: float) -> float:

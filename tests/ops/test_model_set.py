@@ -338,6 +338,50 @@ async def test_a_version_that_computes_alike_takes_the_place_of_the_other_one_at
             await one.models.add_version(AddVersionRequest("x", "none", "tiny:v1"), one.tell)
 
 
+@pytest.mark.parametrize("pin", [Pinning.OFF, Pinning.AUTO])
+async def test_a_version_that_computes_alike_has_the_workers_of_the_one_beside_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    pin: Pinning,
+) -> None:
+    digests = tiny_versions(tmp_path, monkeypatch, capsys)
+    fleet = FleetConfig(store=str(tmp_path / "store"), pin=pin)
+    with scene(tmp_path, models={"chat": FleetModelConfig("tiny:v1")}, fleet=fleet) as one:
+        before, lends = workers_planned(one), one.scaling.now.lends
+        request = AddVersionRequest("chat-2", "chat", "tiny:warm", is_beside=True)
+        for _ in range(2):  # each step may be asked for again
+            config = await one.models.add_version(request, one.tell)
+            told_of = (config.name, config.digest, config.workers_of, config.num_workers)
+            assert told_of == ("chat-2", digests[1], "chat", 0)
+        assert (workers_planned(one), one.scaling.now.lends) == (before, lends)
+        assert [model.name for model in one.supervisor.models()] == ["chat"]
+        await one.models.route(RouteRequest("chat-2", "chat", 0, is_moved=False))
+        assert workers_told(one, "chat") == workers_told(one, "chat-2") != set()
+        for model in one.told.models or ():
+            addresses = {*model.prefill_addresses, *model.decode_addresses}
+            assert addresses == workers_told(one, "chat")
+        if pin is Pinning.OFF:
+            specs = one.scaling.plan("chat", Role.DECODE, 2)
+            one.scaling.note("chat", [spec.name for spec in specs])
+            assert workers_told(one, "chat") == workers_told(one, "chat-2")
+        with monkeypatch.context() as patch:
+            patch.setattr(scaling, "write_note", full)
+            with pytest.raises(RestartFailed, match="no space left"):
+                await one.models.route(RouteRequest("chat-2", "chat", 1, is_moved=True))
+        assert [model.digest for model in one.told.models or ()] == digests
+        for _ in range(2):
+            await one.models.route(RouteRequest("chat-2", "chat", 1, is_moved=True))
+            assert [model.digest for model in one.told.models or ()] == [digests[1]] * 2
+        for _ in range(2):
+            await one.drop("chat-2")
+            assert [model.digest for model in one.told.models or ()] == digests[1:]
+        assert one.told.routes == {"chat": Route({"chat": 1}, "chat", 2)}
+        assert [*one.stored.settings] == ["chat"]
+        workers = one.supervisor._models["chat"].specs
+        assert {told(spec).worker(spec.role).model_digest for spec in workers} == {digests[1]}
+
+
 async def test_a_version_that_servers_cannot_read_gives_its_place_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -376,6 +420,14 @@ def tiny_versions(
     for tag, more in (("v1", ()), ("warm", ("--sampling", str(sampling)))):
         assert main(("model", "import", "demo", "--name", "tiny", "--tag", tag, *more, *where)) == 0
     return capsys.readouterr().out.split()
+
+
+def workers_planned(one: Scene) -> list[ProcessSpec]:
+    return [spec for spec in one.planned if spec.model]
+
+
+def workers_told(one: Scene, model: str) -> set[str]:
+    return {member.address for member in one.told.members if member.model == model}
 
 
 def names_told(one: Scene) -> list[str]:

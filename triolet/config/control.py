@@ -33,7 +33,9 @@ class ControlledModelConfig:
     digest: str = ""
     """sha256:… of its version in the store; empty for a model outside the store."""
     num_workers: int = 2
-    """Number of prefill and decode workers; 0 if those of another version serve it."""
+    """Number of its own prefill and decode workers."""
+    workers_of: str = ""
+    """Version of the same model whose workers serve this one, too; empty if it has its own."""
     pool_bytes: int = 0
     """Bytes of all KV pools of its workers; 0 if the workers size them."""
     adapter_bytes: int = 0

@@ -41,9 +41,9 @@ class RoutesConfig:
     Control renews routes every 2 s, so four renewals may be lost, and says by its own clock until
     when they are valid: a server with a slow clock must not keep a bad version for longer."""
     first_news_s: Positive = 2.0 * SECONDS
-    """A server that starts during a rollout waits this long for control before it accepts clients:
-    without the temporary route, it would send users of the candidate back to the stable version. It
-    takes half a second, and a restart of control two."""
+    """A server that starts during a rollout waits at most this long for control before it accepts
+    clients: without the temporary route, it would send users of the candidate back to the stable
+    version. Control answers within half a second, and within two if it restarts as well."""
     max_observed: Count = 10_000
     """Ended requests of models with a rollout that wait for control; then the oldest are dropped,
     and counted. 4 MB, and at 1,000 requests per second ten seconds: control restarts in less."""

@@ -46,6 +46,7 @@ PAIRS: Final = (
     BurnAlert("ticket", 1, "3d", "6h"),
 )
 """2 % of the budget in an hour, 5 % in six hours, 10 % in a day or in three."""
+PAGES: Final = tuple(pair for pair in PAIRS if pair.severity == "page")
 DEPLOYMENT: Final = BurnAlert("deployment", 14.4, "5m", "30s", min_bad=5)
 """Per version of a model: fires soon enough to roll a bad version back, and not for a single
 failure."""

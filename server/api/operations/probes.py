@@ -55,12 +55,13 @@ def ready(services: Services) -> Response:
         raise no_worker(_missing_of_all(statuses, services))
     services.state.was_ready = True
     # By name, so that a replaced worker shows whether the new one is used.
-    workers = {
-        worker.name: worker.state if _is_used(worker, status.workers, services) else ANOTHER_MODEL
-        for status in statuses.values()
-        for worker in status.workers
-        if worker.capacity is not None
-    }
+    workers: dict[str, str] = {}
+    for status in statuses.values():
+        for worker in status.workers:
+            # One that serves two versions is alive only if both of its links are.
+            if worker.capacity is not None and workers.get(worker.name, "alive") == "alive":
+                is_used = _is_used(worker, status.workers, services)
+                workers[worker.name] = worker.state if is_used else ANOTHER_MODEL
     limits = "" if services.tenancy.is_open else _limits(services)
     troubles = [said for status in statuses.values() for said in _troubles(status.workers)]
     models = [

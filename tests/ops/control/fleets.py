@@ -264,7 +264,7 @@ class FakeSupervisor:
         named = sorted(self.named.get(name, ()))
         size_bytes = 1000 * len(self.loaded.get(name, ()))
         if name in self.beside:
-            told["num_workers"] = 0
+            told |= {"num_workers": 0, "workers_of": "chat"}
         adapters = {one: version_of(self.loaded[name][one]) for one in named}
         return told | {"adapters": adapters, "adapter_bytes": size_bytes}
 

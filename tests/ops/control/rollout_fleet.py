@@ -57,6 +57,7 @@ class RolloutServer(FakeServer):
       permanent: its permanent route from a control without a supervisor.
       follows: whether it uses permanent routes.
       seen: phase and step of the rollout in the news, in order and without repeats.
+      lacking: news of a step without its route.
     """
 
     def __init__(self, folder: Path, supervisor: FakeSupervisor, zone: str = "") -> None:
@@ -70,6 +71,7 @@ class RolloutServer(FakeServer):
         self.told: Models | None = None
         self.served: list[str] = []
         self.seen: list[tuple[str, int]] = []
+        self.lacking = 0
         self.permanent: Route | None = None
         self.follows = True
         self._zone = zone
@@ -103,6 +105,7 @@ class RolloutServer(FakeServer):
                 told = self.told.routes.get("chat")
                 if told is not None and told.valid_until is None and self.follows:
                     self.permanent = told
+                self.lacking += bool(self.view and self.view.is_served and told is None)
                 if self.view and self.seen[-1:] != [(self.view.phase, self.view.step)]:
                     self.seen.append((self.view.phase, self.view.step))
         link.cancel()

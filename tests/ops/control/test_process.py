@@ -219,7 +219,7 @@ async def test_what_changes_while_servers_are_told_is_told_at_once() -> None:
     with fleet_folder() as folder:
         seldom = LinkConfig(heartbeat_interval_s=3600.0, peer_timeout_s=9e3, lease_ttl_s=1e4)
         config = replace(config_of(folder, "chat"), link=seldom)
-        channel = ServerChannel(config, lambda said: None, lambda zone: news())
+        channel = ServerChannel(config, lambda said: None, lambda zone: news(), lambda: True)
         async with trio.open_nursery() as nursery:
             with closing(ZmqNetwork(config.link)) as network, trio.fail_after(PATIENCE_S):
                 await nursery.start(channel.run, network)

@@ -547,6 +547,7 @@ async def test_killed_before_the_end_control_goes_on_in_the_same_phase() -> None
         assert sum(again["counts"]["errors"]) > 0, "its evidence was written"
         while one.server.route is None:
             await trio.lowlevel.checkpoint()
+        assert one.server.lacking == 0, "servers keep the route until control has looked"
 
 
 @pytest.mark.slow

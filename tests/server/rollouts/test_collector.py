@@ -165,9 +165,15 @@ def test_the_alert_of_a_candidate_that_was_rolled_back_freezes_nothing() -> None
     now[0] += 60.0
     one.hear((view,))
     assert "the page alert of availability fires" in one.freezes()
-    one.hear((replace_fields(view, phase=RolloutPhase.ROLLED_BACK),))
+    back = replace_fields(view, phase=RolloutPhase.ROLLED_BACK)
+    one.hear((back,))
+    one.hear((back,))
+    meter.forget("new")
     now[0] += 60.0
     assert one.freezes() == []
+    one.hear((replace_fields(view, id="next"),))
+    now[0] += 60.0
+    assert one.freezes() == [], "the news have room for one rollout of each model"
     for _ in range(50):
         events.publish(ended(500, model="old", model_digest="c"))
     now[0] += 60.0
