@@ -5,7 +5,8 @@ after the other is rolled out by 10, 50 and 100 %. Its devices break when it get
 
 How to read the table: `found s` is the median time from the fault to the verdict; `late s` the
 longest time from a verdict to the last new request to the candidate; `stable failed` counts failed
-requests of the other version, `strays` users that went back to it, and answers of two versions.
+requests of the other version, `strays` users that went back to it, and answers of two versions
+among the `resumed` ones.
 """
 
 from __future__ import annotations
@@ -133,6 +134,7 @@ def row_of(candidate: Candidate, courses: Sequence[Course]) -> dict[str, Any]:
         "canary failed": sum(one.failed for one in courses),
         "stable failed": sum(len(one.failed_stable) for one in courses),
         "strays": sum(len(one.strays) for one in courses),
+        "resumed": sum(one.resumed for one in courses),
         "shadow": sum(one.pairs for one in courses),
     }
 

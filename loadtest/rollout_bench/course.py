@@ -32,8 +32,10 @@ PLAN: Final[dict[str, object]] = {
     "max_step_s": 300.0,
     "retention_s": 8.0,
     "min_requests": 20,
+    "despite_freeze": True,
 }
-"""Of all rollouts. In the shortest first step the candidate gets 30 requests."""
+"""Of all rollouts. In the shortest first step the candidate gets 30 requests. No freeze holds them
+up, because some kill processes of the stable version."""
 LONGEST_S: Final = 600.0
 """Longest time to the first step, and from there to the end."""
 AFTER_S: Final = 3.0
@@ -70,6 +72,7 @@ class Course(NamedTuple):
       failed_stable: requests to the stable version, or without a version, that failed.
       strays: users that went back to the stable version before the verdict, and answers of two
         versions.
+      resumed: answers of which a resumption or repetition was compared, too.
       pairs: shadow copies that were compared.
       waiting: rows of shadow copies that ran while a request to the stable version waited.
       leaks: requests to the candidate in the log before its first step.
@@ -86,6 +89,7 @@ class Course(NamedTuple):
     failed: int
     failed_stable: list[str]
     strays: list[str]
+    resumed: int
     pairs: int
     waiting: int
     leaks: int
@@ -154,8 +158,6 @@ async def roll_out(
     users.is_chat = bool(candidate.template)
     began_at, num_sticky = time.time(), len(users.versions)
     own = {"golden": candidate.golden, "shadow_share": candidate.shadow_share or None}
-    # The alert that the candidate before has caused fires for minutes.
-    own["despite_freeze"] = True
     await admin.order("/admin/rollouts", **plan, **own, model=MODEL, ref=ref)
     begun = await admin.until(MODEL, lambda one: one["step"] or one["phase"] in STOPPED, LONGEST_S)
     fault_at = time.time() if begun["step"] else None
@@ -170,13 +172,15 @@ async def roll_out(
     if stopped["phase"] == "paused":
         await admin.order(f"/admin/rollouts/{MODEL}/rollback")
     await admin.until(MODEL, lambda one: one["is_over"], LONGEST_S)
-    mixed = [f"one answer, of {one}" for one in users.versions[num_sticky:] if len({*one}) > 1]
+    tries = [one for one in users.versions[num_sticky:] if len(one) > 1]
+    mixed = [f"one answer, of {one}" for one in tries if len({*one}) > 1]
     course = _course_of(users.since(began_at), versions, stopped)
     num_leaks = fleet.records_of(versions.candidate, began_at, begun["began_at"])
     return course._replace(
         candidate=candidate.name,
         fault_at=fault_at,
         strays=[*course.strays, *mixed],
+        resumed=len(tries),
         leaks=num_leaks,
     )
 
@@ -197,6 +201,7 @@ def _course_of(asked: Sequence[Asked], versions: Versions, stopped: dict[str, An
         sum(bool(one.failure) for one in canary),
         [one.failure for one in asked if one.failure and one.version != versions.candidate],
         returned((one for one in asked if one.ended_at < verdict["at"]), *versions),
+        0,
         shadow["pairs"],
         shadow["rows_while_waiting"],
         0,

@@ -42,6 +42,7 @@ def test_a_good_version_is_promoted_and_a_broken_one_rolled_back(tmp_path: Path)
     assert "errors" in broken.said
     assert (broken.failed_stable, broken.strays) == ([], [])
     assert good.phase == "promoted", good
+    assert good.resumed > 0
     assert (good.failed, good.failed_stable, good.strays) == (0, [], [])
 
 
@@ -58,6 +59,7 @@ def course(candidate: Candidate, phase: str, **more: object) -> Course:
         "failed": 0,
         "failed_stable": [],
         "strays": [],
+        "resumed": 9,
         "pairs": 0,
         "waiting": 0,
         "leaks": 0,
