@@ -312,18 +312,18 @@ class Rollout(msgspec.Struct, kw_only=True):
         evidence, plan = self.evidence, self.plan
         if self.phase is RolloutPhase.PAUSED or freezes:
             why = f"frozen: {'; '.join(freezes)}" if freezes else self.said
-            return alarm(evidence, plan) or RolloutVerdict("hold", "frozen", why, {})
+            return alarm(evidence, plan) or RolloutVerdict("hold", "frozen", why)
         verdict, shadow = judge(evidence, plan), self.shadow
         if self.phase is not RolloutPhase.SHADOW or verdict.action != "advance":
             return verdict
         said = f"{shadow.pairs} shadow copies were compared, {shadow.failed} failed"
         if shadow.failed >= max(MIN_BAD, shadow.pairs):
-            return RolloutVerdict("rollback", "step", said, {"failed": shadow.failed})
+            return RolloutVerdict("rollback", "step", said)
         if shadow.pairs >= MIN_PAIRS:
             return verdict
         is_late = evidence.now - evidence.timed_from >= plan.max_step_s
         said = f"{said}; {MIN_PAIRS} are needed"
-        return RolloutVerdict("pause" if is_late else "hold", "evidence", said, {})
+        return RolloutVerdict("pause" if is_late else "hold", "evidence", said)
 
     def _obey(self, verdict: RolloutVerdict, now: float) -> None:
         evidence, plan = self.evidence, self.plan

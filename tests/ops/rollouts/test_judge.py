@@ -81,7 +81,6 @@ def test_the_guard_rolls_back_for_bad_users_that_chance_would_not_give_to_the_ca
     verdict, _ = look(chosen, requests(chosen, ("new",), 5, 5), requests(chosen, ("old",), 50))
     assert (verdict.action, verdict.reason, verdict.signal) == ("rollback", "guard", "errors")
     assert verdict.to_step == 0
-    assert verdict.figures["chance"] == pytest.approx(1e-5)
     assert verdict.said == (
         "5 of 10 requests to new missed errors in the last 60 s, from 5 buckets of users, and "
         "requests to old from 0; with 10% of all users, the chance of this is 1e-05"
@@ -204,8 +203,8 @@ def test_the_fast_test_rolls_back_at_its_limit() -> None:
     # The mean of (theta / (1 + (theta - 1) / 10)) ** 5 over the eight bets.
     thetas = (1.1, 1.25, 1.5, 2, 3, 5, 10, 20)
     by_hand = sum((theta / (1 + (theta - 1) * 0.1)) ** 5 for theta in thetas) / 8
-    assert verdict.figures["log_e"] == pytest.approx(math.log(by_hand))
-    assert verdict.figures["log_e"] > math.log(1000)
+    assert by_hand > 1000
+    assert f"log e is {math.log(by_hand):.1f}, the limit is 6.9" in verdict.said
 
 
 def test_failures_of_the_stable_version_are_evidence_for_the_candidate() -> None:
@@ -221,7 +220,7 @@ def test_the_fast_test_uses_the_share_that_the_step_moves() -> None:
     bad = requests(chosen, ("old", "new"), 0, 14, at=STEP_S + 1)
     verdict, _ = look(chosen, calm, bad, step=2)
     assert verdict.reason == "fast"
-    assert verdict.figures["share"] == pytest.approx(0.4 / 0.9)
+    assert "which this step gave 44% of them" in verdict.said, "0.4 of 0.9"
 
 
 def test_users_moved_in_earlier_steps_are_no_evidence_for_the_fast_test() -> None:
