@@ -131,7 +131,7 @@ def roll_out(scenario: Scenario, seed: int) -> RolloutEnd:
         ended = traffic.finished(now - LOOK_S, now)
         evidence.add_incidents(plan, traffic.incidents(now - LOOK_S, now))
         if now % BATCH_S == 0 and 0 < evidence.step < plan.last_step:
-            evidence.add_work(COSTS, now // BATCH_S, *traffic.work())
+            evidence.add_work(COSTS, *traffic.work())
         if scenario.golden_step and evidence.step == scenario.golden_step:
             evidence.golden_difference = GOLDEN_DIFFERENCE
         if (end := rollout.look(ended, now)) is not None:

@@ -23,7 +23,7 @@ from simulation.deterministic import run
 from simulation.fleet import FleetShape, Front, running_fleet
 from simulation.modelled import COST, StepCost
 from simulation.text import NumberText
-from transport.rollout_protocol import FinishedRequest, WorkDone
+from transport.rollout_protocol import FinishedRequest
 from triolet.errors import RequestError
 from triolet.sampling import SamplingParams
 from triolet.service_class import Scheduling
@@ -163,26 +163,16 @@ class FleetRollout:
                 slot = now // BATCH_S
                 before, done = done, {name: one.status().work for name, one in fleets.items()}
                 stable, canary = (
-                    _difference(done[name], before[name])
+                    done[name].since(before[name])
                     for name in (self._plan.stable, self._plan.candidate)
                 )
                 if now - crashed_at > BATCH_S:  # a new process counts its work from zero
-                    evidence.add_work(COSTS, slot, stable, canary)
+                    evidence.add_work(COSTS, stable, canary)
             if self._scenario.golden_step and evidence.step == self._scenario.golden_step:
                 evidence.golden_difference = GOLDEN_DIFFERENCE
             ended, self._ended = self._ended, []
             end = self._rollout.look(ended, now)
         return end
-
-
-def _difference(done: WorkDone, before: WorkDone) -> WorkDone:
-    return WorkDone(
-        done.busy_s - before.busy_s,
-        done.steps - before.steps,
-        done.rows - before.rows,
-        0,
-        done.prompt_tokens - before.prompt_tokens,
-    )
 
 
 def roll_out_in_fleets(scenario: Scenario, seed: int) -> RolloutEnd:

@@ -123,13 +123,11 @@ class CostSums(msgspec.Struct):
       batches: batches in which both versions worked.
       total: sum of the logarithms of their cost ratios.
       squares: sum of the squares of these.
-      last_slot: number of the latest batch.
     """
 
     batches: int = 0
     total: float = 0.0
     squares: float = 0.0
-    last_slot: int = -1
 
 
 class RolloutEvidence(msgspec.Struct):
@@ -267,25 +265,22 @@ class RolloutEvidence(msgspec.Struct):
             moves = log_factors(incident.canary_share)[is_canary]
             self.incident_bets = [sum(pair) for pair in zip(self.incident_bets, moves, strict=True)]
 
-    def add_work(self, costs: StepCosts, slot: int, stable: WorkDone, canary: WorkDone) -> None:
+    def add_work(self, costs: StepCosts, stable: WorkDone, canary: WorkDone) -> None:
         """Compare the costs of ten seconds of work.
 
         Args:
           costs: of the stable version.
-          slot: number of the ten seconds, rising; an older one is ignored.
           stable: work of the stable version.
           canary: work of the candidate.
         """
         expected_s = [costs.expected_s(work) for work in (stable, canary)]
-        is_idle = min(expected_s) < MIN_BATCH_S or min(stable.busy_s, canary.busy_s) <= 0.0
-        if slot <= self.cost.last_slot or is_idle:
+        if min(expected_s) < MIN_BATCH_S or min(stable.busy_s, canary.busy_s) <= 0.0:
             return
         # Only ratios of the same work: a version with few requests has small, expensive batches.
         ratio = math.log(canary.busy_s / expected_s[1] / (stable.busy_s / expected_s[0]))
         self.cost.batches += 1
         self.cost.total += ratio
         self.cost.squares += ratio**2
-        self.cost.last_slot = slot
 
     def recent(self, name: str) -> tuple[int, int, int, int]:
         """Return a signal's good and bad requests to the stable version in the window, then those

@@ -284,8 +284,8 @@ class Rollout(msgspec.Struct, kw_only=True):
         if seen.work is None or self.plan.costs is None or (self.work and slot <= self.work[0]):
             return
         if self.work and slot == self.work[0] + 1:
-            done = [_between(*pair) for pair in zip(self.work[1:], seen.work, strict=True)]
-            self.evidence.add_work(self.plan.costs, slot, *done)
+            done = [now.since(then) for then, now in zip(self.work[1:], seen.work, strict=True)]
+            self.evidence.add_work(self.plan.costs, *done)
         self.work = slot, *seen.work
 
     def _note_reports(self, reports: Mapping[str, CandidateReport]) -> list[str]:
@@ -431,13 +431,6 @@ class Rollout(msgspec.Struct, kw_only=True):
             self.settings.zones[: self.zone + 1] if self.is_live else (),
             plan.excluded_tenants,
         )
-
-
-def _between(before: WorkDone, after: WorkDone) -> WorkDone:
-    """Return the work of an interval; none if a worker was restarted in it."""
-    pairs = zip(msgspec.structs.astuple(before), msgspec.structs.astuple(after), strict=True)
-    done = WorkDone(*(late - early for early, late in pairs))
-    return done if min(msgspec.structs.astuple(done)) >= 0 else WorkDone()
 
 
 def _counts(evidence: RolloutEvidence, name: str) -> tuple[int, int, int, int]:

@@ -57,7 +57,6 @@ _CHANGES: Final = {
         ("is_full = len(self.last_incident) >= MAX_WORKERS", "is_full = False"),
         ("incident.at < self.began_at or", ""),
         ("log_factors(incident.canary_share)[is_canary]", "log_factors(0.5)[is_canary]"),
-        ("slot <= self.cost.last_slot or is_idle", "is_idle"),
         (
             "canary.busy_s / expected_s[1] / (stable.busy_s / expected_s[0])",
             "canary.busy_s / stable.busy_s",

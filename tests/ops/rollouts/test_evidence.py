@@ -153,7 +153,7 @@ def test_a_step_begins_without_evidence_but_with_costs() -> None:
     chosen, user = plan(costs=COSTS), next(users(plan(), "old"))
     evidence = fed([request(user, "old", is_bad=True)], chosen=chosen)
     evidence.add_incidents(chosen, [WorkerIncident("w", STEP_S, "old", 0.1)])
-    evidence.add_work(COSTS, 1, WorkDone(1.0, 100, 0, 0, 0), WorkDone(2.0, 100, 0, 0, 0))
+    evidence.add_work(COSTS, WorkDone(1.0, 100, 0, 0, 0), WorkDone(2.0, 100, 0, 0, 0))
     evidence.looks.append(StepLook(NOW, 1, {}))
     following = evidence.begin_step(chosen, 2, 200.0)
     assert following == msgspec.structs.replace(
@@ -194,31 +194,27 @@ def test_an_incident_counts_only_beside_workers_of_the_other_version(
 def test_costs_are_compared_for_the_same_work() -> None:
     evidence = begun(plan())
     # Steps cost 10 ms and rows 1 ms: 100 steps of 1 row take 1.1 s, and of 10 rows 2 s.
-    evidence.add_work(COSTS, 1, WorkDone(2.0, 100, 1000, 0, 0), WorkDone(1.1, 100, 100, 0, 0))
+    evidence.add_work(COSTS, WorkDone(2.0, 100, 1000, 0, 0), WorkDone(1.1, 100, 100, 0, 0))
     assert evidence.cost.total == pytest.approx(0.0)
-    evidence.add_work(COSTS, 2, WorkDone(2.0, 100, 1000, 0, 0), WorkDone(2.2, 100, 100, 0, 0))
+    evidence.add_work(COSTS, WorkDone(2.0, 100, 1000, 0, 0), WorkDone(2.2, 100, 100, 0, 0))
     assert evidence.cost.total == pytest.approx(math.log(2.0))
     assert evidence.cost.squares == pytest.approx(math.log(2.0) ** 2)
-    assert (evidence.cost.batches, evidence.cost.last_slot) == (2, 2)
+    assert evidence.cost.batches == 2
 
 
 @pytest.mark.parametrize(
-    ("slot", "stable", "canary"),
+    ("stable", "canary"),
     [
-        (5, WorkDone(1.0, 100, 0, 0, 0), WorkDone(1.0, 100, 0, 0, 0)),
-        (4, WorkDone(1.0, 100, 0, 0, 0), WorkDone(1.0, 100, 0, 0, 0)),
-        (6, WorkDone(1.0, 100, 0, 0, 0), WorkDone(0.04, 4, 0, 0, 0)),
-        (6, WorkDone(0.04, 4, 0, 0, 0), WorkDone(1.0, 100, 0, 0, 0)),
-        (6, WorkDone(1.0, 100, 0, 0, 0), WorkDone(0.0, 100, 0, 0, 0)),
+        (WorkDone(1.0, 100, 0, 0, 0), WorkDone(0.04, 4, 0, 0, 0)),
+        (WorkDone(0.04, 4, 0, 0, 0), WorkDone(1.0, 100, 0, 0, 0)),
+        (WorkDone(1.0, 100, 0, 0, 0), WorkDone(0.0, 100, 0, 0, 0)),
     ],
 )
-def test_work_that_says_nothing_does_not_count(
-    slot: int, stable: WorkDone, canary: WorkDone
-) -> None:
+def test_work_that_says_nothing_does_not_count(stable: WorkDone, canary: WorkDone) -> None:
     evidence = begun(plan())
-    evidence.add_work(COSTS, 5, WorkDone(1.0, 100, 0, 0, 0), WorkDone(1.1, 100, 0, 0, 0))
+    evidence.add_work(COSTS, WorkDone(1.0, 100, 0, 0, 0), WorkDone(1.1, 100, 0, 0, 0))
     before = restored(evidence)
-    evidence.add_work(COSTS, slot, stable, canary)
+    evidence.add_work(COSTS, stable, canary)
     assert evidence == before
 
 

@@ -63,7 +63,7 @@ def look(
 def costing(ratio: float, batches: int = 400, noise: float = 0.1) -> CostSums:
     """Return sums of batches with this cost ratio and noise."""
     mean = math.log(ratio)
-    return CostSums(batches, batches * mean, batches * (mean**2 + noise**2), batches)
+    return CostSums(batches, batches * mean, batches * (mean**2 + noise**2))
 
 
 def enough(chosen: RolloutPlan, at: float = STEP_S) -> list[list[FinishedRequest]]:

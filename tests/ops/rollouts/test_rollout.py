@@ -396,6 +396,8 @@ def test_costs_are_compared_in_slots_of_ten_seconds() -> None:
     worked(106, 1.5, 21)
     assert one.evidence.cost.batches == 3
     assert one.evidence.cost.total == pytest.approx(3 * 0.6931, abs=1e-3)
+    worked(106, 2.5, 25)
+    assert one.evidence.cost.batches == 3, "the slot is not over"
 
 
 def test_routes_and_views_follow_the_phase() -> None:
