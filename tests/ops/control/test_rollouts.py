@@ -283,6 +283,7 @@ async def test_freezes_of_servers_refuse_a_start_and_hold_a_rollout() -> None:
         ({"shares": [0.5, 0.1, 1]}, 400, "rising numbers that end with 1"),
         ({"shares": [0.1, 0.5]}, 400, "rising numbers that end with 1"),
         ({"shares": [10]}, 400, "the body is not valid: Expected `float` <= 1.0"),
+        ({"shares": []}, 400, "the body is not valid"),
         ({"bake_s": 0}, 400, "the body is not valid"),
         ({"bake_s": 60, "max_step_s": 60}, 400, "at least 2 times bake_s, 120 s"),
         ({"step": 1}, 400, "unknown field `step`"),
