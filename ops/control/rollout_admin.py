@@ -247,11 +247,9 @@ class OrderAsked(msgspec.Struct, forbid_unknown_fields=True):
 
     Attributes:
       revision: revision of the rollout that the operator saw; None for any.
-      full: whether to go to the last step.
     """
 
     revision: int | None = None
-    full: bool = False
 
 
 class RollbackAsked(OrderAsked, forbid_unknown_fields=False):
@@ -261,10 +259,9 @@ class RollbackAsked(OrderAsked, forbid_unknown_fields=False):
 async def _order(control: Control, actor: str, name: str, order: str) -> Response:
     """Obey an order."""
     asked = await _body(RollbackAsked if order == RolloutOrder.ROLLBACK else OrderAsked)
-    wanted = "promote_fully" if asked.full and order == "promote" else order
-    if wanted not in set(RolloutOrder):
-        raise RolloutRefused(f"no order is called {order!r}; allowed: pause, promote, rollback")
-    given, rollouts = RolloutOrder(wanted), control.rollouts
+    if order not in set(RolloutOrder):
+        raise RolloutRefused(f"no order is called {order!r}; allowed: {', '.join(RolloutOrder)}")
+    given, rollouts = RolloutOrder(order), control.rollouts
     live = rollouts.require(name, given, asked.revision)
     noted = partial(audit, ORDER_ACTIONS[given], name, actor, live.rollout.id)
     await noted(AuditOutcome.BEGUN)

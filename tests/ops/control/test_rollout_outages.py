@@ -143,7 +143,7 @@ async def test_a_server_that_is_not_ready_after_a_restart_of_control_rolls_nothi
                     await trio.lowlevel.checkpoint()
                 assert (await one.shown())["phase"] == "canary"
                 one.server.unready = set()
-                await one.order("promote", full=True)
+                await one.order("promote_fully")
                 await one.phase("canary", 3)
 
 

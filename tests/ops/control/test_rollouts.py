@@ -83,7 +83,7 @@ async def test_a_candidate_that_computes_alike_has_the_workers_of_the_stable_ver
         begun = await one.phase("canary", 1)
         assert await states(one.folder) == {"chat": "serving", "chat-2": "serving"}
         assert begun["shadow"]["pairs"] == 0, "copies would compute the same"
-        await one.order("promote", full=True)
+        await one.order("promote_fully")
         await one.phase("canary", 2)
         await one.order("promote")
         assert (await one.ends())["phase"] == "promoted"
@@ -158,7 +158,7 @@ async def test_operators_pause_promote_and_roll_back_and_all_of_it_is_recorded()
         assert one.server.route is not None
         status, refused = await one.order("pause")
         assert (status, "is paused" in refused["error"]["message"]) == (409, True)
-        assert (await one.order("promote", revision=paused["revision"], full=True))[0] == 200
+        assert (await one.order("promote_fully", revision=paused["revision"]))[0] == 200
         await one.phase("canary", 3)
         status, refused = await one.order("promote", revision=paused["revision"])
         assert (status, "has changed since you looked" in refused["error"]["message"]) == (
@@ -411,7 +411,7 @@ async def test_zones_get_the_candidate_one_after_another() -> None:
 
         await routed("b")
         assert one.server.route is None, "it has no zone"
-        await one.order("promote", full=True)
+        await one.order("promote_fully")
         await one.phase("canary", 3)
         await one.order("promote")
         begins = f"zone a begins: ordered by {os_user()}"
