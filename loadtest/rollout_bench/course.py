@@ -113,22 +113,10 @@ class Course(NamedTuple):
         }
 
 
-class BenchScene(NamedTuple):
-    """What all rollouts of a run share.
-
-    Attributes:
-      fleet: the fleet.
-      admin: its control.
-      users: its users, who send requests meanwhile.
-    """
-
-    fleet: BenchFleet
-    admin: Admin
-    users: Users
-
-
 async def roll_out(
-    scene: BenchScene,
+    fleet: BenchFleet,
+    admin: Admin,
+    users: Users,
     candidate: Candidate,
     versions: Versions,
     ref: str,
@@ -137,7 +125,9 @@ async def roll_out(
     """Run a rollout to its end.
 
     Args:
-      scene: where.
+      fleet: the fleet.
+      admin: its control.
+      users: its users, who send requests meanwhile.
       candidate: the candidate.
       versions: digests of both versions.
       ref: name of the candidate in the store.
@@ -147,15 +137,16 @@ async def roll_out(
       trio.TooSlowError: it did not end.
       OrderRefusedError: it could not be started.
     """
-    fleet, admin, users = scene
     fleet.repair_devices(versions.candidate)
     if candidate.fault is not None and candidate.is_always_faulty:
         fleet.break_devices(versions.candidate, candidate.fault)
     users.is_chat = bool(candidate.template)
     began_at, num_sticky = time.time(), len(users.versions)
-    own = {"golden": candidate.golden, "shadow_share": candidate.shadow_share or None}
-    # The alert that the candidate before has caused fires for minutes.
-    own["despite_freeze"] = True
+    own = {
+        "golden": candidate.golden,
+        "shadow_share": candidate.shadow_share or None,
+        "despite_freeze": True,  # the alert that the candidate before has caused fires for minutes
+    }
     await admin.order("/admin/rollouts", **plan, **own, model=MODEL, ref=ref)
     begun = await admin.until(MODEL, lambda one: one["step"] or one["phase"] in STOPPED, LONGEST_S)
     fault_at = time.time() if begun["step"] else None
