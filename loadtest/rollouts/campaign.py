@@ -9,7 +9,7 @@ from ops.rollouts.judge import judge
 from ops.rollouts.plan import Objective, RolloutPlan, StepCosts
 from triolet.config.routes import NUM_BUCKETS
 
-from .traffic import BATCH_S, TTFT_LIMIT_S, Scenario, Traffic
+from .traffic import BATCH_S, TTFT_LIMIT_S, WORKERS, Scenario, Traffic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,7 +129,8 @@ def roll_out(scenario: Scenario, seed: int) -> RolloutEnd:
         if traffic.step != evidence.step:
             traffic.begin_step(evidence.step)
         ended = traffic.finished(now - LOOK_S, now)
-        evidence.add_incidents(plan, traffic.incidents(now - LOOK_S, now))
+        incidents = traffic.incidents(now - LOOK_S, now)
+        evidence.add_incidents(plan, incidents, traffic.on_canary / WORKERS)
         if now % BATCH_S == 0 and 0 < evidence.step < plan.last_step:
             evidence.add_work(COSTS, *traffic.work())
         if scenario.golden_step and evidence.step == scenario.golden_step:

@@ -30,7 +30,7 @@ from triolet.sampling import SamplingParams
 from triolet.service_class import Scheduling
 
 from .campaign import GOLDEN_DIFFERENCE, LOOK_S, JudgedRollout, plan_of
-from .traffic import BATCH_S, Traffic
+from .traffic import BATCH_S, WORKERS, Traffic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -145,7 +145,7 @@ class FleetRollout:
             if self._traffic.step != evidence.step:
                 self._traffic.begin_step(evidence.step)
             incidents = self._traffic.incidents(looked_at, now)
-            evidence.add_incidents(self._plan, incidents)
+            evidence.add_incidents(self._plan, incidents, self._traffic.on_canary / WORKERS)
             for incident in incidents:  # the worker starts again at once
                 self._numbers.choice(self._crashes[incident.version])()
                 crashed_at = now

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from ..rollouts.evidence import WorkerIncident
 from ..rollouts.rollout import RolloutSight
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from transport.control_protocol import Activity, Observed
-    from transport.rollout_protocol import CandidateReport, FinishedRequest, WorkDone
+    from transport.rollout_protocol import CandidateReport, FinishedRequest, SeenIncident, WorkDone
     from triolet.config.routes import Route
 
     from .rollout_stores import KeptRollout
@@ -60,7 +59,7 @@ class LiveRollout:
         self.over = trio.Event()
         self.adding = trio.CancelScope()
         self._requests: list[FinishedRequest] = []
-        self._incidents: list[WorkerIncident] = []
+        self._incidents: list[SeenIncident] = []
         self._reports: dict[str, CandidateReport] = {}
 
     def hear(self, said: Activity) -> None:
@@ -69,30 +68,27 @@ class LiveRollout:
         if candidate in said.candidates:
             self._reports[said.server] = said.candidates[candidate]
 
-    def observe(self, said: Observed, zone: str, canary_share: float) -> None:
+    def observe(self, said: Observed, zone: str) -> None:
         """Record requests and incidents of this rollout's versions in its current zone.
 
         Args:
           said: what a server saw.
           zone: zone of the server.
-          canary_share: the candidate's share of workers.
         """
         zones = self.rollout.settings.zones
         if zones and zone != zones[self.rollout.zone]:
             return
         versions = {self.rollout.plan.stable, self.rollout.plan.candidate}
-        own = [one for one in said.requests if one.version in versions]
-        self._requests += own[: MAX_PENDING - len(self._requests)]
-        self._incidents += [
-            WorkerIncident(one.worker, one.at, one.version, canary_share)
-            for one in said.incidents[: MAX_PENDING - len(self._incidents)]
-            if one.version in versions
-        ]
+        requests = [one for one in said.requests if one.version in versions]
+        self._requests += requests[: MAX_PENDING - len(self._requests)]
+        incidents = [one for one in said.incidents if one.version in versions]
+        self._incidents += incidents[: MAX_PENDING - len(self._incidents)]
         self.due.set()
 
     def take(
         self,
         now: float,
+        canary_share: float,
         servers: Iterable[str],
         freezes: Collection[str],
         work: tuple[WorkDone, WorkDone],
@@ -101,6 +97,7 @@ class LiveRollout:
 
         Args:
           now: Unix time.
+          canary_share: see `RolloutSight`.
           servers: servers that are alive.
           freezes: why no rollout should go on.
           work: see `RolloutSight`.
@@ -109,4 +106,6 @@ class LiveRollout:
         self._reports = {name: one for name, one in self._reports.items() if name in alive}
         requests, incidents = self._requests, self._incidents
         self._requests, self._incidents, self.due = [], [], trio.Event()
-        return RolloutSight(now, requests, incidents, self._reports, freezes, work, self.trouble)
+        return RolloutSight(
+            now, requests, incidents, canary_share, self._reports, freezes, work, self.trouble
+        )

@@ -240,8 +240,7 @@ class Rollouts:
                 one.hear(said)
         else:
             for one in live:
-                share = _workers_share(self._controller.models, one.rollout.plan)
-                one.observe(said, self.zones.get(said.server, ""), share)
+                one.observe(said, self.zones.get(said.server, ""))
 
     def freezes(self) -> list[str]:
         """Return why no rollout should go on, as servers that are alive say."""
@@ -347,7 +346,8 @@ class Rollouts:
             work = _work(models.get(plan.stable)), _work(models.get(plan.candidate))
             heard, now = self._controller.heard_at.keys(), self._wall()
             rollout.resume(live.renewed_at, now)
-            rollout.look(live.take(now, heard, self.freezes(), work))
+            share = _workers_share(models, plan)
+            rollout.look(live.take(now, share, heard, self.freezes(), work))
             if live.routes and rollout.phase is RolloutPhase.ROLLED_BACK:
                 self._withdraw(live)
             try:

@@ -15,6 +15,7 @@ from transport.rollout_protocol import (
     RolloutNote,
     RolloutPhase,
     RolloutView,
+    SeenIncident,
     ShadowComparison,
     WorkDone,
 )
@@ -23,7 +24,7 @@ from triolet.config.routes import Route  # noqa: TC001 (msgspec reads the annota
 from triolet.errors import TrioletError
 from triolet.units import SECONDS
 
-from .evidence import RolloutEvidence, WorkerIncident
+from .evidence import RolloutEvidence
 from .forecast import DAY_S, forecast
 from .judge import RolloutVerdict, alarm, cost_bounds, judge
 from .plan import LOOKS, MIN_BAD, RolloutPlan
@@ -118,6 +119,7 @@ class RolloutSight(NamedTuple):
       now: Unix time.
       requests: ended requests.
       incidents: incidents of workers.
+      canary_share: the candidate's share of workers; 0 if they are not known.
       reports: latest report about the candidate of each server.
       freezes: why no rollout should go on.
       work: work of the stable version's workers and of the candidate's since they started; None if
@@ -127,7 +129,8 @@ class RolloutSight(NamedTuple):
 
     now: float
     requests: Collection[FinishedRequest] = ()
-    incidents: Collection[WorkerIncident] = ()
+    incidents: Collection[SeenIncident] = ()
+    canary_share: float = 0.0
     reports: Mapping[str, CandidateReport] = {}
     freezes: Collection[str] = ()
     work: tuple[WorkDone, WorkDone] | None = None
@@ -263,7 +266,7 @@ class Rollout(msgspec.Struct, kw_only=True):
         if freezes:
             evidence.frozen_at = seen.now
         evidence.add_requests(plan, seen.requests, seen.now)
-        evidence.add_incidents(plan, seen.incidents)
+        evidence.add_incidents(plan, seen.incidents, seen.canary_share)
         self._note_work(seen)
         if not self.is_prepared:  # reports may still be about the candidate of an earlier rollout
             return

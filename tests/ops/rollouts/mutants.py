@@ -53,10 +53,10 @@ _CHANGES: Final = {
         ("self.canary[1] += tally.is_canary", "self.canary[1] += 1"),
         ("self.canary[0] += tally.is_canary", "self.canary[0] += 1"),
         ("slot <= latest", "slot < latest"),
-        ("has_both = 0.0 < incident.canary_share < 1.0", "has_both = True"),
+        ("if not 0.0 < canary_share < 1.0:", "if False:"),
         ("is_full = len(self.last_incident) >= MAX_WORKERS", "is_full = False"),
         ("incident.at < self.began_at or", ""),
-        ("log_factors(incident.canary_share)[is_canary]", "log_factors(0.5)[is_canary]"),
+        ("log_factors(canary_share)[is_canary]", "log_factors(0.5)[is_canary]"),
         (
             "canary.busy_s / expected_s[1] / (stable.busy_s / expected_s[0])",
             "canary.busy_s / stable.busy_s",

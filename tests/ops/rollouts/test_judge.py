@@ -12,9 +12,10 @@ import msgspec
 import pytest
 
 from ops.rollouts import inference
-from ops.rollouts.evidence import CostSums, RolloutEvidence, StepLook, WorkerIncident
+from ops.rollouts.evidence import CostSums, RolloutEvidence, StepLook
 from ops.rollouts.judge import INCIDENTS, RolloutVerdict, cost_bounds, judge
 from ops.rollouts.plan import Objective
+from transport.rollout_protocol import SeenIncident
 
 from .mutants import MUTANTS
 from .rollout_cases import COSTS, STEP_S, begun, plan, request, users
@@ -233,10 +234,10 @@ def test_users_moved_in_earlier_steps_are_no_evidence_for_the_fast_test() -> Non
 def test_incidents_of_the_candidates_workers_roll_back() -> None:
     chosen = plan(objectives=ERRORS)
     evidence = begun(chosen)
-    incidents = [WorkerIncident("w", STEP_S + 10 * n, "new", 0.1) for n in range(5)]
-    evidence.add_incidents(chosen, incidents[:4])
+    incidents = [SeenIncident("w", STEP_S + 10 * n, "new") for n in range(5)]
+    evidence.add_incidents(chosen, incidents[:4], 0.1)
     assert judge(evidence, chosen).action == "hold"
-    evidence.add_incidents(chosen, incidents[4:])
+    evidence.add_incidents(chosen, incidents[4:], 0.1)
     verdict = judge(evidence, chosen)
     assert (verdict.action, verdict.reason, verdict.signal) == ("rollback", "fast", INCIDENTS)
     assert verdict.said.startswith("5 of 5 incidents are new's")
