@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from transport.control_protocol import Activity, Observed
-    from transport.rollout_protocol import CandidateReport, FinishedRequest, SeenIncident, WorkDone
+    from transport.rollout_protocol import FinishedRequest, SeenIncident, WorkDone
     from triolet.config.routes import Route
 
     from .rollout_stores import KeptRollout
@@ -60,13 +60,6 @@ class LiveRollout:
         self.adding = trio.CancelScope()
         self._requests: list[FinishedRequest] = []
         self._incidents: list[SeenIncident] = []
-        self._reports: dict[str, CandidateReport] = {}
-
-    def hear(self, said: Activity) -> None:
-        """Record a server's report about the candidate."""
-        candidate = self.rollout.plan.candidate
-        if candidate in said.candidates:
-            self._reports[said.server] = said.candidates[candidate]
 
     def observe(self, said: Observed, zone: str) -> None:
         """Record requests and incidents of this rollout's versions in its current zone.
@@ -89,7 +82,7 @@ class LiveRollout:
         self,
         now: float,
         canary_share: float,
-        servers: Iterable[str],
+        activities: Iterable[Activity],
         freezes: Collection[str],
         work: tuple[WorkDone, WorkDone],
     ) -> RolloutSight:
@@ -98,14 +91,14 @@ class LiveRollout:
         Args:
           now: Unix time.
           canary_share: see `RolloutSight`.
-          servers: servers that are alive.
+          activities: latest reports of servers that are alive.
           freezes: why no rollout should go on.
           work: see `RolloutSight`.
         """
-        alive = {*servers}
-        self._reports = {name: one for name, one in self._reports.items() if name in alive}
+        name = self.rollout.plan.candidate
+        reports = {one.server: one.candidates[name] for one in activities if name in one.candidates}
         requests, incidents = self._requests, self._incidents
         self._requests, self._incidents, self.due = [], [], trio.Event()
         return RolloutSight(
-            now, requests, incidents, canary_share, self._reports, freezes, work, self.trouble
+            now, requests, incidents, canary_share, reports, freezes, work, self.trouble
         )

@@ -150,15 +150,15 @@ def _planned(control: Control, asked: RolloutAsked, actor: str) -> Rollout:
       Conflict: the new version belongs to another model.
       ConfigError: a value is not allowed.
     """
-    switches, now = control.changes.switches, wall()
-    known, zones = control.changes.under_way, {*control.rollouts.zones.values()}
+    switches = control.changes.switches
+    zones = {one.zone for one in control.rollouts.activities.values()}
     if {*asked.zones} - zones or len({*asked.zones}) < len(asked.zones):
         raise ConfigError(
             f"zones is {', '.join(asked.zones)}; allowed: each of the servers' zones once, "
             f"{', '.join(sorted(zones))}"
         )
     control.changes.require_free(switches.version_of(asked.model))
-    candidate, order = switches.plan(asked.model, asked.ref, known)
+    candidate, order = switches.plan(asked.model, asked.ref, control.changes.under_way)
     caps = RouteCaps(asked.cap_streams, asked.cap_tenant_share)
     rules = {name: getattr(asked, name) for name in StepRules.__struct_fields__}
     if asked.experiment is not None:
@@ -183,7 +183,7 @@ def _planned(control: Control, asked: RolloutAsked, actor: str) -> Rollout:
         ignores_freezes=asked.despite_freeze,
         zones=asked.zones,
     )
-    evidence = RolloutEvidence().begin_step(plan, 0, now)
+    evidence = RolloutEvidence().begin_step(plan, 0, wall())
     return Rollout(
         id=new_id(),
         settings=settings,

@@ -96,7 +96,7 @@ class Rollouts:
 
     Attributes:
       latest: the latest rollout of each model, by public name.
-      zones: zone of each server.
+      activities: latest report of each server.
     """
 
     def __init__(
@@ -112,8 +112,7 @@ class Rollouts:
         nursery: trio.Nursery,
     ) -> None:
         self.latest: dict[str, LiveRollout] = {}
-        self.zones: dict[str, str] = {}
-        self._freezes: dict[str, tuple[str, ...]] = {}
+        self.activities: dict[str, Activity] = {}
         self._is_taken_up = False
         self._config = config
         self._controller = controller
@@ -232,22 +231,20 @@ class Rollouts:
 
     def hear(self, said: Activity | Observed) -> None:
         """Record a server's report."""
-        live = [one for one in self.latest.values() if not one.rollout.is_over]
         if isinstance(said, Activity):
-            self._freezes[said.server] = said.freezes
-            self.zones[said.server] = said.zone
-            for one in live:
-                one.hear(said)
-        else:
-            for one in live:
-                one.observe(said, self.zones.get(said.server, ""))
+            self.activities[said.server] = said
+            return
+        activity = self.activities.get(said.server)
+        zone = "" if activity is None else activity.zone
+        for one in self.latest.values():
+            if not one.rollout.is_over:
+                one.observe(said, zone)
 
     def freezes(self) -> list[str]:
-        """Return why no rollout should go on, as servers that are alive say."""
+        """Return why no rollout should go on, as servers that are alive say. Forget the others."""
         alive = self._controller.heard_at.keys()
-        self._freezes = {name: why for name, why in self._freezes.items() if name in alive}
-        self.zones = {name: zone for name, zone in self.zones.items() if name in alive}
-        return sorted({one for why in self._freezes.values() for one in why})
+        self.activities = {name: one for name, one in self.activities.items() if name in alive}
+        return sorted({why for one in self.activities.values() for why in one.freezes})
 
     def _release(self, operation: Operation) -> None:
         operation.status = OperationStatus.DONE
@@ -344,10 +341,10 @@ class Rollouts:
                 await live.due.wait()
             models = self._controller.models
             work = _work(models.get(plan.stable)), _work(models.get(plan.candidate))
-            heard, now = self._controller.heard_at.keys(), self._wall()
+            freezes, now = self.freezes(), self._wall()
             rollout.resume(live.renewed_at, now)
             share = _workers_share(models, plan)
-            rollout.look(live.take(now, share, heard, self.freezes(), work))
+            rollout.look(live.take(now, share, self.activities.values(), freezes, work))
             if live.routes and rollout.phase is RolloutPhase.ROLLED_BACK:
                 self._withdraw(live)
             try:
