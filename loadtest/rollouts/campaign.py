@@ -30,7 +30,6 @@ class RolloutEnd(NamedTuple):
       action: "promoted", "rollback", "step back" or "pause".
       reason: of the last verdict.
       said: of the last verdict.
-      step: step in which it ended.
       seconds: time from the first step to the end.
       canary_requests: requests to the candidate by then.
       violations: rules that the judge broke.
@@ -39,7 +38,6 @@ class RolloutEnd(NamedTuple):
     action: str
     reason: str
     said: str
-    step: int
     seconds: float
     canary_requests: int
     violations: tuple[str, ...]
@@ -105,7 +103,6 @@ class JudgedRollout:
             "step back" if verdict.action == "rollback" and verdict.to_step else action,
             f"{verdict.reason} {verdict.signal}".strip(),
             verdict.said,
-            evidence.step,
             now - self._began_at,
             self._earlier + len(self._buckets),
             tuple(self._violations),

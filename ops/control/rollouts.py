@@ -8,6 +8,7 @@ stable version if control or its store is away for `VALID_S`. The next control g
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
@@ -131,21 +132,18 @@ class Rollouts:
           task_status: started after the first try.
         """
         found: list[KeptRollout] | None = None
-        is_first = True
+        try:
+            found = await self._store.read()
+        except RolloutStoreAway as error:
+            log.warning("rollouts_not_read", reason=str(error))
+        task_status.started()
         while found is None:
-            try:
+            await trio.sleep(RENEW_S)
+            with suppress(RolloutStoreAway):  # the reason is logged once
                 found = await self._store.read()
-            except RolloutStoreAway as error:
-                if is_first:
-                    log.warning("rollouts_not_read", reason=str(error))
-                    task_status.started()
-                is_first = False
-                await trio.sleep(RENEW_S)
         for one in found:
             self._begin(LiveRollout(one))
         self._is_taken_up = True
-        if is_first:
-            task_status.started()
 
     async def start(self, rollout: Rollout) -> None:
         """Write a new rollout to the store and begin it.
@@ -224,8 +222,11 @@ class Rollouts:
         since = self._wall() - SHOWN_S
         latest = self.latest.values()
         shown = [one for one in latest if not one.rollout.is_over or one.renewed_at > since]
-        own = {one.view.model: one.routes.get(zone, one.routes.get("")) for one in shown}
-        routes = {name: route for name, route in own.items() if route is not None}
+        routes = {
+            one.view.model: route
+            for one in shown
+            if (route := one.routes.get(zone, one.routes.get(""))) is not None
+        }
         views = tuple(one.view for one in shown)
         return msgspec.structs.replace(told, routes=told.routes | routes, rollouts=views)
 
