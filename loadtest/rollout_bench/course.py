@@ -43,8 +43,7 @@ SHOWN: Final = 120
 KILLED: Final = ("decode", "control", "prefill", "server")
 """Roles of which one process after the other is killed."""
 KILL_EVERY_S: Final = 7.0
-ENDED: Final = ("promoted", "rolled_back")
-STOPPED: Final = (*ENDED, "paused")
+STOPPED: Final = ("promoted", "rolled_back", "paused")
 
 
 class Versions(NamedTuple):

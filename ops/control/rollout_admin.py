@@ -89,10 +89,9 @@ def rollout_routes(
       actor: actor of the requests.
       require_references: refuses paths.
     """
-    start = partial(_start, control, actor, require_references)
     return (
         ("GET", "/admin/rollouts", partial(_list, control)),
-        ("POST", "/admin/rollouts", start),
+        ("POST", "/admin/rollouts", partial(_start, control, actor, require_references)),
         ("GET", "/admin/rollouts/<name>", partial(_show, control)),
         ("POST", "/admin/rollouts/<name>/<order>", partial(_order, control, actor)),
     )
