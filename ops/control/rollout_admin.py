@@ -60,7 +60,7 @@ ORDER_ACTIONS: Final = {
 }
 
 
-class RolloutAsked(StepRules, forbid_unknown_fields=True, kw_only=True):
+class RolloutAsked(StepRules, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Body of a request that starts a rollout; see `RolloutPlan` and `RolloutSettings`.
 
     `experiment` is the share of an experiment, in place of `shares`. `golden` is whether the
