@@ -337,8 +337,7 @@ async def test_without_its_store_servers_fall_back_and_the_step_begins_again_lat
 
         with capture_logs() as lines:
             monkeypatch.setattr(SqliteRollouts, "_change", fail)
-            while one.server.route is not None:
-                await trio.lowlevel.checkpoint()
+            await one.server.until_routed(wanted=False)
             shown = await one.reaches(lambda shown: shown["trouble"])
             assert shown["trouble"] == "the journal cannot be written: disk full"
             frozen = f"frozen: the rollout cannot be written: {shown['trouble']}"
@@ -347,8 +346,7 @@ async def test_without_its_store_servers_fall_back_and_the_step_begins_again_lat
             assert (status, "disk full" in str(refused)) == (409, True)
             assert len([one for one in lines if one["event"] == "rollout_not_kept"]) == 1
         monkeypatch.setattr(SqliteRollouts, "_change", change)
-        while one.server.route is None:
-            await trio.lowlevel.checkpoint()
+        await one.server.until_routed()
         after = await one.shown()
         assert (after["phase"], after["step"]) == ("canary", 1)
         assert after["began_at"] > before["began_at"] + 1.0
@@ -361,8 +359,7 @@ async def test_a_rollout_that_another_control_has_written_is_left_to_it(
     async with rollout_scene() as one:
         await one.start(min_requests=HELD)
         await one.phase("canary", 1)
-        while one.server.route is None:
-            await trio.lowlevel.checkpoint()
+        await one.server.until_routed()
 
         def refuse(*_: object) -> None:
             raise RolloutStolen("chat")
@@ -371,8 +368,7 @@ async def test_a_rollout_that_another_control_has_written_is_left_to_it(
             monkeypatch.setattr(SqliteRollouts, "_change", refuse)
             while "rollout_left" not in [line["event"] for line in lines]:
                 await trio.lowlevel.checkpoint()
-            while one.server.route is not None:
-                await trio.lowlevel.checkpoint()
+            await one.server.until_routed(wanted=False)
         assert [*one.supervisor.added] == ["chat", "chat-2"], "the other one has it"
         assert "another control has changed" in (await one.shown())["trouble"]
         for order in ("promote", "rollback"):
@@ -546,8 +542,7 @@ async def test_killed_before_the_end_control_goes_on_in_the_same_phase() -> None
         again = await one.phase("paused", 1)
         assert (again["id"], again["began_at"]) == (begun["id"], paused["began_at"])
         assert sum(again["counts"]["errors"]) > 0, "its evidence was written"
-        while one.server.route is None:
-            await trio.lowlevel.checkpoint()
+        await one.server.until_routed()
 
 
 @pytest.mark.slow
