@@ -142,7 +142,7 @@ class Rollouts:
             with suppress(RolloutStoreAway):  # the reason is logged once
                 found = await self._store.read()
         for one in found:
-            self._begin(LiveRollout(one))
+            self._begin(LiveRollout(one), _operation(one.rollout))
         self._is_taken_up = True
 
     async def start(self, rollout: Rollout) -> None:
@@ -171,7 +171,7 @@ class Rollouts:
         except (RolloutStoreAway, RolloutStolen) as error:
             self._release(operation)
             raise Conflict(f"the rollout of {name} was not begun: {error}") from error
-        self._begin(LiveRollout(KeptRollout(rollout, number, now)))
+        self._begin(LiveRollout(KeptRollout(rollout, number, now)), operation)
 
     def require(self, name: str, order: RolloutOrder, revision: int | None) -> LiveRollout:
         """Return a rollout that can obey an order.
@@ -251,10 +251,9 @@ class Rollouts:
         operation.status = OperationStatus.DONE
         self._changes.release(operation)
 
-    def _begin(self, live: LiveRollout) -> None:
+    def _begin(self, live: LiveRollout, operation: Operation) -> None:
         self.latest[live.view.model] = live
         if not live.rollout.is_over:
-            operation = _operation(live.rollout)
             self._changes.under_way |= dict.fromkeys(operation.names, operation)
             self._nursery.start_soon(self._run, live, operation)
 
