@@ -10,6 +10,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 import msgspec
+from msgspec.structs import astuple
 
 
 class RolloutPhase(StrEnum):
@@ -88,6 +89,12 @@ class WorkDone(msgspec.Struct, frozen=True, array_like=True):
     rows: int = 0
     kv_tokens: int = 0
     prompt_tokens: int = 0
+
+    def since(self, before: WorkDone) -> WorkDone:
+        """Return the work since then; none if a worker was restarted meanwhile."""
+        pairs = zip(astuple(self), astuple(before), strict=True)
+        done = WorkDone(*(late - early for late, early in pairs))
+        return done if min(astuple(done)) >= 0 else WorkDone()
 
 
 class ShadowComparison(msgspec.Struct, frozen=True):

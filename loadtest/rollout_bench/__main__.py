@@ -28,7 +28,7 @@ from ..harness.redis import is_installed
 from ..harness.report import Ratio, Report, describe, run_bench
 from ..harness.statistics import percentile
 from .candidates import CANDIDATES, FIRST, GOOD, MODEL, write_versions
-from .course import PLAN, BenchScene, Versions, middle, roll_out
+from .course import PLAN, Versions, middle, roll_out
 from .fleet import bench_fleet
 from .stores import measure_hosts, measure_journal
 from .traffic import USERS, Users
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from .fleet import BenchFleet
 
 MAX_LATE_S: Final = 2.0
-
-
 STORES: Final = "stores"
 """What `--only` calls the rollouts whose store goes away."""
 MAX_STABLE_S: Final = 10.0
@@ -110,8 +108,8 @@ class BenchRun:
                 # A version that was promoted can only be replaced by the one before.
                 tag = FIRST if stable == one.name else one.name
                 versions = Versions(digests[stable], digests[tag])
-                scene, ref = BenchScene(fleet, admin, users), f"{MODEL}:{tag}"
-                course = await roll_out(scene, one, versions, ref, self.plan)
+                ref = f"{MODEL}:{tag}"
+                course = await roll_out(fleet, admin, users, one, versions, ref, self.plan)
                 self.courses.append(course)
                 progress(f"{one.name}: {course.phase} in step {course.step}: {course.said}")
                 stable = tag if course.phase == "promoted" else stable

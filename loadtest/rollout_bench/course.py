@@ -45,8 +45,7 @@ SHOWN: Final = 120
 KILLED: Final = ("decode", "control", "prefill", "server")
 """Roles of which one process after the other is killed."""
 KILL_EVERY_S: Final = 7.0
-ENDED: Final = ("promoted", "rolled_back")
-STOPPED: Final = (*ENDED, "paused")
+STOPPED: Final = ("promoted", "rolled_back", "paused")
 
 
 class Versions(NamedTuple):
@@ -117,22 +116,10 @@ class Course(NamedTuple):
         }
 
 
-class BenchScene(NamedTuple):
-    """What all rollouts of a run share.
-
-    Attributes:
-      fleet: the fleet.
-      admin: its control.
-      users: its users, who send requests meanwhile.
-    """
-
-    fleet: BenchFleet
-    admin: Admin
-    users: Users
-
-
 async def roll_out(
-    scene: BenchScene,
+    fleet: BenchFleet,
+    admin: Admin,
+    users: Users,
     candidate: Candidate,
     versions: Versions,
     ref: str,
@@ -141,7 +128,9 @@ async def roll_out(
     """Run a rollout to its end.
 
     Args:
-      scene: where.
+      fleet: the fleet.
+      admin: its control.
+      users: its users, who send requests meanwhile.
       candidate: the candidate.
       versions: digests of both versions.
       ref: name of the candidate in the store.
@@ -151,7 +140,6 @@ async def roll_out(
       trio.TooSlowError: it did not end.
       OrderRefusedError: it could not be started.
     """
-    fleet, admin, users = scene
     fleet.repair_devices(versions.candidate)
     if candidate.fault is not None and candidate.is_always_faulty:
         fleet.break_devices(versions.candidate, candidate.fault)

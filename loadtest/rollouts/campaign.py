@@ -9,7 +9,7 @@ from ops.rollouts.judge import judge
 from ops.rollouts.plan import Objective, RolloutPlan, StepCosts
 from triolet.config.routes import NUM_BUCKETS
 
-from .traffic import BATCH_S, TTFT_LIMIT_S, Scenario, Traffic
+from .traffic import BATCH_S, TTFT_LIMIT_S, WORKERS, Scenario, Traffic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,6 @@ class RolloutEnd(NamedTuple):
       action: "promoted", "rollback", "step back" or "pause".
       reason: of the last verdict.
       said: of the last verdict.
-      step: step in which it ended.
       seconds: time from the first step to the end.
       canary_requests: requests to the candidate by then.
       violations: rules that the judge broke.
@@ -39,7 +38,6 @@ class RolloutEnd(NamedTuple):
     action: str
     reason: str
     said: str
-    step: int
     seconds: float
     canary_requests: int
     violations: tuple[str, ...]
@@ -105,7 +103,6 @@ class JudgedRollout:
             "step back" if verdict.action == "rollback" and verdict.to_step else action,
             f"{verdict.reason} {verdict.signal}".strip(),
             verdict.said,
-            evidence.step,
             now - self._began_at,
             self._earlier + len(self._buckets),
             tuple(self._violations),
@@ -129,9 +126,10 @@ def roll_out(scenario: Scenario, seed: int) -> RolloutEnd:
         if traffic.step != evidence.step:
             traffic.begin_step(evidence.step)
         ended = traffic.finished(now - LOOK_S, now)
-        evidence.add_incidents(plan, traffic.incidents(now - LOOK_S, now))
+        incidents = traffic.incidents(now - LOOK_S, now)
+        evidence.add_incidents(plan, incidents, traffic.on_canary / WORKERS)
         if now % BATCH_S == 0 and 0 < evidence.step < plan.last_step:
-            evidence.add_work(COSTS, now // BATCH_S, *traffic.work())
+            evidence.add_work(COSTS, *traffic.work())
         if scenario.golden_step and evidence.step == scenario.golden_step:
             evidence.golden_difference = GOLDEN_DIFFERENCE
         if (end := rollout.look(ended, now)) is not None:

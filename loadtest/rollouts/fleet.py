@@ -17,23 +17,25 @@ import msgspec
 import trio
 
 from ops.rollouts.plan import Objective, StepCosts
-from server.contract.generation import GenerationRequest
+from server.contract.generation import AssignedVersion, GenerationRequest
 from server.contract.request_events import RequestEnded, RequestEvents
+from server.rollouts.collector import RolloutCollector
 from simulation.deterministic import run
 from simulation.fleet import FleetShape, Front, running_fleet
 from simulation.modelled import COST, StepCost
 from simulation.text import NumberText
-from transport.rollout_protocol import FinishedRequest, WorkDone
+from transport.rollout_protocol import RolloutPhase, RolloutView
 from triolet.errors import RequestError
 from triolet.sampling import SamplingParams
 from triolet.service_class import Scheduling
 
 from .campaign import GOLDEN_DIFFERENCE, LOOK_S, JudgedRollout, plan_of
-from .traffic import BATCH_S, Traffic
+from .traffic import BATCH_S, WORKERS, Traffic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from ops.rollouts.plan import RolloutPlan
     from server.scheduling.links import Links
 
     from .campaign import RolloutEnd
@@ -50,7 +52,8 @@ TTFT_LIMIT_S: Final = 0.08
 LONGEST_S: Final = 3_600.0
 """Virtual time after which a rollout must be over."""
 COSTS: Final = StepCosts(COST.step_s, COST.row_s, 0.0, COST.token_s)
-GOOD: Final = frozenset({"stop", "length"})
+MODEL: Final = "chat"
+"""Public name of both versions."""
 
 
 class FleetRollout:
@@ -72,8 +75,8 @@ class FleetRollout:
         )
         self._traffic = Traffic(scenario, self._plan, seed)
         self._rollout = JudgedRollout(self._plan)
-        self._chosen: dict[bytes, FinishedRequest] = {}
-        self._ended: list[FinishedRequest] = []
+        self._collector = RolloutCollector(wall=trio.current_time)
+        self._collector.hear((_view(self._plan),))
         self._crashes: dict[str, list[Callable[[], None]]] = {}
 
     async def run(self) -> RolloutEnd:
@@ -85,7 +88,7 @@ class FleetRollout:
             fleets = {}
             for number, (version, cost) in enumerate(costs.items()):
                 events = RequestEvents()
-                events.subscribe(RequestEnded, self._note)
+                events.subscribe(RequestEnded, self._collector.ended)
                 crashes = self._crashes[version] = []
                 fleets[version] = await stack.enter_async_context(
                     running_fleet(
@@ -110,15 +113,13 @@ class FleetRollout:
             until += 1
             for one in due:
                 await trio.sleep_until(one.chosen_at)
-                request_id = self._numbers.randbytes(16)
-                self._chosen[request_id] = one
-                prompt = self._numbers.choices(range(1, VOCABULARY), k=PROMPT_TOKENS)
                 request = GenerationRequest(
-                    request_id=request_id,
-                    prompt_ids=tuple(prompt),
+                    request_id=self._numbers.randbytes(16),
+                    prompt_ids=tuple(self._numbers.choices(range(1, VOCABULARY), k=PROMPT_TOKENS)),
                     sampling=SamplingParams(max_tokens=OUTPUT_TOKENS, seed=1, ignore_eos=True),
                     deadline_s=MISSED_S if one.missed else DEADLINE_S,
                     scheduling=Scheduling(""),
+                    assigned=AssignedVersion(MODEL, one.version, one.user, one.chosen_at),
                 )
                 nursery.start_soon(self._read, fleets[one.version], request)
             await trio.sleep_until(until)
@@ -126,22 +127,12 @@ class FleetRollout:
     async def _read(self, fleet: Links, request: GenerationRequest) -> None:
         try:
             stream = fleet.submit(request)
-        except RequestError:
-            self._end(request.request_id, "refused", {})
+        except RequestError as error:
+            assert request.assigned is not None, "each request has a version"
+            self._collector.refused(request.assigned, error.status)
             return
         async for _ in stream:
             pass
-
-    def _note(self, event: RequestEnded) -> None:
-        usage = event.usage
-        seconds = {} if usage.ttft_s is None else {"ttft": usage.ttft_s - usage.queue_s}
-        self._end(event.facts.request_id, event.outcome, seconds)
-
-    def _end(self, request_id: bytes, outcome: str, seconds: dict[str, float]) -> None:
-        one, now = self._chosen.pop(request_id), trio.current_time()
-        missed = frozenset[str]() if outcome in GOOD else frozenset({"errors"})
-        ended = FinishedRequest(one.user, one.version, one.chosen_at, now, missed, seconds)
-        self._ended.append(ended)
 
     async def _judge(self, fleets: Mapping[str, Links]) -> RolloutEnd:
         """Look every two seconds until the judge ends the rollout."""
@@ -154,7 +145,7 @@ class FleetRollout:
             if self._traffic.step != evidence.step:
                 self._traffic.begin_step(evidence.step)
             incidents = self._traffic.incidents(looked_at, now)
-            evidence.add_incidents(self._plan, incidents)
+            evidence.add_incidents(self._plan, incidents, self._traffic.on_canary / WORKERS)
             for incident in incidents:  # the worker starts again at once
                 self._numbers.choice(self._crashes[incident.version])()
                 crashed_at = now
@@ -163,25 +154,23 @@ class FleetRollout:
                 slot = now // BATCH_S
                 before, done = done, {name: one.status().work for name, one in fleets.items()}
                 stable, canary = (
-                    _difference(done[name], before[name])
+                    done[name].since(before[name])
                     for name in (self._plan.stable, self._plan.candidate)
                 )
                 if now - crashed_at > BATCH_S:  # a new process counts its work from zero
-                    evidence.add_work(COSTS, slot, stable, canary)
+                    evidence.add_work(COSTS, stable, canary)
             if self._scenario.golden_step and evidence.step == self._scenario.golden_step:
                 evidence.golden_difference = GOLDEN_DIFFERENCE
-            ended, self._ended = self._ended, []
+            messages = self._collector.take("server")
+            ended = [request for message in messages for request in message.requests]
             end = self._rollout.look(ended, now)
         return end
 
 
-def _difference(done: WorkDone, before: WorkDone) -> WorkDone:
-    return WorkDone(
-        done.busy_s - before.busy_s,
-        done.steps - before.steps,
-        done.rows - before.rows,
-        0,
-        done.prompt_tokens - before.prompt_tokens,
+def _view(plan: RolloutPlan) -> RolloutView:
+    """Return what servers are told of the rollout: they collect for its model."""
+    return RolloutView(
+        "1", MODEL, plan.stable, plan.candidate, "", RolloutPhase.CANARY, 1, plan.shares, 0.0, ""
     )
 
 

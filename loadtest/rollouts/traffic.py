@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy
 from msgspec.structs import replace
 
-from ops.rollouts.evidence import WorkerIncident
-from transport.rollout_protocol import FinishedRequest, WorkDone
+from transport.rollout_protocol import FinishedRequest, SeenIncident, WorkDone
 from triolet.config.routes import NUM_BUCKETS, user_hash
 
 if TYPE_CHECKING:
@@ -139,11 +138,14 @@ class Traffic:
         self._running = [request for request in self._running if request.ended_at > now]
         return ended
 
-    def incidents(self, since: float, now: float) -> list[WorkerIncident]:
+    @property
+    def on_canary(self) -> int:
+        """Number of the candidate's workers."""
+        return math.ceil(self._plan.share(self.step) * WORKERS)
+
+    def incidents(self, since: float, now: float) -> list[SeenIncident]:
         """Return the workers' incidents in a time."""
-        share = self._plan.share(self.step)
-        on_canary = math.ceil(share * WORKERS)
-        found = []
+        on_canary, found = self.on_canary, []
         is_broken = 0 < now - self._broken_from <= self._scenario.broken_s
         for worker in range(WORKERS):
             is_due = is_broken and worker == self._broken_worker and now % BROKEN_S == 0
@@ -151,7 +153,7 @@ class Traffic:
             if self._rng.random() >= INCIDENTS_PER_S * factor * (now - since) and not is_due:
                 continue
             version = self._plan.candidate if worker < on_canary else self._plan.stable
-            first = WorkerIncident(f"worker {worker}", now, version, on_canary / WORKERS)
+            first = SeenIncident(f"worker {worker}", now, version)
             found += [first] * int(self._rng.integers(1, 3))
         return found
 

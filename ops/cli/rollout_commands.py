@@ -169,7 +169,7 @@ def promote(
     port: PortOption = None,
 ) -> None:
     """Go to the next step without waiting for evidence; at 100 %, end the rollout."""
-    _order(name, "promote", port, full=full)
+    _order(name, "promote_fully" if full else "promote", port)
 
 
 @rollout_app.command()
@@ -178,13 +178,13 @@ def rollback(name: NameArgument, port: PortOption = None) -> None:
     _order(name, "rollback", port)
 
 
-def _order(name: str, order: str, port: int | None, *, full: bool = False) -> None:
+def _order(name: str, order: str, port: int | None) -> None:
     # Another operator's order in the meantime makes this one fail, unless it is a rollback.
     seen = None
     if order != "rollback":
         seen = ask_control(port, "GET", f"{ROUTE}/{name}")["revision"]
-    body = {"revision": seen, "full": full}
-    typer.echo("\n".join(shown(ask_control(port, "POST", f"{ROUTE}/{name}/{order}", body))))
+    found = ask_control(port, "POST", f"{ROUTE}/{name}/{order}", {"revision": seen})
+    typer.echo("\n".join(shown(found)))
 
 
 def shown(rollout: dict[str, Any]) -> list[str]:

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from ..rollouts.evidence import WorkerIncident
 from ..rollouts.rollout import RolloutSight
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from transport.control_protocol import Activity, Observed
-    from transport.rollout_protocol import CandidateReport, FinishedRequest, WorkDone
+    from transport.rollout_protocol import FinishedRequest, SeenIncident, WorkDone
     from triolet.config.routes import Route
 
     from .rollout_stores import KeptRollout
@@ -64,40 +63,30 @@ class LiveRollout:
         self.over = trio.Event()
         self.adding = trio.CancelScope()
         self._requests: list[FinishedRequest] = []
-        self._incidents: list[WorkerIncident] = []
-        self._reports: dict[str, CandidateReport] = {}
+        self._incidents: list[SeenIncident] = []
 
-    def hear(self, said: Activity) -> None:
-        """Record a server's report about the candidate."""
-        candidate = self.rollout.plan.candidate
-        if candidate in said.candidates:
-            self._reports[said.server] = said.candidates[candidate]
-
-    def observe(self, said: Observed, zone: str, canary_share: float) -> None:
+    def observe(self, said: Observed, zone: str) -> None:
         """Record requests and incidents of this rollout's versions in its current zone.
 
         Args:
           said: what a server saw.
           zone: zone of the server.
-          canary_share: the candidate's share of workers.
         """
         zones = self.rollout.settings.zones
         if zones and zone != zones[self.rollout.zone]:
             return
         versions = {self.rollout.plan.stable, self.rollout.plan.candidate}
-        own = [one for one in said.requests if one.version in versions]
-        self._requests += own[: MAX_PENDING - len(self._requests)]
-        self._incidents += [
-            WorkerIncident(one.worker, one.at, one.version, canary_share)
-            for one in said.incidents[: MAX_PENDING - len(self._incidents)]
-            if one.version in versions
-        ]
+        requests = [one for one in said.requests if one.version in versions]
+        self._requests += requests[: MAX_PENDING - len(self._requests)]
+        incidents = [one for one in said.incidents if one.version in versions]
+        self._incidents += incidents[: MAX_PENDING - len(self._incidents)]
         self.due.set()
 
     def take(
         self,
         now: float,
-        servers: Iterable[str],
+        canary_share: float,
+        activities: Iterable[Activity],
         freezes: Collection[str],
         work: tuple[WorkDone, WorkDone],
     ) -> RolloutSight:
@@ -105,12 +94,15 @@ class LiveRollout:
 
         Args:
           now: Unix time.
-          servers: servers that are alive.
+          canary_share: see `RolloutSight`.
+          activities: latest reports of servers that are alive.
           freezes: why no rollout should go on.
           work: see `RolloutSight`.
         """
-        alive = {*servers}
-        self._reports = {name: one for name, one in self._reports.items() if name in alive}
+        name = self.rollout.plan.candidate
+        reports = {one.server: one.candidates[name] for one in activities if name in one.candidates}
         requests, incidents = self._requests, self._incidents
         self._requests, self._incidents, self.due = [], [], trio.Event()
-        return RolloutSight(now, requests, incidents, self._reports, freezes, work, self.trouble)
+        return RolloutSight(
+            now, requests, incidents, canary_share, reports, freezes, work, self.trouble
+        )

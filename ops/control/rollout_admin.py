@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import secrets
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import trio
-from msgspec import Meta
 from quart import Response, request
 
 from store.measured import KeptMeasurement, MeasuredCapacity, measured_of
@@ -25,7 +24,7 @@ from ..audit.events import Action, AuditOutcome, os_user
 from ..models.stored import store_of
 from ..rollouts.evidence import RolloutEvidence
 from ..rollouts.forecast import DAY_S, forecast
-from ..rollouts.plan import MAX_STEPS, Objective, RolloutPlan, StepCosts
+from ..rollouts.plan import Objective, RolloutPlan, StepCosts, StepRules
 from ..rollouts.rollout import Rollout, RolloutOrder, RolloutRefused, RolloutSettings
 from .auditing import audit
 from .control import new_id, wall
@@ -61,7 +60,7 @@ ORDER_ACTIONS: Final = {
 }
 
 
-class RolloutAsked(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class RolloutAsked(StepRules, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Body of a request that starts a rollout; see `RolloutPlan` and `RolloutSettings`.
 
     `experiment` is the share of an experiment, in place of `shares`. `golden` is whether the
@@ -70,17 +69,10 @@ class RolloutAsked(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     model: str
     ref: str
-    shares: Annotated[tuple[Share, ...], Meta(max_length=MAX_STEPS)] = (0.01, 0.1, 0.5, 1.0)
-    bake_s: Positive = 60.0
-    max_step_s: Positive = 3600.0
     retention_s: Positive | None = None
     shadow_share: Share | None = None
-    accept_cost: Annotated[float, Meta(ge=1, le=100)] | None = None
     cap_streams: Count | None = None
     cap_tenant_share: Share = 1.0
-    excluded_tenants: tuple[str, ...] = ()
-    min_requests: Count = 200
-    min_buckets: Count = 20
     golden: bool = True
     experiment: Share | None = None
     despite_freeze: bool = False
@@ -97,10 +89,9 @@ def rollout_routes(
       actor: actor of the requests.
       require_references: refuses paths.
     """
-    start = partial(_start, control, actor, require_references)
     return (
         ("GET", "/admin/rollouts", partial(_list, control)),
-        ("POST", "/admin/rollouts", start),
+        ("POST", "/admin/rollouts", partial(_start, control, actor, require_references)),
         ("GET", "/admin/rollouts/<name>", partial(_show, control)),
         ("POST", "/admin/rollouts/<name>/<order>", partial(_order, control, actor)),
     )
@@ -158,30 +149,26 @@ def _planned(control: Control, asked: RolloutAsked, actor: str) -> Rollout:
       Conflict: the new version belongs to another model.
       ConfigError: a value is not allowed.
     """
-    switches, now = control.changes.switches, wall()
-    known, zones = control.changes.under_way, {*control.rollouts.zones.values()}
+    switches = control.changes.switches
+    zones = {one.zone for one in control.rollouts.activities.values()}
     if {*asked.zones} - zones or len({*asked.zones}) < len(asked.zones):
         raise ConfigError(
             f"zones is {', '.join(asked.zones)}; allowed: each of the servers' zones once, "
             f"{', '.join(sorted(zones))}"
         )
     control.changes.require_free(switches.version_of(asked.model))
-    candidate, order = switches.plan(asked.model, asked.ref, known)
+    candidate, order = switches.plan(asked.model, asked.ref, control.changes.under_way)
     caps = RouteCaps(asked.cap_streams, asked.cap_tenant_share)
-    shares = asked.shares if asked.experiment is None else (asked.experiment, 1.0)
+    rules = {name: getattr(asked, name) for name in StepRules.__struct_fields__}
+    if asked.experiment is not None:
+        rules["shares"] = (asked.experiment, 1.0)
     plan = RolloutPlan(
+        **rules,
         stable=order.replaced,
         candidate=candidate,
         salt=secrets.token_hex(SALT_BYTES),
-        shares=shares,
         objectives=objectives_of(read_objectives(control.config.objectives), order.public_name),
         costs=_costs(control, order.replaced),
-        bake_s=asked.bake_s,
-        max_step_s=asked.max_step_s,
-        accept_cost=asked.accept_cost,
-        min_requests=asked.min_requests,
-        min_buckets=asked.min_buckets,
-        excluded_tenants=asked.excluded_tenants,
         caps=None if caps == RouteCaps() else caps,
     )
     settings = RolloutSettings(
@@ -195,7 +182,7 @@ def _planned(control: Control, asked: RolloutAsked, actor: str) -> Rollout:
         ignores_freezes=asked.despite_freeze,
         zones=asked.zones,
     )
-    evidence = RolloutEvidence().begin_step(plan, 0, now)
+    evidence = RolloutEvidence().begin_step(plan, 0, wall())
     return Rollout(
         id=new_id(),
         settings=settings,
@@ -259,11 +246,9 @@ class OrderAsked(msgspec.Struct, forbid_unknown_fields=True):
 
     Attributes:
       revision: revision of the rollout that the operator saw; None for any.
-      full: whether to go to the last step.
     """
 
     revision: int | None = None
-    full: bool = False
 
 
 class RollbackAsked(OrderAsked, forbid_unknown_fields=False):
@@ -273,10 +258,9 @@ class RollbackAsked(OrderAsked, forbid_unknown_fields=False):
 async def _order(control: Control, actor: str, name: str, order: str) -> Response:
     """Obey an order."""
     asked = await _body(RollbackAsked if order == RolloutOrder.ROLLBACK else OrderAsked)
-    wanted = "promote_fully" if asked.full and order == "promote" else order
-    if wanted not in set(RolloutOrder):
-        raise RolloutRefused(f"no order is called {order!r}; allowed: pause, promote, rollback")
-    given, rollouts = RolloutOrder(wanted), control.rollouts
+    if order not in set(RolloutOrder):
+        raise RolloutRefused(f"no order is called {order!r}; allowed: {', '.join(RolloutOrder)}")
+    given, rollouts = RolloutOrder(order), control.rollouts
     live = rollouts.require(name, given, asked.revision)
     noted = partial(audit, ORDER_ACTIONS[given], name, actor, live.rollout.id)
     await noted(AuditOutcome.BEGUN)

@@ -173,22 +173,22 @@ class SqliteRollouts:
         """
         model = rollout.settings.model
         number = self._found.number(model, number)
-        body = body_of(rollout)
         self._change(
             model,
             "INSERT INTO rollouts SELECT ?1, ?2, ?3, ?4, ?5 WHERE ?6 = "
             "coalesce((SELECT number FROM rollouts WHERE model = ?1), 0) ON CONFLICT (model) DO "
             "UPDATE SET number = ?2, renewed_at = ?3, is_over = ?4, body = ?5",
-            (model, number + 1, now, rollout.is_over, body, number),
+            (model, number + 1, now, rollout.is_over, body_of(rollout), number),
         )
         return number + 1
 
     async def renew(self, rollout: Rollout, number: int, now: float) -> None:
         """Record that control is alive. See `write`."""
         model = rollout.settings.model
-        row = (now, model, number)
         self._change(
-            model, "UPDATE rollouts SET renewed_at = ? WHERE model = ? AND number = ?", row
+            model,
+            "UPDATE rollouts SET renewed_at = ? WHERE model = ? AND number = ?",
+            (now, model, number),
         )
 
     def _change(self, model: str, statement: str, row: tuple[object, ...]) -> None:
@@ -227,8 +227,8 @@ class RedisRollouts:
     async def write(self, rollout: Rollout, number: int, now: float) -> int:
         """See `SqliteRollouts.write`. A Redis without the last write, which lost it, gets this
         one."""
-        body = body_of(rollout)
-        return await self._written(rollout, number, now, str(int(rollout.is_over)), body)
+        is_over = str(int(rollout.is_over))
+        return await self._written(rollout, number, now, is_over, body_of(rollout))
 
     async def renew(self, rollout: Rollout, number: int, now: float) -> None:
         """See `SqliteRollouts.renew`. A Redis that lost the rollout gets it again."""

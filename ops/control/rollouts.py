@@ -8,6 +8,7 @@ stable version if control or its store is away for `VALID_S`. The next control g
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
@@ -96,7 +97,7 @@ class Rollouts:
 
     Attributes:
       latest: the latest rollout of each model, by public name.
-      zones: zone of each server.
+      activities: latest report of each server.
     """
 
     def __init__(
@@ -112,8 +113,7 @@ class Rollouts:
         nursery: trio.Nursery,
     ) -> None:
         self.latest: dict[str, LiveRollout] = {}
-        self.zones: dict[str, str] = {}
-        self._freezes: dict[str, tuple[str, ...]] = {}
+        self.activities: dict[str, Activity] = {}
         self._is_taken_up = False
         self._config = config
         self._controller = controller
@@ -132,21 +132,18 @@ class Rollouts:
           task_status: started after the first try.
         """
         found: list[KeptRollout] | None = None
-        is_first = True
+        try:
+            found = await self._store.read()
+        except RolloutStoreAway as error:
+            log.warning("rollouts_not_read", reason=str(error))
+        task_status.started()
         while found is None:
-            try:
+            await trio.sleep(RENEW_S)
+            with suppress(RolloutStoreAway):  # the reason is logged once
                 found = await self._store.read()
-            except RolloutStoreAway as error:
-                if is_first:
-                    log.warning("rollouts_not_read", reason=str(error))
-                    task_status.started()
-                is_first = False
-                await trio.sleep(RENEW_S)
         for one in found:
-            self._begin(LiveRollout(one))
+            self._begin(LiveRollout(one), _operation(one.rollout))
         self._is_taken_up = True
-        if is_first:
-            task_status.started()
 
     def are_looked_at(self) -> bool:
         """Return whether each rollout of an earlier control was looked at. Until then news would
@@ -179,7 +176,7 @@ class Rollouts:
         except (RolloutStoreAway, RolloutStolen) as error:
             self._release(operation)
             raise Conflict(f"the rollout of {name} was not begun: {error}") from error
-        self._begin(LiveRollout(KeptRollout(rollout, number, now)))
+        self._begin(LiveRollout(KeptRollout(rollout, number, now)), operation)
 
     def require(self, name: str, order: RolloutOrder, revision: int | None) -> LiveRollout:
         """Return a rollout that can obey an order.
@@ -230,39 +227,38 @@ class Rollouts:
         since = self._wall() - SHOWN_S
         latest = self.latest.values()
         shown = [one for one in latest if not one.rollout.is_over or one.renewed_at > since]
-        own = {one.view.model: one.routes.get(zone, one.routes.get("")) for one in shown}
-        routes = {name: route for name, route in own.items() if route is not None}
+        routes = {
+            one.view.model: route
+            for one in shown
+            if (route := one.routes.get(zone, one.routes.get(""))) is not None
+        }
         views = tuple(one.view for one in shown)
         return msgspec.structs.replace(told, routes=told.routes | routes, rollouts=views)
 
     def hear(self, said: Activity | Observed) -> None:
         """Record a server's report."""
-        live = [one for one in self.latest.values() if not one.rollout.is_over]
         if isinstance(said, Activity):
-            self._freezes[said.server] = said.freezes
-            self.zones[said.server] = said.zone
-            for one in live:
-                one.hear(said)
-        else:
-            for one in live:
-                share = _workers_share(self._controller.models, one.rollout.plan)
-                one.observe(said, self.zones.get(said.server, ""), share)
+            self.activities[said.server] = said
+            return
+        activity = self.activities.get(said.server)
+        zone = "" if activity is None else activity.zone
+        for one in self.latest.values():
+            if not one.rollout.is_over:
+                one.observe(said, zone)
 
     def freezes(self) -> list[str]:
-        """Return why no rollout should go on, as servers that are alive say."""
+        """Return why no rollout should go on, as servers that are alive say. Forget the others."""
         alive = self._controller.heard_at.keys()
-        self._freezes = {name: why for name, why in self._freezes.items() if name in alive}
-        self.zones = {name: zone for name, zone in self.zones.items() if name in alive}
-        return sorted({one for why in self._freezes.values() for one in why})
+        self.activities = {name: one for name, one in self.activities.items() if name in alive}
+        return sorted({why for one in self.activities.values() for why in one.freezes})
 
     def _release(self, operation: Operation) -> None:
         operation.status = OperationStatus.DONE
         self._changes.release(operation)
 
-    def _begin(self, live: LiveRollout) -> None:
+    def _begin(self, live: LiveRollout, operation: Operation) -> None:
         self.latest[live.view.model] = live
         if not live.rollout.is_over:
-            operation = _operation(live.rollout)
             self._changes.under_way |= dict.fromkeys(operation.names, operation)
             self._nursery.start_soon(self._run, live, operation)
 
@@ -347,9 +343,10 @@ class Rollouts:
                 await live.due.wait()
             models = self._controller.models
             work = _work(models.get(plan.stable)), _work(models.get(plan.candidate))
-            heard, now = self._controller.heard_at.keys(), self._wall()
+            freezes, now = self.freezes(), self._wall()
             rollout.resume(live.renewed_at, now)
-            rollout.look(live.take(now, heard, self.freezes(), work))
+            share = _workers_share(models, plan)
+            rollout.look(live.take(now, share, self.activities.values(), freezes, work))
             if live.routes and rollout.phase is RolloutPhase.ROLLED_BACK:
                 self._withdraw(live)
             try:

@@ -12,9 +12,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import msgspec
+from msgspec.structs import astuple
 
 from triolet.config.routes import NUM_BUCKETS
 
@@ -23,7 +24,7 @@ from .inference import THETAS, log_factors
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from transport.rollout_protocol import FinishedRequest, WorkDone
+    from transport.rollout_protocol import FinishedRequest, SeenIncident, WorkDone
 
     from .plan import Objective, RolloutPlan, StepCosts
 
@@ -56,22 +57,6 @@ def is_bad_request(
     if is_cold or name not in request.seconds:
         return None
     return request.seconds[name] > objective.limit_s
-
-
-class WorkerIncident(NamedTuple):
-    """A worker crashed, hung or computed non-finite numbers.
-
-    Attributes:
-      worker: name of the worker.
-      at: time of the incident.
-      version: the worker's version.
-      canary_share: the candidate's share of worker-seconds at that time.
-    """
-
-    worker: str
-    at: float
-    version: str
-    canary_share: float
 
 
 class BucketTally(msgspec.Struct):
@@ -123,13 +108,11 @@ class CostSums(msgspec.Struct):
       batches: batches in which both versions worked.
       total: sum of the logarithms of their cost ratios.
       squares: sum of the squares of these.
-      last_slot: number of the latest batch.
     """
 
     batches: int = 0
     total: float = 0.0
     squares: float = 0.0
-    last_slot: int = -1
 
 
 class RolloutEvidence(msgspec.Struct):
@@ -252,40 +235,47 @@ class RolloutEvidence(msgspec.Struct):
                 self.first_bad[name][tally.is_canary] += tally.is_fresh and name not in tally.bad
                 tally.bad[name] = tally.bad.get(name, 0) + 1
 
-    def add_incidents(self, plan: RolloutPlan, incidents: Iterable[WorkerIncident]) -> None:
-        """Count the workers' incidents since the last look, given in any order."""
-        for incident in sorted(incidents):
+    def add_incidents(
+        self, plan: RolloutPlan, incidents: Iterable[SeenIncident], canary_share: float
+    ) -> None:
+        """Count the workers' incidents since the last look, given in any order.
+
+        Args:
+          plan: the plan.
+          incidents: the incidents.
+          canary_share: the candidate's share of workers. Without workers of both versions there is
+            nothing to compare.
+        """
+        if not 0.0 < canary_share < 1.0:
+            return
+        for incident in sorted(incidents, key=astuple):
             slot = int(incident.at // INCIDENT_S)
             is_full = len(self.last_incident) >= MAX_WORKERS
             latest = self.last_incident.get(incident.worker, slot if is_full else -1)
-            has_both = 0.0 < incident.canary_share < 1.0
-            if incident.at < self.began_at or slot <= latest or not has_both:
+            if incident.at < self.began_at or slot <= latest:
                 continue
             self.last_incident[incident.worker] = slot
             is_canary = incident.version == plan.candidate
             self.incidents[is_canary] += 1
-            moves = log_factors(incident.canary_share)[is_canary]
+            moves = log_factors(canary_share)[is_canary]
             self.incident_bets = [sum(pair) for pair in zip(self.incident_bets, moves, strict=True)]
 
-    def add_work(self, costs: StepCosts, slot: int, stable: WorkDone, canary: WorkDone) -> None:
+    def add_work(self, costs: StepCosts, stable: WorkDone, canary: WorkDone) -> None:
         """Compare the costs of ten seconds of work.
 
         Args:
           costs: of the stable version.
-          slot: number of the ten seconds, rising; an older one is ignored.
           stable: work of the stable version.
           canary: work of the candidate.
         """
         expected_s = [costs.expected_s(work) for work in (stable, canary)]
-        is_idle = min(expected_s) < MIN_BATCH_S or min(stable.busy_s, canary.busy_s) <= 0.0
-        if slot <= self.cost.last_slot or is_idle:
+        if min(expected_s) < MIN_BATCH_S or min(stable.busy_s, canary.busy_s) <= 0.0:
             return
         # Only ratios of the same work: a version with few requests has small, expensive batches.
         ratio = math.log(canary.busy_s / expected_s[1] / (stable.busy_s / expected_s[0]))
         self.cost.batches += 1
         self.cost.total += ratio
         self.cost.squares += ratio**2
-        self.cost.last_slot = slot
 
     def recent(self, name: str) -> tuple[int, int, int, int]:
         """Return a signal's good and bad requests to the stable version in the window, then those

@@ -51,7 +51,6 @@ class RolloutVerdict(msgspec.Struct, frozen=True):
       action: what to do.
       reason: why.
       said: the same for people, with the numbers.
-      figures: the numbers.
       signal: the objective, or INCIDENTS; empty if it is about none.
       to_step: step to go to, of an advance or a rollback; 0 removes the candidate.
       look: the test that was made; the caller adds it to the evidence's `looks`.
@@ -60,7 +59,6 @@ class RolloutVerdict(msgspec.Struct, frozen=True):
     action: RolloutAction
     reason: RolloutReason
     said: str
-    figures: dict[str, float]
     signal: str = ""
     to_step: int = 0
     look: StepLook | None = None
@@ -92,7 +90,7 @@ def _golden(evidence: RolloutEvidence, plan: RolloutPlan) -> RolloutVerdict | No
     said = (
         f"{plan.candidate} has changed its answer to a golden prompt {evidence.golden_difference}"
     )
-    return RolloutVerdict("rollback", "golden", said, {})
+    return RolloutVerdict("rollback", "golden", said)
 
 
 def _guard(evidence: RolloutEvidence, plan: RolloutPlan) -> RolloutVerdict | None:
@@ -116,8 +114,7 @@ def _guard(evidence: RolloutEvidence, plan: RolloutPlan) -> RolloutVerdict | Non
                 f"{WINDOW_S} s, from {canary} buckets of users, and requests to {plan.stable} from "
                 f"{stable}; with {share:.0%} of all users, the chance of this is {chance:.1g}"
             )
-            figures = {"stable": stable, "canary": canary, "share": share, "chance": chance}
-            return RolloutVerdict("rollback", "guard", said, figures, name)
+            return RolloutVerdict("rollback", "guard", said, name)
     return None
 
 
@@ -139,8 +136,7 @@ def _fast(evidence: RolloutEvidence, plan: RolloutPlan) -> RolloutVerdict | None
         f"{share:.0%} of them; log e is {log_e[name]:.1f}, the limit is "
         f"{math.log(plan.fast_threshold):.1f}"
     )
-    figures = {"stable": stable, "canary": canary, "share": share, "log_e": log_e[name]}
-    return RolloutVerdict("rollback", "fast", said, figures, name)
+    return RolloutVerdict("rollback", "fast", said, name)
 
 
 def cost_bounds(evidence: RolloutEvidence) -> tuple[float, float] | None:
@@ -159,7 +155,7 @@ def _too_costly(evidence: RolloutEvidence, plan: RolloutPlan) -> RolloutVerdict 
         f"{plan.candidate} is correct but too expensive: the same work takes {bounds[0]:.2f} to "
         f"{bounds[1]:.2f} times as much device time; the limit is {limit:g} (--accept-cost)"
     )
-    return RolloutVerdict("rollback", "cost", said, {"low": bounds[0], "high": bounds[1]})
+    return RolloutVerdict("rollback", "cost", said)
 
 
 def _both_bad(evidence: RolloutEvidence, plan: RolloutPlan) -> RolloutVerdict | None:
@@ -177,10 +173,9 @@ def _both_bad(evidence: RolloutEvidence, plan: RolloutPlan) -> RolloutVerdict | 
             f"{sum(recent[2:])} to {plan.candidate} missed {name} in the last {WINDOW_S} s; before "
             f"this step {plan.stable} was {'good' if was_good else 'bad, too'}"
         )
-        figures = {"stable_bad": float(recent[1]), "canary_bad": float(recent[3])}
         action: RolloutAction = "rollback" if was_good else "hold"
         back = max(0, evidence.step - 1)
-        return RolloutVerdict(action, "both bad", said, figures, name, back if was_good else 0)
+        return RolloutVerdict(action, "both bad", said, name, back if was_good else 0)
     return None
 
 
@@ -190,14 +185,14 @@ def _lacking(evidence: RolloutEvidence, plan: RolloutPlan) -> RolloutVerdict | N
     baked_s = evidence.now - max(evidence.timed_from, looked_at)
     if baked_s < plan.bake_s:
         said = f"step {evidence.step} has run for {baked_s:.0f} of {plan.bake_s:g} s"
-        return RolloutVerdict("hold", "bake", said, {"baked_s": baked_s})
+        return RolloutVerdict("hold", "bake", said)
     requests, buckets = evidence.canary
     if evidence.step and (requests < plan.min_requests or buckets < plan.min_buckets):
         said = (
             f"{plan.candidate} has had {requests} requests from {buckets} buckets of users; it "
             f"needs {plan.min_requests} from {plan.min_buckets}"
         )
-        return RolloutVerdict("hold", "evidence", said, {"requests": requests, "buckets": buckets})
+        return RolloutVerdict("hold", "evidence", said)
     if plan.costs is None or not 0 < evidence.step < plan.last_step:
         return None
     low, high = cost_bounds(evidence) or (0.0, math.inf)
@@ -211,8 +206,7 @@ def _lacking(evidence: RolloutEvidence, plan: RolloutPlan) -> RolloutVerdict | N
     )
     if math.isinf(high):
         said = f"{evidence.cost.batches} batches of ten seconds do not suffice to compare costs"
-        return RolloutVerdict(action, "cost", said, {})
-    return RolloutVerdict(action, "cost", said, {"low": low, "high": high})
+    return RolloutVerdict(action, "cost", said)
 
 
 def _end_of_step(evidence: RolloutEvidence, plan: RolloutPlan) -> RolloutVerdict:
@@ -221,7 +215,7 @@ def _end_of_step(evidence: RolloutEvidence, plan: RolloutPlan) -> RolloutVerdict
     passed = f"step {evidence.step} has passed"
     share = plan.moved_share(evidence.step)
     if not 0.0 < share < 1.0:
-        return RolloutVerdict("advance", "passed", passed, {}, to_step=next_step)
+        return RolloutVerdict("advance", "passed", passed, to_step=next_step)
     seed = crc32(f"{plan.salt} {evidence.began_at} {len(evidence.looks)}".encode())
     p_values = {
         name: randomization_p(evidence.groups(name), share, seed, plan.doubt_level)
@@ -231,7 +225,7 @@ def _end_of_step(evidence: RolloutEvidence, plan: RolloutPlan) -> RolloutVerdict
     name = min(p_values, key=p_values.__getitem__)
     if p_values[name] > plan.doubt_level:
         said = f"{passed}: the lowest p is {p_values[name]:.2g}, for {name}"
-        return RolloutVerdict("advance", "passed", said, p_values, name, next_step, look)
+        return RolloutVerdict("advance", "passed", said, name, next_step, look)
     action: RolloutAction = "hold" if len(evidence.looks) + 1 < LOOKS else "pause"
     if p_values[name] <= plan.step_level:
         action = "rollback"
@@ -240,4 +234,4 @@ def _end_of_step(evidence: RolloutEvidence, plan: RolloutPlan) -> RolloutVerdict
         f"(p = {p_values[name]:.2g}; {plan.step_level:.2g} rolls back); test "
         f"{len(evidence.looks) + 1} of {LOOKS}"
     )
-    return RolloutVerdict(action, "step", said, p_values, name, look=look)
+    return RolloutVerdict(action, "step", said, name, look=look)

@@ -30,6 +30,7 @@ COST_ROLLBACK: Final = 1.25
 """Cost ratio above which a candidate is rolled back, though it is correct."""
 MAX_STEPS: Final = 20
 """The budgets are divided by the number of steps."""
+USUAL_STEPS: Final = (0.01, 0.1, 0.5, 1.0)
 
 BURN: Final = 14.4
 """Multiple of an objective's error budget at which the guard acts, as in the alert for pages."""
@@ -78,37 +79,47 @@ class StepCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return decoding_s + work.prompt_tokens * self.prompt_token_s
 
 
-class RolloutPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a rollout may do, fixed when it starts.
+class StepRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The part of a plan that an operator writes.
 
     Attributes:
-      stable: the version that serves now.
-      candidate: the version that replaces it.
-      salt: secret of this rollout, which decides the position of each bucket.
       shares: the candidate's share in each step; the last one is 1.
       bake_s: shortest duration of a step.
       max_step_s: a step that has not advanced by then pauses the rollout.
-      objectives: by signal.
-      costs: None if versions compute the same, so that their costs are equal.
       accept_cost: cost ratio that the operator accepts; None for COST_LIMIT.
       min_requests: requests to the candidate in a step, without which it cannot advance.
       min_buckets: buckets that these must come from.
       excluded_tenants: tenants that stay on the stable version; they are no evidence.
-      caps: bounds of what the candidate may hurt before the last step; None for none.
     """
 
-    stable: str
-    candidate: str
-    salt: str
-    shares: Annotated[tuple[Share, ...], msgspec.Meta(min_length=1, max_length=MAX_STEPS)]
-    objectives: Annotated[dict[str, Objective], msgspec.Meta(min_length=1, max_length=8)]
-    costs: StepCosts | None
+    shares: Annotated[tuple[Share, ...], msgspec.Meta(min_length=1, max_length=MAX_STEPS)] = (
+        USUAL_STEPS
+    )
     bake_s: Positive = 60 * SECONDS
     max_step_s: Positive = 3600 * SECONDS
     accept_cost: Annotated[float, msgspec.Meta(ge=1, le=100)] | None = None
     min_requests: Count = 200
     min_buckets: Count = 20
     excluded_tenants: tuple[str, ...] = ()
+
+
+class RolloutPlan(StepRules, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a rollout may do, fixed when it starts.
+
+    Attributes:
+      stable: the version that serves now.
+      candidate: the version that replaces it.
+      salt: secret of this rollout, which decides the position of each bucket.
+      objectives: by signal.
+      costs: None if versions compute the same, so that their costs are equal.
+      caps: bounds of what the candidate may hurt before the last step; None for none.
+    """
+
+    stable: str
+    candidate: str
+    salt: str
+    objectives: Annotated[dict[str, Objective], msgspec.Meta(min_length=1, max_length=8)]
+    costs: StepCosts | None
     caps: RouteCaps | None = None
 
     def __post_init__(self) -> None:

@@ -15,6 +15,7 @@ from transport.rollout_protocol import (
     RolloutNote,
     RolloutPhase,
     RolloutView,
+    SeenIncident,
     ShadowComparison,
     WorkDone,
 )
@@ -23,7 +24,7 @@ from triolet.config.routes import Route  # noqa: TC001 (msgspec reads the annota
 from triolet.errors import TrioletError
 from triolet.units import SECONDS
 
-from .evidence import RolloutEvidence, WorkerIncident
+from .evidence import RolloutEvidence
 from .forecast import DAY_S, forecast
 from .judge import RolloutVerdict, alarm, cost_bounds, judge
 from .plan import LOOKS, MIN_BAD, RolloutPlan
@@ -118,6 +119,7 @@ class RolloutSight(NamedTuple):
       now: Unix time.
       requests: ended requests.
       incidents: incidents of workers.
+      canary_share: the candidate's share of workers; 0 if they are not known.
       reports: latest report about the candidate of each server.
       freezes: why no rollout should go on.
       work: work of the stable version's workers and of the candidate's since they started; None if
@@ -127,7 +129,8 @@ class RolloutSight(NamedTuple):
 
     now: float
     requests: Collection[FinishedRequest] = ()
-    incidents: Collection[WorkerIncident] = ()
+    incidents: Collection[SeenIncident] = ()
+    canary_share: float = 0.0
     reports: Mapping[str, CandidateReport] = {}
     freezes: Collection[str] = ()
     work: tuple[WorkDone, WorkDone] | None = None
@@ -263,7 +266,7 @@ class Rollout(msgspec.Struct, kw_only=True):
         if freezes:
             evidence.frozen_at = seen.now
         evidence.add_requests(plan, seen.requests, seen.now)
-        evidence.add_incidents(plan, seen.incidents)
+        evidence.add_incidents(plan, seen.incidents, seen.canary_share)
         self._note_work(seen)
         if not self.is_prepared:  # reports may still be about the candidate of an earlier rollout
             return
@@ -284,8 +287,8 @@ class Rollout(msgspec.Struct, kw_only=True):
         if seen.work is None or self.plan.costs is None or (self.work and slot <= self.work[0]):
             return
         if self.work and slot == self.work[0] + 1:
-            done = [_between(*pair) for pair in zip(self.work[1:], seen.work, strict=True)]
-            self.evidence.add_work(self.plan.costs, slot, *done)
+            done = [now.since(then) for then, now in zip(self.work[1:], seen.work, strict=True)]
+            self.evidence.add_work(self.plan.costs, *done)
         self.work = slot, *seen.work
 
     def _note_reports(self, reports: Mapping[str, CandidateReport]) -> list[str]:
@@ -312,18 +315,18 @@ class Rollout(msgspec.Struct, kw_only=True):
         evidence, plan = self.evidence, self.plan
         if self.phase is RolloutPhase.PAUSED or freezes:
             why = f"frozen: {'; '.join(freezes)}" if freezes else self.said
-            return alarm(evidence, plan) or RolloutVerdict("hold", "frozen", why, {})
+            return alarm(evidence, plan) or RolloutVerdict("hold", "frozen", why)
         verdict, shadow = judge(evidence, plan), self.shadow
         if self.phase is not RolloutPhase.SHADOW or verdict.action != "advance":
             return verdict
         said = f"{shadow.pairs} shadow copies were compared, {shadow.failed} failed"
         if shadow.failed >= max(MIN_BAD, shadow.pairs):
-            return RolloutVerdict("rollback", "step", said, {"failed": shadow.failed})
+            return RolloutVerdict("rollback", "step", said)
         if shadow.pairs >= MIN_PAIRS:
             return verdict
         is_late = evidence.now - evidence.timed_from >= plan.max_step_s
         said = f"{said}; {MIN_PAIRS} are needed"
-        return RolloutVerdict("pause" if is_late else "hold", "evidence", said, {})
+        return RolloutVerdict("pause" if is_late else "hold", "evidence", said)
 
     def _obey(self, verdict: RolloutVerdict, now: float) -> None:
         evidence, plan = self.evidence, self.plan
@@ -431,13 +434,6 @@ class Rollout(msgspec.Struct, kw_only=True):
             self.settings.zones[: self.zone + 1] if self.is_live else (),
             plan.excluded_tenants,
         )
-
-
-def _between(before: WorkDone, after: WorkDone) -> WorkDone:
-    """Return the work of an interval; none if a worker was restarted in it."""
-    pairs = zip(msgspec.structs.astuple(before), msgspec.structs.astuple(after), strict=True)
-    done = WorkDone(*(late - early for early, late in pairs))
-    return done if min(msgspec.structs.astuple(done)) >= 0 else WorkDone()
 
 
 def _counts(evidence: RolloutEvidence, name: str) -> tuple[int, int, int, int]:

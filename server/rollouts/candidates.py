@@ -124,10 +124,13 @@ class Candidates:
         before, self._known = self._known, {}
         for view in views:
             stable, own = self._find(view.stable), self._find(view.candidate)
-            if view.phase in ENDED_PHASES or stable is None or own is None:
+            if (
+                view.phase in ENDED_PHASES
+                or stable is None
+                or own is None
+                or stable.links is own.links  # a rollout to the same version
+            ):
                 continue
-            if stable.links is own.links:
-                continue  # a rollout to the same version
             # The interval is 0 until all servers have the candidate.
             key = view.id, stable.links, own.links, view.golden_every_s
             one = before.pop(key, None)

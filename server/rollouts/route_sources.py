@@ -181,9 +181,8 @@ class RouteSources:
         """Record the routes in use, which the next permanent ones must follow."""
         permanent = self.permanent
         used = {name: one for name, one in routes.items() if one == permanent.get(name)}
-        self._followed = {**self._followed, **used}
-        for name in self._followed.keys() - permanent:
-            del self._followed[name]
+        followed = self._followed | used
+        self._followed = {name: one for name, one in followed.items() if name in permanent}
 
 
 def lasting(routes: Mapping[str, Route]) -> dict[str, Route]:

@@ -127,10 +127,10 @@ def test_an_order_names_the_revision_that_was_seen_and_a_rollback_any(
     asked: list[tuple[Any, ...]],
 ) -> None:
     assert main(("rollout", "promote", "chat", "--full")) == 0
-    assert asked[1][1:] == ("POST", "/admin/rollouts/chat/promote", {"revision": 7, "full": True})
+    assert asked[1][1:] == ("POST", "/admin/rollouts/chat/promote_fully", {"revision": 7})
     asked.clear()
     assert main(("rollout", "rollback", "chat")) == 0
-    assert asked[0][3] == {"revision": None, "full": False}
+    assert asked[0][3] == {"revision": None}
 
 
 @pytest.mark.parametrize(

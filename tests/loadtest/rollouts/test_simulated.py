@@ -72,7 +72,7 @@ def test_the_scenarios_of_fleets_end_as_they_should_with_generated_events() -> N
 
 
 def end(action: str, reason: str = "passed", *violations: str) -> RolloutEnd:
-    return RolloutEnd(action, reason, "", 1, 30.0, 50, violations)
+    return RolloutEnd(action, reason, "", 30.0, 50, violations)
 
 
 def summary(*ends: RolloutEnd, expected: Expectation = EQUAL[0]) -> Summary:

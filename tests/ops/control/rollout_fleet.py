@@ -89,6 +89,11 @@ class RolloutServer(FakeServer):
             return None
         return route
 
+    async def until_routed(self, *, wanted: bool = True) -> None:
+        """Wait until it has a temporary route, or has none any more."""
+        while (self.route is not None) is not wanted:
+            await trio.lowlevel.checkpoint()
+
     def version_for(self, user: int) -> str:
         """Return the version that a user's request gets."""
         if self.route is not None:

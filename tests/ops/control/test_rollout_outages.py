@@ -143,7 +143,7 @@ async def test_a_server_that_is_not_ready_after_a_restart_of_control_rolls_nothi
                     await trio.lowlevel.checkpoint()
                 assert (await one.shown())["phase"] == "canary"
                 one.server.unready = set()
-                await one.order("promote", full=True)
+                await one.order("promote_fully")
                 await one.phase("canary", 3)
 
 
@@ -226,8 +226,7 @@ async def test_a_change_that_was_not_recorded_before_a_crash_is_recorded_by_the_
             patched.setattr(rollouts, "audit", hang)
             async with control_of(one):
                 _, begun = await one.start(min_requests=HELD)
-                while one.server.route is None:
-                    await trio.lowlevel.checkpoint()
+                await one.server.until_routed()
         async with control_of(one):
             await one.order("rollback")
             await one.ends()

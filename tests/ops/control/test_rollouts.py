@@ -83,7 +83,7 @@ async def test_a_candidate_that_computes_alike_has_the_workers_of_the_stable_ver
         begun = await one.phase("canary", 1)
         assert await states(one.folder) == {"chat": "serving", "chat-2": "serving"}
         assert begun["shadow"]["pairs"] == 0, "copies would compute the same"
-        await one.order("promote", full=True)
+        await one.order("promote_fully")
         await one.phase("canary", 2)
         await one.order("promote")
         assert (await one.ends())["phase"] == "promoted"
@@ -158,7 +158,7 @@ async def test_operators_pause_promote_and_roll_back_and_all_of_it_is_recorded()
         assert one.server.route is not None
         status, refused = await one.order("pause")
         assert (status, "is paused" in refused["error"]["message"]) == (409, True)
-        assert (await one.order("promote", revision=paused["revision"], full=True))[0] == 200
+        assert (await one.order("promote_fully", revision=paused["revision"]))[0] == 200
         await one.phase("canary", 3)
         status, refused = await one.order("promote", revision=paused["revision"])
         assert (status, "has changed since you looked" in refused["error"]["message"]) == (
@@ -283,6 +283,7 @@ async def test_freezes_of_servers_refuse_a_start_and_hold_a_rollout() -> None:
         ({"shares": [0.5, 0.1, 1]}, 400, "rising numbers that end with 1"),
         ({"shares": [0.1, 0.5]}, 400, "rising numbers that end with 1"),
         ({"shares": [10]}, 400, "the body is not valid: Expected `float` <= 1.0"),
+        ({"shares": []}, 400, "the body is not valid"),
         ({"bake_s": 0}, 400, "the body is not valid"),
         ({"bake_s": 60, "max_step_s": 60}, 400, "at least 2 times bake_s, 120 s"),
         ({"step": 1}, 400, "unknown field `step`"),
@@ -336,8 +337,7 @@ async def test_without_its_store_servers_fall_back_and_the_step_begins_again_lat
 
         with capture_logs() as lines:
             monkeypatch.setattr(SqliteRollouts, "_change", fail)
-            while one.server.route is not None:
-                await trio.lowlevel.checkpoint()
+            await one.server.until_routed(wanted=False)
             shown = await one.reaches(lambda shown: shown["trouble"])
             assert shown["trouble"] == "the journal cannot be written: disk full"
             frozen = f"frozen: the rollout cannot be written: {shown['trouble']}"
@@ -346,8 +346,7 @@ async def test_without_its_store_servers_fall_back_and_the_step_begins_again_lat
             assert (status, "disk full" in str(refused)) == (409, True)
             assert len([one for one in lines if one["event"] == "rollout_not_kept"]) == 1
         monkeypatch.setattr(SqliteRollouts, "_change", change)
-        while one.server.route is None:
-            await trio.lowlevel.checkpoint()
+        await one.server.until_routed()
         after = await one.shown()
         assert (after["phase"], after["step"]) == ("canary", 1)
         assert after["began_at"] > before["began_at"] + 1.0
@@ -360,8 +359,7 @@ async def test_a_rollout_that_another_control_has_written_is_left_to_it(
     async with rollout_scene() as one:
         await one.start(min_requests=HELD)
         await one.phase("canary", 1)
-        while one.server.route is None:
-            await trio.lowlevel.checkpoint()
+        await one.server.until_routed()
 
         def refuse(*_: object) -> None:
             raise RolloutStolen("chat")
@@ -370,8 +368,7 @@ async def test_a_rollout_that_another_control_has_written_is_left_to_it(
             monkeypatch.setattr(SqliteRollouts, "_change", refuse)
             while "rollout_left" not in [line["event"] for line in lines]:
                 await trio.lowlevel.checkpoint()
-            while one.server.route is not None:
-                await trio.lowlevel.checkpoint()
+            await one.server.until_routed(wanted=False)
         assert [*one.supervisor.added] == ["chat", "chat-2"], "the other one has it"
         assert "another control has changed" in (await one.shown())["trouble"]
         for order in ("promote", "rollback"):
@@ -410,7 +407,7 @@ async def test_zones_get_the_candidate_one_after_another() -> None:
 
         await routed("b")
         assert one.server.route is None, "it has no zone"
-        await one.order("promote", full=True)
+        await one.order("promote_fully")
         await one.phase("canary", 3)
         await one.order("promote")
         begins = f"zone a begins: ordered by {os_user()}"
@@ -545,8 +542,7 @@ async def test_killed_before_the_end_control_goes_on_in_the_same_phase() -> None
         again = await one.phase("paused", 1)
         assert (again["id"], again["began_at"]) == (begun["id"], paused["began_at"])
         assert sum(again["counts"]["errors"]) > 0, "its evidence was written"
-        while one.server.route is None:
-            await trio.lowlevel.checkpoint()
+        await one.server.until_routed()
         assert one.server.lacking == 0, "servers keep the route until control has looked"
 
 

@@ -16,11 +16,10 @@ from ops.rollouts import evidence as module
 from ops.rollouts.evidence import (
     RolloutEvidence,
     StepLook,
-    WorkerIncident,
 )
 from ops.rollouts.inference import log_factors
 from ops.rollouts.judge import judge
-from transport.rollout_protocol import FinishedRequest, WorkDone
+from transport.rollout_protocol import FinishedRequest, SeenIncident, WorkDone
 from triolet.config.routes import NUM_BUCKETS, user_hash
 
 from .rollout_cases import COSTS, STEP_S, begun, plan, request, users
@@ -152,8 +151,8 @@ def test_a_version_is_judged_without_its_worst_bucket() -> None:
 def test_a_step_begins_without_evidence_but_with_costs() -> None:
     chosen, user = plan(costs=COSTS), next(users(plan(), "old"))
     evidence = fed([request(user, "old", is_bad=True)], chosen=chosen)
-    evidence.add_incidents(chosen, [WorkerIncident("w", STEP_S, "old", 0.1)])
-    evidence.add_work(COSTS, 1, WorkDone(1.0, 100, 0, 0, 0), WorkDone(2.0, 100, 0, 0, 0))
+    evidence.add_incidents(chosen, [SeenIncident("w", STEP_S, "old")], 0.1)
+    evidence.add_work(COSTS, WorkDone(1.0, 100, 0, 0, 0), WorkDone(2.0, 100, 0, 0, 0))
     evidence.looks.append(StepLook(NOW, 1, {}))
     following = evidence.begin_step(chosen, 2, 200.0)
     assert following == msgspec.structs.replace(
@@ -173,9 +172,9 @@ def test_incidents_of_one_worker_within_ten_seconds_are_one() -> None:
     chosen = plan()
     evidence = begun(chosen)
     times = (100.0, 109.9, 110.0, 131.0)
-    evidence.add_incidents(chosen, [WorkerIncident("a", at, "new", 0.2) for at in times])
-    evidence.add_incidents(chosen, [WorkerIncident("b", 105.0, "old", 0.5)])
-    evidence.add_incidents(chosen, [WorkerIncident("b", 103.0, "old", 0.5)])
+    evidence.add_incidents(chosen, [SeenIncident("a", at, "new") for at in times], 0.2)
+    evidence.add_incidents(chosen, [SeenIncident("b", 105.0, "old")], 0.5)
+    evidence.add_incidents(chosen, [SeenIncident("b", 103.0, "old")], 0.5)
     assert evidence.incidents == [1, 3]
     up, down = log_factors(0.2)[1], log_factors(0.5)[0]
     bets = [3 * gain + loss for gain, loss in zip(up, down, strict=True)]
@@ -187,38 +186,34 @@ def test_an_incident_counts_only_beside_workers_of_the_other_version(
     at: float, share: float
 ) -> None:
     evidence = begun(plan())
-    evidence.add_incidents(plan(), [WorkerIncident("a", at, "new", share)])
+    evidence.add_incidents(plan(), [SeenIncident("a", at, "new")], share)
     assert evidence == begun(plan())
 
 
 def test_costs_are_compared_for_the_same_work() -> None:
     evidence = begun(plan())
     # Steps cost 10 ms and rows 1 ms: 100 steps of 1 row take 1.1 s, and of 10 rows 2 s.
-    evidence.add_work(COSTS, 1, WorkDone(2.0, 100, 1000, 0, 0), WorkDone(1.1, 100, 100, 0, 0))
+    evidence.add_work(COSTS, WorkDone(2.0, 100, 1000, 0, 0), WorkDone(1.1, 100, 100, 0, 0))
     assert evidence.cost.total == pytest.approx(0.0)
-    evidence.add_work(COSTS, 2, WorkDone(2.0, 100, 1000, 0, 0), WorkDone(2.2, 100, 100, 0, 0))
+    evidence.add_work(COSTS, WorkDone(2.0, 100, 1000, 0, 0), WorkDone(2.2, 100, 100, 0, 0))
     assert evidence.cost.total == pytest.approx(math.log(2.0))
     assert evidence.cost.squares == pytest.approx(math.log(2.0) ** 2)
-    assert (evidence.cost.batches, evidence.cost.last_slot) == (2, 2)
+    assert evidence.cost.batches == 2
 
 
 @pytest.mark.parametrize(
-    ("slot", "stable", "canary"),
+    ("stable", "canary"),
     [
-        (5, WorkDone(1.0, 100, 0, 0, 0), WorkDone(1.0, 100, 0, 0, 0)),
-        (4, WorkDone(1.0, 100, 0, 0, 0), WorkDone(1.0, 100, 0, 0, 0)),
-        (6, WorkDone(1.0, 100, 0, 0, 0), WorkDone(0.04, 4, 0, 0, 0)),
-        (6, WorkDone(0.04, 4, 0, 0, 0), WorkDone(1.0, 100, 0, 0, 0)),
-        (6, WorkDone(1.0, 100, 0, 0, 0), WorkDone(0.0, 100, 0, 0, 0)),
+        (WorkDone(1.0, 100, 0, 0, 0), WorkDone(0.04, 4, 0, 0, 0)),
+        (WorkDone(0.04, 4, 0, 0, 0), WorkDone(1.0, 100, 0, 0, 0)),
+        (WorkDone(1.0, 100, 0, 0, 0), WorkDone(0.0, 100, 0, 0, 0)),
     ],
 )
-def test_work_that_says_nothing_does_not_count(
-    slot: int, stable: WorkDone, canary: WorkDone
-) -> None:
+def test_work_that_says_nothing_does_not_count(stable: WorkDone, canary: WorkDone) -> None:
     evidence = begun(plan())
-    evidence.add_work(COSTS, 5, WorkDone(1.0, 100, 0, 0, 0), WorkDone(1.1, 100, 0, 0, 0))
+    evidence.add_work(COSTS, WorkDone(1.0, 100, 0, 0, 0), WorkDone(1.1, 100, 0, 0, 0))
     before = restored(evidence)
-    evidence.add_work(COSTS, slot, stable, canary)
+    evidence.add_work(COSTS, stable, canary)
     assert evidence == before
 
 
@@ -235,10 +230,10 @@ def test_users_and_workers_beyond_the_bounds_are_not_kept(monkeypatch: pytest.Mo
     assert evidence.recent("ttft") == (3, 0, 0, 0), "others' prefixes may be cold"
     assert evidence.recent("errors") == (10, 0, 0, 0)
     evidence.add_incidents(
-        plan(), [WorkerIncident(name, STEP_S, "old", 0.5) for name in ("a", "b", "c")]
+        plan(), [SeenIncident(name, STEP_S, "old") for name in ("a", "b", "c")], 0.5
     )
     assert evidence.last_incident.keys() == {"a", "b"}
-    evidence.add_incidents(plan(), [WorkerIncident("a", STEP_S + 20, "old", 0.5)])
+    evidence.add_incidents(plan(), [SeenIncident("a", STEP_S + 20, "old")], 0.5)
     assert evidence.incidents == [3, 0], "known ones still count"
 
 
@@ -257,11 +252,10 @@ def some_requests(draw: st.DrawFn) -> FinishedRequest:
 
 
 INCIDENTS = st.builds(
-    WorkerIncident,
+    SeenIncident,
     st.sampled_from("abc"),
     TIMES,
     st.sampled_from(("old", "new")),
-    st.sampled_from((0.1, 0.5)),
 )
 
 
@@ -271,13 +265,13 @@ INCIDENTS = st.builds(
     data=st.data(),
 )
 def test_the_order_within_a_look_decides_nothing(
-    requests: list[FinishedRequest], incidents: list[WorkerIncident], data: st.DataObject
+    requests: list[FinishedRequest], incidents: list[SeenIncident], data: st.DataObject
 ) -> None:
     chosen = plan(bake_s=5.0, min_requests=1, min_buckets=1)
     evidence = fed(requests, chosen=chosen)
-    evidence.add_incidents(chosen, incidents)
+    evidence.add_incidents(chosen, incidents, 0.1)
     shuffled = fed(data.draw(st.permutations(requests)), chosen=chosen)
-    shuffled.add_incidents(chosen, data.draw(st.permutations(incidents)))
+    shuffled.add_incidents(chosen, data.draw(st.permutations(incidents)), 0.1)
     assert shuffled == evidence
     assert judge(shuffled, chosen) == judge(evidence, chosen)
 
@@ -289,7 +283,7 @@ def test_a_restart_loses_nothing(requests: list[FinishedRequest], cut: int) -> N
     evidence, stopped = begun(chosen), begun(chosen)
     for one in (evidence, stopped):
         one.add_requests(chosen, first, NOW)
-        one.add_incidents(chosen, [WorkerIncident("a", STEP_S, "new", 0.1)])
+        one.add_incidents(chosen, [SeenIncident("a", STEP_S, "new")], 0.1)
         one.looks.append(StepLook(STEP_S, 7, {"errors": 0.5}))
     stopped = restored(stopped)
     assert stopped == evidence

@@ -130,7 +130,7 @@ def test_every_verdict_in_every_phase(
     step = 0 if phase in (P.PREPARING, P.SHADOW) else 2
     one = made(phase, step)
     one.shadow = ShadowComparison(pairs=MIN_PAIRS)
-    verdict = RolloutVerdict(action, "passed", "why", {}, to_step=step + 1 if by else 0)
+    verdict = RolloutVerdict(action, "passed", "why", to_step=step + 1 if by else 0)
     monkeypatch.setattr(module, "judge", lambda *_: verdict)
     monkeypatch.setattr(module, "alarm", lambda *_: verdict if action == "rollback" else None)
     if phase is P.PREPARING and action == "pause":
@@ -148,7 +148,7 @@ def test_a_paused_rollout_keeps_its_share_and_only_alarms_change_it(
     route = one.route(NOW)
     assert route is not None
     assert route.shares["new"] == 0.5
-    back = RolloutVerdict("rollback", "both bad", "both", {}, to_step=1)
+    back = RolloutVerdict("rollback", "both bad", "both", to_step=1)
     monkeypatch.setattr(module, "alarm", lambda *_: back)
     one.look(RolloutSight(NOW + 10_001))
     assert at(one) == (P.PAUSED, 1), "one step back"
@@ -272,7 +272,7 @@ def test_a_freeze_holds_a_rollout_that_may_still_roll_back(
         one.look(RolloutSight(NOW + 10_000, freezes=["zone b is lost", "the budget is spent"]))
         assert at(one) == (phase, step)
         assert one.said == "frozen: the budget is spent; zone b is lost"
-    verdict = RolloutVerdict("rollback", "guard", "bad", {})
+    verdict = RolloutVerdict("rollback", "guard", "bad")
     monkeypatch.setattr(module, "alarm", lambda *_: verdict)
     one.look(RolloutSight(NOW + 10_001, freezes=["zone b is lost"]))
     assert one.phase is P.ROLLED_BACK
@@ -327,14 +327,14 @@ def test_a_rollout_despite_freezes_goes_on() -> None:
 def test_what_cannot_be_written_does_not_go_on_but_may_roll_back(
     monkeypatch: pytest.MonkeyPatch, *, ignores_freezes: bool
 ) -> None:
-    monkeypatch.setattr(module, "judge", lambda *_: RolloutVerdict("advance", "step", "good", {}))
+    monkeypatch.setattr(module, "judge", lambda *_: RolloutVerdict("advance", "step", "good"))
     one = made(P.CANARY, 1, ignores_freezes=ignores_freezes)
     one.look(RolloutSight(NOW + 1, trouble="disk full"))
     assert (one.evidence.step, one.said) == (1, "frozen: the rollout cannot be written: disk full")
     fresh = made(shadow_share=0.1, ignores_freezes=ignores_freezes)
     fresh.look(RolloutSight(NOW + 1, trouble="disk full"))
     assert fresh.phase is P.PREPARING
-    monkeypatch.setattr(module, "alarm", lambda *_: RolloutVerdict("rollback", "guard", "bad", {}))
+    monkeypatch.setattr(module, "alarm", lambda *_: RolloutVerdict("rollback", "guard", "bad"))
     one.look(RolloutSight(NOW + 2, trouble="disk full"))
     assert one.phase is P.ROLLED_BACK
 
@@ -344,14 +344,14 @@ def test_an_experiment_shows_the_verdict_and_ends_by_orders_only(
 ) -> None:
     one = made(P.CANARY, 1, {"shares": (0.3, 1.0)}, is_experiment=True)
     for action in ("advance", "rollback", "pause", "hold"):
-        verdict = RolloutVerdict(action, "step", "p is 0.001", {}, to_step=0)
+        verdict = RolloutVerdict(action, "step", "p is 0.001", to_step=0)
         monkeypatch.setattr(module, "judge", lambda *_, verdict=verdict: verdict)
         one.look(RolloutSight(NOW + 10_000))
         assert at(one) == (P.CANARY, 1)
         assert one.said == f"experiment; the verdict would be {action}: p is 0.001"
     one.order(RolloutOrder.PROMOTE, "user:ada", NOW + 10_001)
     assert at(one) == (P.CANARY, 2)
-    monkeypatch.setattr(module, "judge", lambda *_: RolloutVerdict("rollback", "guard", "bad", {}))
+    monkeypatch.setattr(module, "judge", lambda *_: RolloutVerdict("rollback", "guard", "bad"))
     one.look(RolloutSight(NOW + 10_002))
     assert one.phase is P.ROLLED_BACK, "with all requests the guard counts"
 
@@ -396,6 +396,8 @@ def test_costs_are_compared_in_slots_of_ten_seconds() -> None:
     worked(106, 1.5, 21)
     assert one.evidence.cost.batches == 3
     assert one.evidence.cost.total == pytest.approx(3 * 0.6931, abs=1e-3)
+    worked(106, 2.5, 25)
+    assert one.evidence.cost.batches == 3, "the slot is not over"
 
 
 def test_routes_and_views_follow_the_phase() -> None:
