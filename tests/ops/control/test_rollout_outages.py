@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 from ops.audit.recording import default_folder
 from ops.audit.verification import read_entries, take_snapshot
 from ops.control import model_steps, rollouts
+from ops.control.controller import Controller
 from ops.control.journal import FILE_NAME
 from ops.control.rollout_stores import KeptRollout, RolloutStoreAway, SqliteRollouts
 from tests.ops.control.fleets import ask_soon
@@ -31,9 +32,13 @@ from transport.rollout_protocol import RolloutPhase
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ops.control.live_rollout import LiveRollout
     from ops.rollouts.rollout import Rollout
     from tests.ops.control.rollout_fleet import RolloutScene
+    from transport.control_protocol import Activity
 
+NEWS_S = 0.2
+"""Time in which a server would get news, if control sent any."""
 OUTAGE_S = 700.0
 KEPT_S = 600.0
 """Retention of the last step, shorter than the outage."""
@@ -113,6 +118,39 @@ async def test_the_time_without_control_does_not_count() -> None:
         async with control_of(one):
             shown = await one.reaches(lambda shown: shown["began_at"] >= back_at)
             assert (shown["phase"], shown["step"]) == ("canary", 1)
+
+
+async def test_a_control_that_starts_tells_servers_nothing_before_it_has_looked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """News without the route would send users of the candidate back."""
+    keep, note = rollouts.Rollouts._keep, Controller.note_activity
+    heard, may_look = trio.Event(), trio.Event()
+
+    async def late(self: rollouts.Rollouts, live: LiveRollout) -> None:
+        await may_look.wait()
+        await keep(self, live)
+
+    def hear(self: Controller, said: Activity, now: float) -> None:
+        heard.set()
+        note(self, said, now)
+
+    async with fleet_without_control() as one:
+        async with control_of(one):
+            await one.start(min_requests=HELD)
+            await one.phase("canary", 1)
+            await one.server.until_routed()
+        one.server.lacking = 0
+        monkeypatch.setattr(rollouts.Rollouts, "_keep", late)
+        monkeypatch.setattr(Controller, "note_activity", hear)
+        async with control_of(one):
+            await heard.wait()
+            await trio.sleep(NEWS_S)
+            assert one.server.lacking == 0
+            may_look.set()
+            while one.server.told is None or not one.server.told.rollouts:
+                await trio.lowlevel.checkpoint()
+            assert one.server.route is not None
 
 
 async def test_a_fleet_that_was_stopped_at_the_end_of_the_last_step_does_not_promote() -> None:

@@ -74,15 +74,20 @@ async def test_a_good_candidate_gets_all_requests_step_by_step_and_then_the_name
         assert [name for kind, name in one.supervisor.requests if kind == "drop_model"] == ["chat"]
 
 
-async def test_a_candidate_that_computes_alike_has_the_workers_of_the_stable_version() -> None:
+@pytest.mark.parametrize("is_asleep", [False, True])
+async def test_a_candidate_that_computes_alike_has_the_workers_of_the_stable_version(
+    is_asleep: bool,
+) -> None:
     async with rollout_scene() as one:
-        one.supervisor.start("chat")
-        pids, ref = one.supervisor.pids("chat"), str(one.folder / "model")
+        if not is_asleep:
+            one.supervisor.start("chat")
+        ref = str(one.folder / "model")
         one.supervisor.alike.add(ref)
         await one.start(min_requests=HELD, shadow_share=0.5, shares=[0.5, 1.0])
         begun = await one.phase("canary", 1)
         assert await states(one.folder) == {"chat": "serving", "chat-2": "serving"}
         assert begun["shadow"]["pairs"] == 0, "copies would compute the same"
+        pids = one.supervisor.pids("chat")
         await one.order("promote_fully")
         await one.phase("canary", 2)
         await one.order("promote")
@@ -90,7 +95,8 @@ async def test_a_candidate_that_computes_alike_has_the_workers_of_the_stable_ver
         assert one.supervisor.refs == {"chat": ref}
         assert await states(one.folder) == {"chat": "serving"}
         assert one.supervisor.pids("chat") == pids
-        assert not any(kind == "start_model" for kind, _ in one.supervisor.requests)
+        started = [name for kind, name in one.supervisor.requests if kind == "start_model"]
+        assert started == ["chat"] * is_asleep
         status, models = await ask_soon(one.folder, "GET", "/admin/models")
         assert (status, models["models"][0]["digest"]) == (200, begun["candidate_digest"])
 
@@ -543,7 +549,6 @@ async def test_killed_before_the_end_control_goes_on_in_the_same_phase() -> None
         assert (again["id"], again["began_at"]) == (begun["id"], paused["began_at"])
         assert sum(again["counts"]["errors"]) > 0, "its evidence was written"
         await one.server.until_routed()
-        assert one.server.lacking == 0, "servers keep the route until control has looked"
 
 
 @pytest.mark.slow
