@@ -4,7 +4,7 @@ each step to the client."""
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     Do = Callable[[], Awaitable[ControlledModelConfig | None]]
 
 log = structlog.get_logger(__name__)
+
+BUG: Final = "this is a bug in Triolet, and the fleet goes on; report it with the fleet's log"
 
 
 class Commands:
@@ -182,6 +184,9 @@ async def _told(
     except RestartFailed as error:
         log.warning(failed, **facts, message=str(error))
         await tell(OrderRefused(str(error)))
+    except Exception as error:  # a mistake in one command must not end the fleet
+        log.exception(failed, **facts)
+        await tell(OrderRefused(f"{BUG}: {error!r}"))
     else:
         log.info(done, **facts)
         await tell(OrderFinished() if config is None else Added(config))

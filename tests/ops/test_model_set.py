@@ -7,12 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from structlog.testing import capture_logs
 
 from ops.cli import main
 from ops.models.several import with_stored_models
 from ops.running_fleets import NOTE, Note
 from ops.settings.form import Settings
 from ops.supervisor import scaling
+from ops.supervisor.commands import Commands
 from ops.supervisor.model_set import ModelSet
 from ops.supervisor.model_status import RunState
 from ops.supervisor.plan import Door, plan_processes
@@ -20,7 +22,12 @@ from ops.supervisor.prepare import prepare
 from ops.supervisor.scaling import MEMBERS, Scaling
 from ops.supervisor.slot import RestartFailed
 from ops.supervisor.supervisor import Supervisor
-from ops.supervisor.supervisor_socket import AddVersionRequest, RouteRequest
+from ops.supervisor.supervisor_socket import (
+    AddVersionRequest,
+    DropModelRequest,
+    OrderRefused,
+    RouteRequest,
+)
 from tests.gguf_files import write_tiny
 from triolet.config import AutoConfig, FleetConfig, FleetModelConfig, Pinning, ServerConfig
 from triolet.config.members import read_members
@@ -420,6 +427,29 @@ def tiny_versions(
     for tag, more in (("v1", ()), ("warm", ("--sampling", str(sampling)))):
         assert main(("model", "import", "demo", "--name", "tiny", "--tag", tag, *more, *where)) == 0
     return capsys.readouterr().out.split()
+
+
+async def test_a_mistake_in_a_command_is_told_and_does_not_end_the_fleet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def mistaken(*_: object) -> None:
+        raise TypeError("no such thing")
+
+    monkeypatch.setattr(ModelSet, "drop", mistaken)
+    answers: list[object] = []
+
+    async def tell(answer: object) -> None:
+        answers.append(answer)
+
+    with scene(tmp_path) as one, capture_logs() as lines:
+        commands = Commands(one.supervisor, one.scaling, one.models, None)  # type: ignore[arg-type]
+        await commands.obey(None, DropModelRequest("chat"), tell)  # type: ignore[arg-type]
+    [refused] = answers
+    assert isinstance(refused, OrderRefused)
+    assert "bug in Triolet" in refused.message
+    assert "TypeError('no such thing')" in refused.message
+    [line] = [line for line in lines if line["event"] == "model_drop_failed"]
+    assert (line["log_level"], line["exc_info"]) == ("error", True)
 
 
 def workers_planned(one: Scene) -> list[ProcessSpec]:
