@@ -32,6 +32,7 @@ from .auditing import AUDITED, audit, is_ordered
 from .changes import NO_SUPERVISOR, Changes
 from .memory import forget_pages, has_files, held_bytes
 from .model_states import RUNNING
+from .models import owner_of
 from .operations import Conflict, Operation, OperationStatus, WantedState
 from .rollout_stores import RedisRollouts
 from .rollouts import Rollouts
@@ -255,7 +256,8 @@ class Control:
             case Observed():
                 self.rollouts.hear(said)
                 return
-            case Wake(model):
+            case Wake(name):
+                model = owner_of(self.controller.models, name)
                 # Requests may wake a version that is being replaced, but not a new one.
                 live = self.changes.under_way.get(model)
                 if live is None or (live.switch is not None and live.model != model):

@@ -35,7 +35,7 @@ class LiveRollout:
       written_at: Unix time of the last write; 0 before this control's first one.
       written: revision that was written.
       trouble: why it cannot be written; empty if it can.
-      is_looked_at: whether this control knows whether it still has its route.
+      is_looked_at: whether control has renewed or withdrawn its routes since it started.
       is_left: whether another control carries it out.
       is_moved: whether servers have the permanent route to the candidate.
       is_released: whether it has ended, and others may change its versions.
@@ -52,7 +52,8 @@ class LiveRollout:
         self.written_at = 0.0
         self.written = self.rollout.revision
         self.trouble = ""
-        self.is_looked_at = self.rollout.route(0.0) is None
+        zones = ("", *self.rollout.settings.zones)
+        self.is_looked_at = not any(self.rollout.route(0.0, zone) for zone in zones)
         self.is_left = False
         self.is_moved = False
         self.is_released = self.rollout.is_over

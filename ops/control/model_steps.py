@@ -25,7 +25,7 @@ from ..supervisor.supervisor_socket import (
     ask_config,
     ask_models,
 )
-from .models import Model
+from .models import Model, owner_of
 from .operations import OperationFailed, OperationStatus, WantedState
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class ModelSteps:
           NoRoom: there is no memory for it.
         """
         now = trio.current_time()
-        owner = self._controller.models[operation.model].config.workers_of or operation.model
+        owner = owner_of(self._controller.models, operation.model)
         load = self._controller.order(owner, WantedState.LOAD, BY_ADD, now, operation.created_at)
         self._settle()
         while not load.is_over:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from transport.control_protocol import ModelActivity, ModelState
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from triolet.config import ControlledModelConfig
 
     from ..supervisor.model_status import RunningWorker
@@ -106,3 +108,9 @@ class Model:
     def pids(self) -> tuple[int, ...]:
         """Process ids of its running workers."""
         return tuple(worker.pid for worker in self.workers if worker.pid is not None)
+
+
+def owner_of(models: Mapping[str, Model], name: str) -> str:
+    """Return the model whose workers serve a model: itself, or another version."""
+    model = models.get(name)
+    return name if model is None else model.config.workers_of or name

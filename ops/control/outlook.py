@@ -140,7 +140,7 @@ class Outlook:
             model.since,
             max(model.last_used_at, model.since),
             self.load_s(model),
-            model.config.keep_alive_s,
+            None if model.config.workers_of else model.config.keep_alive_s,
             model.gpu_bytes,
             0.0 if model.busy_since is None else now - model.busy_since,
         )

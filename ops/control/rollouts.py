@@ -238,6 +238,8 @@ class Rollouts:
     def hear(self, said: Activity | Observed) -> None:
         """Record a server's report."""
         if isinstance(said, Activity):
+            alive = self._controller.heard_at.keys()
+            self.activities = {name: one for name, one in self.activities.items() if name in alive}
             self.activities[said.server] = said
             return
         activity = self.activities.get(said.server)
@@ -247,10 +249,10 @@ class Rollouts:
                 one.observe(said, zone)
 
     def freezes(self) -> list[str]:
-        """Return why no rollout should go on, as servers that are alive say. Forget the others."""
+        """Return why no rollout should go on, as servers that are alive say."""
         alive = self._controller.heard_at.keys()
-        self.activities = {name: one for name, one in self.activities.items() if name in alive}
-        return sorted({why for one in self.activities.values() for why in one.freezes})
+        heard = [one for name, one in self.activities.items() if name in alive]
+        return sorted({why for one in heard for why in one.freezes})
 
     def _release(self, operation: Operation) -> None:
         operation.status = OperationStatus.DONE
@@ -294,7 +296,7 @@ class Rollouts:
         _keep_loaded(self._controller.models, rollout.plan, is_kept=False)
         self._changes.steps.changed_at = trio.current_time()
         self._release(operation)
-        live.is_released = True
+        live.is_released = not live.is_left
 
     async def _is_same_run(self, rollout: Rollout) -> bool:
         """Return whether the fleet is the one in which the rollout began."""
@@ -356,7 +358,7 @@ class Rollouts:
                 live.trouble, live.is_left = str(error), True
                 self._withdraw(live)
                 scope.cancel()
-            live.is_looked_at = True
+            live.is_looked_at |= live.is_left or not live.trouble
             is_written = live.written == rollout.revision
             # The stable version is removed only after a promotion that the next control knows of.
             if rollout.phase is RolloutPhase.ROLLED_BACK or (is_written and not rollout.is_live):

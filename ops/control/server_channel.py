@@ -26,8 +26,6 @@ from transport.link import PeerBusy, PeerGone
 from transport.zmq_curve import Repeats
 from triolet.ids import PeerId, Role, new_epoch, shown_identity
 
-from ..rollouts.rollout import VALID_S
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -49,7 +47,8 @@ class ServerChannel:
       config: address, name of the fleet, and bounds.
       hear: called with each message of a server.
       news: returns what servers of a zone should know.
-      are_known: returns whether the news are complete; they are held back for up to `VALID_S`.
+      are_known: returns whether the news are complete. Until then they are held back, for up to
+        half of the time after which servers give a silent control up.
     """
 
     def __init__(
@@ -119,7 +118,7 @@ class ServerChannel:
             if self._repeats.due(answer.reason) is not None:
                 log.warning("server_refused", reason=answer.reason)
         else:
-            self._servers[sender] = ""
+            self._servers.setdefault(sender, "")
             self.publish()
         self._send(listener, sender, answer)
 
@@ -145,7 +144,7 @@ class ServerChannel:
     async def _tell(self, listener: Listener) -> None:
         """Send the news after each change, and at intervals: predictions change as time passes, and
         servers must hear that control is alive."""
-        with trio.move_on_after(VALID_S):  # after this time no server has a route of a rollout
+        with trio.move_on_after(self._config.link.lease_ttl_s / 2):
             while not self._are_known():  # noqa: ASYNC110 (several rollouts)
                 await trio.sleep(self._config.tick_s)
         while True:

@@ -30,7 +30,7 @@ COST_ROLLBACK: Final = 1.25
 """Cost ratio above which a candidate is rolled back, though it is correct."""
 MAX_STEPS: Final = 20
 """The budgets are divided by the number of steps."""
-USUAL_STEPS: Final = (0.01, 0.1, 0.5, 1.0)
+DEFAULT_SHARES: Final = (0.01, 0.1, 0.5, 1.0)
 
 BURN: Final = 14.4
 """Multiple of an objective's error budget at which the guard acts, as in the alert for pages."""
@@ -93,7 +93,7 @@ class StepRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """
 
     shares: Annotated[tuple[Share, ...], msgspec.Meta(min_length=1, max_length=MAX_STEPS)] = (
-        USUAL_STEPS
+        DEFAULT_SHARES
     )
     bake_s: Positive = 60 * SECONDS
     max_step_s: Positive = 3600 * SECONDS

@@ -186,7 +186,7 @@ async def _told(
         await tell(OrderRefused(str(error)))
     except Exception as error:  # a mistake in one command must not end the fleet
         log.exception(failed, **facts)
-        await tell(OrderRefused(f"{BUG}: {error!r}"))
+        await tell(OrderRefused(f"{BUG}: {error}"))
     else:
         log.info(done, **facts)
         await tell(OrderFinished() if config is None else Added(config))

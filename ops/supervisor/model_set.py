@@ -179,11 +179,10 @@ class ModelSet:
 
     def _require_other_files(self, prepared: ModelPlan, replaced: str) -> None:
         if replaced and prepared.model_dir == self._model(replaced).model_dir:
+            is_stored = bool(prepared.settings.server.model_digest)
+            advice = "" if is_stored else "; run `triolet restart` to read its files again"
             public = self._scaling.public_name(replaced)
-            raise ConfigError(
-                f"{public} is already served from {prepared.model_dir}; run `triolet restart` to "
-                "read its files again"
-            )
+            raise ConfigError(f"{public} is already served from {prepared.model_dir}{advice}")
 
     def _put_in_place(self, held: Settings, old: ModelPlan) -> ModelPlan:
         """Replace a version by one with the same compute digest. The workers keep running, and use
@@ -200,7 +199,7 @@ class ModelSet:
         return new
 
     def _take_files(self, old: ModelPlan, held: Settings) -> ModelPlan:
-        """Let a model have and hold the files that are held under another name. Return the model.
+        """Move the files that are held under another name to this model. Return the model.
 
         Raises:
           RestartFailed: its workers restart, or servers cannot be told; nothing has changed.

@@ -217,8 +217,8 @@ class FleetPlan:
         return replace(self, models=models, lends=False)
 
     def with_models(self, models: Sequence[ModelPlan]) -> FleetPlan:
-        """Return the plan with other models (at least one). Running workers keep their cores; with
-        other workers than before, none lends them any more.
+        """Return the plan with other models (at least one). Running workers keep their cores, which
+        are not lent if the set of workers changes.
 
         Raises:
           ConfigError: too many workers.

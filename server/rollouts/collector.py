@@ -83,9 +83,10 @@ class RolloutCollector(RolloutReports):
 
     def hear(self, views: tuple[RolloutView, ...]) -> None:
         """Collect for these rollouts only."""
+        known = {view.id for view in self.views if view.phase is RolloutPhase.ROLLED_BACK}
         self.views = views
         for view in views:
-            if view.phase is RolloutPhase.ROLLED_BACK:
+            if view.phase is RolloutPhase.ROLLED_BACK and view.id not in known:
                 for counter in self._slos.counters:
                     counter.note_rollback((view.candidate, view.candidate_digest))
         if self.tested is not None:

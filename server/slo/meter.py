@@ -91,7 +91,7 @@ class ObjectiveCounter:
       objective: see Args.
       windows: all events.
       versions: the latest events of each version, the least recently used version first.
-      rolled_back: those of candidates that were rolled back, kept after the versions are gone.
+      rolled_back: those of candidates until their rollback, kept after the versions are gone.
       series: good and total events by model, digest, class and zone.
       tenants: good and total events by tenant.
     """
@@ -134,10 +134,11 @@ class ObjectiveCounter:
             good_and_total[1] += 1
 
     def note_rollback(self, version: ModelVersion) -> None:
-        """Record that a version was rolled back. Idempotent."""
-        windows = self.versions.get(version)
-        if windows is not None and windows not in self.rolled_back:
-            self.rolled_back.append(windows)
+        """Set the latest events of a version that was rolled back apart. If it gets requests again,
+        those count."""
+        if version in self.versions:
+            self.rolled_back.append(self.versions[version])
+            self.versions[version] = EventWindows(VERSION_SPANS_S, self.windows.began_at)
 
     def forget(self, version: ModelVersion) -> None:
         """Drop the counts of a version."""

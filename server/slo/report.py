@@ -110,13 +110,14 @@ def _shown(
 
 
 def firing_pages(counters: Iterable[ObjectiveCounter], now: float) -> list[str]:
-    """Return the objectives whose page alert fires, also without the events of candidates that were
-    rolled back: those are over."""
-    return [
-        counter.objective.name
-        for counter in counters
-        if any(fires(pair, counter.objective, _without_rolled_back(counter, now)) for pair in PAGES)
-    ]
+    """Return the objectives whose page alert fires even without the events of candidates that were
+    rolled back."""
+    found = []
+    for counter in counters:
+        counts = _without_rolled_back(counter, now)
+        if any(fires(pair, counter.objective, counts) for pair in PAGES):
+            found.append(counter.objective.name)
+    return found
 
 
 def _without_rolled_back(counter: ObjectiveCounter, now: float) -> dict[str, EventCounts]:

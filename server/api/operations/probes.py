@@ -57,11 +57,13 @@ def ready(services: Services) -> Response:
     # By name, so that a replaced worker shows whether the new one is used.
     workers: dict[str, str] = {}
     for status in statuses.values():
-        for worker in status.workers:
-            # One that serves two versions is alive only if both of its links are.
-            if worker.capacity is not None and workers.get(worker.name, "alive") == "alive":
-                is_used = _is_used(worker, status.workers, services)
-                workers[worker.name] = worker.state if is_used else ANOTHER_MODEL
+        own = {
+            one.name: one.state if _is_used(one, status.workers, services) else ANOTHER_MODEL
+            for one in status.workers
+            if one.capacity is not None
+        }
+        # One that serves two versions is alive only if both of its links are.
+        workers |= {name: at for name, at in own.items() if workers.get(name, "alive") == "alive"}
     limits = "" if services.tenancy.is_open else _limits(services)
     troubles = [said for status in statuses.values() for said in _troubles(status.workers)]
     models = [

@@ -56,6 +56,7 @@ class RolloutServer(FakeServer):
       served: versions of its requests in the order of time.
       permanent: its permanent route from a control without a supervisor.
       follows: whether it uses permanent routes.
+      zone: its zone.
       seen: phase and step of the rollout in the news, in order and without repeats.
       lacking: news of a step without its route.
     """
@@ -74,7 +75,7 @@ class RolloutServer(FakeServer):
         self.lacking = 0
         self.permanent: Route | None = None
         self.follows = True
-        self._zone = zone
+        self.zone = zone
 
     @property
     def view(self) -> RolloutView | None:
@@ -123,7 +124,7 @@ class RolloutServer(FakeServer):
     def _activity(self, models: tuple[ModelActivity, ...], refused: dict[str, str]) -> Activity:
         routes = {} if self.permanent is None else {"chat": self.permanent}
         frozen = self.freezes
-        said = Activity("server", models, refused, routes, zone=self._zone, freezes=frozen)
+        said = Activity("server", models, refused, routes, zone=self.zone, freezes=frozen)
         if self.view is None or not self.view.golden_every_s:
             return said
         report = CandidateReport(self.golden, self.golden_error)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ops.control.controller import Controller, ControlStep, Past
 from ops.control.model_states import HOLDING, RESTING, RUNNING
+from ops.control.models import owner_of
 from ops.control.operations import NoRoom, Operation, OperationStatus, UnknownModel, WantedState
 from ops.control.residency import HOST
 from ops.supervisor.model_status import ModelStatus, RunningWorker
@@ -203,6 +204,26 @@ def test_a_version_that_is_being_replaced_keeps_its_memory() -> None:
     fleet.control.models["a"].is_kept = False
     fleet.tick()
     assert fleet.state("a") is ModelState.DRAINING
+
+
+def test_a_version_on_the_workers_of_another_one_is_as_ready_and_keeps_it_loaded() -> None:
+    lent = model("chat-2", workers_of="chat", keep_alive_s=1.0)
+    fleet = Fleet(model("chat", keep_alive_s=60.0), lent, sizes={"chat-2": 0})
+    states = {news.name: news.state for news in fleet.control.outlook.news(fleet.now)}
+    assert states == dict.fromkeys(("chat", "chat-2"), ModelState.STAGED)
+    fleet.control.wake(owner_of(fleet.control.models, "chat-2"), fleet.now, fleet.now)
+    fleet.settle()
+    assert fleet.state("chat") in RUNNING
+    for _ in range(4):
+        fleet.now += 50.0
+        used = (ModelActivity("chat", 0, 0, None, True), ModelActivity("chat-2", 0, 0, 0.0, True))
+        fleet.control.note_activity(Activity("server", used), fleet.now)
+        fleet.settle()
+        assert fleet.state("chat") in RUNNING
+    fleet.now += 70.0
+    fleet.settle()
+    assert fleet.state("chat") not in RUNNING
+    assert fleet.state("chat-2") in RUNNING, "it has no workers that could end"
 
 
 def test_what_does_not_fit_is_refused_with_figures_and_a_remedy() -> None:

@@ -120,8 +120,9 @@ async def test_the_time_without_control_does_not_count() -> None:
             assert (shown["phase"], shown["step"]) == ("canary", 1)
 
 
+@pytest.mark.parametrize("zones", [(), ("a",)])
 async def test_a_control_that_starts_tells_servers_nothing_before_it_has_looked(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, zones: tuple[str, ...]
 ) -> None:
     """News without the route would send users of the candidate back."""
     keep, note = rollouts.Rollouts._keep, Controller.note_activity
@@ -136,21 +137,24 @@ async def test_a_control_that_starts_tells_servers_nothing_before_it_has_looked(
         note(self, said, now)
 
     async with fleet_without_control() as one:
+        one.server.zone = "".join(zones)
         async with control_of(one):
-            await one.start(min_requests=HELD)
+            while one.server.told is None:
+                await trio.lowlevel.checkpoint()
+            await one.start(min_requests=HELD, zones=zones)
             await one.phase("canary", 1)
             await one.server.until_routed()
-        one.server.lacking = 0
+        one.server.told, one.server.lacking = None, 0
         monkeypatch.setattr(rollouts.Rollouts, "_keep", late)
         monkeypatch.setattr(Controller, "note_activity", hear)
         async with control_of(one):
             await heard.wait()
             await trio.sleep(NEWS_S)
             assert one.server.lacking == 0
+            assert one.server.told is None
             may_look.set()
-            while one.server.told is None or not one.server.told.rollouts:
-                await trio.lowlevel.checkpoint()
-            assert one.server.route is not None
+            await one.server.until_routed()
+            assert one.server.lacking == 0
 
 
 async def test_a_fleet_that_was_stopped_at_the_end_of_the_last_step_does_not_promote() -> None:

@@ -175,6 +175,13 @@ def test_the_alert_of_a_candidate_that_was_rolled_back_freezes_nothing() -> None
     now[0] += 60.0
     assert one.freezes() == [], "the news have room for one rollout of each model"
     for _ in range(50):
+        events.publish(ended(500, model="new", model_digest="d"))
+    now[0] += 60.0
+    assert "the page alert of availability fires" in one.freezes(), "of its next rollout"
+    one.hear((replace_fields(back, id="next"),))
+    now[0] += 60.0
+    assert one.freezes() == []
+    for _ in range(50):
         events.publish(ended(500, model="old", model_digest="c"))
     now[0] += 60.0
     assert "the page alert of availability fires" in one.freezes(), "this is another one"
