@@ -40,6 +40,10 @@ QUICK = (
 )
 
 
+HELD = ("--min-requests", "1000000", "--retention", "1h")
+"""No step ends by itself."""
+
+
 @pytest.fixture(scope="module")
 def fleet(
     tmp_path_factory: pytest.TempPathFactory, versions: dict[str, str]
@@ -135,7 +139,7 @@ def test_a_version_with_other_sampling_defaults_has_the_workers_of_the_stable_on
     assert kept > 0
     pids, old = fleet.pids("prefill") + fleet.pids("decode"), version_of(fleet, "user 0")
     for order, ends in (("rollback", "rolled_back"), ("promote", "promoted")):
-        rollout(fleet, "start", "chat", "--to", "chat:warm", *QUICK, "--retention", "1h")
+        rollout(fleet, "start", "chat", "--to", "chat:warm", *QUICK, *HELD)
         until(fleet, "canary", 1)
         assert len({*by_user(fleet).values()}) == 2
         rollout(fleet, "promote", "chat")
