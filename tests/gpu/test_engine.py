@@ -231,7 +231,7 @@ def test_a_poisoned_context_is_noticed() -> None:
     assert finished.stdout == "lost\n", finished.stderr
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="torch sees fewer than two NVIDIA GPUs here")
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="torch sees fewer than two GPUs here")
 def test_the_second_gpu_gives_the_tokens_of_the_first(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path / "qwen3", "qwen3").path
     first, second = (
