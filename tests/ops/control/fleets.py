@@ -150,8 +150,8 @@ class FakeSupervisor:
             if why is not None:
                 return [{"event": "refused", "message": why}]
             self.start(name)
-        elif kind == "add_version" and asked["replaced"] not in self.added:
-            return [{"event": "refused", "message": f"no model is called {asked['replaced']!r}"}]
+        elif kind in ("add_version", "route") and (gone := self._lacking(asked)):
+            return [{"event": "refused", "message": f"no model is called {gone!r}"}]
         elif kind == "add_version" and asked["ref"] in self.alike and not asked["is_beside"]:
             self.before[name] = asked["replaced"], self.refs.get(asked["replaced"])
             name = asked["replaced"]
@@ -189,6 +189,10 @@ class FakeSupervisor:
         if kind in ("add_model", "add_version", "load_adapter", "drop_adapter"):
             end = {"event": "added", "config": self._config(name)}
         return [{"event": "step", "text": f"{name}: {kind}"}, end]
+
+    def _lacking(self, asked: dict[str, Any]) -> str:
+        names = [asked[key] for key in ("version", "replaced") if key in asked]
+        return next((name for name in names if name not in self.added), "")
 
     def _add(self, name: str, ref: str) -> None:
         if name in self.added:
