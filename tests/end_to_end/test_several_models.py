@@ -112,6 +112,8 @@ def two(shallow: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fle
         patch.setenv("XDG_STATE_HOME", state)  # for the audit log
         options = (*models, *LADDER, *WATCHED, *PATIENT)
         with running_fleet(log, *options, at_rest=True) as fleet:
+            # Before, one of the models or control may be missing.
+            wait_until(lambda: any(fleet.log_events("ready")), PATIENCE_S, "all of it is up")
             yield fleet
 
 
