@@ -14,7 +14,7 @@ from triolet.errors import LocalProtocolError
 from triolet.units import show_size
 
 from .model_states import HOLDING, RESTING, RUNNING, ModelEvent, after
-from .models import Model, owner_of
+from .models import Model
 from .operations import NoRoom, Operation, OperationStatus, UnknownModel, WantedState
 from .outlook import Outlook, absent
 from .residency import (
@@ -323,7 +323,7 @@ class Controller:
             model.note_requests(now)
             if one.last_used_s_ago is not None:
                 used_at = now - max(0.0, one.last_used_s_ago)
-                owner = self.models.get(owner_of(self.models, one.name), model)
+                owner = self.models.get(model.config.workers_of, model)
                 owner.last_used_at, owner.was_used = max(owner.last_used_at, used_at), True
             is_met = all(each.is_ready for each in model.activity.values())
             if model.state is ModelState.WARM and is_met:

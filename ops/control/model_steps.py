@@ -111,7 +111,7 @@ class ModelSteps:
         raise OperationFailed(_late("changing the route", limit_s) + "; the fleet's log says why")
 
     async def load(self, operation: Operation) -> None:
-        """Load a model that is being added, or the one whose workers serve it, and wait for it.
+        """Load a model that is being added, or the version that has its workers, and wait for it.
 
         Raises:
           OperationFailed: the load failed.

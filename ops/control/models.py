@@ -111,6 +111,6 @@ class Model:
 
 
 def owner_of(models: Mapping[str, Model], name: str) -> str:
-    """Return the model whose workers serve a model: itself, or another version."""
+    """Return the model that has the workers of a model: itself, or another version."""
     model = models.get(name)
     return name if model is None else model.config.workers_of or name

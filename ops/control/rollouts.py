@@ -449,8 +449,8 @@ class Rollouts:
         steps.drop(order.replaced)
 
     async def _take_over(self, live: LiveRollout, operation: Operation, order: SwitchOrder) -> None:
-        """Give the stable version, whose workers serve both, the candidate's files; then remove the
-        candidate.
+        """Give the candidate's files to the stable version, which has the workers of both; then
+        remove the candidate.
 
         Raises:
           OperationFailed: a server does not have them in time.

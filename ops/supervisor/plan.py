@@ -63,8 +63,8 @@ class ModelPlan:
       dtypes: dtype of each worker role.
       number: number in its socket names; None for its index in the fleet.
       adapter_bytes: memory of the adapters in one worker of each role.
-      workers_of: the version with the same compute digest whose workers serve this one, too; empty
-        if it has its own.
+      workers_of: the version with the same compute digest that has its workers; empty if it has its
+        own.
     """
 
     model_dir: Path

@@ -110,8 +110,8 @@ def _shown(
 
 
 def firing_pages(counters: Iterable[ObjectiveCounter], now: float) -> list[str]:
-    """Return the objectives whose page alert fires even without the events of candidates that were
-    rolled back."""
+    """Return the objectives with a page alert that fires even without the events of candidates that
+    were rolled back."""
     found = []
     for counter in counters:
         counts = _without_rolled_back(counter, now)

@@ -35,7 +35,7 @@ class ControlledModelConfig:
     num_workers: int = 2
     """Number of its own prefill and decode workers."""
     workers_of: str = ""
-    """Version of the same model whose workers serve this one, too; empty if it has its own."""
+    """The version of the same model that has its workers; empty if it has its own."""
     pool_bytes: int = 0
     """Bytes of all KV pools of its workers; 0 if the workers size them."""
     adapter_bytes: int = 0
