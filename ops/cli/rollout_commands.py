@@ -130,6 +130,8 @@ def status(
     _show([found], as_json=as_json)
     answered = time.monotonic()
     while watch and not found["is_over"]:
+        if found["is_left"]:
+            raise CommandFailed(f"{name}: {found['trouble']}")
         time.sleep(WATCH_S)
         try:
             before, found = found, ask_control(port, "GET", f"{ROUTE}/{name}")

@@ -110,8 +110,9 @@ async def _show(control: Control, name: str) -> Response:
 
 def _shown(live: LiveRollout) -> dict[str, Any]:
     rollout, view = live.rollout, live.rollout.view()
-    more = {"revision": rollout.revision, "is_over": live.is_released, "share": view.share}
-    return {**msgspec.to_builtins(view), **more, "trouble": live.trouble}
+    more = {"revision": rollout.revision, "share": view.share, "trouble": live.trouble}
+    more |= {"is_over": live.is_released, "is_left": live.is_left}
+    return {**msgspec.to_builtins(view), **more}
 
 
 async def _start(

@@ -29,6 +29,7 @@ SHOWN: dict[str, Any] = {
     "history": [{"at": 0.0, "phase": "canary", "step": 1, "said": "step 0 has passed"}],
     "revision": 7,
     "is_over": True,
+    "is_left": False,
 }
 
 
@@ -121,6 +122,10 @@ def test_watch_prints_changes_but_no_counts_and_survives_a_restart_of_control(
     monkeypatch.setattr(rollout_commands, "ask_control", poll(begun, away))
     assert main(("rollout", "status", "chat", "--watch")) != 0
     assert "control does not answer" in capsys.readouterr().err
+    left = begun | {"is_left": True, "trouble": "another control has changed it"}
+    monkeypatch.setattr(rollout_commands, "ask_control", poll(begun, left))
+    assert main(("rollout", "status", "chat", "--watch")) != 0
+    assert "chat: another control has changed it" in capsys.readouterr().err
 
 
 def test_an_order_names_the_revision_that_was_seen_and_a_rollback_any(

@@ -376,7 +376,9 @@ async def test_a_rollout_that_another_control_has_written_is_left_to_it(
                 await trio.lowlevel.checkpoint()
             await one.server.until_routed(wanted=False)
         assert [*one.supervisor.added] == ["chat", "chat-2"], "the other one has it"
-        assert "another control has changed" in (await one.shown())["trouble"]
+        left = await one.shown()
+        assert "another control has changed" in left["trouble"]
+        assert (left["is_over"], left["is_left"]) == (False, True)
         for order in ("promote", "rollback"):
             status, refused = await one.order(order)
             assert (status, "orders to that control" in str(refused)) == (409, True)
